@@ -1,0 +1,47 @@
+"""Moving values by index without widening the index.
+
+NumPy copies an index of narrow integers to 64 bits before it uses it; for millions of rows that copy costs more
+than the move. Here the index is widened a piece at a time, which stays in the cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+CHUNK = 1 << 15
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+def take(values: NDArray[Scalar], index: NDArray[np.integer[Any]], shift: int = 0) -> NDArray[Scalar]:
+    """``values[index - shift]``, where every place is known to be in range.
+
+    >>> take(np.array([10, 20, 30]), np.array([2, 0, 2], np.int8)).tolist()
+    [30, 10, 30]
+    """
+    out = np.empty((len(index), *values.shape[1:]), values.dtype)
+    wide = np.empty(min(CHUNK, len(index)), np.intp)
+    for start in range(0, len(index), CHUNK):
+        part = index[start : start + CHUNK]
+        places = wide[: len(part)]
+        places[:] = part
+        if shift:
+            places -= shift
+        # mode="clip" skips the bounds check
+        np.take(values, places, axis=0, out=out[start : start + len(part)], mode="clip")
+    return out
+
+
+def mark(size: int, index: NDArray[np.integer[Any]], shift: int = 0) -> NDArray[np.bool_]:
+    """Which of the places 0 .. size - 1 occur in ``index - shift``.
+
+    >>> mark(4, np.array([2, 0, 2], np.int8)).tolist()
+    [True, False, True, False]
+    """
+    marked = np.zeros(size, bool)
+    for start in range(0, len(index), CHUNK):
+        places = index[start : start + CHUNK].astype(np.intp)
+        marked[places - shift if shift else places] = True
+    return marked

@@ -1,0 +1,79 @@
+"""The one tree of errors.
+
+    TablePuppetError
+    ├── ConfigError     a setting, URL or file is wrong
+    ├── CatalogError    parties publish tables that do not fit together
+    ├── QueryError      the SQL is outside what can be learned over; underlines the place
+    ├── PartyError      a party or its database cannot do what it was asked
+    ├── MappingError    the joined rows cannot be held
+    ├── PrivacyError    a policy or a promise forbids it
+    └── LearnError      the data or the settings do not make a model
+
+A message says what was wrong, which party, table or column, and what to do. It never holds a value
+of a row: errors cross from a party to the analyst.
+"""
+
+from __future__ import annotations
+
+from unicodedata import combining, east_asian_width
+
+
+class TablePuppetError(Exception):
+    """The root of every error this package raises on purpose."""
+
+
+class ConfigError(TablePuppetError):
+    """A setting, a URL or a configuration file is wrong."""
+
+
+class CatalogError(TablePuppetError):
+    """What parties publish does not fit together."""
+
+
+class PartyError(TablePuppetError):
+    """A party or its database cannot do what it was asked."""
+
+
+class MappingError(TablePuppetError):
+    """The joined rows cannot be held in memory."""
+
+
+class PrivacyError(TablePuppetError):
+    """A policy, or a promise already made, forbids it."""
+
+
+class LearnError(TablePuppetError):
+    """The data or the settings do not make a model."""
+
+
+class QueryError(TablePuppetError):
+    """The SQL is outside what can be learned over.
+
+    With ``sql`` and ``span`` the message shows the line and underlines the place:
+
+    >>> print(QueryError("LIMIT is not supported", sql="SELECT a FROM t LIMIT 3", span=(16, 23)))
+    LIMIT is not supported
+      line 1: SELECT a FROM t LIMIT 3
+                              ^^^^^^^
+    """
+
+    def __init__(self, message: str, *, sql: str | None = None, span: tuple[int, int] | None = None):
+        self.span = span
+        super().__init__(message if sql is None or span is None else f"{message}\n{underline(sql, span)}")
+
+
+def underline(sql: str, span: tuple[int, int]) -> str:
+    """The line of ``sql`` that holds ``span`` (start, end), with carets below the part of the span on it."""
+    start, end = span
+    line_start = sql.rfind("\n", 0, start) + 1
+    line_end = sql.find("\n", start)
+    line_end = len(sql) if line_end < 0 else line_end
+    prefix = f"  line {sql.count(chr(10), 0, start) + 1}: "
+    line = sql[line_start:line_end].replace("\t", " ").rstrip()
+    carets = "^" * max(1, _width(sql[start : min(end, line_end)].rstrip()))
+    return f"{prefix}{line}\n{' ' * (len(prefix) + _width(sql[line_start:start]))}{carets}"
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal that a text takes: none for a combining mark, two for wide letters and emoji."""
+    return sum(1 + (east_asian_width(letter) in "WF") for letter in text if not combining(letter))

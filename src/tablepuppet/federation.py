@@ -1,0 +1,170 @@
+"""`Federation`: the front door. Name databases, write SQL, get a `Relation`.
+
+The story on one page: `Federation` opens a party per URL; `sql` asks them what they publish, turns the text
+into a plan, and lets every party read its snapshot; the `Relation` it returns joins blinded keys and learns
+through the mapping.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from tablepuppet.errors import ConfigError
+from tablepuppet.party.database import open_database
+from tablepuppet.party.policy import Policy
+from tablepuppet.party.service import Party
+from tablepuppet.relation import Relation, Session, Settings
+from tablepuppet.runs.events import Events, Reader
+from tablepuppet.sql.catalog import Catalog
+from tablepuppet.sql.parse import parse
+from tablepuppet.sql.plan import plan
+from tablepuppet.wire.engine import InProcessEngine, call_all
+from tablepuppet.wire.messages import Request
+
+Wire = Literal["float32", "float64"]
+OnPartyLost = Literal["fail", "wait", "cache", "zeros"]
+
+
+class PartyEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """A party in a federation file: its URL, and levels of columns that are not public."""
+
+    url: str
+    levels: dict[str, str] = {}
+
+
+class FederationFile(msgspec.Struct, forbid_unknown_fields=True):
+    """What `federation.toml` may say."""
+
+    parties: dict[str, str | PartyEntry]
+    wire: Wire = "float32"
+    timeout: float = 60.0
+    on_party_lost: OnPartyLost = "fail"
+    memory_limit: int | None = None
+
+
+class Federation:
+    """Databases of several owners, seen as one catalog of tables.
+
+    ``parties`` maps a name to a database URL. ``wire`` is the precision of row vectors on the wire, ``timeout``
+    the seconds after which a silent party counts as lost, ``on_party_lost`` what happens then. ``memory_limit``
+    bounds the bytes of a mapping; by default what is free on this machine. ``callbacks`` receive every `Event`.
+
+    Raises ConfigError for a URL or setting that cannot be; databases are opened when they are first asked.
+    """
+
+    def __init__(
+        self,
+        parties: Mapping[str, str | PartyEntry],
+        *,
+        wire: Wire = "float32",
+        timeout: float = 60.0,
+        on_party_lost: OnPartyLost = "fail",
+        memory_limit: int | None = None,
+        callbacks: Iterable[Reader] = (),
+    ):
+        _check_settings(parties, wire, timeout, on_party_lost)
+        self.wire, self.timeout, self.on_party_lost = wire, timeout, on_party_lost
+        self._memory_limit = memory_limit
+        blinding_key = secrets.token_bytes(32)  # in one process: fresh, and never kept
+        self._engine = InProcessEngine(
+            {name: _open_party(name, entry, blinding_key) for name, entry in parties.items()}
+        )
+        self.events = Events(callbacks)
+
+    @classmethod
+    def load(cls, path: str | Path, *, callbacks: Iterable[Reader] = ()) -> Federation:
+        """The federation that a TOML file describes; relative paths in it start at the file's folder."""
+        file = Path(path)
+        try:
+            settings = msgspec.toml.decode(file.read_bytes(), type=FederationFile)
+        except OSError as error:
+            raise ConfigError(f"cannot read federation file {str(file)!r}: {error.strerror}") from error
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+            raise ConfigError(f"federation file {str(file)!r}: {error}") from error
+        parties = {name: _anchored(entry, file.parent) for name, entry in settings.parties.items()}
+        return cls(
+            parties,
+            wire=settings.wire,
+            timeout=settings.timeout,
+            on_party_lost=settings.on_party_lost,
+            memory_limit=settings.memory_limit,
+            callbacks=callbacks,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Federation: {', '.join(self._engine.parties)}>"
+
+    def catalog(self) -> Catalog:
+        """Vertical tables, shards, columns, types and row counts, asked anew.
+
+        Raises CatalogError if shards of a table do not agree, PartyError if a party cannot answer.
+        """
+        return self._describe().check()
+
+    def _describe(self) -> Catalog:
+        replies = call_all(self._engine, [(party, Request("describe")) for party in self._engine.parties])
+        return Catalog(shard for reply in replies for shard in reply["tables"])
+
+    def sql(
+        self,
+        text: str,
+        label: str | None = None,
+        *,
+        categorical: Sequence[str] = (),
+        drop: Sequence[str] = (),
+        max_categories: int = 256,
+    ) -> Relation:
+        """The relation that a union of conjunctive queries describes.
+
+        ``label`` names the column to learn; ``categorical`` treats columns of numbers as categories; ``drop`` takes
+        columns out; text with more than ``max_categories`` distinct values is no feature.
+
+        Raises QueryError, underlined, for what is no union of conjunctive queries over the catalog.
+        """
+        if max_categories < 1:
+            raise ConfigError(f"max_categories must be at least 1, not {max_categories}")
+        catalog = self._describe()
+        query = parse(text, catalog, label, categorical, drop)
+        settings = Settings(self.wire, self._memory_limit, max_categories)
+        return Relation(Session(plan(query, catalog), self._engine, self.events, settings))
+
+    @property
+    def traffic(self) -> list[dict[str, Any]]:
+        """Bytes and messages by party, direction and release, since construction."""
+        return self._engine.traffic.to_list()
+
+
+def _check_settings(parties: Mapping[str, Any], wire: str, timeout: float, on_party_lost: str) -> None:
+    if not parties:
+        raise ConfigError("a federation needs at least one party, as name and database URL")
+    for name in parties:
+        if not name or not name.replace("_", "").replace("-", "").isalnum():
+            raise ConfigError(f"party name {name!r}: use letters, digits, _ and -, so that SQL can say {name}.table")
+    if wire not in Wire.__args__:  # type: ignore[attr-defined]
+        raise ConfigError(f"wire={wire!r} is none of {', '.join(Wire.__args__)}")  # type: ignore[attr-defined]
+    if on_party_lost not in OnPartyLost.__args__:  # type: ignore[attr-defined]
+        known = ", ".join(OnPartyLost.__args__)  # type: ignore[attr-defined]
+        raise ConfigError(f"on_party_lost={on_party_lost!r} is none of {known}")
+    if not timeout > 0:
+        raise ConfigError(f"timeout must be a number of seconds above 0, not {timeout!r}")
+
+
+def _open_party(name: str, entry: str | PartyEntry, blinding_key: bytes) -> Party:
+    entry = PartyEntry(entry) if isinstance(entry, str) else entry
+    if entry.url.startswith(("grpc://", "grpc+tls://")):
+        raise ConfigError(f"party {name!r}: parties behind {entry.url.split(':')[0]}:// are not supported yet")
+    return Party(name, open_database(name, entry.url), blinding_key, Policy.from_names(entry.levels, name))
+
+
+def _anchored(entry: str | PartyEntry, folder: Path) -> PartyEntry:
+    """The entry with a relative file path made absolute from the federation file's folder."""
+    entry = PartyEntry(entry) if isinstance(entry, str) else entry
+    scheme, separator, path = entry.url.partition(":///")
+    if separator and not path.startswith("/") and (folder / path).exists():
+        return PartyEntry(f"{scheme}:///{(folder / path).resolve()}", entry.levels)
+    return entry

@@ -1,0 +1,1 @@
+"""Which rows meet: the join of blinded keys and the `TableMapping` it gives."""

@@ -1,0 +1,278 @@
+"""Which rows meet: the join of blinded keys.
+
+Comes in: for every shard its key digests and a code per row. Goes out: a `TableMapping`. Digests are merged into
+one numbering per key class, so that the join itself runs on small integers: rows that cannot join are struck
+out first, then the tables are attached one after the other to the largest, in the order of its rows. Every
+intermediate result of an acyclic join is then no larger than the answer, sizes are known before memory is
+taken, and the answer comes out ordered by row ids without a sort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import mark, take
+from tablepuppet.mapping.digests import number_digests
+from tablepuppet.mapping.memory import require_memory
+from tablepuppet.mapping.table_mapping import Index, MappedTable, ShardRows, TableMapping, compact
+
+Codes = NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class ShardKeys:
+    """What a party told of one shard: rows, and per key its digests and codes."""
+
+    party: str
+    rows: int
+    digests: Mapping[str, NDArray[np.uint8]]  # key class -> (distinct, 16)
+    codes: Mapping[str, NDArray[np.integer]]  # key class -> (rows,); len(digests) is NULL
+
+
+@dataclass(frozen=True)
+class JoinBranch:
+    """One conjunctive query: the key classes it equates and the rows of each table that it reads."""
+
+    keys: tuple[str, ...]
+    members: Mapping[str, frozenset[str]]  # key class -> aliases
+    rows: Mapping[str, NDArray[np.bool_] | None]  # alias -> which rows of the vertical table; None: all
+
+
+def join(
+    tables: Mapping[str, Sequence[ShardKeys]],
+    branches: Sequence[JoinBranch],
+    distinct: bool = False,
+    memory_limit: int | None = None,
+) -> TableMapping:
+    """Join the tables of every branch and unite the results."""
+    columns, sizes = _merge_codes(tables)
+    rows = {alias: sum(shard.rows for shard in shards) for alias, shards in tables.items()}
+    order = sorted(rows, key=lambda alias: -rows[alias])  # the largest first; others keep the order of FROM
+    parts = [_Join(branch, rows, columns, sizes, order, memory_limit).run() for branch in branches]
+    if len(parts) > 1:
+        united = sum(len(part[order[0]]) for part in parts)
+        require_memory(united, len(order), memory_limit, f"the {len(parts)} SELECTs of the union")
+    indexes = parts[0] if len(parts) == 1 else _unite(parts, order, distinct)
+    joined_rows = len(indexes[order[0]])
+    mapped = {alias: MappedTable(indexes[alias], _whole_shards(shards)) for alias, shards in tables.items()}
+    return compact(mapped, joined_rows)
+
+
+def _whole_shards(shards: Sequence[ShardKeys]) -> tuple[ShardRows, ...]:
+    starts = np.cumsum([0, *(shard.rows for shard in shards)])
+    return tuple(
+        ShardRows(shard.party, np.arange(shard.rows, dtype=np.int32), int(start))
+        for shard, start in zip(shards, starts, strict=False)
+    )
+
+
+@dataclass(frozen=True)
+class KeyColumn:
+    """A key of one vertical table: a code per row, and which codes occur."""
+
+    codes: NDArray[np.integer]  # (rows,); the number of codes is NULL
+    occurs: NDArray[np.bool_]  # (number of codes,)
+    has_null: bool
+
+
+def _merge_codes(
+    tables: Mapping[str, Sequence[ShardKeys]],
+) -> tuple[dict[tuple[str, str], KeyColumn], dict[str, int]]:
+    """One numbering of the digests of each key class over all shards: (key columns, number of codes)."""
+    classes = dict.fromkeys(key for shards in tables.values() for shard in shards for key in shard.digests)
+    columns: dict[tuple[str, str], KeyColumn] = {}
+    sizes: dict[str, int] = {}
+    for key in classes:
+        holders = [(alias, shard) for alias, shards in tables.items() for shard in shards if key in shard.digests]
+        holders.sort(key=lambda holder: -holder[1].rows)  # the largest shard's own numbering is taken over as it is
+        lists, size = number_digests([shard.digests[key] for _, shard in holders])
+        numbers = {(alias, shard.party): found for (alias, shard), found in zip(holders, lists, strict=True)}
+        sizes[key] = size
+        for alias, shards in tables.items():
+            if any(key in shard.digests for shard in shards):
+                found = [numbers.get((alias, shard.party)) for shard in shards]
+                columns[alias, key] = _key_column(shards, key, found, size)
+    return columns, sizes
+
+
+def _key_column(
+    shards: Sequence[ShardKeys], key: str, numbers: Sequence[NDArray[np.int32] | None], size: int
+) -> KeyColumn:
+    occurs, has_null = np.zeros(size, bool), False
+    parts: list[Codes] = []
+    for shard, found in zip(shards, numbers, strict=True):
+        if found is None:  # a shard that no branch joins by this key
+            parts.append(np.full(shard.rows, size, np.int32))
+            has_null = has_null or shard.rows > 0
+            continue
+        occurs[found] = True
+        null_here = bool(shard.rows) and int(shard.codes[key].max()) == len(found)
+        has_null = has_null or null_here
+        taken_over = not null_here and len(found) and found[0] == 0 and found[-1] == len(found) - 1
+        place = np.append(found, np.int32(size))
+        parts.append(shard.codes[key] if taken_over else take(place, shard.codes[key]))
+    return KeyColumn(parts[0] if len(parts) == 1 else np.concatenate(parts), occurs, has_null)
+
+
+class _Join:
+    """The join of one branch."""
+
+    def __init__(
+        self,
+        branch: JoinBranch,
+        rows: Mapping[str, int],
+        columns: Mapping[tuple[str, str], KeyColumn],
+        sizes: Mapping[str, int],
+        order: Sequence[str],
+        memory_limit: int | None,
+    ):
+        self.branch, self.rows, self.columns, self.sizes = branch, rows, columns, sizes
+        self.order, self.memory_limit = list(order), memory_limit
+        self.alive: dict[str, NDArray[np.bool_] | None] = dict(branch.rows)  # None: every row
+        self.in_place = False  # whether joined row j is row j of the first table
+
+    def run(self) -> dict[str, Index]:
+        """For each joined row, its row in each table; ordered by the rows of the largest table, then the next."""
+        self._strike_out()
+        joined = {self.order[0]: self._rows_of(self.order[0])}
+        self.in_place = self.alive[self.order[0]] is None
+        while len(joined) < len(self.order):
+            alias, shared = self._next(joined)
+            self._attach(joined, alias, shared)
+        return joined
+
+    def _rows_of(self, alias: str) -> Index:
+        alive = self.alive[alias]
+        if alive is None:
+            return np.arange(self.rows[alias], dtype=np.int32)
+        return np.flatnonzero(alive).astype(np.int32)
+
+    def _keys_of(self, alias: str) -> list[str]:
+        return [key for key in self.branch.keys if alias in self.branch.members[key]]
+
+    def _strike_out(self) -> None:
+        """Strike out rows whose key no other table has, until nothing changes (Yannakakis' reduction)."""
+        pending = list(self.branch.keys)
+        while pending:
+            key = pending.pop(0)
+            members = self.branch.members[key]
+            common = np.logical_and.reduce([self._present(alias, key) for alias in members])
+            for alias in members:
+                if self._keep(alias, key, common):
+                    pending += [other for other in self._keys_of(alias) if other not in (key, *pending)]
+
+    def _present(self, alias: str, key: str) -> NDArray[np.bool_]:
+        """Which codes of a key class occur among the rows of a table still alive."""
+        column, alive = self.columns[alias, key], self.alive[alias]
+        if alive is None:
+            return column.occurs
+        return mark(self.sizes[key] + 1, column.codes[alive])[:-1]
+
+    def _keep(self, alias: str, key: str, common: NDArray[np.bool_]) -> bool:
+        """Keep only rows with a common code; whether any row was struck out."""
+        column, alive = self.columns[alias, key], self.alive[alias]
+        if alive is None and not column.has_null and not np.any(column.occurs & ~common):
+            return False
+        keep = take(np.append(common, False), column.codes)
+        if alive is not None:
+            keep &= alive
+        before = self.rows[alias] if alive is None else int(np.count_nonzero(alive))
+        if int(np.count_nonzero(keep)) == before:
+            return False
+        self.alive[alias] = keep
+        return True
+
+    def _next(self, joined: Mapping[str, Index]) -> tuple[str, list[str]]:
+        """The next table, one that shares a key with those already joined if there is any."""
+        known = {key for alias in joined for key in self._keys_of(alias)}
+        rest = [alias for alias in self.order if alias not in joined]
+        for alias in rest:
+            shared = [key for key in self._keys_of(alias) if key in known]
+            if shared:
+                return alias, shared
+        return rest[0], []
+
+    def _attach(self, joined: dict[str, Index], alias: str, shared: list[str]) -> None:
+        """Extend every joined row by each row of ``alias`` that has the same keys."""
+        rows = self._rows_of(alias)
+        here, there, size = self._common_codes(joined, alias, rows, shared)
+        what = f"{', '.join(joined)} and {alias}"
+        per_code = np.bincount(there, minlength=size)
+        if size and per_code.max(initial=0) <= 1:
+            row_of = np.full(size, -1, np.int32)
+            row_of[there] = rows
+            found = take(row_of, here)
+            keep = found >= 0
+            if not keep.all():
+                self.in_place = False
+                found = found[keep]
+                joined.update({name: index[keep] for name, index in joined.items()})
+            joined[alias] = found
+            return
+        matches = take(per_code.astype(np.int32), here)
+        total = int(matches.sum(dtype=np.int64))
+        require_memory(total, len(joined) + 1, self.memory_limit, what)
+        self.in_place = False
+        kind = np.int32 if total < 2**31 else np.int64
+        first = (np.cumsum(per_code) - per_code).astype(kind)
+        # the k-th repetition of a joined row takes the k-th row of its group
+        shift = take(first, here) - (np.cumsum(matches, dtype=kind) - matches.astype(kind))
+        place = np.repeat(shift, matches)
+        place += np.arange(total, dtype=kind)
+        joined[alias] = take(rows[np.argsort(there, kind="stable")], place)
+        del shift, place
+        for name in [name for name in joined if name != alias]:
+            joined[name] = np.repeat(joined[name], matches)
+
+    def _common_codes(
+        self, joined: Mapping[str, Index], alias: str, rows: Index, shared: list[str]
+    ) -> tuple[NDArray[np.integer], NDArray[np.integer], int]:
+        """(code of each joined row, code of each row of ``alias``, number of codes) over the shared keys."""
+        anchor = self.order[0]
+        if not shared:  # an explicit cross join: every row has the same key
+            return np.zeros(len(joined[anchor]), np.int8), np.zeros(len(rows), np.int8), 1
+        pairs = [self._pair(joined, alias, rows, key) for key in shared]
+        if len(pairs) == 1:
+            return *pairs[0], self.sizes[shared[0]]
+        both = _mixed([np.concatenate(pair) for pair in pairs], [self.sizes[key] for key in shared])
+        here, there = both[: -len(rows) or None], both[len(both) - len(rows) :]
+        distinct, numbered = np.unique(there, return_inverse=True)
+        place = np.searchsorted(distinct, here)
+        known = np.append(distinct, -1)[place] == here
+        return np.where(known, place, len(distinct)), numbered, len(distinct) + 1  # the last code is nobody's
+
+    def _pair(self, joined: Mapping[str, Index], alias: str, rows: Index, key: str) -> tuple[Codes, Codes]:
+        """The codes of one key for the joined rows and for the rows of ``alias``."""
+        holder = next(name for name in joined if name in self.branch.members[key])
+        codes = self.columns[holder, key].codes
+        here = codes if self.in_place and holder == self.order[0] else take(codes, joined[holder])
+        there = self.columns[alias, key].codes
+        return here, there if self.alive[alias] is None else there[rows]
+
+
+def _mixed(codes: Sequence[NDArray[np.integer]], sizes: Sequence[int]) -> NDArray[np.int64]:
+    """Several codes per row as one number."""
+    mixed, span = codes[0].astype(np.int64), max(1, sizes[0])
+    for part, size in zip(codes[1:], sizes[1:], strict=True):
+        if span * max(1, size) >= 2**62:  # renumber before the product leaves 64 bits
+            distinct, mixed = np.unique(mixed, return_inverse=True)
+            span = len(distinct)
+        mixed = mixed * max(1, size) + part
+        span *= max(1, size)
+    return mixed
+
+
+def _unite(parts: Sequence[Mapping[str, Index]], order: Sequence[str], distinct: bool) -> dict[str, Index]:
+    """The rows of all branches, ordered by row ids; with UNION an equal combination counts once."""
+    joined = {alias: np.concatenate([part[alias] for part in parts]) for alias in order}
+    places = np.lexsort([joined[alias] for alias in reversed(order)])
+    joined = {alias: index[places] for alias, index in joined.items()}
+    if distinct and len(places):
+        differs = np.logical_or.reduce([index[1:] != index[:-1] for index in joined.values()])
+        keep = np.append(True, differs)
+        joined = {alias: index[keep] for alias, index in joined.items()}
+    return joined

@@ -1,0 +1,133 @@
+"""The `TableMapping`: for each joined row its row in every table (the paper's p_i), and back (G_i).
+
+Held by the coordinator only. `gather` takes values of base rows to joined rows, `scatter_sum` adds values of
+joined rows up at their base rows. Base rows that join nothing have no place in it and cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csc_array
+
+from tablepuppet.arrays import mark, take
+
+Floats = NDArray[np.floating[Any]]
+Index = NDArray[np.int32]
+SCATTER_CHUNK = 1 << 18  # joined rows at a time: the widened index stays in the cache
+
+
+@dataclass(frozen=True)
+class ShardRows:
+    """The rows of one shard that take part, and their place among the rows of the table."""
+
+    party: str
+    row_ids: NDArray[np.int32]
+    start: int
+
+    @property
+    def slice(self) -> slice:
+        """Where the shard's rows stand in an array over the table's rows."""
+        return slice(self.start, self.start + len(self.row_ids))
+
+
+@dataclass(frozen=True)
+class MappedTable:
+    """One table use: which of its rows each joined row comes from."""
+
+    index: Index  # (joined_rows,): place among the rows that take part
+    shards: tuple[ShardRows, ...]
+
+    @property
+    def rows(self) -> int:
+        """Base rows that take part, over all shards."""
+        return sum(len(shard.row_ids) for shard in self.shards)
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """How often each base row occurs among the joined rows (Eq. 11)."""
+        counts = np.zeros(self.rows, np.int64)
+        step = max(SCATTER_CHUNK, self.rows)
+        for start in range(0, len(self.index), step):
+            counts += np.bincount(self.index[start : start + step], minlength=self.rows)
+        return counts
+
+    @cached_property
+    def is_identity(self) -> bool:
+        """Whether joined row j comes from base row j: then nothing needs to be moved."""
+        return len(self.index) == self.rows and bool(np.all(self.index == np.arange(self.rows, dtype=np.int32)))
+
+
+class TableMapping:
+    """The joined rows of a relation, as places in its tables."""
+
+    def __init__(self, tables: Mapping[str, MappedTable], joined_rows: int):
+        self.tables = dict(tables)
+        self.joined_rows = joined_rows
+
+    def __len__(self) -> int:
+        return self.joined_rows
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the indexes."""
+        return sum(table.index.nbytes + sum(s.row_ids.nbytes for s in table.shards) for table in self.tables.values())
+
+    def counts(self, alias: str) -> NDArray[np.int64]:
+        """How often each base row of a table occurs among the joined rows."""
+        return self.tables[alias].counts
+
+    def gather(self, alias: str, values: Floats) -> Floats:
+        """Values of base rows, (rows,) or (rows, classes), as values of joined rows: S_i values."""
+        table = self.tables[alias]
+        if table.is_identity:
+            return values
+        return take(values, table.index)
+
+    def scatter_sum(self, alias: str, values: Floats) -> NDArray[np.float64]:
+        """Values of joined rows summed at their base rows: S_i^T values (Eq. 10)."""
+        table = self.tables[alias]
+        if table.is_identity:
+            return np.asarray(values, np.float64)
+        sums = np.zeros((table.rows, *values.shape[1:]))
+        step = max(SCATTER_CHUNK, table.rows)
+        for start in range(0, self.joined_rows, step):
+            index, part = table.index[start : start + step], values[start : start + step]
+            if values.ndim == 1:
+                sums += np.bincount(index, part, minlength=table.rows)
+            else:  # one pass over the rows for all classes
+                ends = np.arange(len(index) + 1, dtype=np.int32)
+                selection = csc_array((np.ones(len(index)), index, ends), shape=(table.rows, len(index)))
+                sums += selection @ np.asarray(part, np.float64)
+        return sums
+
+    def where(self, alias: str, chosen: NDArray[np.bool_]) -> TableMapping:
+        """The mapping of only those joined rows whose row of one table is ``chosen``."""
+        keep = take(chosen, self.tables[alias].index)
+        return compact(
+            {name: MappedTable(table.index[keep], table.shards) for name, table in self.tables.items()},
+            int(np.count_nonzero(keep)),
+        )
+
+
+def compact(tables: Mapping[str, MappedTable], joined_rows: int) -> TableMapping:
+    """The mapping without base rows that no joined row comes from."""
+    return TableMapping({alias: _compact(table) for alias, table in tables.items()}, joined_rows)
+
+
+def _compact(table: MappedTable) -> MappedTable:
+    used = mark(table.rows, table.index)
+    if used.all():
+        return table
+    place = np.cumsum(used, dtype=np.int32) - np.int32(1)
+    shards, start = [], 0
+    for shard in table.shards:
+        row_ids = shard.row_ids[used[shard.slice]]
+        shards.append(ShardRows(shard.party, row_ids, start))
+        start += len(row_ids)
+    return MappedTable(take(place, table.index), tuple(shards))

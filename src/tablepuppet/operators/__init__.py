@@ -1,0 +1,1 @@
+"""How work is pushed through join and union to the base tables."""

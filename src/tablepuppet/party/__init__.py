@@ -1,0 +1,1 @@
+"""Where rows live: databases, snapshots, blinded keys, policies and ops."""

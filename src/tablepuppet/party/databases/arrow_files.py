@@ -1,0 +1,84 @@
+"""Arrow IPC files and streams: the asked columns are read into memory at once.
+
+Not mapped: a file that is cut short under a map of it would end the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from tablepuppet.party.database import POSITION
+from tablepuppet.party.databases.names import AskedColumn, select
+from tablepuppet.party.databases.sandbox import describe, new_name
+
+
+class Arrow:
+    """The Arrow IPC format, as a file (also called Feather) or as a stream."""
+
+    suffixes = (".arrow", ".feather", ".ipc")
+
+    def columns(self, connection: duckdb.DuckDBPyConnection, file: Path) -> dict[str, str]:
+        """From the file's schema."""
+        with _opened(file) as reader:
+            return {field.name: _type(connection, field) for field in reader.schema}
+
+    def rows(self, connection: duckdb.DuckDBPyConnection, file: Path) -> int:
+        """From the file's footer; a stream has to be read."""
+        with _opened(file) as reader:
+            if isinstance(reader, pa.RecordBatchFileReader):
+                return int(reader.count_rows())
+            return sum(batch.num_rows for batch in reader)
+
+    def sql(self, connection: duckdb.DuckDBPyConnection, file: Path, asked: Sequence[AskedColumn]) -> str:
+        """A scan of the columns in memory."""
+        if asked:
+            table = _read(file, [column.stored for column in asked])
+            table = table.append_column(POSITION, _positions(table.num_rows))
+        else:
+            table = pa.table({POSITION: _positions(self.rows(connection, file))})
+        name = new_name()
+        connection.register(name, table)
+        return select(asked, POSITION, name)
+
+
+def _read(file: Path, columns: Sequence[str]) -> Any:
+    with _opened(file) as reader:
+        wanted = [reader.schema.get_field_index(column) for column in columns]
+    with _opened(file, included_fields=sorted(wanted)) as reader:
+        return reader.read_all()
+
+
+def _positions(rows: int) -> Any:
+    return pa.array(np.arange(rows, dtype=np.int64))
+
+
+@contextmanager
+def _opened(file: Path, **options: Any) -> Iterator[Any]:
+    read_options = pa.ipc.IpcReadOptions(**options)
+    with pa.OSFile(str(file)) as handle:
+        try:
+            reader = pa.ipc.open_file(handle, options=read_options)
+        except pa.ArrowInvalid:  # not the file format
+            handle.seek(0)
+            reader = pa.ipc.open_stream(handle, options=read_options)
+        with reader:
+            yield reader
+
+
+def _type(connection: duckdb.DuckDBPyConnection, field: Any) -> str:
+    """The DuckDB type of a field; one that DuckDB does not know keeps Arrow's name."""
+    name = new_name()
+    try:
+        connection.register(name, pa.table({"column": pa.array([], field.type)}))
+        return describe(connection, name)["column"]
+    except duckdb.Error:
+        return str(field.type).upper()
+    finally:
+        connection.unregister(name)

@@ -1,0 +1,117 @@
+"""A party whose tables are in a DuckDB file (schema ``main``); the file is attached read-only while it is read.
+
+A row's position is its place by ``rowid``; a view has none and is ordered by the columns that are read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import duckdb
+
+from tablepuppet.errors import PartyError
+from tablepuppet.party.database import Source, SourceTable
+from tablepuppet.party.databases.names import AskedColumn, find_columns, find_table, identifier, select, text_literal
+from tablepuppet.party.databases.paths import existing
+from tablepuppet.party.databases.positions import numbered_by
+from tablepuppet.party.databases.sandbox import count, describe, sandbox
+from tablepuppet.sql.query import Comparison
+
+logger = logging.getLogger(__name__)
+
+_CATALOG = """
+    SELECT table_name, false FROM duckdb_tables()
+    WHERE database_name = current_database() AND schema_name = 'main' AND NOT internal
+    UNION ALL
+    SELECT view_name, true FROM duckdb_views()
+    WHERE database_name = current_database() AND schema_name = 'main' AND NOT internal
+    ORDER BY 1
+"""
+
+
+@dataclass(frozen=True)
+class DuckDBFile:
+    """A DuckDB file, opened anew for each reading so that writers get their turn."""
+
+    party: str
+    path: str
+
+    def tables(self) -> list[SourceTable]:
+        """Every table and view of ``main``; a view that cannot be evaluated is logged and left out."""
+        with self._attached() as connection:
+            tables = [self._published(connection, name, is_view) for name, is_view in _catalog(connection).items()]
+            return [table for table in tables if table is not None]
+
+    @contextmanager
+    def reader(self) -> Iterator[_Reader]:
+        """Attach the file for reading. No transaction is needed: while it is attached nobody can write to it."""
+        with self._attached() as connection:
+            yield _Reader(self.party, connection)
+
+    @contextmanager
+    def _attached(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        path = existing(self.party, "DuckDB", self.path)
+        # Views may name their own database, which DuckDB calls by the file's stem.
+        alias = identifier(path.stem if path.stem not in ("memory", "system", "temp") else "source")
+        attach = f"ATTACH {text_literal(str(path))} AS {alias} (READ_ONLY, TYPE duckdb)"
+        with ExitStack() as stack:
+            try:
+                connection = stack.enter_context(sandbox(attach, f"USE {alias}.main"))
+            except duckdb.Error as error:
+                raise PartyError(f"Party {self.party!r}: {_why_closed(error, str(path))}") from None
+            yield connection
+
+    def _published(self, connection: duckdb.DuckDBPyConnection, name: str, is_view: bool) -> SourceTable | None:
+        try:
+            return SourceTable(name, describe(connection, identifier(name)), count(connection, identifier(name)))
+        except duckdb.Error:
+            what = "view" if is_view else "table"
+            logger.warning("Party %r: %s %r cannot be read and is not published", self.party, what, name)
+            return None
+
+
+def _catalog(connection: duckdb.DuckDBPyConnection) -> dict[str, bool]:
+    """Tables and views; true for a view."""
+    return dict(connection.execute(_CATALOG).fetchall())
+
+
+def _why_closed(error: duckdb.Error, path: str) -> str:
+    message = str(error)
+    if "Unique file handle conflict" in message:
+        return f"{path} is open for writing in this process; close that connection and try again"
+    if "Could not set lock" in message:
+        return f"{path} is locked by a process that writes to it; close it there, or try again when it has finished"
+    if "not a valid DuckDB database" in message:
+        return f"{path} is no DuckDB database; check the URL"
+    return f"{path} cannot be opened by DuckDB {duckdb.__version__} ({type(error).__name__}); check the file"
+
+
+@dataclass(frozen=True)
+class _Reader:
+    party: str
+    connection: duckdb.DuckDBPyConnection
+
+    def source(self, table: str, columns: Mapping[str, str], where: Sequence[Comparison] = ()) -> Source:
+        """The columns as a plain scan, into which DuckDB itself pushes the caller's filter: ``where`` is not needed."""
+        catalog = _catalog(self.connection)
+        name = find_table(self.party, catalog, table)
+        try:
+            stored = describe(self.connection, identifier(name))
+            asked = find_columns(self.party, name, stored, columns)
+            has_rowid = not catalog[name] and "rowid" not in map(str.lower, stored)  # a column may hide it
+            position = self._position(name, asked, has_rowid=has_rowid)
+        except duckdb.Error as error:
+            reason = f"cannot be evaluated ({type(error).__name__}); a view may use the tables of its own file only"
+            raise PartyError(f"Party {self.party!r}: {name!r} {reason}") from None
+        return Source(self.connection, select(asked, position, identifier(name)), in_order=position == "rowid")
+
+    def _position(self, name: str, asked: Sequence[AskedColumn], *, has_rowid: bool) -> str:
+        if not has_rowid:
+            return numbered_by(sorted(identifier(column.stored) for column in asked))
+        # Without deleted rows, rowid is the position, and the scan stays one plain parallel scan.
+        dense = f"SELECT coalesce(max(rowid) + 1, 0) = count(*) FROM {identifier(name)}"
+        [(is_dense,)] = self.connection.execute(dense).fetchall()
+        return "rowid" if is_dense else numbered_by(["rowid"])

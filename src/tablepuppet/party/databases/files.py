@@ -1,0 +1,122 @@
+"""A party whose tables are files in a folder, each file a table named by its stem.
+
+The formats (`parquet_files`, `csv_files`, `arrow_files`) say how one file is read. Positions are the file's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import duckdb
+
+from tablepuppet.errors import PartyError
+from tablepuppet.party.database import Source, SourceTable
+from tablepuppet.party.databases.arrow_files import Arrow
+from tablepuppet.party.databases.csv_files import Csv
+from tablepuppet.party.databases.names import AskedColumn, find_columns, find_table
+from tablepuppet.party.databases.parquet_files import Parquet
+from tablepuppet.party.databases.paths import existing
+from tablepuppet.party.databases.sandbox import allow, sandbox
+from tablepuppet.sql.query import Comparison
+
+
+class Format(Protocol):
+    """A format of files; its methods raise errors of any class when a file cannot be read."""
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """How names of such files end."""
+        ...
+
+    def columns(self, connection: duckdb.DuckDBPyConnection, file: Path) -> dict[str, str]:
+        """Names and DuckDB types, in the file's order."""
+        ...
+
+    def rows(self, connection: duckdb.DuckDBPyConnection, file: Path) -> int:
+        """The number of rows."""
+        ...
+
+    def sql(self, connection: duckdb.DuckDBPyConnection, file: Path, asked: Sequence[AskedColumn]) -> str:
+        """A subquery that yields the asked columns and their position."""
+        ...
+
+
+FORMATS: dict[str, type[Format]] = {"parquet": Parquet, "csv": Csv, "arrow": Arrow}
+
+
+class Folder:
+    """A folder of files of one format; other files in it are not looked at."""
+
+    def __init__(self, party: str, path: str, kind: str):
+        self.party, self.path, self.kind = party, path, kind
+        self.format = FORMATS[kind]()
+
+    def tables(self) -> list[SourceTable]:
+        """One table per file."""
+        with self._opened() as (connection, files):
+            return [self._published(connection, name, file) for name, file in files.items()]
+
+    @contextmanager
+    def reader(self) -> Iterator[_Reader]:
+        """Open the folder. Files have no transactions: one that is replaced while it is read shows both states."""
+        with self._opened() as (connection, files):
+            yield _Reader(self.party, connection, self.format, files)
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[duckdb.DuckDBPyConnection, dict[str, Path]]]:
+        folder = existing(self.party, self.kind, self.path)
+        if not folder.is_dir():
+            raise PartyError(f"Party {self.party!r}: {folder} is no folder; {self.kind}:/// takes a folder of files")
+        files = self._files(folder)
+        with sandbox(allow(files.values())) as connection:
+            yield connection, files
+
+    def _files(self, folder: Path) -> dict[str, Path]:
+        files: dict[str, Path] = {}
+        for file in sorted(folder.iterdir()):
+            suffix = next((ending for ending in self.format.suffixes if file.name.endswith(ending)), None)
+            if suffix is None or file.name.startswith(".") or not file.is_file():
+                continue
+            name = file.name.removesuffix(suffix)
+            if name in files:
+                both = f"{files[name].name} and {file.name}"
+                raise PartyError(f"Party {self.party!r}: {both} in {folder} are both table {name!r}; rename one")
+            files[name] = file.resolve()  # a link is the file it leads to, and only that may be opened
+        return files
+
+    def _published(self, connection: duckdb.DuckDBPyConnection, name: str, file: Path) -> SourceTable:
+        try:
+            return SourceTable(name, self.format.columns(connection, file), self.format.rows(connection, file))
+        except Exception:  # of whatever class: it may quote a line of the file
+            raise _unreadable(self.party, file) from None
+
+
+@dataclass(frozen=True)
+class _Reader:
+    party: str
+    connection: duckdb.DuckDBPyConnection
+    format: Format
+    files: Mapping[str, Path]
+
+    def source(self, table: str, columns: Mapping[str, str], where: Sequence[Comparison] = ()) -> Source:
+        """The columns of one file; DuckDB itself pushes the caller's filter into the scan, ``where`` is not needed."""
+        name = find_table(self.party, self.files, table)
+        file = self.files[name]
+        try:
+            asked = find_columns(self.party, name, self.format.columns(self.connection, file), columns)
+            return Source(self.connection, self.format.sql(self.connection, file, asked), in_order=True)
+        except PartyError:
+            raise
+        except Exception:  # of whatever class: it may quote a line of the file
+            raise _unreadable(self.party, file) from None
+
+
+def _unreadable(party: str, file: Path) -> PartyError:
+    return PartyError(
+        f"Party {party!r}: {file} cannot be read; it is corrupt, incomplete, not UTF-8, or of another format: "
+        f"write it again, or take it out of the folder"
+    )

@@ -1,0 +1,88 @@
+"""Names: how asked tables and columns are found in a database, and how names are written into SQL.
+
+Every name that reaches a database was first found in its catalog, and is quoted; every type has a checked form.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tablepuppet.errors import PartyError
+from tablepuppet.party.database import POSITION
+
+_PLAIN_TYPE = re.compile(r"[A-Z][A-Z0-9_ ]*(\(\d+, ?\d+\))?")
+
+
+@dataclass(frozen=True)
+class AskedColumn:
+    """A column as it is asked for, and as its table has it."""
+
+    name: str  # the caller's spelling
+    type: str
+    stored: str  # the table's spelling
+    declared: str  # the table's type, as a DuckDB type
+
+    def cast(self, expression: str) -> str:
+        """``expression``, which holds the stored column, as an item of a DuckDB SELECT list."""
+        return f"CAST({expression} AS {self.type}) AS {identifier(self.name)}"
+
+
+def identifier(name: str) -> str:
+    """A name quoted for SQL.
+
+    >>> print(identifier('a "b"'))
+    "a ""b""\"
+    """
+    return '"' + name.replace('"', '""') + '"'
+
+
+def text_literal(text: str) -> str:
+    """A text quoted for SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def select(columns: Iterable[AskedColumn], position: str, relation: str) -> str:
+    """The subquery that yields asked columns and their position, from a relation that has the stored ones."""
+    items = [column.cast(identifier(column.stored)) for column in columns]
+    return f"(SELECT {', '.join([*items, f'CAST({position} AS BIGINT) AS {POSITION}'])} FROM {relation})"
+
+
+def find_table(party: str, tables: Iterable[str], wanted: str) -> str:
+    """The database's spelling of table ``wanted``."""
+    known = list(tables)
+    found = _spelled(known, wanted)
+    if found is None:
+        raise PartyError(f"Party {party!r} has no table {wanted!r}; it has: {', '.join(sorted(known)) or 'none'}")
+    return found
+
+
+def find_columns(
+    party: str, table: str, stored: Mapping[str, str], asked: Mapping[str, str]
+) -> tuple[AskedColumn, ...]:
+    """The ``asked`` columns (name -> type) among those a table has (name -> declared type)."""
+    if len({name.lower() for name in asked}) < len(asked):
+        raise PartyError(f"Party {party!r}: table {table!r}: columns that differ in case only cannot be read together")
+    return tuple(_find_column(party, table, stored, name, type_name) for name, type_name in asked.items())
+
+
+def _find_column(party: str, table: str, stored: Mapping[str, str], name: str, type_name: str) -> AskedColumn:
+    where = f"Party {party!r}: table {table!r}"
+    if name.lower() == POSITION:
+        raise PartyError(f"{where}: a column cannot be called {POSITION}; publish a view that renames it")
+    found = _spelled(stored, name)
+    if found is None:
+        raise PartyError(f"{where} has no column {name!r}; it has: {', '.join(stored)}")
+    if not _PLAIN_TYPE.fullmatch(type_name):
+        raise PartyError(f"{where}: column {name!r} cannot be read as {type_name}; publish a view that casts it")
+    return AskedColumn(name, type_name, found, stored[found])
+
+
+def _spelled(names: Iterable[str], wanted: str) -> str | None:
+    """The exact name, or else the only one that differs in case alone."""
+    known = list(names)
+    alike = [name for name in known if name.lower() == wanted.lower()]
+    if wanted in known:
+        return wanted
+    return alike[0] if len(alike) == 1 else None

@@ -1,0 +1,212 @@
+"""A party whose tables are in PostgreSQL (the current schema), read through ADBC in one read-only transaction.
+
+Position: the primary key, else all columns that are read. The URL holds a password: no error repeats it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from adbc_driver_manager import Error as DriverError
+from adbc_driver_postgresql import dbapi
+
+from tablepuppet.errors import ConfigError, PartyError
+from tablepuppet.party.database import Source, SourceTable
+from tablepuppet.party.databases.loading import SENT_POSITION, Loader, SentColumn, sent_name
+from tablepuppet.party.databases.names import AskedColumn, find_columns, find_table, identifier, text_literal
+from tablepuppet.party.databases.positions import numbered_by
+from tablepuppet.party.databases.postgresql_types import PostgresType
+from tablepuppet.party.databases.pushdown import Comparable, Value, condition, kind_of
+from tablepuppet.party.databases.sandbox import sandbox
+from tablepuppet.sql.query import Comparison
+
+_BEGIN = ("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ", "SET LOCAL standard_conforming_strings = on")
+
+# One row per column, in the table's order; domains are followed to their base type.
+_CATALOG = """
+    WITH RECURSIVE columns AS (
+        SELECT c.oid AS table_id, a.attnum AS number, a.atttypid AS type, a.atttypmod AS modifier
+        FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+        WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+          AND NOT c.relispartition AND has_table_privilege(c.oid, 'SELECT') AND a.attnum > 0 AND NOT a.attisdropped
+      UNION ALL
+        SELECT d.table_id, d.number, t.typbasetype, t.typtypmod
+        FROM columns d JOIN pg_type t ON t.oid = d.type WHERE t.typtype = 'd'
+    )
+    SELECT c.relname::text AS table, a.attname::text AS column, t.typname::text AS type, d.modifier,
+           t.typtype = 'e' AS is_enum, current_schema()::text AS schema,
+           array_position(i.indkey::int2[], a.attnum) AS key_place
+    FROM columns d
+    JOIN pg_class c ON c.oid = d.table_id
+    JOIN pg_attribute a ON a.attrelid = d.table_id AND a.attnum = d.number
+    JOIN pg_type t ON t.oid = d.type AND t.typtype <> 'd'
+    LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisprimary
+    ORDER BY 1, a.attnum
+"""
+
+
+@dataclass(frozen=True)
+class _Table:
+    sql: str  # its name with its schema, quoted
+    types: dict[str, PostgresType] = field(default_factory=dict)
+    key: dict[int, str] = field(default_factory=dict)  # place in the primary key -> column
+
+    @property
+    def columns(self) -> dict[str, str]:
+        return {name: type_.duckdb for name, type_ in self.types.items()}
+
+
+class PostgreSQL:
+    """A PostgreSQL database."""
+
+    def __init__(self, party: str, url: str):
+        self.party = party
+        self._url = _checked(party, url)
+
+    def tables(self) -> list[SourceTable]:
+        """Every table and view of the current schema that the user may read."""
+        with self._connected() as connection:
+            return [
+                SourceTable(name, table.columns, self._count(connection, name, table))
+                for name, table in _catalog(connection).items()
+            ]
+
+    @contextmanager
+    def reader(self) -> Iterator[_Reader]:
+        """Open one transaction that sees the database as it is now."""
+        with self._connected() as connection, sandbox() as duck:
+            yield _Reader(self.party, connection, _catalog(connection), Loader(self.party, duck))
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        with ExitStack() as stack:
+            try:
+                connection = stack.enter_context(dbapi.connect(self._url, autocommit=True))
+                for statement in _BEGIN:
+                    _rows(connection, statement)
+            except (DriverError, OSError) as error:
+                raise PartyError(f"Party {self.party!r}: PostgreSQL: {_reason(error, self._url)}") from None
+            yield connection
+
+    def _count(self, connection: Any, name: str, table: _Table) -> int:
+        try:
+            return int(_rows(connection, f"SELECT count(*) AS rows FROM {table.sql}")[0]["rows"])
+        except (DriverError, OSError) as error:
+            state = getattr(error, "sqlstate", None)
+            raise PartyError(f"Party {self.party!r}: PostgreSQL cannot read {name!r} (SQLSTATE {state})") from None
+
+
+def _checked(party: str, url: str) -> str:
+    """The URL with a time limit for connecting; one that libpq would misread, and then quote, is refused."""
+    rest = url.partition("://")[2]
+    authority, *_ = re.split(r"[/?]", rest, maxsplit=1)
+    hosts = authority.rpartition("@")[2]
+    unescaped = rest.count("@") > 1 or rest.count("@") != authority.count("@") or "#" in rest
+    if unescaped or re.search(r"%(?![0-9A-Fa-f]{2})|%00|\s", rest):
+        raise ConfigError(
+            f"Party {party!r}: the PostgreSQL URL is malformed; in a user name, password or parameter "
+            f"write @ as %40, / as %2F, # as %23, ? as %3F, % as %25 and a space as %20"
+        )
+    if not all(re.fullmatch(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?", host) for host in hosts.split(",")):
+        raise ConfigError(
+            f"Party {party!r}: the PostgreSQL URL is malformed; expected postgresql://user:password@host:port/database"
+        )
+    if "connect_timeout=" in rest:
+        return url
+    return f"{url}{'&' if '?' in rest else '?'}connect_timeout=10"
+
+
+def _reason(error: Exception, url: str) -> str:
+    """Why the server, or the way to it, refused; without anything secret that the URL holds."""
+    parts = urlsplit(url)
+    raw = parts.netloc.rpartition("@")[0].partition(":")[2]
+    secrets = [raw, unquote(raw), *(value for name, value in parse_qsl(parts.query) if "password" in name)]
+    reason = " ".join(str(error).rpartition("Failed to connect:")[2].split())
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        reason = reason.replace(secret, "***")
+    return reason
+
+
+def _rows(connection: Any, sql: str) -> list[dict[str, Any]]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+        rows: list[dict[str, Any]] = cursor.fetch_arrow_table().to_pylist() if cursor.description else []
+        return rows
+
+
+def _catalog(connection: Any) -> dict[str, _Table]:
+    tables: dict[str, _Table] = {}
+    for row in _rows(connection, _CATALOG):
+        sql = f"{identifier(row['schema'])}.{identifier(row['table'])}"
+        table = tables.setdefault(row["table"], _Table(sql))
+        table.types[row["column"]] = PostgresType(row["type"], row["modifier"], row["is_enum"])
+        if row["key_place"] is not None:
+            table.key[row["key_place"]] = row["column"]
+    return tables
+
+
+@dataclass(frozen=True)
+class _Reader:
+    party: str
+    connection: Any
+    catalog: dict[str, _Table]
+    loader: Loader
+
+    def source(self, table: str, columns: Mapping[str, str], where: Sequence[Comparison] = ()) -> Source:
+        """The columns, copied into DuckDB."""
+        name = find_table(self.party, self.catalog, table)
+        found = self.catalog[name]
+        asked = find_columns(self.party, name, found.columns, columns)
+        sent = [
+            SentColumn(column, found.types[column.stored].restored(sent_name(index)))
+            for index, column in enumerate(asked)
+        ]
+        return self.loader.load(name, sent, partial(self._read, _query(found, asked, where)))
+
+    @contextmanager
+    def _read(self, sql: str) -> Iterator[Any]:
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql)
+            with cursor.fetch_record_batch() as batches:
+                yield batches
+
+
+def _query(table: _Table, asked: Sequence[AskedColumn], where: Sequence[Comparison]) -> str:
+    """The SELECT to send: rows are numbered before they are filtered."""
+    types = [table.types[column.stored] for column in asked]
+    names = [sent_name(index) for index in range(len(asked))]
+    if table.key:
+        order = [identifier(table.key[place]) for place in sorted(table.key)]
+    else:
+        order = sorted(type_.ordered(identifier(column.stored)) for column, type_ in zip(asked, types, strict=True))
+    position = numbered_by(order)
+    inner = [f"{identifier(column.stored)} AS {name}" for column, name in zip(asked, names, strict=True)]
+    sent = [f"{type_.sent(name)} AS {name}" for type_, name in zip(types, names, strict=True)]
+    comparables = {
+        column.name.lower(): _comparable(name, type_) for column, name, type_ in zip(asked, names, types, strict=True)
+    }
+    return (
+        f"SELECT {', '.join([*sent, SENT_POSITION])} "
+        f"FROM (SELECT {', '.join([*inner, f'{position} AS {SENT_POSITION}'])} FROM {table.sql}) AS numbered "
+        f"{condition(where, comparables, _literal)}"
+    )
+
+
+def _comparable(column: str, type_: PostgresType) -> Comparable:
+    kind = kind_of(type_.duckdb)
+    if type_.name == "numeric" and kind == "double":  # exact there, rounded here
+        kind = "other"
+    digits = int(type_.duckdb[len("DECIMAL(") :].partition(",")[0]) if kind == "decimal" else 0
+    return Comparable(f"({type_.ordered(column)})", kind, digits)
+
+
+def _literal(value: Value) -> str:
+    if isinstance(value, str):
+        return text_literal(value)
+    return f"'{value!r}'::float8" if isinstance(value, float) else f"({value})"

@@ -1,0 +1,70 @@
+"""What a SQLite column's declared type means, and how its values are sent so that every batch has one type.
+
+SQLite takes any declaration and only prefers a storage class by it (https://sqlite.org/datatype3.html, section 3.1).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+_RULES = (
+    (r"BOOL.*", "BOOLEAN"),
+    (r"DATE", "DATE"),
+    (r"TIMESTAMP *(WITH TIME ZONE|TZ)", "TIMESTAMP WITH TIME ZONE"),
+    (r"(DATETIME|TIMESTAMP).*", "TIMESTAMP"),
+    (r"UUID", "UUID"),
+    (r"TIME", "TIME"),
+    (r"JSONB?", "JSON"),
+    (r".*INT.*", "BIGINT"),
+    (r".*(CHAR|CLOB|TEXT).*|ANY|", "VARCHAR"),
+    (r".*BLOB.*", "BLOB"),
+)
+_DECIMAL = re.compile(r"(?:DECIMAL|NUMERIC) *\( *(\d+) *(?:, *(\d+) *)?\)")
+
+
+@dataclass(frozen=True)
+class Storage:
+    """One of SQLite's storage classes: how a column is sent in it, and recognised."""
+
+    sent: str  # SQL over {column}
+    example: str  # a first value from which the driver learns the type
+    arrow: Any
+    classes: tuple[str, ...]  # the classes of values that are sent unharmed
+
+
+_INTEGER = Storage("{column}", "0", pa.int64(), ("integer",))
+_REAL = Storage(
+    "CASE typeof({column}) WHEN 'integer' THEN CAST({column} AS REAL) ELSE {column} END",
+    "0.0",
+    pa.float64(),
+    ("integer", "real"),
+)
+# As text, because SQLite itself has no decimals, dates or times: DuckDB reads them from the text.
+_TEXT = Storage(
+    "CASE typeof({column}) WHEN 'blob' THEN {column} ELSE CAST({column} AS TEXT) END",
+    "''",
+    pa.string(),
+    ("integer", "real", "text"),
+)
+
+
+def duckdb_type(declared: str) -> str:
+    """The DuckDB type of a declared type.
+
+    >>> [duckdb_type(declared) for declared in ("int unsigned", "NUMERIC(8,2)", "", "NUMERIC", "varchar(3)")]
+    ['BIGINT', 'DECIMAL(8,2)', 'VARCHAR', 'DOUBLE', 'VARCHAR']
+    """
+    name = declared.strip().upper()
+    if decimal := _DECIMAL.fullmatch(name):
+        digits, scale = int(decimal[1]), int(decimal[2] or 0)
+        return f"DECIMAL({digits},{scale})" if scale <= digits <= 38 else "DOUBLE"
+    return next((type_name for pattern, type_name in _RULES if re.fullmatch(pattern, name)), "DOUBLE")
+
+
+def storage_of(type_name: str) -> Storage:
+    """The storage class in which values of a DuckDB type are sent."""
+    return {"BIGINT": _INTEGER, "DOUBLE": _REAL}.get(type_name, _TEXT)

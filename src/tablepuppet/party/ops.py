@@ -1,0 +1,100 @@
+"""Ops: everything a party will compute for a coordinator, each with what it lets out.
+
+An op is a function over a `LocalTable` with named arguments, plain values and NumPy arrays in and out. It
+declares its releases; the service checks them. Algorithms register their ops beside their coordinator half.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PartyError
+from tablepuppet.party.policy import Level, Policy
+from tablepuppet.party.release import Release
+from tablepuppet.party.snapshot import Snapshot
+from tablepuppet.sql.expression import columns_of
+
+Values = dict[str, Any]  # plain values and NumPy arrays by name
+
+
+@dataclass(frozen=True)
+class View:
+    """The rows of a snapshot that take part in one relation, and how often each is joined."""
+
+    row_ids: NDArray[np.integer]
+    counts: NDArray[np.integer]
+
+
+@dataclass
+class LocalTable:
+    """What an op sees: one shard of one table use, within one session."""
+
+    snapshot: Snapshot
+    policy: Policy
+    secret: bytes  # for blinding
+    run: str
+    views: dict[str, View] = field(default_factory=dict)
+    state: Values = field(default_factory=dict)
+
+    def view(self, name: str) -> View:
+        """The rows of a relation that was announced with the op ``rows.use``."""
+        if name not in self.views:
+            raise PartyError(f"party {self.snapshot.scan.party!r}: no rows are announced for relation {name!r}")
+        return self.views[name]
+
+    def column(self, name: str, view: str) -> pa.ChunkedArray:
+        """An output column, for the rows of a relation, by row id."""
+        column, row_ids = self.snapshot.outputs[name], self.view(view).row_ids
+        if self.snapshot.in_source_order and len(row_ids) == self.snapshot.rows:
+            return column
+        return column.take(pa.array(self.snapshot.place(row_ids)))
+
+    def level(self, output: str) -> Level:
+        """The policy's level of an output column: the strictest of the columns it is made of."""
+        scan = self.snapshot.scan
+        return self.policy.level(scan.table, columns_of(scan.outputs[output]))
+
+
+@dataclass(frozen=True)
+class Op:
+    """A registered op."""
+
+    name: str
+    releases: Release
+    function: Callable[..., Values]
+
+    def __call__(self, table: LocalTable, arguments: Mapping[str, Any]) -> Values:
+        """Run the op after checking that the arguments are those it takes."""
+        try:
+            inspect.signature(self.function).bind(table, **arguments)
+        except TypeError as error:
+            raise PartyError(f"op {self.name!r}: {error}") from error
+        return self.function(table, **arguments)
+
+
+REGISTRY: dict[str, Op] = {}
+
+
+def op(name: str, *, releases: Release) -> Callable[[Callable[..., Values]], Callable[..., Values]]:
+    """Register a function as an op that lets out ``releases`` and nothing else."""
+
+    def register(function: Callable[..., Values]) -> Callable[..., Values]:
+        assert name not in REGISTRY, f"two ops are called {name}"
+        REGISTRY[name] = Op(name, releases, function)
+        return function
+
+    return register
+
+
+def find_op(name: str) -> Op:
+    """The op of that name; PartyError if there is none."""
+    if name not in REGISTRY:
+        raise PartyError(f"there is no op {name!r}; is the party's version of tablepuppet the coordinator's?")
+    return REGISTRY[name]

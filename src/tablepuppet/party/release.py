@@ -1,0 +1,27 @@
+"""`Release`: the named kinds of value that may leave a party."""
+
+from __future__ import annotations
+
+from enum import Flag, auto
+
+
+class Release(Flag):
+    """What an op lets out. A policy allows or forbids each kind."""
+
+    SCHEMA = auto()  # table and column names, types, row counts
+    COUNTS = auto()  # how many rows, and which row ids
+    KEY_DIGESTS = auto()  # blinded join keys and categories
+    LABELS = auto()
+    PREDICTIONS = auto()
+    EMBEDDINGS = auto()
+    GRADIENT_SUMS = auto()
+    GRAM = auto()
+    PARAMETERS = auto()
+    STATISTICS = auto()  # sums, means, extremes of a column
+    HISTOGRAMS = auto()  # how often each (blinded) category occurs
+    METRICS = auto()
+
+    @property
+    def label(self) -> str:
+        """The name in traffic figures, logs and documents."""
+        return "|".join(member.name or "" for member in self)

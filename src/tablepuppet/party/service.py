@@ -1,0 +1,78 @@
+"""A `Party`: one owner of one database, answering four verbs and nothing else.
+
+`describe` tells the schema, `open` reads snapshots for one relation, `run` computes an op on them, `close`
+frees them. Whoever calls is the coordinator; every reply passes through here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import tablepuppet.party.rows  # noqa: F401 - registers its ops
+from tablepuppet.errors import PartyError
+from tablepuppet.party.database import Database
+from tablepuppet.party.ops import LocalTable, Values, find_op
+from tablepuppet.party.policy import Policy
+from tablepuppet.party.snapshot import take_snapshot
+from tablepuppet.sql.catalog import Shard
+from tablepuppet.sql.plan import Scan
+
+
+class Party:
+    """One owner of one database.
+
+    ``blinding_key`` is shared by all parties and unknown to the coordinator. ``row_secret`` orders row ids; a
+    party inside the coordinator's process has nobody to hide the order from, needs none, and numbers rows as
+    its source does.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        database: Database,
+        blinding_key: bytes,
+        policy: Policy | None = None,
+        row_secret: bytes | None = None,
+    ):
+        self.name = name
+        self._database = database
+        self._blinding_key = blinding_key
+        self._policy = policy or Policy()
+        self._row_secret = row_secret
+        self._sessions: dict[str, dict[str, LocalTable]] = {}
+        self._lock = threading.Lock()
+
+    def describe(self) -> list[Shard]:
+        """The tables this party publishes."""
+        return [Shard(self.name, table.name, table.columns, table.rows) for table in self._database.tables()]
+
+    def open(self, session: str, scans: Iterable[Scan]) -> dict[str, int]:
+        """Read every shard the relation needs, as of one moment; answers with row counts by alias."""
+        tables = {}
+        with self._database.reader() as reader:
+            for scan in scans:
+                snapshot = take_snapshot(scan, reader, self._row_secret)
+                tables[scan.alias] = LocalTable(snapshot, self._policy, self._blinding_key, session)
+        with self._lock:
+            self._sessions[session] = tables
+        return {alias: table.snapshot.rows for alias, table in tables.items()}
+
+    def run(self, session: str, op: str, alias: str, arguments: Mapping[str, Any]) -> Values:
+        """Compute one op on one table of a session."""
+        return find_op(op)(self.table(session, alias), arguments)
+
+    def table(self, session: str, alias: str) -> LocalTable:
+        """One table of a session; for code that runs at the party."""
+        try:
+            return self._sessions[session][alias]
+        except KeyError:
+            raise PartyError(
+                f"party {self.name!r}: no open session has table {alias!r}; open the relation again"
+            ) from None
+
+    def close(self, session: str) -> None:
+        """Free everything that a session holds."""
+        with self._lock:
+            self._sessions.pop(session, None)

@@ -1,0 +1,200 @@
+"""Encoders: columns become the numbers a learner works on, at the party that owns them.
+
+Fitted over joined rows and all shards: numbers are filled with the mean and standardised, text becomes one 0/1
+column per category. The coordinator holds means, scales and the digests of categories; the values and the
+encoded table stay at the party.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError
+from tablepuppet.mapping.digests import number_digests
+from tablepuppet.mapping.table_mapping import ShardRows
+from tablepuppet.operators.client import Client
+from tablepuppet.party.blind import blind, derive_key
+from tablepuppet.party.ops import LocalTable, Values, op
+from tablepuppet.party.release import Release
+from tablepuppet.prep.statistics import key_family, summarise_categories, summarise_numbers
+from tablepuppet.prep.values import numbers
+from tablepuppet.runs.events import Events
+from tablepuppet.sql.query import OutputColumn
+from tablepuppet.sql.types import Family, family
+
+
+@dataclass(frozen=True)
+class NumberEncoder:
+    """value -> (value - mean) / scale; a missing value is the mean."""
+
+    column: OutputColumn
+    mean: float
+    scale: float
+
+    @property
+    def names(self) -> list[str]:
+        """The name of its encoded column."""
+        return [self.column.qualified]
+
+
+@dataclass(frozen=True)
+class CategoryEncoder:
+    """One 0/1 column per category, the most frequent first; a missing or unknown category is all zeros."""
+
+    column: OutputColumn
+    digests: NDArray[np.uint8]  # by code
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its encoded columns."""
+        return [f"{self.column.qualified}={code}" for code in range(len(self.digests))]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """The encoders of a relation, kept with the model. ``id`` names the secret that categories are blinded under."""
+
+    id: str
+    numbers: Mapping[str, tuple[NumberEncoder, ...]]  # by alias
+    categories: Mapping[str, tuple[CategoryEncoder, ...]]
+
+    def names(self, alias: str) -> list[str]:
+        """Encoded columns of a table: numbers, then categories."""
+        encoders: list[NumberEncoder | CategoryEncoder] = [*self.numbers[alias], *self.categories[alias]]
+        return [name for encoder in encoders for name in encoder.names]
+
+
+@dataclass(frozen=True)
+class EncodedTable:
+    """A party's rows of one relation as numbers. Categories stay codes: a 0/1 matrix would be mostly zeros."""
+
+    dense: NDArray[np.float64]  # (rows, numbers)
+    codes: tuple[NDArray[np.int32], ...]  # per category column, -1 for none
+    sizes: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Encoded columns."""
+        return int(self.dense.shape[1]) + sum(self.sizes)
+
+    def matrix(self) -> NDArray[np.float64]:
+        """The whole table as one dense matrix."""
+        blocks = [self.dense]
+        for codes, size in zip(self.codes, self.sizes, strict=True):
+            blocks.append(np.eye(size + 1, size)[codes])  # the code -1 finds the last row, all zeros
+        return np.concatenate(blocks, axis=1)
+
+
+def fit_encoding(
+    client: Client, columns: Sequence[OutputColumn], categorical: frozenset[str], max_categories: int, events: Events
+) -> Encoding:
+    """Encoders for ``columns`` over the joined rows of a relation.
+
+    Constant and empty columns, and text with too many categories, are left out with a warning event. Raises
+    LearnError for values that are not finite.
+    """
+    identity = secrets.token_hex(8)
+    is_category = {c.name: c.name in categorical or family(c.type) in (Family.TEXT, Family.UUID) for c in columns}
+    summaries = summarise_numbers(client, [column for column in columns if not is_category[column.name]])
+    found: dict[str, tuple[list[NumberEncoder], list[CategoryEncoder]]] = {a: ([], []) for a in client.mapping.tables}
+    for column in columns:
+        if is_category[column.name]:
+            encoder = _fit_category(client, column, identity, max_categories, events)
+            found[column.alias][1].extend([encoder] if encoder else [])
+            continue
+        summary = summaries[column.name]
+        if summary.not_finite:
+            raise LearnError(
+                f"column {column.qualified} has values that are not finite (NaN or infinity) in "
+                f"{round(summary.not_finite):,} joined rows; filter them, or make them NULL with CASE"
+            )
+        if not summary.count or summary.squares == 0.0:
+            _drop(column, "is empty" if not summary.count else "has one value only", events)
+            continue
+        found[column.alias][0].append(NumberEncoder(column, summary.mean, summary.std(0)))
+    return Encoding(
+        identity,
+        {alias: tuple(parts[0]) for alias, parts in found.items()},
+        {alias: tuple(parts[1]) for alias, parts in found.items()},
+    )
+
+
+def _fit_category(
+    client: Client, column: OutputColumn, blinding: str, most: int, events: Events
+) -> CategoryEncoder | None:
+    summary, _ = summarise_categories(client, column, blinding, most)
+    if summary.distinct > most:
+        reason = f"has {summary.distinct:,} or more categories; raise max_categories ({most}) or use an expression"
+        _drop(column, reason, events)
+        return None
+    if summary.distinct == 0 or (summary.distinct == 1 and not summary.missing):
+        _drop(column, "has one value only" if summary.distinct else "is empty", events)
+        return None
+    order = np.lexsort((np.arange(summary.distinct), -summary.weights))
+    return CategoryEncoder(column, summary.digests[order])
+
+
+def _drop(column: OutputColumn, reason: str, events: Events) -> None:
+    message = f"column {column.qualified} {reason}; it is left out"
+    events.emit("warning", "column.dropped", message, column=column.qualified, reason=reason)
+
+
+def apply_encoding(client: Client, encoding: Encoding) -> None:
+    """Let every party encode its rows of the relation; the result stays there under the encoding's id."""
+    told: dict[tuple[str, str, str], NDArray[np.int32]] = {}
+    for alias, encoders in encoding.categories.items():
+        for encoder in encoders:
+            _, replies = summarise_categories(client, encoder.column, encoding.id, None)
+            for shard, reply in zip(client.shards(alias), replies, strict=True):
+                told[alias, shard.party, encoder.column.name] = codes_of(reply["digests"], encoder.digests)
+
+    def arguments(alias: str, shard: ShardRows) -> Mapping[str, Any]:
+        kept, categories = encoding.numbers[alias], encoding.categories[alias]
+        codes = {f"codes{i}": told[alias, shard.party, e.column.name] for i, e in enumerate(categories)}
+        return {
+            "encoding": encoding.id,
+            "columns": [encoder.column.name for encoder in kept],
+            "means": np.array([encoder.mean for encoder in kept]),
+            "scales": np.array([encoder.scale for encoder in kept]),
+            "categories": [(e.column.name, key_family(e.column), len(e.digests)) for e in categories],
+            **codes,
+        }
+
+    client.ask("encode.build", arguments)
+
+
+def codes_of(digests: NDArray[np.uint8], known: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """The code of each digest among the known ones; -1 where it is new."""
+    (_, numbers_here), _ = number_digests([known, digests])
+    return np.where(numbers_here < len(known), numbers_here, -1).astype(np.int32)
+
+
+@op("encode.build", releases=Release.COUNTS)
+def build(
+    table: LocalTable,
+    view: str,
+    encoding: str,
+    columns: Sequence[str],
+    means: NDArray[np.float64],
+    scales: NDArray[np.float64],
+    categories: Sequence[tuple[str, str, int]],
+    **codes: NDArray[np.int32],
+) -> Values:
+    """Encode the rows of a relation and keep them for the learner's ops."""
+    rows = len(table.view(view).row_ids)
+    dense = np.empty((rows, len(columns)))
+    for place, name in enumerate(columns):
+        values, present = numbers(table.column(name, view))
+        dense[:, place] = np.where(present, (values - means[place]) / scales[place], 0.0)
+    coded = []
+    for place, (name, kind, _) in enumerate(categories):
+        blinded = blind([table.column(name, view)], [kind], derive_key(table.secret, encoding, f"category {name}"))
+        coded.append(np.append(codes[f"codes{place}"], np.int32(-1))[blinded.codes])
+    table.state[f"{view}/{encoding}"] = EncodedTable(dense, tuple(coded), tuple(size for _, _, size in categories))
+    return {}

@@ -1,0 +1,162 @@
+"""Statistics of columns over the joined rows, computed where the rows are.
+
+A party weighs each row by how often it is joined and answers with a few sums per column, centred at its own
+mean so that no digits are lost; the coordinator adds shards up (Chan, Golub and LeVeque 1983). Categories are
+counted under digests, so that no text leaves a party.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.mapping.digests import number_digests
+from tablepuppet.operators.client import Client
+from tablepuppet.party.blind import blind, derive_key
+from tablepuppet.party.ops import LocalTable, Values, op
+from tablepuppet.party.policy import Level
+from tablepuppet.party.release import Release
+from tablepuppet.prep.values import numbers
+from tablepuppet.sql.query import OutputColumn
+from tablepuppet.sql.types import Family, family
+
+
+@op("statistics.numbers", releases=Release.STATISTICS)
+def number_statistics(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
+    """Count, mean and centred sum of squares of numeric columns; extremes only of public ones."""
+    counts = table.view(view).counts.astype(np.float64)
+    rows = []
+    for name in columns:
+        values, present = numbers(table.column(name, view))
+        weights, values = (counts, values) if present.all() else (counts[present], values[present])
+        extremes = (values.min(), values.max()) if len(values) else (math.nan, math.nan)
+        public = table.level(name) is Level.PUBLIC
+        rows.append([*_centred(values, weights), counts.sum(), *(extremes if public else (math.nan, math.nan))])
+    return {"sums": np.array(rows, np.float64).reshape(-1, 7)}
+
+
+def _centred(values: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, float, float, float]:
+    """(weight, mean, sum of squares about the mean, weight of values that are not finite)."""
+    total = float(weights.sum())
+    odd = float(weights[~np.isfinite(values)].sum())
+    if not total or odd:
+        return total, math.nan, math.nan, odd
+    if values.min() == values.max():  # exactly constant, whatever the sums would round to
+        return total, float(values[0]), 0.0, odd
+    mean = float(weights @ values) / total
+    mean += float(weights @ (values - mean)) / total
+    return total, mean, float(weights @ (values - mean) ** 2), odd
+
+
+@op("statistics.categories", releases=Release.KEY_DIGESTS | Release.HISTOGRAMS)
+def category_statistics(
+    table: LocalTable, view: str, column: str, family: str, blinding: str, most: int | None
+) -> Values:
+    """How often each category occurs, by digest; no digests of a column with more than ``most`` categories."""
+    key = derive_key(table.secret, blinding, f"category {column}")
+    blinded = blind([table.column(column, view)], [family], key)
+    weights = np.bincount(blinded.codes, table.view(view).counts, minlength=len(blinded.digests) + 1)
+    told = most is None or len(blinded.digests) <= most
+    return {
+        "distinct": len(blinded.digests),
+        "top": float(weights[:-1].max(initial=0.0)),
+        "missing": float(weights[-1]),
+        "digests": blinded.digests if told else blinded.digests[:0],
+        "weights": weights[:-1] if told else weights[:0],
+    }
+
+
+@dataclass(frozen=True)
+class NumberSummary:
+    """Weighted statistics of one numeric column over all joined rows."""
+
+    count: float
+    mean: float
+    squares: float  # sum of squares about the mean
+    not_finite: float
+    rows: float
+    minimum: float
+    maximum: float
+
+    @property
+    def missing(self) -> int:
+        """Joined rows without a value."""
+        return round(self.rows - self.count)
+
+    def std(self, ddof: int) -> float:
+        """Standard deviation; NaN where it has none."""
+        return math.sqrt(self.squares / (self.count - ddof)) if self.count > ddof else math.nan
+
+
+@dataclass(frozen=True)
+class CategorySummary:
+    """Weighted counts of one column's distinct values over all joined rows."""
+
+    distinct: int
+    top: float
+    missing: float
+    digests: NDArray[np.uint8]  # (told, 16) in digest order; empty where there are too many
+    weights: NDArray[np.float64]
+
+
+def summarise_numbers(client: Client, columns: Iterable[OutputColumn]) -> dict[str, NumberSummary]:
+    """Statistics of numeric columns, in one trip to every party."""
+    by_alias: dict[str, list[str]] = {}
+    for column in columns:
+        by_alias.setdefault(column.alias, []).append(column.name)
+    replies = client.ask(
+        "statistics.numbers", lambda alias, _: {"columns": by_alias[alias]} if alias in by_alias else None
+    )
+    return {
+        name: merge_numbers([reply["sums"][place] for reply in replies[alias]])
+        for alias, names in by_alias.items()
+        for place, name in enumerate(names)
+    }
+
+
+def merge_numbers(shards: Sequence[NDArray[np.float64]]) -> NumberSummary:
+    """Statistics of a column from those of its shards."""
+    sums = np.array(shards, np.float64).reshape(-1, 7)
+    count, odd, rows = float(sums[:, 0].sum()), float(sums[:, 3].sum()), float(sums[:, 4].sum())
+    some = sums[sums[:, 0] > 0]
+    if not len(some):
+        return NumberSummary(0.0, math.nan, math.nan, odd, rows, math.nan, math.nan)
+    constant = bool(np.all(some[:, 1] == some[0, 1]))
+    mean = float(some[0, 1]) if constant else float(some[:, 0] @ some[:, 1]) / count
+    squares = float(some[:, 2].sum() + some[:, 0] @ (some[:, 1] - mean) ** 2)
+    return NumberSummary(count, mean, squares, odd, rows, float(some[:, 5].min()), float(some[:, 6].max()))
+
+
+def summarise_categories(
+    client: Client, column: OutputColumn, blinding: str, most: int | None
+) -> tuple[CategorySummary, list[Mapping[str, Any]]]:
+    """Distinct values of one column over all shards, and what each shard said."""
+    asked = {"column": column.name, "family": key_family(column), "blinding": blinding, "most": most}
+    replies = client.ask("statistics.categories", lambda alias, _: asked if alias == column.alias else None)
+    return merge_categories(replies[column.alias]), replies[column.alias]
+
+
+def merge_categories(shards: Sequence[Mapping[str, Any]]) -> CategorySummary:
+    """Categories of a column from those of its shards: equal digests are one category."""
+    missing = float(sum(reply["missing"] for reply in shards))
+    largest = max(shards, key=lambda reply: int(reply["distinct"]), default=None)
+    if largest is None or any(len(reply["digests"]) < reply["distinct"] for reply in shards):
+        distinct, top = (largest["distinct"], largest["top"]) if largest else (0, 0.0)
+        return CategorySummary(distinct, top, missing, np.zeros((0, 16), np.uint8), np.zeros(0))
+    digests = np.concatenate([reply["digests"] for reply in shards])
+    [numbers], size = number_digests([digests])
+    told = np.concatenate([reply["weights"] for reply in shards])
+    weights = np.bincount(numbers, told, minlength=size).astype(np.float64)
+    first = np.unique(numbers, return_index=True)[1]
+    return CategorySummary(size, float(weights.max(initial=0.0)), missing, digests[first], weights)
+
+
+def key_family(column: OutputColumn) -> str:
+    """The family under which a column's values are blinded."""
+    found = family(column.type)
+    return "number" if found in (Family.INTEGER, Family.DECIMAL) else found.value

@@ -1,0 +1,1 @@
+"""Pure functions that parties call to keep a promise."""

@@ -1,0 +1,231 @@
+"""`Relation`: a `Query` bound to a federation, the virtual training table, never materialised.
+
+`fed.sql` makes one: parties have read their snapshots by then. The blinded keys are joined when the first
+question needs it; what is known afterwards is the mapping, never a row.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import weakref
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Integral, Real
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.mapping.join import JoinBranch, ShardKeys, join
+from tablepuppet.mapping.table_mapping import TableMapping
+from tablepuppet.operators.client import Client
+from tablepuppet.prep.describe import Description, describe
+from tablepuppet.runs.events import Events
+from tablepuppet.sql.explain import ShardSize, Sizes, explain
+from tablepuppet.sql.plan import Plan, Scan
+from tablepuppet.sql.query import Query
+from tablepuppet.wire.engine import Engine, call_all
+from tablepuppet.wire.messages import Request
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a federation decides for all its relations."""
+
+    wire: str
+    memory_limit: int | None
+    max_categories: int
+
+
+class Session:
+    """The snapshots of one query at all its parties, freed when nothing refers to them any more."""
+
+    def __init__(self, plan: Plan, engine: Engine, events: Events, settings: Settings):
+        self.plan, self.engine, self.events, self.settings = plan, engine, events, settings
+        self.id = secrets.token_hex(16)
+        self._views = itertools.count()
+        self._finalizer = weakref.finalize(self, _close, engine, plan.parties, self.id)
+        calls = [(party, Request("open", self.id, arguments={"scans": plan.of_party(party)})) for party in plan.parties]
+        done = events.progress("open", "reading tables at their parties", len(calls))
+        replies = call_all(engine, calls, done)
+        self.rows_read = {
+            (party, alias): int(rows)
+            for party, reply in zip(plan.parties, replies, strict=True)
+            for alias, rows in reply["rows"].items()
+        }
+        events.emit("info", "opened", f"{sum(self.rows_read.values()):,} rows are read where they live")
+
+    def close(self) -> None:
+        """Free the snapshots now."""
+        self._finalizer()
+
+    def new_view(self) -> str:
+        """A name for the rows of one relation over these snapshots."""
+        return f"v{next(self._views)}"
+
+    def join(self) -> TableMapping:
+        """Ask for blinded keys and join them."""
+        scans = self.plan.scans
+        calls = [(scan.party, Request("run", self.id, "keys.blind", scan.alias)) for scan in scans]
+        replies = call_all(self.engine, calls, self.events.progress("blind", "blinding join keys", len(calls)))
+        told = {(scan.party, scan.alias): dict(reply) for scan, reply in zip(scans, replies, strict=True)}
+        done = self.events.progress("join", "joining blinded keys", 1)
+        tables = {
+            alias: [self._shard_keys(scan, told[scan.party, alias]) for scan in self.plan.of_alias(alias)]
+            for alias in self.plan.tables
+        }
+        branches = [self._branch(number, told) for number in range(len(self.plan.query.branches))]
+        mapping = join(tables, branches, self.plan.query.distinct, self.settings.memory_limit)
+        done(1)
+        self.events.emit("info", "joined", f"{len(mapping):,} joined rows")
+        return mapping
+
+    def _shard_keys(self, scan: Scan, reply: dict[str, NDArray[np.integer]]) -> ShardKeys:
+        labels = [key.label for key in scan.keys]
+        return ShardKeys(
+            scan.party,
+            self.rows_read[scan.party, scan.alias],
+            {label: reply[f"digests{i}"].view(np.uint8) for i, label in enumerate(labels)},
+            {label: reply[f"codes{i}"] for i, label in enumerate(labels)},
+        )
+
+    def _branch(self, number: int, told: dict[tuple[str, str], dict[str, NDArray[np.integer]]]) -> JoinBranch:
+        keys = self.plan.query.branches[number].keys
+        rows = {alias: self._rows_of_branch(alias, number, told) for alias in self.plan.tables}
+        return JoinBranch(tuple(key.label for key in keys), {key.label: frozenset(key.members) for key in keys}, rows)
+
+    def _rows_of_branch(
+        self, alias: str, number: int, told: dict[tuple[str, str], dict[str, NDArray[np.integer]]]
+    ) -> NDArray[np.bool_] | None:
+        """Which rows of a vertical table a branch of the union reads; None for all."""
+        parts = []
+        for scan in self.plan.of_alias(alias):
+            branch, rows = scan.branches[number], self.rows_read[scan.party, alias]
+            passes = None if branch is None else told[scan.party, alias].get(f"passes{branch.filter}")
+            if passes is None:
+                parts.append(np.full(rows, branch is not None))
+            else:
+                parts.append(np.unpackbits(passes.view(np.uint8), count=rows).astype(bool))
+        alive = np.concatenate(parts)
+        return None if alive.all() else alive
+
+
+def _close(engine: Engine, parties: tuple[str, ...], session: str) -> None:
+    for party in parties:
+        engine.call(party, Request("close", session))
+
+
+class Relation:
+    """The result of a SQL query over many databases, as something to learn from.
+
+    Made by `Federation.sql` and by `split`.
+    """
+
+    def __init__(self, session: Session, mapping: TableMapping | None = None):
+        self._session = session
+        self._view = session.new_view()
+        if mapping is not None:
+            self.mapping = mapping
+
+    @cached_property
+    def mapping(self) -> TableMapping:
+        """For each joined row, its row in every table."""
+        return self._session.join()
+
+    @cached_property
+    def client(self) -> Client:
+        """The way to the shards of this relation."""
+        session = self._session
+        return Client(session.engine, session.id, self._view, session.plan, self.mapping, session.rows_read)
+
+    @property
+    def query(self) -> Query:
+        """What was asked."""
+        return self._session.plan.query
+
+    @property
+    def plan(self) -> Plan:
+        """Who reads what."""
+        return self._session.plan
+
+    def __len__(self) -> int:
+        return len(self.mapping)
+
+    @property
+    def columns(self) -> list[str]:
+        """Feature names in SELECT order, without the label."""
+        return [column.name for column in self.query.features]
+
+    def __repr__(self) -> str:
+        size = f"{len(self):,} joined rows" if "mapping" in self.__dict__ else "not joined yet"
+        label = f", label {self.query.label.name!r}" if self.query.label else ""
+        return f"<Relation: {size}, {len(self.columns)} features{label}>"
+
+    def explain(self) -> str:
+        """The plan: scans, pushed filters, join keys, sizes, bytes per training round, where to run it."""
+        shards = {key: ShardSize(read, 0) for key, read in self._session.rows_read.items()}
+        for alias, table in self.mapping.tables.items():
+            for shard in table.shards:
+                read = self._session.rows_read[shard.party, alias]
+                shards[shard.party, alias] = ShardSize(read, len(shard.row_ids))
+        wire_bytes = np.dtype(self._session.settings.wire).itemsize
+        local = frozenset(party for party in self.plan.parties if self._session.engine.local(party))
+        return explain(self.plan, Sizes(len(self), self.mapping.nbytes, shards, wire_bytes), local)
+
+    def describe(self) -> Description:
+        """Statistics of every selected column over the joined rows, computed at the parties."""
+        return describe(self.client, self.query.outputs, self.query.categorical, self._session.events)
+
+    def rows(self) -> pa.Table:
+        """Where each joined row comes from: ``<alias>.party`` and ``<alias>.row``, its place in the source.
+
+        Only where all parties are in this process: elsewhere a row's place is nobody's business.
+        """
+        columns: dict[str, pa.Array] = {}
+        for alias, table in self.mapping.tables.items():
+            names, places = [], [np.zeros(0, np.int64)]
+            for number, shard in enumerate(table.shards):
+                party = self._session.engine.local(shard.party)
+                if party is None:
+                    raise PrivacyError(
+                        f"rows() tells where rows stand in their sources; party {shard.party!r} runs elsewhere and "
+                        f"keeps that to itself"
+                    )
+                names.append(np.full(len(shard.row_ids), number, np.int32))
+                places.append(party.table(self._session.id, alias).snapshot.position(shard.row_ids))
+            owners = pa.array([shard.party for shard in table.shards], pa.string())
+            columns[f"{alias}.party"] = owners.take(pa.array(np.concatenate(names)[table.index]))
+            columns[f"{alias}.row"] = pa.array(np.concatenate(places)[table.index])
+        return pa.table(columns)
+
+    def split(self, test: float = 0.15, seed: int = 7) -> tuple[Relation, Relation]:
+        """(train, test): round(test * n) of the n rows of the label's table that take part go to test.
+
+        No row of that table is on both sides. One seed picks the same source rows in every process and on every
+        day that the data is the same. Without a label the first table of FROM is split.
+        """
+        if not isinstance(test, Real) or not 0 <= test <= 1:
+            raise LearnError(f"split: test is the share of rows to hold out, between 0 and 1, not {test!r}")
+        if not isinstance(seed, Integral) or seed < 0:
+            raise LearnError(f"split: seed is a whole number from 0, not {seed!r}")
+        alias = self.query.label.alias if self.query.label else self.query.tables[0].alias
+        table = self.mapping.tables[alias]
+        size = round(test * table.rows)
+        drawn = np.sort(np.random.default_rng(seed).permutation(table.rows)[:size])
+        replies = self.client.ask(
+            "rows.sample",
+            lambda name, shard: {"ranks": _within(drawn, shard.slice)} if name == alias else None,
+        )
+        held_out = np.zeros(table.rows, bool)
+        for shard, reply in zip(self.client.shards(alias), replies[alias], strict=True):
+            held_out[shard.slice] = np.unpackbits(reply["chosen"], count=len(shard.row_ids)).astype(bool)
+        rest, chosen = (Relation(self._session, self.mapping.where(alias, side)) for side in (~held_out, held_out))
+        return rest, chosen
+
+
+def _within(drawn: NDArray[np.int64], part: slice) -> NDArray[np.int64]:
+    """Those of the drawn places that fall into a shard, counted from its start."""
+    inside: NDArray[np.int64] = drawn[(drawn >= part.start) & (drawn < part.stop)] - part.start
+    return inside

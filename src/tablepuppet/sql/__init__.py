@@ -1,0 +1,1 @@
+"""What is asked: SQL becomes a `Query`, a `Query` a `Plan`. No data here."""

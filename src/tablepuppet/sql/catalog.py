@@ -1,0 +1,190 @@
+"""The `Catalog`: which party publishes which table, with columns, types and row counts; never rows.
+
+Tables of one name at several parties are shards of one vertical table. They must agree in columns and
+types; where they do not, the catalog keeps the reason and raises it when the table is asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from tablepuppet.errors import CatalogError
+from tablepuppet.sql.types import widest
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One party's part of a vertical table (the paper's horizontal table)."""
+
+    party: str
+    name: str  # as the party spells it
+    columns: Mapping[str, str]
+    rows: int
+
+
+@dataclass(frozen=True)
+class VerticalTable:
+    """The union of all tables published under one name."""
+
+    name: str
+    columns: Mapping[str, str]  # name -> the type that holds the values of all shards
+    shards: tuple[Shard, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows over all shards."""
+        return sum(shard.rows for shard in self.shards)
+
+    def find(self, column: str) -> str | None:
+        """The catalog's spelling of a column name, which SQL compares without regard to case."""
+        if column in self.columns:
+            return column
+        return next((name for name in self.columns if name.lower() == column.lower()), None)
+
+
+class Catalog:
+    """Vertical tables by name, as all parties of a federation publish them."""
+
+    def __init__(self, shards: Iterable[Shard]):
+        self._shards: dict[str, list[Shard]] = {}
+        for shard in shards:
+            self._shards.setdefault(shard.name.lower(), []).append(shard)
+
+    @property
+    def parties(self) -> list[str]:
+        """Every party that publishes a table."""
+        return list(dict.fromkeys(shard.party for shards in self._shards.values() for shard in shards))
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the vertical tables."""
+        return [shards[0].name for shards in self._shards.values()]
+
+    def table(self, name: str, parties: Iterable[str] | None = None) -> VerticalTable:
+        """The vertical table of that name, over all its parties or only those named.
+
+        Raises CatalogError if it is unknown or its shards do not agree.
+        """
+        published = self._shards.get(name.lower())
+        if published is None:
+            raise CatalogError(f"no party publishes a table {name!r}{did_you_mean(name, self.names)}")
+        wanted = {shard.party for shard in published} if parties is None else set(parties)
+        shards = [shard for shard in published if shard.party in wanted]
+        missing = wanted - {shard.party for shard in shards}
+        if missing:
+            known = ", ".join(shard.party for shard in published)
+            raise CatalogError(f"party {min(missing)!r} publishes no table {name!r}; it is at: {known}")
+        twice = next((shard.party for shard in shards if [s.party for s in shards].count(shard.party) > 1), None)
+        if twice is not None:
+            spellings = " and ".join(repr(shard.name) for shard in shards if shard.party == twice)
+            raise CatalogError(f"party {twice!r} publishes {spellings}; SQL ignores case, so publish one of them only")
+        columns = {_spelled(column, published): kind for column, kind in _agreed_columns(shards).items()}
+        return VerticalTable(published[0].name, columns, tuple(shards))
+
+    def check(self) -> Catalog:
+        """Itself, if the shards of every table agree; else the CatalogError of the first that do not."""
+        for name in self.names:
+            self.table(name)
+        return self
+
+    def to_arrow(self) -> pa.Table:
+        """One row per column of each shard: table, party, column, type, rows."""
+        rows = [
+            {"table": shards[0].name, "party": shard.party, "column": column, "type": type_name, "rows": shard.rows}
+            for shards in self._shards.values()
+            for shard in shards
+            for column, type_name in shard.columns.items()
+        ]
+        text = [(name, pa.string()) for name in ("table", "party", "column", "type")]
+        return pa.Table.from_pylist(rows, schema=pa.schema([*text, ("rows", pa.int64())]))
+
+    def _render(self) -> RichTable:
+        view = RichTable("table", "party", "rows", "columns", title="Catalog", title_justify="left")
+        for shards in self._shards.values():
+            for index, shard in enumerate(shards):
+                columns = ", ".join(f"{name} {type_name}" for name, type_name in shard.columns.items())
+                same = index > 0 and shard.columns == shards[0].columns
+                name = "" if index else shard.name
+                view.add_row(name, shard.party, f"{shard.rows:,}", "the same" if same else columns)
+        return view
+
+    def __rich__(self) -> RichTable:
+        return self._render()
+
+    def __str__(self) -> str:
+        return rendered(self._render())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return rendered_html(self._render())
+
+
+def _spelled(column: str, shards: list[Shard]) -> str:
+    """The spelling of the first shard that has the column: the same one, whichever shards a query names."""
+    alike = (name for shard in shards for name in sorted(shard.columns, key=lambda name: name != column))
+    return next(name for name in alike if name.lower() == column.lower())
+
+
+def _agreed_columns(shards: list[Shard]) -> dict[str, str]:
+    """Columns in the first shard's order and spelling, each with the type that holds all shards' values."""
+    first = shards[0]
+    names = {name.lower(): name for name in first.columns}
+    types = {name: [type_name] for name, type_name in first.columns.items()}
+    for shard in shards[1:]:
+        lowered = {name.lower(): type_name for name, type_name in shard.columns.items()}
+        for here, there, absent in ((first, shard, names.keys() - lowered), (shard, first, lowered.keys() - names)):
+            if absent:
+                raise CatalogError(
+                    f"shards of table {first.name!r} differ: party {here.party!r} has column {sorted(absent)[0]!r}, "
+                    f"party {there.party!r} has not; publish a view with the same columns, "
+                    f"or name one shard in the SQL as {there.party}.{there.name}"
+                )
+        for lower, type_name in lowered.items():
+            types[names[lower]].append(type_name)
+    agreed: dict[str, str] = {}
+    for name, found in types.items():
+        agreement = widest(found)
+        if agreement is None:
+            other = next(i for i, candidate in enumerate(found) if widest([found[0], candidate]) is None)
+            raise CatalogError(
+                f"shards of table {first.name!r} differ in column {name!r}: {found[0]} at party {first.party!r}, "
+                f"{found[other]} at party {shards[other].party!r}; publish a view that casts one of them"
+            )
+        agreed[name] = agreement
+    return agreed
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The tail of an error about an unknown name: the closest known one, or all of them.
+
+    >>> did_you_mean("pric", ["price", "day"]), did_you_mean("x", ["price", "day"])
+    ("; did you mean 'price'?", '; there are: price, day')
+    """
+    names = list(known)
+    close = difflib.get_close_matches(name.lower(), [n.lower() for n in names], n=1)
+    if close:
+        return f"; did you mean {next(n for n in names if n.lower() == close[0])!r}?"
+    return f"; there are: {', '.join(names)}" if names else ""
+
+
+def rendered(table: RichTable, width: int = 120) -> str:
+    """A rich table as plain text."""
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None).print(table)
+    return out.getvalue().rstrip()
+
+
+def rendered_html(table: RichTable, width: int = 120) -> str:
+    """A rich table for a notebook."""
+    console = Console(file=io.StringIO(), width=width, record=True)
+    console.print(table)
+    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")

@@ -1,0 +1,89 @@
+"""Join conditions of one SELECT become key classes: which expressions must be equal across its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tablepuppet.sql.query import KeyClass
+from tablepuppet.sql.select import BoundSelect, Equality
+from tablepuppet.sql.types import KEY_LIKE, Family, family, joinable
+
+Member = tuple[str, str]  # (alias, expression)
+TypeOf = Callable[[str, str], str]
+
+
+def key_classes(
+    select: BoundSelect, rename: Mapping[str, str], type_of: TypeOf
+) -> tuple[tuple[KeyClass, ...], dict[str, list[str]]]:
+    """The key classes of a SELECT, and the filters they imply, in the aliases that ``rename`` gives.
+
+    Two expressions of one table in one class (a.x = b.p AND a.y = b.p) imply a filter (a.x = a.y). Classes
+    over exactly the same tables travel as one composite key, so that its parts cannot be told apart.
+    """
+    implied: dict[str, list[str]] = {}
+    by_tables: dict[frozenset[str], list[dict[str, str]]] = {}
+    for group in _groups(select, rename, type_of):
+        first: dict[str, str] = {}
+        for alias, expression in group:
+            if alias in first:
+                implied.setdefault(alias, []).append(f"{_operand(first[alias])} = {_operand(expression)}")
+            else:
+                first[alias] = expression
+        by_tables.setdefault(frozenset(first), []).append(first)
+    classes = []
+    for tables, parts in by_tables.items():
+        if len(tables) > 1:
+            order = sorted(parts, key=lambda part: sorted(part.items()))
+            members = {alias: tuple(part[alias] for part in order) for alias in sorted(tables)}
+            classes.append(KeyClass(members, tuple(_key_family(part, type_of) for part in order)))
+    return tuple(sorted(classes, key=lambda key: key.label)), implied
+
+
+def _groups(select: BoundSelect, rename: Mapping[str, str], type_of: TypeOf) -> list[list[Member]]:
+    """Union-find over the equalities, checking that types can meet; members in order of appearance."""
+    parent: dict[Member, Member] = {}
+
+    def root(member: Member) -> Member:
+        parent.setdefault(member, member)
+        while parent[member] != member:
+            member = parent[member]
+        return member
+
+    for equality in select.equalities:
+        sides = [(rename[side.alias], side.text) for side in (equality.left, equality.right)]
+        _check_types(equality, [type_of(*side) for side in sides], select)
+        left, right = map(root, sides)
+        parent[right] = left
+    groups: dict[Member, list[Member]] = {}
+    for member in list(parent):
+        groups.setdefault(root(member), []).append(member)
+    return list(groups.values())
+
+
+def _operand(expression: str) -> str:
+    return expression if expression.isidentifier() else f"({expression})"
+
+
+def _check_types(equality: Equality, types: list[str], select: BoundSelect) -> None:
+    for side, type_name in zip((equality.left, equality.right), types, strict=True):
+        what = f"{side.alias}.{side.text} is {type_name}"
+        if family(type_name) is Family.FLOAT:
+            raise select.scope.sql.error(
+                f"{what}: floats do not join, equal values may differ in the last bit; "
+                f"join on CAST({side.text} AS BIGINT) or AS DECIMAL(18,2), whichever it means",
+                equality.node,
+            )
+        if family(type_name) not in KEY_LIKE:
+            advice = "which cannot be a join key; cast it to text or a number"
+            raise select.scope.sql.error(f"{what}, {advice}", equality.node)
+    if not joinable(*types):
+        left, right = (f"{s.alias}.{s.text}" for s in (equality.left, equality.right))
+        raise select.scope.sql.error(
+            f"joined keys differ in type: {left} is {types[0]}, {right} is {types[1]}; cast one of them", equality.node
+        )
+
+
+def _key_family(part: dict[str, str], type_of: TypeOf) -> str:
+    """The family under which values are encoded before blinding: whole numbers and decimals are one."""
+    found = family(type_of(*next(iter(part.items()))))
+    return "number" if found in (Family.INTEGER, Family.DECIMAL) else found.value

@@ -1,0 +1,220 @@
+"""SQL text becomes a `Query`: a union of conjunctive queries bound to the catalog, or a QueryError.
+
+Reads top down: `parse` takes the SELECTs of the union (statement.py), binds each (select.py), lines them up with
+the first, finds the join keys (keys.py), and checks that the tables hang together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlglot.errors import SqlglotError
+
+from tablepuppet.errors import QueryError
+from tablepuppet.sql.catalog import Catalog, VerticalTable, did_you_mean
+from tablepuppet.sql.infer import TypeInference
+from tablepuppet.sql.keys import key_classes
+from tablepuppet.sql.place import SqlText
+from tablepuppet.sql.query import Branch, KeyClass, OutputColumn, Query, TableUse
+from tablepuppet.sql.scope import Bound
+from tablepuppet.sql.select import BoundSelect, Output, bind_select
+from tablepuppet.sql.statement import selects_of, unread
+from tablepuppet.sql.types import KEY_LIKE, Family, family
+
+
+def parse(
+    text: str,
+    catalog: Catalog,
+    label: str | None = None,
+    categorical: Sequence[str] = (),
+    drop: Sequence[str] = (),
+) -> Query:
+    """The `Query` that ``text`` means over ``catalog``.
+
+    Raises QueryError, with the place underlined, for everything that is no union of conjunctive queries.
+    """
+    sql = SqlText(text)
+    try:
+        return _parse(sql, catalog, label, categorical, drop)
+    except (SqlglotError, RecursionError) as error:
+        raise unread(sql, error) from None
+
+
+def _parse(sql: SqlText, catalog: Catalog, label: str | None, categorical: Sequence[str], drop: Sequence[str]) -> Query:
+    selects, distinct = selects_of(sql)
+    bound = [bind_select(select, sql, catalog) for select in selects]
+    renames = [_line_up(bound[0], other) for other in bound]
+    with TypeInference() as inference:
+        builder = _Builder(sql, catalog, bound, renames, inference)
+        branches = tuple(builder.branch(index) for index in range(len(bound)))
+        outputs = builder.outputs(label)
+    columns = tuple(_without(outputs, drop))
+    chosen = _find(columns, label, "label") if label is not None else None
+    kept = _categorical(columns, categorical)
+    tables = tuple(TableUse(use.alias, use.table.name) for use in bound[0].scope.uses.values())
+    return Query(sql.text, tables, columns, chosen, branches, distinct, kept)
+
+
+def _line_up(first: BoundSelect, other: BoundSelect) -> dict[str, str]:
+    """Alias in ``other`` -> alias of the same vertical table in ``first``."""
+    here = [(use.alias, use.table.name.lower()) for use in first.scope.uses.values()]
+    there = [(use.alias, use.table.name.lower(), use.node) for use in other.scope.uses.values()]
+    renames: dict[str, str] = {}
+    free = dict(here)
+    for alias, table, _ in sorted(there, key=lambda use: free.get(use[0]) != use[1]):  # same alias first, then order
+        match = alias if free.get(alias) == table else next((a for a, t in free.items() if t == table), None)
+        if match is not None:
+            renames[alias] = match
+            del free[match]
+    if free or len(renames) < len(there):
+        odd = next((node for alias, _, node in there if alias not in renames), there[-1][2])
+        tables = ", ".join(table for _, table in here)
+        raise first.scope.sql.error(
+            f"the SELECTs of a UNION must be over the same tables; the first is over {tables}", odd
+        )
+    return renames
+
+
+class _Builder:
+    """Puts bound SELECTs together into branches and outputs, in the aliases of the first."""
+
+    def __init__(
+        self,
+        sql: SqlText,
+        catalog: Catalog,
+        bound: list[BoundSelect],
+        renames: list[dict[str, str]],
+        inference: TypeInference,
+    ):
+        self.sql, self.bound, self.renames, self.inference = sql, bound, renames, inference
+        self.tables = {alias: self._table(alias, catalog) for alias in bound[0].scope.uses}
+        self.key_columns: set[tuple[str, str]] = set()
+
+    def _table(self, alias: str, catalog: Catalog) -> VerticalTable:
+        """The vertical table over all parties that any SELECT reads it from."""
+        parties: set[str | None] = set()
+        for select, rename in zip(self.bound, self.renames, strict=True):
+            parties |= {use.party for use in select.scope.uses.values() if rename[use.alias] == alias}
+        named = None if None in parties else [party for party in parties if party is not None]
+        return catalog.table(self.bound[0].scope.uses[alias].table.name, named)
+
+    def type_of(self, alias: str, bound: Bound) -> str:
+        """The type of an expression of the table that is called ``alias`` in the first SELECT."""
+        try:
+            return self.inference.type_of(self.tables[alias], bound.text)
+        except ValueError as error:
+            raise self.sql.error(f"DuckDB cannot evaluate this: {error}", bound.node) from None
+
+    def branch(self, index: int) -> Branch:
+        """One SELECT as a branch."""
+        select, rename = self.bound[index], self.renames[index]
+        sides = {(rename[side.alias], side.text): side for e in select.equalities for side in (e.left, e.right)}
+        keys, implied = key_classes(select, rename, lambda alias, text: self.type_of(alias, sides[alias, text]))
+        _require_connected(select, rename, keys)
+        for side in sides.values():
+            self.key_columns |= {(rename[alias], column) for alias, column in side.columns}
+        filters: dict[str, list[str]] = {}
+        for alias, predicates in select.filters.items():
+            for predicate in predicates:
+                self._require_boolean(rename[alias], predicate)
+                filters.setdefault(rename[alias], []).append(predicate.text)
+        for alias, texts in implied.items():
+            filters.setdefault(alias, []).extend(texts)
+        return Branch(
+            shards={rename[use.alias]: use.party for use in select.scope.uses.values()},
+            filters={alias: " AND ".join(f"({part})" for part in parts) for alias, parts in filters.items()},
+            keys=keys,
+        )
+
+    def _require_boolean(self, alias: str, predicate: Bound) -> None:
+        found = self.type_of(alias, predicate)
+        if found not in ("BOOLEAN", '"NULL"', "NULL"):
+            raise self.sql.error(f"a condition must be true or false; this is {found}", predicate.node)
+
+    def outputs(self, label: str | None) -> list[OutputColumn]:
+        """The SELECT list of the first SELECT, after checking that every other says the same."""
+        lists = [self._features(select, rename, label) for select, rename in zip(self.bound, self.renames, strict=True)]
+        first = lists[0]
+        for other, rename in zip(lists[1:], self.renames[1:], strict=True):
+            if len(other) != len(first):
+                last = other[-1].bound.node if other else None
+                raise self.sql.error(f"the SELECTs of a UNION have {len(first)} and {len(other)} columns", last)
+            for here, there in zip(first, other, strict=True):
+                if (here.alias, here.bound.text) != (rename[there.alias], there.bound.text):
+                    raise self.sql.error(
+                        f"each output column of a UNION must be the same expression; in the first SELECT "
+                        f"{here.name} is {here.alias}.{here.bound.text}",
+                        there.bound.node,
+                    )
+        return self._named(first)
+
+    def _features(self, select: BoundSelect, rename: dict[str, str], label: str | None) -> list[Output]:
+        """Outputs without the join columns that only a star selected (unless one is the label)."""
+        wanted = (label or "").lower()
+
+        def keep(output: Output) -> bool:
+            column = next(iter(output.bound.columns))[1]
+            named = wanted in (output.name.lower(), f"{output.alias}.{output.name}".lower())
+            return not output.from_star or named or (rename[output.alias], column) not in self.key_columns
+
+        return [output for output in select.outputs if keep(output)]
+
+    def _named(self, outputs: list[Output]) -> list[OutputColumn]:
+        """Each distinct output once; a name that two tables use gets its alias in front."""
+        distinct = {(output.name.lower(), output.alias, output.bound.text): output for output in reversed(outputs)}
+        names = [name for name, _, _ in distinct]
+        columns: list[OutputColumn] = []
+        for output in reversed(distinct.values()):
+            unique = names.count(output.name.lower()) == 1
+            name = output.name if unique else f"{output.alias}.{output.name}"
+            if any(column.name.lower() == name.lower() for column in columns):
+                raise self.sql.error(f"two output columns are called {name}; rename one with AS", output.bound.node)
+            type_name = self.type_of(output.alias, output.bound)
+            if family(type_name) is Family.OTHER:
+                raise self.sql.error(
+                    f"column {output.alias}.{output.name} is {type_name}, which cannot be a feature; "
+                    f"EXCLUDE it or turn it into a number, text or date",
+                    output.bound.node,
+                )
+            columns.append(OutputColumn(name, output.alias, output.bound.text, type_name))
+        return columns
+
+
+def _require_connected(select: BoundSelect, rename: dict[str, str], keys: tuple[KeyClass, ...]) -> None:
+    """Raise for an accidental cross product: tables that neither a key nor a CROSS JOIN connects."""
+    uses = {rename[alias]: use for alias, use in select.scope.uses.items()}
+    first = next(iter(uses))
+    links = [set(key.members) for key in keys]
+    links += [{first, rename[crossed]} for crossed in select.crossed]
+    reached = {first}
+    while grown := [link for link in links if link & reached and not link <= reached]:
+        reached = reached.union(*grown)
+    lost = next((use for alias, use in uses.items() if alias not in reached), None)
+    if lost is not None:
+        raise select.scope.sql.error(
+            f"nothing joins {lost.alias} to {uses[first].alias}: every row would meet every row; "
+            f"add an equality, or write CROSS JOIN if that is meant",
+            lost.node,
+        )
+
+
+def _find(columns: Sequence[OutputColumn], name: str, what: str) -> OutputColumn:
+    """The output column of that name, plain or with its alias."""
+    for column in columns:
+        if name.lower() in (column.name.lower(), column.qualified.lower()):
+            return column
+    known = did_you_mean(name, [column.name for column in columns])
+    raise QueryError(f"{what} {name!r} is not among the selected columns{known}")
+
+
+def _without(columns: list[OutputColumn], drop: Sequence[str]) -> list[OutputColumn]:
+    dropped = [_find(columns, name, "drop:") for name in drop]
+    return [column for column in columns if column not in dropped]
+
+
+def _categorical(columns: Sequence[OutputColumn], names: Sequence[str]) -> frozenset[str]:
+    chosen = [_find(columns, name, "categorical:") for name in names]
+    for column in chosen:
+        if family(column.type) not in KEY_LIKE:
+            raise QueryError(f"categorical: {column.name!r} is {column.type}; cast it to an integer or text first")
+    return frozenset(column.name for column in chosen)

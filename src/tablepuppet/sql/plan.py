@@ -1,0 +1,176 @@
+"""A `Query` becomes a `Plan`: for each party and table use, one `Scan` that says what to read and blind.
+
+Filters, expressions and column lists go to their owners; columns that nothing uses are never read. A scan
+is what `open` carries to a party: names and checked expressions, no data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from sqlglot import exp
+
+from tablepuppet.sql.catalog import Catalog, Shard, VerticalTable
+from tablepuppet.sql.expression import checked, columns_of
+from tablepuppet.sql.query import Branch, Comparison, KeyClass, Operator, Query
+from tablepuppet.sql.types import Family, family
+
+
+@dataclass(frozen=True)
+class KeySpec:
+    """A join key to blind: its expressions, how values are encoded, and the class its secret is derived for."""
+
+    label: str
+    expressions: tuple[str, ...]
+    families: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BranchScan:
+    """What one branch of the union uses of a scan: a filter and the keys, by number."""
+
+    filter: int
+    keys: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What one party reads of one shard for one table use."""
+
+    party: str
+    alias: str
+    table: str
+    columns: Mapping[str, str]  # the columns read, with the vertical table's types
+    outputs: Mapping[str, str]  # output name -> expression: features and label
+    filters: tuple[str, ...]  # distinct predicates of the branches; "" keeps every row
+    keys: tuple[KeySpec, ...]
+    branches: tuple[BranchScan | None, ...]  # None: this branch does not read this shard
+    pushed: tuple[Comparison, ...]  # what the source database itself may filter by
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All scans of a query, and the vertical tables they belong to."""
+
+    query: Query
+    tables: Mapping[str, VerticalTable]  # by alias
+    scans: tuple[Scan, ...]
+
+    def of_alias(self, alias: str) -> tuple[Scan, ...]:
+        """The shards of one table use, in catalog order."""
+        return tuple(scan for scan in self.scans if scan.alias == alias)
+
+    def of_party(self, party: str) -> tuple[Scan, ...]:
+        """What one party reads."""
+        return tuple(scan for scan in self.scans if scan.party == party)
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """The parties that take part, in order of first use."""
+        return tuple(dict.fromkeys(scan.party for scan in self.scans))
+
+
+def plan(query: Query, catalog: Catalog) -> Plan:
+    """Send every part of the query to the party that owns the rows."""
+    tables = {}
+    for use in query.tables:
+        named = {branch.shards[use.alias] for branch in query.branches}
+        parties = None if None in named else [party for party in named if party is not None]
+        tables[use.alias] = catalog.table(use.table, parties)
+    scans = [_scan(query, alias, table, shard) for alias, table in tables.items() for shard in table.shards]
+    return Plan(query, tables, tuple(scans))
+
+
+def _scan(query: Query, alias: str, table: VerticalTable, shard: Shard) -> Scan:
+    outputs = {column.name: column.expression for column in query.outputs if column.alias == alias}
+    readers = [b if b.shards[alias] in (None, shard.party) else None for b in query.branches]
+    filters = tuple(dict.fromkeys(b.filters.get(alias, "") for b in readers if b))
+    keys = tuple(dict.fromkeys(_spec(key, alias) for b in readers if b for key in _keys(b, alias)))
+    branches = tuple(
+        BranchScan(filters.index(b.filters.get(alias, "")), tuple(keys.index(_spec(k, alias)) for k in _keys(b, alias)))
+        if b
+        else None
+        for b in readers
+    )
+    used = [*outputs.values(), *filter(None, filters), *(text for key in keys for text in key.expressions)]
+    names = dict.fromkeys(name for text in used for name in columns_of(text))
+    pushed = pushable(filters[0], table.columns) if len(filters) == 1 and filters[0] else ()
+    columns = {name: table.columns[name] for name in names}
+    return Scan(shard.party, alias, shard.name, columns, outputs, filters, keys, branches, pushed)
+
+
+def _keys(branch: Branch, alias: str) -> Iterable[KeyClass]:
+    return (key for key in branch.keys if alias in key.members)
+
+
+def _spec(key: KeyClass, alias: str) -> KeySpec:
+    return KeySpec(key.label, key.members[alias], key.families)
+
+
+_OPERATORS: dict[type[exp.Expr], Operator] = {
+    exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
+}  # fmt: skip
+_MIRRORED: dict[Operator, Operator] = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+def pushable(predicate: str, types: Mapping[str, str]) -> tuple[Comparison, ...]:
+    """The conjuncts of a filter that mean the same in every source database.
+
+    >>> pushable("(a >= 3) AND (b IN ('x', 'y')) AND (c LIKE 'z%')", {"a": "BIGINT", "b": "VARCHAR", "c": "VARCHAR"})
+    (Comparison(column='a', operator='>=', values=(3,)), Comparison(column='b', operator='in', values=('x', 'y')))
+    """
+    found = (_comparison(part) for part in _conjuncts(checked(predicate)))
+    return tuple(c for c in found if c is not None and _same_everywhere(c, types[c.column]))
+
+
+def _conjuncts(node: exp.Expr) -> Iterator[exp.Expr]:
+    """The parts that AND connects; BETWEEN is two of them."""
+    inner = node.unnest()
+    if isinstance(inner, exp.And):
+        for part in inner.flatten():
+            yield from _conjuncts(part)
+    elif isinstance(inner, exp.Between):
+        yield exp.GTE(this=inner.this, expression=inner.args["low"])
+        yield exp.LTE(this=inner.this, expression=inner.args["high"])
+    else:
+        yield inner
+
+
+def _comparison(node: exp.Expr) -> Comparison | None:
+    if isinstance(node, exp.Not) and isinstance(node.this, exp.Is):
+        inner = _comparison(node.this)
+        return Comparison(inner.column, "is not null") if inner else None
+    if isinstance(node, exp.Is) and isinstance(node.this, exp.Column) and isinstance(node.expression, exp.Null):
+        return Comparison(node.this.name, "is null")
+    if isinstance(node, exp.In) and isinstance(node.this, exp.Column) and node.expressions:
+        values = [_literal(item) for item in node.expressions]
+        plain = tuple(value for value in values if value is not None)
+        return Comparison(node.this.name, "in", plain) if len(plain) == len(values) else None
+    operator = _OPERATORS.get(type(node))
+    if operator is None or not isinstance(node, exp.Binary):
+        return None
+    for column, other, name in ((node.left, node.right, operator), (node.right, node.left, _MIRRORED[operator])):
+        value = _literal(other)
+        if isinstance(column, exp.Column) and value is not None:
+            return Comparison(column.name, name, (value,))
+    return None
+
+
+def _literal(node: exp.Expr) -> int | float | str | None:
+    if isinstance(node, exp.Neg):
+        value = _literal(node.this)
+        return -value if isinstance(value, int | float) else None
+    if not isinstance(node, exp.Literal):
+        return None
+    if node.is_string:
+        return str(node.this)
+    return int(node.this) if node.is_int else float(node.this)
+
+
+def _same_everywhere(comparison: Comparison, type_name: str) -> bool:
+    """Whole numbers and doubles compare alike in every database, text only for equality; FLOAT rounds differently."""
+    kinds = {str if isinstance(value, str) else float for value in comparison.values}
+    if family(type_name) is Family.TEXT:
+        return kinds <= {str} and comparison.operator not in ("<", "<=", ">", ">=")
+    return kinds <= {float} and (family(type_name) is Family.INTEGER or type_name == "DOUBLE")

@@ -1,0 +1,165 @@
+"""Names in one SELECT: which table uses FROM makes visible, and which of them a column belongs to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from sqlglot import exp
+from sqlglot.dialects.duckdb import DuckDB
+
+from tablepuppet.errors import CatalogError
+from tablepuppet.sql.catalog import Catalog, VerticalTable, did_you_mean
+from tablepuppet.sql.expression import Refused, check, render
+from tablepuppet.sql.place import SqlText
+
+_KEYWORDS = frozenset(DuckDB.Tokenizer.KEYWORDS) | {"IF"}
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Use:
+    """One table in FROM as the scope sees it."""
+
+    alias: str
+    table: VerticalTable
+    party: str | None
+    node: exp.Table
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An expression whose columns are resolved and stripped of qualifiers."""
+
+    text: str
+    aliases: frozenset[str]
+    columns: frozenset[tuple[str, str]]
+    node: exp.Expr
+
+    @property
+    def alias(self) -> str:
+        """The table of a one-table expression."""
+        [alias] = self.aliases
+        return alias
+
+
+@dataclass
+class Scope:
+    """The table uses of one SELECT, in FROM order."""
+
+    sql: SqlText
+    catalog: Catalog
+    uses: dict[str, Use] = field(default_factory=dict)
+    hidden: set[tuple[str, str]] = field(default_factory=set)  # (alias, column) that USING / NATURAL merged away
+    output_names: set[str] = field(default_factory=set)  # lower-case names that AS gives in the SELECT list
+
+    def add(self, node: exp.Expr) -> Use:
+        """Make a table of FROM visible under its alias."""
+        self._refuse_other_than_table(node)
+        assert isinstance(node, exp.Table)
+        party = self._party(node)
+        alias = node.alias or node.name
+        if any(alias.lower() == known.lower() for known in self.uses):
+            raise self.sql.error(f"two tables are called {alias}; give each use an alias of its own", node)
+        try:
+            table = self.catalog.table(node.name, None if party is None else [party])
+        except CatalogError as error:
+            if node.name.lower() in map(str.lower, self.catalog.names) and party is None:
+                raise  # the table is there, its shards do not agree
+            raise self.sql.error(str(error), node) from error
+        self.uses[alias] = Use(alias, table, party, node)
+        return self.uses[alias]
+
+    def _party(self, node: exp.Table) -> str | None:
+        if not node.db:
+            return None
+        parties = self.catalog.parties
+        if node.db not in parties:
+            raise self.sql.error(
+                f"{node.db!r} is no party that publishes tables{did_you_mean(node.db, parties)}", node.args["db"]
+            )
+        return node.db
+
+    def _refuse_other_than_table(self, node: exp.Expr) -> None:
+        if isinstance(node, exp.Subquery) and isinstance(node.this, exp.Table):
+            raise self.sql.error("nested joins are not supported; write one JOIN after the other, no brackets", node)
+        if isinstance(node, exp.Query):
+            raise self.sql.error("a subquery in FROM is not supported yet; name the tables and join them", node)
+        if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
+            raise self.sql.error("only published tables can stand in FROM, as table or party.table", node)
+        if node.args.get("joins"):
+            raise self.sql.error("nested joins are not supported; write one JOIN after the other, no brackets", node)
+        if node.catalog:
+            raise self.sql.error("a table is named as table or party.table", node)
+        alias = node.args.get("alias")
+        if alias is not None and alias.columns:
+            raise self.sql.error("renaming columns in FROM is not supported; use AS in the SELECT list", node)
+        extra = next((key for key, value in node.args.items() if value and key not in ("this", "db", "alias")), None)
+        if extra:
+            advice = "use split()" if extra == "sample" else "publish a view at the party"
+            raise self.sql.error(f"{extra.rstrip('s').upper()} on a table is not supported; {advice}", node)
+
+    def use(self, name: str, at: exp.Expr) -> Use:
+        """The table use of that alias."""
+        for alias, use in self.uses.items():
+            if alias.lower() == name.lower():
+                return use
+        raise self.sql.error(f"no table is called {name}{did_you_mean(name, self.uses)}", at)
+
+    def owners(self, column: str) -> list[Use]:
+        """The table uses that have a column of that name; one only if USING or NATURAL merged it."""
+        lower = column.lower()
+        found = [use for use in self.uses.values() if use.table.find(column)]
+        return [use for use in found if (use.alias, lower) not in self.hidden]
+
+    def merge(self, column: str, right: Use) -> None:
+        """Record that USING or NATURAL made one column of two: the left one stands for both."""
+        self.hidden.add((right.alias, column.lower()))
+
+    def resolve(self, column: exp.Column) -> tuple[str, str]:
+        """(alias, column name) that a column of the SQL means."""
+        if column.table:
+            use = self.use(column.table, column)
+            if column.args.get("db") and use.party != column.args["db"].name:
+                raise self.sql.error(f"no table is called {column.args['db'].name}.{column.table}", column)
+            name = use.table.find(column.name)
+            if name is None:
+                known = did_you_mean(column.name, use.table.columns)
+                raise self.sql.error(f"table {use.table.name} ({use.alias}) has no column {column.name}{known}", column)
+            return use.alias, name
+        owners = self.owners(column.name)
+        if not owners:
+            known = did_you_mean(column.name, dict.fromkeys(c for u in self.uses.values() for c in u.table.columns))
+            if column.name.lower() in self.output_names:
+                known = "; it is a name of the SELECT list, write its expression here"
+            raise self.sql.error(f"no table has a column {column.name}{known}", column)
+        if len(owners) > 1:
+            choices = " or ".join(f"{use.alias}.{column.name}" for use in owners)
+            raise self.sql.error(f"column {column.name} is ambiguous; write {choices}", column)
+        name = owners[0].table.find(column.name)
+        assert name is not None
+        return owners[0].alias, name
+
+    def bind(self, node: exp.Expr) -> Bound:
+        """Resolve every column of an expression; QueryError for what no party would evaluate."""
+        try:
+            check(node)
+        except Refused as refused:
+            raise self.sql.error(str(refused), refused.node or node) from None
+        resolved: set[tuple[str, str]] = set()
+
+        def strip(part: exp.Expr) -> exp.Expr:
+            if not isinstance(part, exp.Column):
+                return part
+            alias, name = self.resolve(part)
+            resolved.add((alias, name))
+            return exp.column(identifier(name))
+
+        text = render(node.copy().transform(strip))
+        return Bound(text, frozenset(alias for alias, _ in resolved), frozenset(resolved), node)
+
+
+def identifier(name: str) -> exp.Identifier:
+    """A column name, quoted only where SQL needs it."""
+    plain = _PLAIN.fullmatch(name) and name.upper() not in _KEYWORDS
+    return exp.to_identifier(name, quoted=not plain)

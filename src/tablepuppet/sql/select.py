@@ -1,0 +1,244 @@
+"""One SELECT of the union: FROM, WHERE and the SELECT list, bound to the catalog.
+
+Comes in: a parsed SELECT. Goes out: a `BoundSelect`, in which every condition is either a predicate of one
+table or an equality of two one-table expressions, and every output belongs to one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from sqlglot import exp
+
+from tablepuppet.sql.catalog import Catalog, did_you_mean
+from tablepuppet.sql.expression import render
+from tablepuppet.sql.place import SqlText
+from tablepuppet.sql.scope import Bound, Scope, Use, identifier
+
+_REFUSED_CLAUSES = {
+    "with_": ("WITH", "WITH is not supported yet; name the tables and join them"),
+    "distinct": ("DISTINCT", "SELECT DISTINCT compares values; leave it out, or use UNION to count each row once"),
+    "group": ("GROUP", "GROUP BY is not supported: the learner works on rows; aggregate in a view at the party"),
+    "having": ("HAVING", "HAVING is not supported; aggregate in a view at the party"),
+    "qualify": ("QUALIFY", "QUALIFY is not supported; compute it in a view at the party"),
+    "windows": ("WINDOW", "WINDOW is not supported; compute it in a view at the party"),
+    "order": ("ORDER", "ORDER BY is not supported: joined rows have an order of their own, see rows()"),
+    "limit": ("LIMIT", "LIMIT is not supported: which rows it keeps is undefined; use WHERE, or split()"),
+    "offset": ("OFFSET", "OFFSET is not supported: which rows it skips is undefined; use WHERE"),
+    "sample": ("SAMPLE", "sampling is not supported in SQL; use split()"),
+}
+_COMPARISONS = (exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ, exp.NullSafeNEQ, exp.Between)
+
+
+@dataclass(frozen=True)
+class Equality:
+    """A join condition: one expression of one table equals one of another."""
+
+    left: Bound
+    right: Bound
+    node: exp.Expr | None
+
+
+@dataclass(frozen=True)
+class Output:
+    """One column of the SELECT list."""
+
+    name: str
+    bound: Bound
+    from_star: bool
+
+    @property
+    def alias(self) -> str:
+        """The table that owns the column."""
+        return self.bound.alias
+
+
+@dataclass
+class BoundSelect:
+    """A SELECT whose names are resolved."""
+
+    scope: Scope
+    equalities: list[Equality] = field(default_factory=list)
+    filters: dict[str, list[Bound]] = field(default_factory=dict)
+    crossed: list[str] = field(default_factory=list)  # aliases after an explicit CROSS JOIN
+    outputs: list[Output] = field(default_factory=list)
+
+
+def bind_select(select: exp.Select, sql: SqlText, catalog: Catalog) -> BoundSelect:
+    """Resolve one SELECT against the catalog, or raise the QueryError that says why not."""
+    refuse_clauses(select, sql)
+    bound = BoundSelect(Scope(sql, catalog))
+    if select.args.get("from_") is None:
+        raise sql.error("a FROM clause is missing; name the tables to learn over", select)
+    bound.scope.output_names = {item.alias.lower() for item in select.expressions if isinstance(item, exp.Alias)}
+    bound.scope.add(select.args["from_"].this)
+    for join in select.args.get("joins") or ():
+        _bind_join(join, bound)
+    if select.args.get("where"):
+        _place_conditions(select.args["where"].this, bound)
+    for item in select.expressions:
+        bound.outputs += _bind_output(item, bound.scope)
+    if not bound.outputs:
+        raise sql.error("no column is left to select; EXCLUDE fewer", select.expressions[0])
+    return bound
+
+
+def refuse_clauses(node: exp.Expr, sql: SqlText) -> None:
+    """Raise for any clause beyond SELECT, FROM, JOIN and WHERE."""
+    allowed = {"expressions", "from_", "joins", "where", "this", "expression"}
+    if isinstance(node, exp.SetOperation):
+        allowed |= {"distinct", "by_name", "side", "kind", "on"}
+    for clause, value in node.args.items():
+        if value and clause not in allowed:
+            word = clause.rstrip("_").upper()
+            keyword, message = _REFUSED_CLAUSES.get(clause, (word, f"{word} is not supported"))
+            place = value[-1] if isinstance(value, list) else value
+            raise sql.error(message, place, "FETCH" if isinstance(value, exp.Fetch) else keyword)
+
+
+def _bind_join(join: exp.Join, bound: BoundSelect) -> None:
+    """Add a joined table to the scope, and its conditions: ON sees the tables so far, USING and NATURAL equate."""
+    scope, sql = bound.scope, bound.scope.sql
+    words = {str(join.args.get(key) or "").upper() for key in ("side", "kind", "method")} - {""}
+    other = sorted(words - {"INNER", "CROSS", "NATURAL", "OUTER"})
+    if other:
+        raise sql.error(f"{other[0]} joins are not supported yet; write an inner JOIN", join.this, other[0])
+    before = list(scope.uses.values())
+    right = scope.add(join.this)
+    if "NATURAL" in words:
+        for name in _common_columns(before, right, scope, join):
+            _equate_by_name(name, before, right, bound, join.this)
+    elif join.args.get("using"):
+        for node in join.args["using"]:
+            _equate_by_name(node.name, before, right, bound, node)
+    elif join.args.get("on"):
+        _place_conditions(join.args["on"], bound)
+    elif "CROSS" in words:
+        bound.crossed.append(right.alias)
+
+
+def _common_columns(before: list[Use], right: Use, scope: Scope, join: exp.Join) -> list[str]:
+    visible = {name.lower() for use in before for name in use.table.columns}
+    common = [name for name in right.table.columns if name.lower() in visible]
+    if not common:
+        raise scope.sql.error(f"NATURAL JOIN: {right.alias} shares no column with the tables before it", join.this)
+    return common
+
+
+def _equate_by_name(name: str, before: list[Use], right: Use, bound: BoundSelect, at: exp.Expr) -> None:
+    """USING (name): the column of the tables before equals that of the right one, and both become one."""
+    scope = bound.scope
+    owners = [use for use in scope.owners(name) if use in before]
+    there = right.table.find(name)
+    if not owners or there is None:
+        where = right.alias if owners else "the tables before it"
+        known = did_you_mean(name, right.table.columns) if owners else ""
+        raise scope.sql.error(f"USING: {where} has no column {name}{known}", at)
+    if len(owners) > 1:
+        choices = " or ".join(f"{use.alias}.{name}" for use in owners)
+        raise scope.sql.error(f"column {name} is ambiguous in USING; write ON with {choices}", at)
+    here = owners[0].table.find(name)
+    assert here is not None
+    left_column, right_column = _column(owners[0].alias, here, at), _column(right.alias, there, at)
+    bound.equalities.append(Equality(left_column, right_column, at))
+    scope.merge(name, right)
+
+
+def _column(alias: str, name: str, at: exp.Expr) -> Bound:
+    """A column that USING, NATURAL or a star at ``at`` means."""
+    text = render(exp.column(identifier(name)))
+    return Bound(text, frozenset({alias}), frozenset({(alias, name)}), at)
+
+
+def _place_conditions(node: exp.Expr, bound: BoundSelect) -> None:
+    for condition in _conjuncts(node):
+        _place_condition(condition, bound)
+
+
+def _conjuncts(node: exp.Expr) -> Iterator[exp.Expr]:
+    """The parts of a condition that AND connects."""
+    inner = node.unnest()
+    if isinstance(inner, exp.And):
+        for part in inner.flatten():
+            yield from _conjuncts(part)
+    else:
+        yield inner
+
+
+def _place_condition(condition: exp.Expr, bound: BoundSelect) -> None:
+    """A condition over one table is a filter of that table; an equality of two tables is a join key."""
+    scope = bound.scope
+    whole = scope.bind(condition)
+    if len(whole.aliases) <= 1:  # a condition over no table holds for all rows or for none: the first table's filter
+        alias = next(iter(whole.aliases), next(iter(scope.uses)))
+        bound.filters.setdefault(alias, []).append(whole)
+        return
+    if isinstance(condition, exp.EQ):
+        left, right = scope.bind(condition.left), scope.bind(condition.right)
+        if len(left.aliases) == len(right.aliases) == 1:
+            bound.equalities.append(Equality(left, right, condition))
+            return
+        raise scope.sql.error(_two_tables("each side of a join condition must", whole), condition)
+    if isinstance(condition, _COMPARISONS):
+        raise scope.sql.error(
+            "only equality joins are supported; compare columns of one table, or join on an equal key", condition
+        )
+    if condition.find(exp.Or):
+        raise scope.sql.error(
+            "OR between conditions of two tables is not supported; write one SELECT per case and UNION them", condition
+        )
+    raise scope.sql.error(_two_tables("a condition must be an equality of two tables or", whole), condition)
+
+
+def _two_tables(start: str, bound: Bound) -> str:
+    return f"{start} use one table only; this one uses {' and '.join(sorted(bound.aliases))}"
+
+
+def _bind_output(item: exp.Expr, scope: Scope) -> list[Output]:
+    if isinstance(item, exp.Star) or (isinstance(item, exp.Column) and isinstance(item.this, exp.Star)):
+        return _expand_star(item, scope)
+    expression = item.this if isinstance(item, exp.Alias) else item
+    bound = scope.bind(expression)
+    if not bound.aliases:
+        raise scope.sql.error("a constant is no feature; select columns of a table", item)
+    if len(bound.aliases) > 1:
+        raise scope.sql.error(
+            f"{_two_tables('an expression must', bound)}; select its parts, the model combines them", item
+        )
+    name = item.alias if isinstance(item, exp.Alias) else _default_name(expression, bound)
+    return [Output(name, bound, from_star=False)]
+
+
+def _default_name(expression: exp.Expr, bound: Bound) -> str:
+    if isinstance(expression, exp.Column):
+        return next(iter(bound.columns))[1]
+    return bound.text
+
+
+def _expand_star(item: exp.Expr, scope: Scope) -> list[Output]:
+    star = item if isinstance(item, exp.Star) else item.this
+    for unsupported in ("replace", "rename"):
+        if star.args.get(unsupported):
+            raise scope.sql.error(f"* {unsupported.upper()} is not supported; write the column AS a new name", item)
+    uses = [scope.use(item.table, item)] if isinstance(item, exp.Column) else list(scope.uses.values())
+    excluded: set[tuple[str, str]] = set()
+    for node in star.args.get("except_") or ():
+        excluded |= _excluded(node, uses, scope)
+    return [
+        Output(name, _column(use.alias, name, item), from_star=True)
+        for use in uses
+        for name in use.table.columns
+        if (use.alias, name) not in excluded
+    ]
+
+
+def _excluded(node: exp.Expr, uses: list[Use], scope: Scope) -> set[tuple[str, str]]:
+    """(alias, column) pairs that one name in EXCLUDE takes away."""
+    qualifier = node.table if isinstance(node, exp.Column) else ""
+    chosen = [scope.use(qualifier, node)] if qualifier else uses
+    found = {(use.alias, name) for use in chosen if (name := use.table.find(node.name))}
+    if not found:
+        known = did_you_mean(node.name, dict.fromkeys(name for use in chosen for name in use.table.columns))
+        raise scope.sql.error(f"EXCLUDE: no column {node.name}{known}", node)
+    return found

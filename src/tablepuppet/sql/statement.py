@@ -1,0 +1,99 @@
+"""SQL text becomes the SELECTs of a union.
+
+DuckDB's own parser decides what is SQL; sqlglot then gives the tree. Whatever else a statement may be is refused here.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import duckdb
+from sqlglot import TokenType, exp, parse_one
+from sqlglot.errors import ParseError, SqlglotError
+
+from tablepuppet.errors import QueryError
+from tablepuppet.sql.place import SqlText
+from tablepuppet.sql.select import refuse_clauses
+
+
+def selects_of(sql: SqlText) -> tuple[list[exp.Select], bool]:
+    """The SELECTs of the one statement in order, and whether equal combinations of rows count once."""
+    kinds = _duckdb_kinds(sql)
+    if not kinds:
+        raise QueryError("the SQL is empty; write a SELECT over tables of the catalog")
+    if len(kinds) > 1:
+        second = next(after for token, after in pairwise(sql.tokens) if token.token_type is TokenType.SEMICOLON)
+        span = (second.start, sql.tokens[-1].end + 1)
+        raise QueryError("one SELECT at a time; this is more than one statement", sql=sql.text, span=span)
+    if kinds != [duckdb.StatementType.SELECT]:
+        raise sql.error("only SELECT is supported: a relation reads tables and changes nothing")
+    _refuse_other_numbers(sql)
+    return _union_members(parse_one(sql.text, dialect="duckdb"), sql)
+
+
+def unread(sql: SqlText, error: SqlglotError | RecursionError) -> QueryError:
+    """The error for SQL that DuckDB reads and sqlglot does not."""
+    if isinstance(error, RecursionError):
+        return QueryError("the SQL is nested too deeply; split it up")
+    message = "this SQL is not supported yet; write it in a simpler way"
+    if not isinstance(error, ParseError) or not error.errors:
+        return QueryError(message)
+    detail = error.errors[0]
+    end = sum(len(line) + 1 for line in sql.text.split("\n")[: detail["line"] - 1]) + detail["col"]
+    return QueryError(message, sql=sql.text, span=(max(0, end - len(detail["highlight"])), end))
+
+
+def _duckdb_kinds(sql: SqlText) -> list[duckdb.StatementType]:
+    """The kinds of the statements in the text, or the QueryError for what DuckDB cannot parse."""
+    with duckdb.connect(config={"enable_external_access": "false"}) as connection:
+        connection.execute("SET errors_as_json = true")
+        try:
+            return [statement.type for statement in connection.extract_statements(sql.text)]
+        except UnicodeEncodeError:
+            raise QueryError("the SQL holds half a character; write it in Unicode") from None
+        except duckdb.Error as error:
+            raise _syntax_error(sql, str(error)) from None
+
+
+def _syntax_error(sql: SqlText, error: str) -> QueryError:
+    """DuckDB's parser error, with the place that it names in bytes of UTF-8."""
+    detail = json.loads(error[error.index("{") :])
+    start, length = json.loads(detail.get("location", "[0, 0]"))
+    encoded = sql.text.encode()
+    first, last = (len(encoded[:end].decode(errors="ignore")) for end in (start, start + length))
+    message = f"this is not SQL that DuckDB would read: {detail['exception_message']}"
+    return QueryError(message, sql=sql.text, span=(first, max(last, first + 1)))
+
+
+def _refuse_other_numbers(sql: SqlText) -> None:
+    """0x1F and the like: sqlglot would read 0 AS x1F."""
+    for token, after in pairwise(sql.tokens):
+        if token.token_type is TokenType.NUMBER and after.start == token.end + 1 and after.text[:1].isalpha():
+            message = "only decimal numbers are supported; write it with the digits 0-9"
+            raise QueryError(message, sql=sql.text, span=(token.start, after.end + 1))
+
+
+def _union_members(node: exp.Expr, sql: SqlText) -> tuple[list[exp.Select], bool]:
+    """The SELECTs of a union in order, and whether equal combinations of rows count once."""
+    if isinstance(node, exp.Select):
+        return [node], False
+    refuse_clauses(node, sql)
+    if isinstance(node, exp.Subquery):
+        return _union_members(node.this, sql)
+    if not isinstance(node, exp.Query):  # SUMMARIZE, DESCRIBE: DuckDB counts them as SELECT
+        raise sql.error("only SELECT is supported: a relation reads tables and changes nothing")
+    if isinstance(node, exp.Values):
+        raise sql.error("VALUES is not supported: rows come from published tables", node, "VALUES")
+    word = type(node).__name__.upper()
+    if not isinstance(node, exp.Union):
+        raise sql.error(f"{word} is not supported; only UNION and UNION ALL combine SELECTs", node.expression, word)
+    if node.args.get("by_name"):
+        raise sql.error("UNION BY NAME is not supported yet; write the columns in one order", node.expression, word)
+    left, left_distinct = _union_members(node.left, sql)
+    right, right_distinct = _union_members(node.right, sql)
+    distinct = bool(node.args.get("distinct"))
+    if not distinct and (left_distinct or right_distinct):
+        advice = "use one of them throughout"
+        raise sql.error(f"UNION and UNION ALL cannot be mixed in this order; {advice}", node.expression, word)
+    return left + right, distinct

@@ -1,0 +1,118 @@
+"""Column types: DuckDB's type names, and the families in which types agree.
+
+A type is spelled as DuckDB spells it (``BIGINT``, ``DECIMAL(12,2)``, ``VARCHAR``) whatever database the
+column lives in. Shards of a table agree, and keys may meet, when their types are of one family.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import Enum
+
+
+class Family(Enum):
+    """Types whose values mean the same thing."""
+
+    INTEGER = "integer"
+    DECIMAL = "decimal"
+    FLOAT = "float"
+    BOOLEAN = "boolean"
+    TEXT = "text"
+    DATE = "date"
+    TIMESTAMP = "timestamp"
+    UUID = "uuid"
+    OTHER = "other"
+
+
+# From narrow to wide: the last one that occurs holds the values of all before it.
+_INTEGERS = ("TINYINT", "UTINYINT", "SMALLINT", "USMALLINT", "INTEGER", "UINTEGER", "BIGINT", "UBIGINT", "HUGEINT")
+_FAMILIES = {
+    **dict.fromkeys(_INTEGERS, Family.INTEGER),
+    "FLOAT": Family.FLOAT,
+    "DOUBLE": Family.FLOAT,
+    "BOOLEAN": Family.BOOLEAN,
+    "VARCHAR": Family.TEXT,
+    "DATE": Family.DATE,
+    "TIMESTAMP": Family.TIMESTAMP,
+    "TIMESTAMP_S": Family.TIMESTAMP,
+    "TIMESTAMP_MS": Family.TIMESTAMP,
+    "TIMESTAMP_NS": Family.TIMESTAMP,
+    "TIMESTAMP WITH TIME ZONE": Family.TIMESTAMP,
+    "UUID": Family.UUID,
+}
+_DECIMAL = re.compile(r"DECIMAL\((\d+),\s*(\d+)\)")
+
+NUMERIC = frozenset({Family.INTEGER, Family.DECIMAL, Family.FLOAT, Family.BOOLEAN, Family.DATE, Family.TIMESTAMP})
+"""Families that become one number as a feature; dates and timestamps count days since 1970-01-01."""
+
+KEY_LIKE = frozenset(Family) - {Family.FLOAT, Family.OTHER}
+"""Families whose values can be joined and counted as distinct."""
+
+
+def family(type_name: str) -> Family:
+    """The family of a DuckDB type.
+
+    >>> family("DECIMAL(12,2)").value, family("SMALLINT").value, family("ENUM('a', 'b')").value
+    ('decimal', 'integer', 'text')
+    """
+    if type_name.startswith("DECIMAL"):
+        return Family.DECIMAL
+    if type_name.startswith("ENUM"):
+        return Family.TEXT
+    return _FAMILIES.get(type_name, Family.OTHER)
+
+
+def joinable(left: str, right: str) -> bool:
+    """Whether keys of these types can be equal: one family, or whole numbers and decimals."""
+    exact = {Family.INTEGER, Family.DECIMAL}
+    families = {family(left), family(right)}
+    return families <= exact or (len(families) == 1 and families <= KEY_LIKE)
+
+
+def widest(types: Iterable[str]) -> str | None:
+    """The type that holds all values of ``types``, or None where they do not agree.
+
+    >>> widest(["INTEGER", "BIGINT"]), widest(["DECIMAL(6,0)", "DECIMAL(4,2)"]), widest(["VARCHAR", "BIGINT"])
+    ('BIGINT', 'DECIMAL(8,2)', None)
+    """
+    names = list(types)
+    families = {family(name) for name in names}
+    if len(families) != 1:
+        return None
+    match families.pop():
+        case Family.INTEGER:
+            return _widest_integer(names)
+        case Family.DECIMAL:
+            return _widest_decimal(names)
+        case Family.FLOAT:
+            return "DOUBLE" if len(set(names)) > 1 else names[0]
+        case Family.TEXT:
+            return "VARCHAR"
+        case Family.TIMESTAMP:
+            return _widest_timestamp(names)
+        case _:
+            return names[0] if len(set(names)) == 1 else None
+
+
+def _widest_integer(names: list[str]) -> str:
+    top = max(names, key=_INTEGERS.index)
+    signed_below = any(not name.startswith("U") for name in names)
+    if top.startswith("U") and signed_below:  # an unsigned type does not hold the negative values
+        return _INTEGERS[_INTEGERS.index(top) + 1]
+    return top
+
+
+def _widest_decimal(names: list[str]) -> str | None:
+    sizes = [(int(m[1]), int(m[2])) for m in map(_DECIMAL.match, names) if m]
+    scale = max(s for _, s in sizes)
+    whole = max(p - s for p, s in sizes)
+    return f"DECIMAL({whole + scale},{scale})" if whole + scale <= 38 else None
+
+
+def _widest_timestamp(names: list[str]) -> str | None:
+    if len(set(names)) == 1:
+        return names[0]
+    if "TIMESTAMP_NS" in names:  # finer than the others, but of a narrower range
+        return None
+    return "TIMESTAMP WITH TIME ZONE" if "TIMESTAMP WITH TIME ZONE" in names else "TIMESTAMP"

@@ -1,0 +1,1 @@
+"""How it travels: messages, engines and the meter."""

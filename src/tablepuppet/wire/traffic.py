@@ -1,0 +1,31 @@
+"""The meter: bytes and messages per party, direction and release, counted where they are sent."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Literal
+
+Direction = Literal["up", "down"]  # up: from a party to the coordinator; down: to a party
+
+
+class Traffic:
+    """Counts every message; figures are measured, never computed from a formula."""
+
+    def __init__(self) -> None:
+        self._totals: dict[tuple[str, Direction, str], list[int]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, party: str, direction: Direction, release: str, size: int) -> None:
+        """Count one message."""
+        with self._lock:
+            total = self._totals.setdefault((party, direction, release), [0, 0])
+            total[0] += size
+            total[1] += 1
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """One dict per party, direction and release."""
+        with self._lock:
+            return [
+                {"party": party, "direction": direction, "release": release, "bytes": size, "messages": messages}
+                for (party, direction, release), (size, messages) in sorted(self._totals.items())
+            ]
