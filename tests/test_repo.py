@@ -26,7 +26,7 @@ LAYERS = [
     {"mapping", "wire"},
     {"operators"},
     {"learn", "prep"},
-    {"cli", "demo", "federation", "relation", "__init__", "__main__"},
+    {"baselines", "cli", "demo", "federation", "jobs", "relation", "__init__", "__main__"},
 ]
 LEVELS = {part: level for level, layer in enumerate(LAYERS) for part in layer}
 

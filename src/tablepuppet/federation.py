@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,13 +68,11 @@ class Federation:
         memory_limit: int | None = None,
         callbacks: Iterable[Reader] = (),
     ):
-        _check_settings(parties, wire, timeout, on_party_lost)
+        _check_settings(parties, wire, timeout, on_party_lost, memory_limit)
         self.wire, self.timeout, self.on_party_lost = wire, timeout, on_party_lost
         self._memory_limit = memory_limit
         blinding_key = secrets.token_bytes(32)  # in one process: fresh, and never kept
-        self._engine = InProcessEngine(
-            {name: _open_party(name, entry, blinding_key) for name, entry in parties.items()}
-        )
+        self.engine = InProcessEngine({name: _open_party(name, entry, blinding_key) for name, entry in parties.items()})
         self.events = Events(callbacks)
 
     @classmethod
@@ -87,17 +86,20 @@ class Federation:
         except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
             raise ConfigError(f"federation file {str(file)!r}: {error}") from error
         parties = {name: _anchored(entry, file.parent) for name, entry in settings.parties.items()}
-        return cls(
-            parties,
-            wire=settings.wire,
-            timeout=settings.timeout,
-            on_party_lost=settings.on_party_lost,
-            memory_limit=settings.memory_limit,
-            callbacks=callbacks,
-        )
+        try:
+            return cls(
+                parties,
+                wire=settings.wire,
+                timeout=settings.timeout,
+                on_party_lost=settings.on_party_lost,
+                memory_limit=settings.memory_limit,
+                callbacks=callbacks,
+            )
+        except ConfigError as error:
+            raise ConfigError(f"federation file {str(file)!r}: {error}") from error
 
     def __repr__(self) -> str:
-        return f"<Federation: {', '.join(self._engine.parties)}>"
+        return f"<Federation: {', '.join(self.engine.parties)}>"
 
     def catalog(self) -> Catalog:
         """Vertical tables, shards, columns, types and row counts, asked anew.
@@ -107,7 +109,7 @@ class Federation:
         return self._describe().check()
 
     def _describe(self) -> Catalog:
-        replies = call_all(self._engine, [(party, Request("describe")) for party in self._engine.parties])
+        replies = call_all(self.engine, [(party, Request("describe")) for party in self.engine.parties])
         return Catalog(shard for reply in replies for shard in reply["tables"])
 
     def sql(
@@ -126,32 +128,40 @@ class Federation:
 
         Raises QueryError, underlined, for what is no union of conjunctive queries over the catalog.
         """
-        if max_categories < 1:
-            raise ConfigError(f"max_categories must be at least 1, not {max_categories}")
+        if not isinstance(max_categories, Integral) or max_categories < 1:
+            raise ConfigError(f"max_categories must be a whole number of at least 1, not {max_categories!r}")
         catalog = self._describe()
         query = parse(text, catalog, label, categorical, drop)
         settings = Settings(self.wire, self._memory_limit, max_categories)
-        return Relation(Session(plan(query, catalog), self._engine, self.events, settings))
+        return Relation(Session(plan(query, catalog), self.engine, self.events, settings))
 
     @property
     def traffic(self) -> list[dict[str, Any]]:
         """Bytes and messages by party, direction and release, since construction."""
-        return self._engine.traffic.to_list()
+        return self.engine.traffic.to_list()
 
 
-def _check_settings(parties: Mapping[str, Any], wire: str, timeout: float, on_party_lost: str) -> None:
-    if not parties:
-        raise ConfigError("a federation needs at least one party, as name and database URL")
-    for name in parties:
-        if not name or not name.replace("_", "").replace("-", "").isalnum():
+def _check_settings(
+    parties: Mapping[str, Any], wire: str, timeout: float, on_party_lost: str, memory_limit: int | None
+) -> None:
+    if not isinstance(parties, Mapping) or not parties:
+        raise ConfigError(
+            "a federation needs at least one party, as name and database URL: {'shop': 'duckdb:///shop.db'}"
+        )
+    for name, entry in parties.items():
+        if not isinstance(entry, str | PartyEntry):
+            raise ConfigError(f"party {name!r}: the database must be a URL, not {type(entry).__name__}")
+        if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum():
             raise ConfigError(f"party name {name!r}: use letters, digits, _ and -, so that SQL can say {name}.table")
     if wire not in Wire.__args__:  # type: ignore[attr-defined]
         raise ConfigError(f"wire={wire!r} is none of {', '.join(Wire.__args__)}")  # type: ignore[attr-defined]
     if on_party_lost not in OnPartyLost.__args__:  # type: ignore[attr-defined]
         known = ", ".join(OnPartyLost.__args__)  # type: ignore[attr-defined]
         raise ConfigError(f"on_party_lost={on_party_lost!r} is none of {known}")
-    if not timeout > 0:
+    if not isinstance(timeout, Real) or not timeout > 0:
         raise ConfigError(f"timeout must be a number of seconds above 0, not {timeout!r}")
+    if memory_limit is not None and (not isinstance(memory_limit, Integral) or memory_limit < 0):
+        raise ConfigError(f"memory_limit must be a whole number of bytes, not {memory_limit!r}")
 
 
 def _open_party(name: str, entry: str | PartyEntry, blinding_key: bytes) -> Party:
@@ -165,6 +175,9 @@ def _anchored(entry: str | PartyEntry, folder: Path) -> PartyEntry:
     """The entry with a relative file path made absolute from the federation file's folder."""
     entry = PartyEntry(entry) if isinstance(entry, str) else entry
     scheme, separator, path = entry.url.partition(":///")
-    if separator and not path.startswith("/") and (folder / path).exists():
-        return PartyEntry(f"{scheme}:///{(folder / path).resolve()}", entry.levels)
-    return entry
+    if not separator or path.startswith("/") or scheme.startswith("postgres"):
+        return entry
+    anchored = (folder / path).absolute()
+    if not anchored.exists() and Path("/" + path).exists():  # duckdb:///tmp/x, where /tmp/x was meant
+        anchored = Path("/" + path)
+    return PartyEntry(f"{scheme}:///{anchored}", entry.levels)

@@ -22,6 +22,7 @@ from tablepuppet.mapping.join import JoinBranch, ShardKeys, join
 from tablepuppet.mapping.table_mapping import TableMapping
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.describe import Description, describe
+from tablepuppet.prep.encode import Encoding, apply_encoding, fit_encoding
 from tablepuppet.runs.events import Events
 from tablepuppet.sql.explain import ShardSize, Sizes, explain
 from tablepuppet.sql.plan import Plan, Scan
@@ -47,7 +48,10 @@ class Session:
         self.id = secrets.token_hex(16)
         self._views = itertools.count()
         self._finalizer = weakref.finalize(self, _close, engine, plan.parties, self.id)
-        calls = [(party, Request("open", self.id, arguments={"scans": plan.of_party(party)})) for party in plan.parties]
+        calls = [
+            (party, Request("open", self.id, arguments={"scans": plan.of_party(party), "wire": settings.wire}))
+            for party in plan.parties
+        ]
         done = events.progress("open", "reading tables at their parties", len(calls))
         replies = call_all(engine, calls, done)
         self.rows_read = {
@@ -149,6 +153,29 @@ class Relation:
     def plan(self) -> Plan:
         """Who reads what."""
         return self._session.plan
+
+    @property
+    def wire(self) -> str:
+        """Precision of row arrays on the wire."""
+        return self._session.settings.wire
+
+    @property
+    def events(self) -> Events:
+        """Where to tell what happens."""
+        return self._session.events
+
+    def without_reduction(self) -> Relation:
+        """The same joined rows with duplicates kept: every party computes and sends as many rows as the join has."""
+        return Relation(self._session, self.mapping.unreduced())
+
+    def fit_encoding(self) -> Encoding:
+        """Encoders for the features over these joined rows, applied at the parties."""
+        settings = self._session.settings
+        encoding = fit_encoding(
+            self.client, self.query.features, self.query.categorical, settings.max_categories, self.events
+        )
+        apply_encoding(self.client, encoding)
+        return encoding
 
     def __len__(self) -> int:
         return len(self.mapping)

@@ -112,7 +112,7 @@ def _key_column(
         occurs[found] = True
         null_here = bool(shard.rows) and int(shard.codes[key].max()) == len(found)
         has_null = has_null or null_here
-        taken_over = not null_here and len(found) and found[0] == 0 and found[-1] == len(found) - 1
+        taken_over = not null_here and np.array_equal(found, np.arange(len(found)))
         place = np.append(found, np.int32(size))
         parts.append(shard.codes[key] if taken_over else take(place, shard.codes[key]))
     return KeyColumn(parts[0] if len(parts) == 1 else np.concatenate(parts), occurs, has_null)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
-from tablepuppet.arrays import mark, take
+from tablepuppet.arrays import Scalar, mark, take
 
 Floats = NDArray[np.floating[Any]]
 Index = NDArray[np.int32]
@@ -82,7 +82,7 @@ class TableMapping:
         """How often each base row of a table occurs among the joined rows."""
         return self.tables[alias].counts
 
-    def gather(self, alias: str, values: Floats) -> Floats:
+    def gather(self, alias: str, values: NDArray[Scalar]) -> NDArray[Scalar]:
         """Values of base rows, (rows,) or (rows, classes), as values of joined rows: S_i values."""
         table = self.tables[alias]
         if table.is_identity:
@@ -113,6 +113,23 @@ class TableMapping:
             {name: MappedTable(table.index[keep], table.shards) for name, table in self.tables.items()},
             int(np.count_nonzero(keep)),
         )
+
+    def unreduced(self) -> TableMapping:
+        """The same joined rows without the reduction of duplicates: every table is as long as the join."""
+        return TableMapping({alias: _unreduced(table) for alias, table in self.tables.items()}, self.joined_rows)
+
+
+def _unreduced(table: MappedTable) -> MappedTable:
+    owner = np.searchsorted([shard.start + len(shard.row_ids) for shard in table.shards], table.index, side="right")
+    order = np.argsort(owner, kind="stable")  # joined rows by shard
+    index = np.empty(len(order), np.int32)
+    index[order] = np.arange(len(order), dtype=np.int32)
+    shards, start = [], 0
+    for number, shard in enumerate(table.shards):
+        row_ids = shard.row_ids[table.index[owner == number] - shard.start]
+        shards.append(ShardRows(shard.party, row_ids, start))
+        start += len(row_ids)
+    return MappedTable(index, tuple(shards))
 
 
 def compact(tables: Mapping[str, MappedTable], joined_rows: int) -> TableMapping:

@@ -57,6 +57,7 @@ class Client:
     def _rows(self, alias: str, shard: ShardRows) -> Mapping[str, Any]:
         """Which rows of a shard take part and how often: told once, before the first op."""
         counts = self.mapping.counts(alias)[shard.slice]
-        everything = len(shard.row_ids) == self.rows_read[shard.party, alias]
+        read = self.rows_read[shard.party, alias]
+        everything = len(shard.row_ids) == read and bool(np.all(shard.row_ids == np.arange(read, dtype=np.int32)))
         narrow = counts.astype(np.min_scalar_type(int(counts.max(initial=0))))
         return {"row_ids": None if everything else shard.row_ids, "counts": narrow}

@@ -126,7 +126,7 @@ def _factorise_dense(column: pa.ChunkedArray) -> Factor | None:
     """Integers from a narrow range need no hash table: a table look-up is ten times faster."""
     extremes = pc.min_max(column).as_py()
     low, high = extremes["min"], extremes["max"]
-    if low is None or high >= 2**62 or high - low > 4 * len(column) + 1024:
+    if low is None or low < -(2**62) or high >= 2**62 or high - low > 4 * len(column) + 1024:
         return None
     low -= 1  # the place of NULL, below all values
     index = (column.cast(pa.int64()).fill_null(low) if column.null_count else column).to_numpy()

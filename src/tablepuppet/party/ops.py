@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
+from tablepuppet.party.blind import derive_key
 from tablepuppet.party.policy import Level, Policy
 from tablepuppet.party.release import Release
 from tablepuppet.party.snapshot import Snapshot
@@ -40,8 +41,11 @@ class LocalTable:
     policy: Policy
     secret: bytes  # for blinding
     run: str
+    wire: str = "float64"  # precision of row arrays on the wire
     views: dict[str, View] = field(default_factory=dict)
-    state: Values = field(default_factory=dict)
+    state: Values = field(default_factory=dict)  # of this session
+    models: Values = field(default_factory=dict)  # of the party: models outlive the session they were trained in
+    category_secrets: dict[str, bytes] = field(default_factory=dict)  # of the party: those of loaded models
 
     def view(self, name: str) -> View:
         """The rows of a relation that was announced with the op ``rows.use``."""
@@ -56,10 +60,20 @@ class LocalTable:
             return column
         return column.take(pa.array(self.snapshot.place(row_ids)))
 
+    def category_key(self, blinding: str, column: str) -> bytes:
+        """The digest key of a column's categories under the secret that ``blinding`` names."""
+        secret = self.category_secrets.get(blinding) or category_secret(self.secret, blinding)
+        return derive_key(secret, blinding, f"category {column}")
+
     def level(self, output: str) -> Level:
         """The policy's level of an output column: the strictest of the columns it is made of."""
         scan = self.snapshot.scan
         return self.policy.level(scan.table, columns_of(scan.outputs[output]))
+
+
+def category_secret(blinding_key: bytes, blinding: str) -> bytes:
+    """The secret under which one model's categories are blinded: saved with the model where that is possible."""
+    return derive_key(blinding_key, blinding, "categories")
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tablepuppet.party.rows  # noqa: F401 - registers its ops
-from tablepuppet.errors import PartyError
+from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.party.database import Database
-from tablepuppet.party.ops import LocalTable, Values, find_op
+from tablepuppet.party.ops import LocalTable, Values, category_secret, find_op
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.snapshot import take_snapshot
 from tablepuppet.sql.catalog import Shard
@@ -42,19 +42,37 @@ class Party:
         self._policy = policy or Policy()
         self._row_secret = row_secret
         self._sessions: dict[str, dict[str, LocalTable]] = {}
+        self._models: Values = {}
+        self._category_secrets: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
     def describe(self) -> list[Shard]:
         """The tables this party publishes."""
-        return [Shard(self.name, table.name, table.columns, table.rows) for table in self._database.tables()]
+        tables = self._database.tables()
+        known = {table.name.lower() for table in tables}
+        known |= {f"{table.name}.{column}".lower() for table in tables for column in table.columns}
+        strange = [where for where in self._policy.levels if where not in known]
+        if strange:  # a misspelled level would leave the column it means public
+            raise ConfigError(
+                f"party {self.name!r}: levels name {strange[0]!r}, which is no table or column it publishes"
+            )
+        return [Shard(self.name, table.name, table.columns, table.rows) for table in tables]
 
-    def open(self, session: str, scans: Iterable[Scan]) -> dict[str, int]:
+    def open(self, session: str, scans: Iterable[Scan], wire: str = "float64") -> dict[str, int]:
         """Read every shard the relation needs, as of one moment; answers with row counts by alias."""
         tables = {}
         with self._database.reader() as reader:
             for scan in scans:
                 snapshot = take_snapshot(scan, reader, self._row_secret)
-                tables[scan.alias] = LocalTable(snapshot, self._policy, self._blinding_key, session)
+                tables[scan.alias] = LocalTable(
+                    snapshot,
+                    self._policy,
+                    self._blinding_key,
+                    session,
+                    wire,
+                    models=self._models,
+                    category_secrets=self._category_secrets,
+                )
         with self._lock:
             self._sessions[session] = tables
         return {alias: table.snapshot.rows for alias, table in tables.items()}
@@ -71,6 +89,14 @@ class Party:
             raise PartyError(
                 f"party {self.name!r}: no open session has table {alias!r}; open the relation again"
             ) from None
+
+    def category_secret(self, blinding: str) -> bytes:
+        """The secret of a model's categories; for saving a model beside a party in the same process."""
+        return self._category_secrets.get(blinding) or category_secret(self._blinding_key, blinding)
+
+    def adopt_category_secret(self, blinding: str, secret: bytes) -> None:
+        """Use the secret of a saved model for its categories."""
+        self._category_secrets[blinding] = secret
 
     def close(self, session: str) -> None:
         """Free everything that a session holds."""

@@ -24,7 +24,7 @@ from tablepuppet.arrays import Scalar, take
 from tablepuppet.errors import PartyError
 from tablepuppet.party.blind import Blinded, blind, derive_key
 from tablepuppet.party.database import POSITION, Reader, Source
-from tablepuppet.sql.expression import checked, render
+from tablepuppet.sql.expression import checked, columns_of, render
 from tablepuppet.sql.plan import KeySpec, Scan
 
 RowIds = NDArray[np.int32]
@@ -84,7 +84,8 @@ class Snapshot:
         digest = hashlib.sha256(repr((self.scan.outputs, self.scan.filters, self.rows)).encode())
         for column in self.outputs.columns:
             digest.update(np.packbits(column.is_valid().to_numpy()).tobytes())
-            digest.update(pa.table({"it": column.drop_null().combine_chunks()}).to_batches()[0].serialize() or b"")
+            for batch in pa.table({"it": column.drop_null()}).combine_chunks().to_batches():  # none without values
+                digest.update(batch.serialize())
         for array in (self.positions, *(part for key in self._blinded for part in (key.digests, key.codes))):
             digest.update(b"" if array is None else array.tobytes())
         return digest.hexdigest()
@@ -106,11 +107,11 @@ def take_snapshot(scan: Scan, reader: Reader, secret: bytes | None) -> Snapshot:
 
 def _read(source: Source, scan: Scan) -> pa.Table:
     """Evaluate the scan's expressions and filters in DuckDB over the source's rows."""
-    filters = [_evaluable(text) if text else "TRUE" for text in scan.filters]
+    filters = [_evaluable(text, scan) if text else "TRUE" for text in scan.filters]
     where = "" if "TRUE" in filters else f" WHERE {' OR '.join(f'({text})' for text in filters)}"
     keys = [text for spec in scan.keys for text in spec.expressions]
-    items = [f"{_evaluable(text)} AS o{i}" for i, text in enumerate(scan.outputs.values())]
-    items += [f"{_evaluable(text)} AS k{i}" for i, text in enumerate(keys)]
+    items = [f"{_evaluable(text, scan)} AS o{i}" for i, text in enumerate(scan.outputs.values())]
+    items += [f"{_evaluable(text, scan)} AS k{i}" for i, text in enumerate(keys)]
     if len(filters) > 1:
         items += [f"coalesce({text}, FALSE) AS f{i}" for i, text in enumerate(filters)]
     if where or not source.in_order or not items:
@@ -126,8 +127,16 @@ def _read(source: Source, scan: Scan) -> pa.Table:
         ) from None
 
 
-def _evaluable(text: str) -> str:
-    """The expression, after checking once more that it is one a party evaluates."""
+def _evaluable(text: str, scan: Scan) -> str:
+    """The expression, after checking once more that it is one a party evaluates, over columns that are read.
+
+    A name that is no column could mean something else to DuckDB, such as ``user``.
+    """
+    strange = set(columns_of(text)) - set(scan.columns)
+    if strange:
+        raise PartyError(
+            f"party {scan.party!r}: the plan for {scan.table!r} uses {min(strange)!r}, which it does not read"
+        )
     return f"({render(checked(text))})"
 
 

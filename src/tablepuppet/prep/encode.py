@@ -19,9 +19,10 @@ from tablepuppet.errors import LearnError
 from tablepuppet.mapping.digests import number_digests
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
-from tablepuppet.party.blind import blind, derive_key
+from tablepuppet.party.blind import blind
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
+from tablepuppet.prep.encoded_table import EncodedTable
 from tablepuppet.prep.statistics import key_family, summarise_categories, summarise_numbers
 from tablepuppet.prep.values import numbers
 from tablepuppet.runs.events import Events
@@ -68,27 +69,6 @@ class Encoding:
         """Encoded columns of a table: numbers, then categories."""
         encoders: list[NumberEncoder | CategoryEncoder] = [*self.numbers[alias], *self.categories[alias]]
         return [name for encoder in encoders for name in encoder.names]
-
-
-@dataclass(frozen=True)
-class EncodedTable:
-    """A party's rows of one relation as numbers. Categories stay codes: a 0/1 matrix would be mostly zeros."""
-
-    dense: NDArray[np.float64]  # (rows, numbers)
-    codes: tuple[NDArray[np.int32], ...]  # per category column, -1 for none
-    sizes: tuple[int, ...]
-
-    @property
-    def width(self) -> int:
-        """Encoded columns."""
-        return int(self.dense.shape[1]) + sum(self.sizes)
-
-    def matrix(self) -> NDArray[np.float64]:
-        """The whole table as one dense matrix."""
-        blocks = [self.dense]
-        for codes, size in zip(self.codes, self.sizes, strict=True):
-            blocks.append(np.eye(size + 1, size)[codes])  # the code -1 finds the last row, all zeros
-        return np.concatenate(blocks, axis=1)
 
 
 def fit_encoding(
@@ -194,7 +174,7 @@ def build(
         dense[:, place] = np.where(present, (values - means[place]) / scales[place], 0.0)
     coded = []
     for place, (name, kind, _) in enumerate(categories):
-        blinded = blind([table.column(name, view)], [kind], derive_key(table.secret, encoding, f"category {name}"))
+        blinded = blind([table.column(name, view)], [kind], table.category_key(encoding, name))
         coded.append(np.append(codes[f"codes{place}"], np.int32(-1))[blinded.codes])
     table.state[f"{view}/{encoding}"] = EncodedTable(dense, tuple(coded), tuple(size for _, _, size in categories))
     return {}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.mapping.digests import number_digests
 from tablepuppet.operators.client import Client
-from tablepuppet.party.blind import blind, derive_key
+from tablepuppet.party.blind import blind
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.policy import Level
 from tablepuppet.party.release import Release
@@ -37,20 +37,22 @@ def number_statistics(table: LocalTable, view: str, columns: Sequence[str]) -> V
         extremes = (values.min(), values.max()) if len(values) else (math.nan, math.nan)
         public = table.level(name) is Level.PUBLIC
         rows.append([*_centred(values, weights), counts.sum(), *(extremes if public else (math.nan, math.nan))])
-    return {"sums": np.array(rows, np.float64).reshape(-1, 7)}
+    return {"sums": np.array(rows, np.float64).reshape(-1, 8)}
 
 
-def _centred(values: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, float, float, float]:
-    """(weight, mean, sum of squares about the mean, weight of values that are not finite)."""
+def _centred(values: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, float, float, float, float]:
+    """(weight, mean, what the mean lost to rounding, sum of squares about the mean, weight of values not finite)."""
     total = float(weights.sum())
     odd = float(weights[~np.isfinite(values)].sum())
     if not total or odd:
-        return total, math.nan, math.nan, odd
+        return total, math.nan, math.nan, math.nan, odd
     if values.min() == values.max():  # exactly constant, whatever the sums would round to
-        return total, float(values[0]), 0.0, odd
+        return total, float(values[0]), 0.0, 0.0, odd
     mean = float(weights @ values) / total
     mean += float(weights @ (values - mean)) / total
-    return total, mean, float(weights @ (values - mean) ** 2), odd
+    centred = values - mean
+    rest = float(weights @ centred) / total
+    return total, mean, rest, float(weights @ (centred - rest) ** 2), odd
 
 
 @op("statistics.categories", releases=Release.KEY_DIGESTS | Release.HISTOGRAMS)
@@ -58,8 +60,7 @@ def category_statistics(
     table: LocalTable, view: str, column: str, family: str, blinding: str, most: int | None
 ) -> Values:
     """How often each category occurs, by digest; no digests of a column with more than ``most`` categories."""
-    key = derive_key(table.secret, blinding, f"category {column}")
-    blinded = blind([table.column(column, view)], [family], key)
+    blinded = blind([table.column(column, view)], [family], table.category_key(blinding, column))
     weights = np.bincount(blinded.codes, table.view(view).counts, minlength=len(blinded.digests) + 1)
     told = most is None or len(blinded.digests) <= most
     return {
@@ -121,15 +122,18 @@ def summarise_numbers(client: Client, columns: Iterable[OutputColumn]) -> dict[s
 
 def merge_numbers(shards: Sequence[NDArray[np.float64]]) -> NumberSummary:
     """Statistics of a column from those of its shards."""
-    sums = np.array(shards, np.float64).reshape(-1, 7)
-    count, odd, rows = float(sums[:, 0].sum()), float(sums[:, 3].sum()), float(sums[:, 4].sum())
-    some = sums[sums[:, 0] > 0]
+    sums = np.array(shards, np.float64).reshape(-1, 8)
+    counts, odd, rows = sums[:, 0], float(sums[:, 4].sum()), float(sums[:, 5].sum())
+    some, weights = sums[counts > 0], counts[counts > 0]
     if not len(some):
         return NumberSummary(0.0, math.nan, math.nan, odd, rows, math.nan, math.nan)
-    constant = bool(np.all(some[:, 1] == some[0, 1]))
-    mean = float(some[0, 1]) if constant else float(some[:, 0] @ some[:, 1]) / count
-    squares = float(some[:, 2].sum() + some[:, 0] @ (some[:, 1] - mean) ** 2)
-    return NumberSummary(count, mean, squares, odd, rows, float(some[:, 5].min()), float(some[:, 6].max()))
+    count, origin = float(weights.sum()), some[0, 1]
+    means = (some[:, 1] - origin) + some[:, 2]  # from the first shard's mean: none of their digits is lost
+    shift = float(weights @ means) / count
+    squares = float(some[:, 3].sum() + weights @ (means - shift) ** 2)
+    return NumberSummary(
+        count, float(origin + shift), squares, odd, rows, float(some[:, 6].min()), float(some[:, 7].max())
+    )
 
 
 def summarise_categories(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-MICROSECONDS_PER_DAY = 86_400_000_000
+_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
 
 def numbers(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -16,15 +18,18 @@ def numbers(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], NDArray[np.bo
     >>> numbers(pa.chunked_array([pa.array([True, None])]))[0].tolist()
     [1.0, 0.0]
     """
-    scale = 1.0
+    scale, infinity = 1.0, math.inf
     if pa.types.is_date(column.type):
         column = column.cast(pa.date32()).cast(pa.int32())
+        infinity = 2.0**31 - 1  # how DuckDB writes DATE 'infinity'
     elif pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("us", column.type.tz), safe=False).cast(pa.int64())
-        scale = 1 / MICROSECONDS_PER_DAY
+        scale, infinity = 1 / _PER_DAY[column.type.unit], 2.0**63 - 1
+        column = column.cast(pa.int64())
     present = pc.is_valid(column).to_numpy()
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
     values = column.cast(pa.float64(), safe=False)
-    filled = values.fill_null(0.0) if values.null_count else values
-    return filled.to_numpy() * scale if scale != 1.0 else filled.to_numpy(), present
+    filled = (values.fill_null(0.0) if values.null_count else values).to_numpy()
+    if infinity < math.inf:
+        filled = np.where(np.abs(filled) < infinity, filled * scale, np.copysign(np.inf, filled))
+    return filled, present

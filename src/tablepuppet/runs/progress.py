@@ -13,6 +13,8 @@ from tablepuppet.runs.events import Event
 class ProgressReader:
     """Shows stages as they advance, and warnings. Use as a context; it writes to stderr."""
 
+    _ended = {"fitted": "fit"}  # noqa: RUF012 - never changed
+
     def __init__(self, console: Console | None = None):
         self._console = console or Console(stderr=True)
         columns = (
@@ -38,6 +40,13 @@ class ProgressReader:
         """Read one event."""
         if event.kind == "progress":
             self._advance(event)
+        elif event.name in self._ended:  # a stage that ends when it is good enough
+            task = self._tasks.get(self._ended[event.name])
+            if task is not None:
+                done = self._bars.tasks[task].completed
+                self._bars.update(task, total=done, description=event.message)
+            elif not self._console.is_terminal:
+                self._console.print(event.message, markup=False, highlight=False)
         elif event.kind == "warning":
             self._console.print(f"warning: {event.message}", style="yellow", markup=False, highlight=False)
 
@@ -49,4 +58,4 @@ class ProgressReader:
             return
         if done == 0 or event.name not in self._tasks:
             self._tasks[event.name] = self._bars.add_task(event.message, total=total)
-        self._bars.update(self._tasks[event.name], completed=done)
+        self._bars.update(self._tasks[event.name], completed=done, description=event.message)

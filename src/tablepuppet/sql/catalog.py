@@ -10,6 +10,7 @@ import difflib
 import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 
 import pyarrow as pa
 from rich.console import Console
@@ -154,10 +155,11 @@ def _agreed_columns(shards: list[Shard]) -> dict[str, str]:
     for name, found in types.items():
         agreement = widest(found)
         if agreement is None:
-            other = next(i for i, candidate in enumerate(found) if widest([found[0], candidate]) is None)
+            typed = zip(found, shards, strict=True)
+            one, two = next(pair for pair in combinations(typed, 2) if widest([pair[0][0], pair[1][0]]) is None)
             raise CatalogError(
-                f"shards of table {first.name!r} differ in column {name!r}: {found[0]} at party {first.party!r}, "
-                f"{found[other]} at party {shards[other].party!r}; publish a view that casts one of them"
+                f"shards of table {first.name!r} differ in column {name!r}: {one[0]} at party {one[1].party!r}, "
+                f"{two[0]} at party {two[1].party!r}; publish a view that casts one of them"
             )
         agreed[name] = agreement
     return agreed

@@ -1,12 +1,15 @@
-"""EXPLAIN: the plan of a relation as text, with the sizes that the join found."""
+"""EXPLAIN: the plan of a relation as a tree, with the sizes that the join found."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from tablepuppet.sql.plan import Plan, Scan
-from tablepuppet.sql.query import Branch, OutputColumn
+from tablepuppet.sql.plan import Plan, Scan, left_to_party
+from tablepuppet.sql.query import Branch, Comparison, KeyClass, OutputColumn
+
+WIDTH = 118
 
 
 @dataclass(frozen=True)
@@ -27,57 +30,99 @@ class Sizes:
     wire_bytes: int  # of one number in a row vector
 
 
+@dataclass(frozen=True)
+class _Node:
+    """One line of the tree with the nodes below it."""
+
+    text: str
+    below: list[_Node] = field(default_factory=list)
+
+    def drawn(self, first: str = "", rest: str = "") -> Iterator[str]:
+        """The lines of the tree; ``first`` stands before the first line, ``rest`` before all others."""
+        stem = rest + ("│  " if self.below else "   ")
+        yield from textwrap.wrap(self.text, WIDTH, initial_indent=first, subsequent_indent=stem, break_on_hyphens=False)
+        for node in self.below[:-1]:
+            yield from node.drawn(f"{rest}├─ ", f"{rest}│  ")
+        for node in self.below[-1:]:
+            yield from node.drawn(f"{rest}└─ ", f"{rest}   ")
+
+
 def explain(plan: Plan, sizes: Sizes, local_parties: frozenset[str]) -> str:
-    """The tree: union, joins, scans; then the bytes of a training round and where best to run it."""
-    lines = _header(plan, sizes)
-    branches = plan.query.branches
-    for number, branch in enumerate(branches):
-        prefix = "  " if len(branches) == 1 else f"  branch {number + 1}: "
-        keys = [_key_text(branch, number) for number in range(len(branch.keys))] or ["no key"]
-        lines.append(f"{prefix}join on {keys[0]}" if branch.keys else f"{prefix}{_no_join(plan)}")
-        lines += [" " * (len(prefix) + 5) + f"and {key}" for key in keys[1:]]
-    for alias in plan.tables:
-        lines += _table_lines(plan, alias, sizes)
-    lines += ["", *_round_lines(plan, sizes), "", *_place_lines(plan, sizes, local_parties)]
+    """The tree: union, joins, tables, scans; then the bytes of a training round and where best to run it."""
+    lines = [*_tree(plan, sizes).drawn(), "", *_round_lines(plan, sizes), ""]
+    for sentence in _place_lines(plan, sizes, local_parties):
+        lines += textwrap.wrap(sentence, WIDTH, break_on_hyphens=False)
     return "\n".join(lines)
 
 
-def _header(plan: Plan, sizes: Sizes) -> list[str]:
+def _tree(plan: Plan, sizes: Sizes) -> _Node:
     query = plan.query
-    union = (
-        "" if len(query.branches) == 1 else f", {'UNION' if query.distinct else 'UNION ALL'} of {len(query.branches)}"
-    )
+    features = len(query.features)
     label = f"label {query.label.qualified}" if query.label else "no label"
-    return [
-        f"Relation: {sizes.joined_rows:,} joined rows{union}, {len(query.features)} features, {label}; "
+    title = (
+        f"Relation: {sizes.joined_rows:,} joined rows, {features} feature{'s' * (features != 1)}, {label}; "
         f"mapping {readable(sizes.mapping_bytes)}"
-    ]
-
-
-def _no_join(plan: Plan) -> str:
-    return "cross join" if len(plan.tables) > 1 else "one table, no join"
-
-
-def _key_text(branch: Branch, number: int) -> str:
-    members = branch.keys[number].members
-    return " = ".join(
-        f"{alias}.{parts[0]}" if len(parts) == 1 else f"{alias}.({', '.join(parts)})"
-        for alias, parts in members.items()
     )
+    tables = [_table(plan, alias, sizes) for alias in plan.tables]
+    if len(query.branches) == 1:
+        return _Node(title, [_Node(_join(plan), [*_keys(query.branches[0]), *tables])])
+    union = "UNION: a combination of rows counts once" if query.distinct else "UNION ALL"
+    branches = [_branch(plan, number, branch) for number, branch in enumerate(query.branches, 1)]
+    return _Node(title, [_Node(union, branches), _Node("every shard is read once for all branches", tables)])
 
 
-def _table_lines(plan: Plan, alias: str, sizes: Sizes) -> list[str]:
+def _join(plan: Plan) -> str:
+    return f"join of {len(plan.tables)} tables" if len(plan.tables) > 1 else "one table, no join"
+
+
+def _branch(plan: Plan, number: int, branch: Branch) -> _Node:
+    shards = [_Node(f"{alias}: only at {party}") for alias, party in branch.shards.items() if party is not None]
+    filters = [_Node(f"filter {alias}: {text}") for alias, text in branch.filters.items()]
+    return _Node(f"branch {number}: {_join(plan)}", [*_keys(branch), *shards, *filters])
+
+
+def _keys(branch: Branch) -> list[_Node]:
+    joined = {alias for key in branch.keys for alias in key.members}
+    crossed = [alias for alias in branch.shards if alias not in joined] if len(branch.shards) > 1 else []
+    note = [_Node(f"no key for {' and '.join(crossed)}: each row meets every row")] if crossed else []
+    return [*(_Node(_key_text(key)) for key in branch.keys), *note]
+
+
+def _key_text(key: KeyClass) -> str:
+    composite = len(key.families) > 1
+    members = [
+        f"({', '.join(f'{alias}.{part}' for part in parts)})" if composite else f"{alias}.{parts[0]}"
+        for alias, parts in key.members.items()
+    ]
+    return f"{'composite key' if composite else 'key'} {' = '.join(members)}"
+
+
+def _table(plan: Plan, alias: str, sizes: Sizes) -> _Node:
     table, scans = plan.tables[alias], plan.of_alias(alias)
     used = sum(sizes.shards[scan.party, alias].used for scan in scans)
     name = table.name if table.name == alias else f"{table.name} {alias}"
-    lines = [f"    {name}: {used:,} of {table.rows:,} rows take part"]
-    columns = [column for column in plan.query.outputs if column.alias == alias]
-    if columns:
-        lines.append(f"      columns  {', '.join(_column_text(c, c is plan.query.label) for c in columns)}")
-    for scan in scans:
-        size = sizes.shards[scan.party, alias]
-        lines.append(f"      scan     {scan.party}: {size.read:,} rows read, {size.used:,} take part{_filters(scan)}")
-    return lines
+    columns = [_column_text(c, c is plan.query.label) for c in plan.query.outputs if c.alias == alias]
+    selected = [_Node(f"selects {', '.join(columns)}")] if columns else []
+    rows = {shard.party: shard.rows for shard in table.shards}
+    below = [*selected, *(_scan(scan, sizes.shards[scan.party, alias], rows[scan.party]) for scan in scans)]
+    return _Node(f"{name}: {used:,} of {table.rows:,} rows take part", below)
+
+
+def _scan(scan: Scan, size: ShardSize, rows: int) -> _Node:
+    text = f"scan at {scan.party}: {rows:,} rows, {size.read:,} read, {size.used:,} take part"
+    if len(scan.filters) > 1:
+        return _Node(text, [_Node("filtered at the party: by the filters of its branches")])
+    pushed = [_comparison_text(comparison) for comparison in scan.pushed]
+    rest = left_to_party(scan.filters[0], scan.columns) if scan.filters[0] else ()
+    below = [_Node(f"filtered in the source database: {' AND '.join(pushed)}")] if pushed else []
+    below += [_Node(f"filtered at the party: {' AND '.join(rest)}")] if rest else []
+    return _Node(text, below)
+
+
+def _comparison_text(comparison: Comparison) -> str:
+    values = ", ".join(repr(value) for value in comparison.values)
+    values = f"({values})" if comparison.operator == "in" else values
+    return f"{comparison.column} {comparison.operator.upper()} {values}".rstrip()
 
 
 def _column_text(column: OutputColumn, is_label: bool) -> str:
@@ -86,23 +131,15 @@ def _column_text(column: OutputColumn, is_label: bool) -> str:
     return f"{text} (label)" if is_label else text
 
 
-def _filters(scan: Scan) -> str:
-    texts = [text for text in scan.filters if text]
-    if not texts:
-        return ""
-    pushed = ", in the database" if scan.pushed else ""
-    return f"; filter {' | '.join(texts)}{pushed}"
-
-
 def _round_lines(plan: Plan, sizes: Sizes) -> list[str]:
     """Bytes per class and round: one number per base row that takes part, each way, for tables with features."""
+    moved = {alias: _moved(plan, alias, sizes) for alias in plan.tables}
+    wide = max(map(len, moved))
     lines = ["A training round moves, per output of the model:"]
-    for alias in plan.tables:
-        moved = _moved(plan, alias, sizes)
-        lines.append(f"    {alias}: {readable(moved)} up, {readable(moved)} down")
-    rows = sizes.joined_rows * sizes.wire_bytes * len(_feature_aliases(plan))
-    total = sum(_moved(plan, alias, sizes) for alias in plan.tables)
-    return [*lines, f"    in all {readable(2 * total)}; the joined rows would be {readable(2 * rows)}"]
+    lines += [f"  {alias:<{wide}}  {readable(size):>8} up  {readable(size):>8} down" for alias, size in moved.items()]
+    joined = sizes.joined_rows * sizes.wire_bytes * len(_feature_aliases(plan))
+    total = sum(moved.values())
+    return [*lines, f"  in all {readable(2 * total)}; for every joined row it would be {readable(2 * joined)}"]
 
 
 def _feature_aliases(plan: Plan) -> set[str]:
@@ -124,9 +161,12 @@ def _place_lines(plan: Plan, sizes: Sizes, local_parties: frozenset[str]) -> lis
     lines = [
         f"Run the job at {best}: {readable(whole - own[best])} a round cross the network; "
         f"from a machine of no party, {readable(whole)}.",
-        f"A coordinator at {best} holds the blinding key and could test guesses of the others' join keys; "
-        f"they must allow that.",
     ]
+    if len(plan.parties) > 1:
+        lines.append(
+            f"A coordinator at {best} holds the blinding key and could test guesses of the others' join keys; "
+            f"they must allow that."
+        )
     if set(plan.parties) <= local_parties:
         lines.append("Now all parties are in this process: nothing crosses a network.")
     return lines

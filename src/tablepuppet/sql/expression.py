@@ -7,7 +7,9 @@ since an expression is the only text that ever reaches its DuckDB.
 
 from __future__ import annotations
 
-from sqlglot import Tokenizer, TokenType, exp, parse_one
+from collections.abc import Sequence
+
+from sqlglot import Token, Tokenizer, TokenType, exp, parse_one
 from sqlglot.errors import SqlglotError
 
 from tablepuppet.errors import QueryError
@@ -15,22 +17,26 @@ from tablepuppet.errors import QueryError
 # Scalar, deterministic, and unable to see anything but their arguments.
 FUNCTIONS = frozenset(
     """
-    abs acos asin atan atan2 cbrt ceil ceiling cos cot degrees even exp factorial floor gamma gcd greatest isfinite
-    isinf isnan lcm least lgamma ln log log10 log2 mod nextafter pi pow power radians round sign signbit sin sqrt
-    tan trunc xor
-    ascii bar bit_length chr concat concat_ws contains editdist3 ends_with format hamming instr jaccard
-    jaro_similarity jaro_winkler_similarity left len length levenshtein lower lpad ltrim md5 position prefix
-    regexp_extract regexp_full_match regexp_matches regexp_replace repeat replace reverse right rpad rtrim
-    starts_with strip_accents strlen strpos substr substring suffix translate trim upper
+    abs acos acosh asin asinh atan atan2 atanh cbrt ceil ceiling cos cosh cot degrees even exp factorial floor
+    gamma gcd greatest isfinite isinf isnan lcm least lgamma ln log log10 log2 mod nextafter pi pow power radians
+    round sign signbit sin sinh sqrt tan tanh trunc xor
+    ascii bar bit_length chr concat concat_ws contains damerau_levenshtein editdist3 ends_with format hamming instr
+    jaccard jaro_similarity jaro_winkler_similarity left len length levenshtein lower lpad ltrim md5 ord position prefix
+    printf regexp_extract regexp_full_match regexp_matches regexp_replace repeat replace reverse right rpad rtrim
+    starts_with strip_accents strlen strpos substr substring suffix translate trim unicode upper
     century date_diff date_part date_sub date_trunc datediff datepart datesub datetrunc day dayname dayofmonth
     dayofweek dayofyear decade epoch epoch_ms epoch_ns epoch_us era hour isodow isoyear julian last_day make_date
     make_timestamp microsecond millennium millisecond minute month monthname quarter second strftime strptime
-    time_bucket try_strptime week weekday weekofyear year yearweek
+    time_bucket to_timestamp try_strptime week weekday weekofyear year yearweek
     """.split()
 )
 # Written like a call, but DuckDB's grammar or a macro that it brings along; sqlglot writes date() and if() otherwise.
 FORMS = frozenset("cast coalesce extract nullif split_part try_cast".split())
+SQLGLOT_FAULTS = (AttributeError, LookupError, TypeError, ValueError)
+"""What sqlglot raises, beside its own errors, on functions of other dialects with arguments it does not expect."""
+
 _ALLOWED = FUNCTIONS | FORMS
+_WRITTEN = _ALLOWED | frozenset("char_length character_length date if ifnull lcase ucase".split())
 _VOLATILE = frozenset(
     """
     age gen_random_uuid get_current_time get_current_timestamp nextval now rand random setseed today
@@ -43,6 +49,14 @@ _TYPES = frozenset(
     TIMESTAMPTZ TIMESTAMP_MS TIMESTAMP_NS TIMESTAMP_S TINYINT UBIGINT UINT USMALLINT UTINYINT UUID VARCHAR
     """.split()
 )
+# Words of the grammar and types that may stand before a bracket; any other word there is the name of a function.
+_GRAMMAR = frozenset(
+    """
+    all and between both case distinct else escape exclude for from glob ilike in interval is leading like not on or
+    select then to trailing union using when where zone
+    """.split()
+)
+_SIZED_TYPES = frozenset("char character dec decimal numeric string text varchar varying".split())
 _SYNTAX: tuple[type[exp.Expr], ...] = (
     exp.Column, exp.Identifier, exp.Literal, exp.RawString, exp.ByteString, exp.Boolean, exp.Null, exp.Paren, exp.Var,
     exp.And, exp.Or, exp.Not, exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ, exp.NullSafeNEQ,
@@ -54,6 +68,9 @@ _SYNTAX: tuple[type[exp.Expr], ...] = (
 _REASONS = (
     (exp.Query, "a subquery inside an expression is not supported yet; join the table instead"),
     (exp.Exists, "a subquery inside an expression is not supported yet; join the table instead"),
+    (exp.Filter, "aggregates are not supported: the learner works on rows; aggregate in a view at the party"),
+    (exp.Any, "ANY is not supported; write IN with the values, or join the table"),
+    (exp.All, "ALL is not supported; write NOT IN with the values"),
     (exp.AggFunc, "aggregates are not supported: the learner works on rows; aggregate in a view at the party"),
     (exp.Window, "window functions are not supported; compute the value in a view at the party"),
     (exp.Star, "a * is not supported inside an expression; name the column"),
@@ -96,6 +113,8 @@ def _check_part(part: exp.Expr) -> None:
     """One node of the tree: known syntax, or a call of a listed function under its plain name."""
     what = ""
     if isinstance(part, exp.In):
+        if isinstance(part.args.get("query"), exp.Query):
+            raise Refused("a subquery inside an expression is not supported yet; join the table instead", part)
         what = "" if part.expressions else "IN without a list in brackets"
     elif isinstance(part, exp.Like | exp.ILike):
         what = "LIKE ANY or ALL" if isinstance(part.expression, exp.Any | exp.All) else ""
@@ -109,12 +128,35 @@ def _check_part(part: exp.Expr) -> None:
     elif not isinstance(part, _SYNTAX):
         what = "this"
     if what:
-        raise Refused(f"{what} is not supported in an expression; compute the value in a view at the party", part)
+        raise Refused(unsupported(what), part)
+
+
+def unsupported(what: str) -> str:
+    """The message about something that no party evaluates."""
+    return f"{what} is not supported in an expression; compute the value in a view at the party"
+
+
+def unlisted_call(tokens: Sequence[Token]) -> Token | None:
+    """The first name before a bracket that is no function of the list: sqlglot knows those of every dialect."""
+    for before, token, after in zip([None, *tokens], tokens, tokens[1:], strict=False):
+        word = token.token_type not in (TokenType.STRING, TokenType.NUMBER) and token.text[:1].isidentifier()
+        if after.token_type is not TokenType.L_PAREN or not (word or token.token_type is TokenType.IDENTIFIER):
+            continue
+        name = token.text.lower().split()[-1] if word else token.text.lower()
+        cast = before is not None and before.token_type in (TokenType.ALIAS, TokenType.DCOLON, TokenType.CHAR)
+        if name in _WRITTEN or (name in _SIZED_TYPES and cast):
+            continue
+        if name not in _GRAMMAR or token.token_type is TokenType.IDENTIFIER:
+            return token
+    return None
 
 
 def _called(part: exp.Expr) -> str:
     """The name of the function as DuckDB will see it; empty for what is not written as a call."""
-    tokens = Tokenizer(dialect="duckdb").tokenize(render(part))
+    try:
+        tokens = Tokenizer(dialect="duckdb").tokenize(render(part))
+    except SQLGLOT_FAULTS:
+        return ""
     is_call = len(tokens) > 2 and tokens[1].token_type is TokenType.L_PAREN
     return tokens[0].text.lower() if is_call and tokens[0].text.isidentifier() else ""
 
@@ -131,10 +173,13 @@ def checked(text: str) -> exp.Expr:
     try:
         node = parse_one(text, dialect="duckdb")
         check(node)
-    except (SqlglotError, RecursionError) as error:
+        unlisted = unlisted_call(Tokenizer(dialect="duckdb").tokenize(text))
+    except (SqlglotError, RecursionError, *SQLGLOT_FAULTS) as error:
         raise QueryError("an expression of the plan cannot be parsed") from error
     except Refused as refused:
         raise QueryError(str(refused)) from refused
+    if unlisted is not None:
+        raise QueryError(unsupported(f"function {unlisted.text}"))
     if any(column.table for column in node.find_all(exp.Column)):
         raise QueryError("an expression of the plan names its columns without a table")
     return node

@@ -12,6 +12,7 @@ from sqlglot.errors import SqlglotError
 
 from tablepuppet.errors import QueryError
 from tablepuppet.sql.catalog import Catalog, VerticalTable, did_you_mean
+from tablepuppet.sql.expression import unlisted_call, unsupported
 from tablepuppet.sql.infer import TypeInference
 from tablepuppet.sql.keys import key_classes
 from tablepuppet.sql.place import SqlText
@@ -43,6 +44,10 @@ def parse(
 def _parse(sql: SqlText, catalog: Catalog, label: str | None, categorical: Sequence[str], drop: Sequence[str]) -> Query:
     selects, distinct = selects_of(sql)
     bound = [bind_select(select, sql, catalog) for select in selects]
+    unlisted = unlisted_call(sql.tokens)
+    if unlisted is not None:
+        span = (unlisted.start, unlisted.end + 1)
+        raise QueryError(unsupported(f"function {unlisted.text}"), sql=sql.text, span=span)
     renames = [_line_up(bound[0], other) for other in bound]
     with TypeInference() as inference:
         builder = _Builder(sql, catalog, bound, renames, inference)
@@ -138,7 +143,8 @@ class _Builder:
         for other, rename in zip(lists[1:], self.renames[1:], strict=True):
             if len(other) != len(first):
                 last = other[-1].bound.node if other else None
-                raise self.sql.error(f"the SELECTs of a UNION have {len(first)} and {len(other)} columns", last)
+                counts = f"{len(first)} and {len(other)}"
+                raise self.sql.error(f"the SELECTs of a UNION have {counts} columns; select the same", last)
             for here, there in zip(first, other, strict=True):
                 if (here.alias, here.bound.text) != (rename[there.alias], there.bound.text):
                     raise self.sql.error(
@@ -154,7 +160,7 @@ class _Builder:
 
         def keep(output: Output) -> bool:
             column = next(iter(output.bound.columns))[1]
-            named = wanted in (output.name.lower(), f"{output.alias}.{output.name}".lower())
+            named = wanted in (output.name.lower(), f"{rename[output.alias]}.{output.name}".lower())
             return not output.from_star or named or (rename[output.alias], column) not in self.key_columns
 
         return [output for output in select.outputs if keep(output)]
@@ -168,7 +174,8 @@ class _Builder:
             unique = names.count(output.name.lower()) == 1
             name = output.name if unique else f"{output.alias}.{output.name}"
             if any(column.name.lower() == name.lower() for column in columns):
-                raise self.sql.error(f"two output columns are called {name}; rename one with AS", output.bound.node)
+                message = f"two output columns are called {output.name}; rename one with AS"
+                raise self.sql.error(message, output.bound.node)
             type_name = self.type_of(output.alias, output.bound)
             if family(type_name) is Family.OTHER:
                 raise self.sql.error(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from tablepuppet.sql.catalog import Catalog, Shard, VerticalTable
-from tablepuppet.sql.expression import checked, columns_of
+from tablepuppet.sql.expression import checked, columns_of, render
 from tablepuppet.sql.query import Branch, Comparison, KeyClass, Operator, Query
 from tablepuppet.sql.types import Family, family
 
@@ -120,21 +120,37 @@ def pushable(predicate: str, types: Mapping[str, str]) -> tuple[Comparison, ...]
     >>> pushable("(a >= 3) AND (b IN ('x', 'y')) AND (c LIKE 'z%')", {"a": "BIGINT", "b": "VARCHAR", "c": "VARCHAR"})
     (Comparison(column='a', operator='>=', values=(3,)), Comparison(column='b', operator='in', values=('x', 'y')))
     """
-    found = (_comparison(part) for part in _conjuncts(checked(predicate)))
-    return tuple(c for c in found if c is not None and _same_everywhere(c, types[c.column]))
+    return tuple(c for part in _conjuncts(checked(predicate)) for c in _comparisons(part, types) if c is not None)
+
+
+def left_to_party(predicate: str, types: Mapping[str, str]) -> tuple[str, ...]:
+    """The conjuncts of a filter that no source database is asked for.
+
+    >>> left_to_party("(a >= 3) AND (b LIKE 'z%')", {"a": "BIGINT", "b": "VARCHAR"})
+    ("b LIKE 'z%'",)
+    """
+    parts = _conjuncts(checked(predicate))
+    return tuple(render(part) for part in parts if None in _comparisons(part, types))
 
 
 def _conjuncts(node: exp.Expr) -> Iterator[exp.Expr]:
-    """The parts that AND connects; BETWEEN is two of them."""
+    """The parts that AND connects."""
     inner = node.unnest()
     if isinstance(inner, exp.And):
         for part in inner.flatten():
             yield from _conjuncts(part)
-    elif isinstance(inner, exp.Between):
-        yield exp.GTE(this=inner.this, expression=inner.args["low"])
-        yield exp.LTE(this=inner.this, expression=inner.args["high"])
     else:
         yield inner
+
+
+def _comparisons(node: exp.Expr, types: Mapping[str, str]) -> list[Comparison | None]:
+    """A conjunct as plain comparisons, two for BETWEEN; None for one that cannot be pushed."""
+    parts = [node]
+    if isinstance(node, exp.Between):
+        low, high = node.args["low"], node.args["high"]
+        parts = [exp.GTE(this=node.this, expression=low), exp.LTE(this=node.this, expression=high)]
+    found = map(_comparison, parts)
+    return [c if c is not None and _same_everywhere(c, types[c.column]) else None for c in found]
 
 
 def _comparison(node: exp.Expr) -> Comparison | None:

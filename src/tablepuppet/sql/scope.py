@@ -97,7 +97,7 @@ class Scope:
         extra = next((key for key, value in node.args.items() if value and key not in ("this", "db", "alias")), None)
         if extra:
             advice = "use split()" if extra == "sample" else "publish a view at the party"
-            raise self.sql.error(f"{extra.rstrip('s').upper()} on a table is not supported; {advice}", node)
+            raise self.sql.error(f"only a table and its alias can stand here; {advice}", node)
 
     def use(self, name: str, at: exp.Expr) -> Use:
         """The table use of that alias."""

@@ -132,9 +132,9 @@ def _equate_by_name(name: str, before: list[Use], right: Use, bound: BoundSelect
     owners = [use for use in scope.owners(name) if use in before]
     there = right.table.find(name)
     if not owners or there is None:
-        where = right.alias if owners else "the tables before it"
-        known = did_you_mean(name, right.table.columns) if owners else ""
-        raise scope.sql.error(f"USING: {where} has no column {name}{known}", at)
+        known = did_you_mean(name, right.table.columns)
+        where = f"{right.alias} has no column {name}{known}" if owners else f"no table before it has a column {name}"
+        raise scope.sql.error(f"USING: {where}", at)
     if len(owners) > 1:
         choices = " or ".join(f"{use.alias}.{name}" for use in owners)
         raise scope.sql.error(f"column {name} is ambiguous in USING; write ON with {choices}", at)

@@ -13,8 +13,12 @@ from sqlglot import TokenType, exp, parse_one
 from sqlglot.errors import ParseError, SqlglotError
 
 from tablepuppet.errors import QueryError
+from tablepuppet.sql.expression import SQLGLOT_FAULTS
 from tablepuppet.sql.place import SqlText
+from tablepuppet.sql.scratch import scratch
 from tablepuppet.sql.select import refuse_clauses
+
+_UNREAD = "this SQL is not supported yet; write it in a simpler way"
 
 
 def selects_of(sql: SqlText) -> tuple[list[exp.Select], bool]:
@@ -29,29 +33,32 @@ def selects_of(sql: SqlText) -> tuple[list[exp.Select], bool]:
     if kinds != [duckdb.StatementType.SELECT]:
         raise sql.error("only SELECT is supported: a relation reads tables and changes nothing")
     _refuse_other_numbers(sql)
-    return _union_members(parse_one(sql.text, dialect="duckdb"), sql)
+    try:
+        tree = parse_one(sql.text, dialect="duckdb")
+    except SQLGLOT_FAULTS:
+        raise sql.error(_UNREAD) from None
+    return _union_members(tree, sql)
 
 
 def unread(sql: SqlText, error: SqlglotError | RecursionError) -> QueryError:
     """The error for SQL that DuckDB reads and sqlglot does not."""
     if isinstance(error, RecursionError):
         return QueryError("the SQL is nested too deeply; split it up")
-    message = "this SQL is not supported yet; write it in a simpler way"
     if not isinstance(error, ParseError) or not error.errors:
-        return QueryError(message)
+        return QueryError(_UNREAD)
     detail = error.errors[0]
     end = sum(len(line) + 1 for line in sql.text.split("\n")[: detail["line"] - 1]) + detail["col"]
-    return QueryError(message, sql=sql.text, span=(max(0, end - len(detail["highlight"])), end))
+    return QueryError(_UNREAD, sql=sql.text, span=(max(0, end - len(detail["highlight"])), end))
 
 
 def _duckdb_kinds(sql: SqlText) -> list[duckdb.StatementType]:
     """The kinds of the statements in the text, or the QueryError for what DuckDB cannot parse."""
-    with duckdb.connect(config={"enable_external_access": "false"}) as connection:
+    if any("\ud800" <= letter <= "\udfff" for letter in sql.text):
+        raise QueryError("the SQL holds half a character (a lone surrogate); write the whole one")
+    with scratch() as connection:
         connection.execute("SET errors_as_json = true")
         try:
             return [statement.type for statement in connection.extract_statements(sql.text)]
-        except UnicodeEncodeError:
-            raise QueryError("the SQL holds half a character; write it in Unicode") from None
         except duckdb.Error as error:
             raise _syntax_error(sql, str(error)) from None
 
@@ -59,8 +66,8 @@ def _duckdb_kinds(sql: SqlText) -> list[duckdb.StatementType]:
 def _syntax_error(sql: SqlText, error: str) -> QueryError:
     """DuckDB's parser error, with the place that it names in bytes of UTF-8."""
     detail = json.loads(error[error.index("{") :])
-    start, length = json.loads(detail.get("location", "[0, 0]"))
     encoded = sql.text.encode()
+    start, length = json.loads(detail.get("location", f"[0, {len(encoded)}]"))
     first, last = (len(encoded[:end].decode(errors="ignore")) for end in (start, start + length))
     message = f"this is not SQL that DuckDB would read: {detail['exception_message']}"
     return QueryError(message, sql=sql.text, span=(first, max(last, first + 1)))
@@ -81,10 +88,10 @@ def _union_members(node: exp.Expr, sql: SqlText) -> tuple[list[exp.Select], bool
     refuse_clauses(node, sql)
     if isinstance(node, exp.Subquery):
         return _union_members(node.this, sql)
+    if isinstance(node, exp.Values):
+        raise sql.error("VALUES is not supported: rows come from published tables")
     if not isinstance(node, exp.Query):  # SUMMARIZE, DESCRIBE: DuckDB counts them as SELECT
         raise sql.error("only SELECT is supported: a relation reads tables and changes nothing")
-    if isinstance(node, exp.Values):
-        raise sql.error("VALUES is not supported: rows come from published tables", node, "VALUES")
     word = type(node).__name__.upper()
     if not isinstance(node, exp.Union):
         raise sql.error(f"{word} is not supported; only UNION and UNION ALL combine SELECTs", node.expression, word)

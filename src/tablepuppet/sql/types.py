@@ -56,6 +56,8 @@ def family(type_name: str) -> Family:
     >>> family("DECIMAL(12,2)").value, family("SMALLINT").value, family("ENUM('a', 'b')").value
     ('decimal', 'integer', 'text')
     """
+    if type_name.endswith("]"):  # a list
+        return Family.OTHER
     if type_name.startswith("DECIMAL"):
         return Family.DECIMAL
     if type_name.startswith("ENUM"):

@@ -83,7 +83,7 @@ class InProcessEngine:
             case "describe":
                 return {"tables": party.describe()}
             case "open":
-                return {"rows": party.open(request.session, request.arguments["scans"])}
+                return {"rows": party.open(request.session, **request.arguments)}
             case "run":
                 return party.run(request.session, request.op, request.table, request.arguments)
             case "close":

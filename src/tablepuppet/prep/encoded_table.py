@@ -1,0 +1,90 @@
+"""A party's rows of one relation as numbers, and the products that learners make with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.arrays import take
+
+
+@dataclass(frozen=True)
+class EncodedTable:
+    """A party's rows of one relation as numbers. Categories stay codes: a 0/1 matrix would be mostly zeros."""
+
+    dense: NDArray[np.float64]  # (rows, numbers)
+    codes: tuple[NDArray[np.int32], ...]  # per category column, -1 for none
+    sizes: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Encoded columns."""
+        return int(self.dense.shape[1]) + sum(self.sizes)
+
+    def rows(self, places: NDArray[np.integer]) -> EncodedTable:
+        """Only some of the rows."""
+        return EncodedTable(self.dense[places], tuple(codes[places] for codes in self.codes), self.sizes)
+
+    def times(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:
+        """T theta: (width,) or (width, outputs) to one row of outputs per base row."""
+        numbers = self.dense.shape[1]
+        product: NDArray[np.float64] = self.dense @ theta[:numbers]
+        for codes, block in self._blocks(theta):
+            product += take(np.concatenate([block, np.zeros((1, *block.shape[1:]))]), codes % (len(block) + 1))
+        return product
+
+    def transposed_times(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """T^T values: sums over base rows, one per encoded column and output."""
+        parts = [self.dense.T @ values]
+        for codes, size in zip(self.codes, self.sizes, strict=True):
+            parts.append(sums_by_code(codes, size, values))
+        return np.concatenate(parts)
+
+    def gram(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """T^T diag(weights) T."""
+        numbers = self.dense.shape[1]
+        gram = np.zeros((self.width, self.width))
+        weighted = self.dense * weights[:, None]
+        gram[:numbers, :numbers] = self.dense.T @ weighted
+        starts = np.cumsum([numbers, *self.sizes])
+        for i, (codes, size) in enumerate(zip(self.codes, self.sizes, strict=True)):
+            here = slice(starts[i], starts[i] + size)
+            gram[here, :numbers] = sums_by_code(codes, size, weighted)
+            gram[:numbers, here] = gram[here, :numbers].T
+            for j in range(i + 1):
+                there = slice(starts[j], starts[j] + self.sizes[j])
+                gram[here, there] = self._counts(i, j, weights)
+                gram[there, here] = gram[here, there].T
+        return gram
+
+    def _counts(self, i: int, j: int, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How often each category of one column occurs with each of another, weighted."""
+        wide = self.sizes[j] + 1
+        pairs = (self.codes[i] % (self.sizes[i] + 1)).astype(np.int64) * wide + self.codes[j] % wide
+        counts = np.bincount(pairs, weights, minlength=(self.sizes[i] + 1) * wide)
+        return counts.reshape(-1, wide)[:-1, :-1].astype(np.float64)
+
+    def _blocks(self, theta: NDArray[np.float64]) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64]]]:
+        start = self.dense.shape[1]
+        for codes, size in zip(self.codes, self.sizes, strict=True):
+            yield codes, theta[start : start + size]
+            start += size
+
+    def matrix(self) -> NDArray[np.float64]:
+        """The whole table as one dense matrix."""
+        blocks = [self.dense]
+        for codes, size in zip(self.codes, self.sizes, strict=True):
+            blocks.append(np.eye(size + 1, size)[codes])  # the code -1 finds the last row, all zeros
+        return np.concatenate(blocks, axis=1)
+
+
+def sums_by_code(codes: NDArray[np.int32], size: int, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Values of rows, (rows,) or (rows, columns), summed by code; the code -1 counts nowhere."""
+    places = codes % (size + 1)  # -1 becomes the last place
+    if values.ndim == 1:
+        return np.bincount(places, values, minlength=size + 1)[:-1].astype(np.float64)
+    columns = [np.bincount(places, values[:, column], minlength=size + 1)[:-1] for column in range(values.shape[1])]
+    return np.stack(columns, axis=1) if columns else np.zeros((size, 0))

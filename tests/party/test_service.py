@@ -1,0 +1,100 @@
+"""A party answers four verbs; what it does not know is an error that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import tablepuppet as tp
+from tablepuppet.party.database import open_database
+from tablepuppet.party.policy import Level, Policy
+from tablepuppet.party.service import Party
+from tablepuppet.sql.catalog import Catalog, Shard
+from tablepuppet.sql.parse import parse
+from tablepuppet.sql.plan import plan
+from tests.relations import write_party
+
+ROWS = pa.table({"k": [3, 1, None, 1], "x": [0.5, 1.5, 2.5, None]})
+
+
+@pytest.fixture
+def party(tmp_path: Path) -> Party:
+    """A party with one table, and the session ``s`` open on it."""
+    found = Party("p0", open_database("p0", write_party(tmp_path, "p0", {"t": ROWS})), b"secret of all parties")
+    catalog = Catalog(found.describe())
+    scans = plan(parse("SELECT a.x FROM t a JOIN t b USING (k) WHERE b.x > 1", catalog), catalog).scans
+    assert found.open("s", scans) == {"a": 4, "b": 2}
+    return found
+
+
+def test_describe_tells_the_schema(party: Party) -> None:
+    """`describe` tells names, types and the number of rows."""
+    assert party.describe() == [Shard("p0", "t", {"k": "BIGINT", "x": "DOUBLE"}, 4)]
+
+
+def test_run_blinds_keys(party: Party) -> None:
+    """`run` computes an op on a table of a session: here two distinct keys, a NULL, and a digest that both share."""
+    here, there = party.run("s", "keys.blind", "a", {}), party.run("s", "keys.blind", "b", {})
+    assert here["digests0"].shape == (2, 16)
+    assert here["codes0"].tolist().count(2) == 1
+    assert there["digests0"].tolist()[0] in here["digests0"].tolist()
+    assert party.run("s", "keys.blind", "a", {})["codes0"].tolist() == here["codes0"].tolist()
+
+
+def test_unknown_names(party: Party) -> None:
+    """An unknown op, session, table, argument or view is a PartyError that names it."""
+    for session, op, alias, arguments, message in (
+        ("s", "no.such", "a", {}, "no op 'no.such'"),
+        ("other", "keys.blind", "a", {}, "no open session has table 'a'"),
+        ("s", "keys.blind", "c", {}, "no open session has table 'c'"),
+        ("s", "keys.blind", "a", {"extra": 1}, "unexpected keyword argument 'extra'"),
+        ("s", "rows.sample", "a", {"view": "v0"}, "missing a required argument: 'ranks'"),
+        ("s", "rows.sample", "a", {"view": "v9", "ranks": np.arange(1)}, "no rows are announced for relation 'v9'"),
+    ):
+        with pytest.raises(tp.PartyError, match=message):
+            party.run(session, op, alias, arguments)
+
+
+def test_close_frees_a_session(party: Party) -> None:
+    """After `close` nothing of a session is left; closing what is closed is no error."""
+    party.close("s")
+    party.close("s")
+    assert not party._sessions
+    with pytest.raises(tp.PartyError, match="open the relation again"):
+        party.run("s", "keys.blind", "a", {})
+
+
+def test_sample_follows_the_source(tmp_path: Path) -> None:
+    """Ranks count rows in the order of the source, whatever order the row ids have."""
+    rows = pa.table({"x": np.arange(100.0)})
+    chosen = []
+    for secret in (None, b"one", b"two"):
+        folder = tmp_path / str(secret)
+        folder.mkdir()
+        party = Party("p0", open_database("p0", write_party(folder, "p0", {"t": rows})), b"", row_secret=secret)
+        catalog = Catalog(party.describe())
+        party.open("s", plan(parse("SELECT x FROM t", catalog), catalog).scans)
+        row_ids = np.arange(20, 60, dtype=np.int32)
+        party.run("s", "rows.use", "t", {"view": "v", "row_ids": row_ids, "counts": np.ones(40, np.uint8)})
+        told = party.run("s", "rows.sample", "t", {"view": "v", "ranks": np.array([0, 3, 39])})["chosen"]
+        picked = row_ids[np.unpackbits(told, count=40).astype(bool)]
+        snapshot = party.table("s", "t").snapshot
+        everything = np.sort(snapshot.position(row_ids))
+        assert sorted(snapshot.position(picked).tolist()) == everything[[0, 3, 39]].tolist()
+        chosen.append(tuple(picked.tolist()))
+    assert len(set(chosen)) == 3
+
+
+def test_an_expression_has_the_strictest_level_of_its_columns() -> None:
+    """Levels go by table or table.column, in any case; the strictest column of an expression decides."""
+    policy = Policy.from_names({"Cards.Limit": "Aggregate", "cards.pin": "private", "staff": "aggregate"}, "p0")
+    assert policy.level("cards", ["name"]) is Level.PUBLIC
+    assert policy.level("CARDS", ["name", "LIMIT"]) is Level.AGGREGATE
+    assert policy.level("cards", ["limit", "pin"]) is Level.PRIVATE
+    assert policy.level("staff", ["anything"]) is Level.AGGREGATE
+    assert policy.level("staff", []) is Level.AGGREGATE
+    with pytest.raises(tp.ConfigError, match=r"'p0', level of 'a.b': 'secret' is none of public, aggregate, private"):
+        Policy.from_names({"a.b": "secret"}, "p0")

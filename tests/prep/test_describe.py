@@ -1,0 +1,186 @@
+"""`describe`: statistics of the joined rows, as of the materialised join."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import tablepuppet as tp
+from tablepuppet.federation import PartyEntry
+from tests.relations import COLUMNS, World, federation, oracle, statistics, worlds, write_party
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def as_number(value: Any) -> float:
+    """What a value counts as: days since 1970-01-01 for dates and times."""
+    if isinstance(value, datetime):
+        return (value.replace(tzinfo=UTC) - EPOCH).total_seconds() / 86400
+    if isinstance(value, date):
+        return float((value - EPOCH.date()).days)
+    return float(value)
+
+
+def check_column(told: dict[str, Any], values: Sequence[Any], tolerance: float = 1e-9) -> None:
+    """One row of `describe` against the column's values for all joined rows."""
+    known = [value for value in values if value is not None]
+    is_text = any(isinstance(value, str) for value in known) or told["type"] == "VARCHAR"
+    assert told["count"] == len(known)
+    assert told["missing"] == len(values) - len(known)
+    if is_text:
+        assert [told[name] for name in ("mean", "std", "min", "max")] == [None] * 4
+        most = max(Counter(known).values(), default=0)
+        assert told["top_share"] == (pytest.approx(most / len(known)) if known else None)
+    else:
+        numbers = np.array([as_number(value) if value is not None else 0.0 for value in values], float)
+        expected = statistics(numbers, np.array([value is not None for value in values], bool))
+        for name in ("mean", "std", "min", "max"):
+            assert told[name] == (None if expected[name] is None else pytest.approx(expected[name], rel=tolerance)), (
+                name
+            )
+        assert told["top_share"] is None
+    assert told["distinct"] == (None if told["type"] in ("DOUBLE", "FLOAT") else len(set(known)))
+
+
+@settings(
+    deadline=None,
+    max_examples=25,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(worlds(most_tables=3))
+def test_statistics_are_those_of_the_join(world: World) -> None:
+    """Over random shards, joins and unions, every statistic equals that of the rows DuckDB joins."""
+    names = [f"{alias}_{column}" for alias in world.aliases for column in COLUMNS]
+    extra = [f"{alias}.{column} AS {alias}_{column}" for alias in world.aliases for column in COLUMNS]
+    oracle().load(world.parties)
+    joined = oracle().connection.sql(world.select_places(extra)).to_arrow_table()
+    with world.urls() as urls:
+        told = {row["column"]: row for row in world.relation(urls).describe().to_arrow().to_pylist()}
+    assert list(told) == names
+    for name in names:
+        column = joined[name]
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.timestamp("us"))
+        check_column(told[name], column.to_pylist())
+
+
+def described(folder: Path, parties: dict[str, dict[str, pa.Table]], sql: str, **options: Any) -> dict[str, Any]:
+    relation = federation(folder, parties).sql(sql, **options)
+    return {row["column"]: row for row in relation.describe().to_arrow().to_pylist()}
+
+
+def test_large_offsets_keep_their_digits(tmp_path: Path) -> None:
+    """The deviation of small noise on a billion is right to six digits, over shards and repeated rows."""
+    random = np.random.default_rng(0)
+    parties, values, weights = {}, [], []
+    for number, (size, offset) in enumerate([(500, 0.0), (300, 0.002), (1, 0.0)]):
+        x = 1e9 + offset + random.normal(0, 1e-3, size)
+        k = random.integers(0, 4, size)
+        parties[f"p{number}"] = {"t": pa.table({"k": k, "x": x})}
+        values.append(x)
+        weights.append(np.array([3, 0, 1, 40])[k])
+    parties["p9"] = {"u": pa.table({"k": [0] * 3 + [2] + [3] * 40})}
+    told = described(tmp_path, parties, "SELECT t.x FROM t JOIN u USING (k)")["x"]
+    joined = np.repeat(np.concatenate(values), np.concatenate(weights)).astype(np.longdouble) - np.longdouble(1e9)
+    assert told["count"] == len(joined)
+    assert told["mean"] - 1e9 == pytest.approx(float(joined.mean()), abs=2e-7)
+    assert told["std"] == pytest.approx(float(joined.std(ddof=1)), rel=1e-6)
+
+
+def test_special_columns(tmp_path: Path) -> None:
+    """Booleans, dates, timestamps, decimals, empty and constant columns, over two shards."""
+    schema = pa.schema(
+        [
+            ("flag", pa.bool_()),
+            ("day", pa.date32()),
+            ("moment", pa.timestamp("us")),
+            ("zoned", pa.timestamp("us", "UTC")),
+            ("price", pa.decimal128(9, 2)),
+            ("nothing", pa.float64()),
+            ("silent", pa.string()),
+            ("constant", pa.float64()),
+            ("same", pa.string()),
+        ]
+    )
+    noon = datetime(2001, 2, 3, 12)
+    rows = [
+        (True, date(1970, 1, 2), noon, noon, Decimal("1.25"), None, None, 0.1, "s"),
+        (False, date(1969, 12, 31), None, None, Decimal("-7.00"), None, None, 0.1, "s"),
+        (None, None, datetime(1969, 12, 31), noon, None, None, None, 0.1, "s"),
+        (True, date(2024, 2, 29), noon, None, Decimal("1.25"), None, None, 0.1, "s"),
+    ]
+    tables = [pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in part], schema) for part in
+              (rows[:3], rows[3:])]  # fmt: skip
+    told = described(tmp_path, {"p0": {"t": tables[0]}, "p1": {"t": tables[1]}}, "SELECT * FROM t")
+    for number, name in enumerate(schema.names):
+        check_column(told[name], [row[number] for row in rows], 1e-12)
+    assert told["flag"]["mean"] == pytest.approx(2 / 3)
+    assert told["day"]["min"] == -1
+    assert told["moment"]["max"] == 11356.5
+    assert told["constant"]["std"] == 0.0
+    assert told["same"]["top_share"] == 1.0
+
+
+def test_one_row_and_none(tmp_path: Path) -> None:
+    """One joined row has no deviation; no joined row has no statistics, and neither is an error."""
+    parties = {"p0": {"t": pa.table({"k": [1, 2], "x": [0.5, 1.5], "c": ["a", "b"], "b": [True, False]})}}
+    fed = federation(tmp_path, parties)
+    for where, count in (("k = 1", 1), ("k = 7", 0)):
+        told = fed.sql(f"SELECT x, c, b, k FROM t WHERE {where}").describe().to_arrow().to_pylist()
+        assert [row["count"] for row in told] == [count] * 4
+        assert [row["missing"] for row in told] == [0] * 4
+        assert [row["std"] for row in told] == [None] * 4
+        assert [row["distinct"] for row in told] == [None, count, count, count]
+        assert [row["mean"] for row in told] == ([0.5, None, 1.0, 1.0] if count else [None] * 4)
+        assert told[1]["top_share"] == (1.0 if count else None)
+    assert "0.5" in str(fed.sql("SELECT x FROM t WHERE k = 1").describe())
+
+
+def test_what_is_not_finite_has_no_statistics(tmp_path: Path) -> None:
+    """NaN or infinity in a column leaves no mean and no deviation, rather than a wrong one."""
+    parties = {"p0": {"t": pa.table({"x": [0.5, math.nan, 2.0], "y": [math.inf, 1.0, None], "z": [1.0, 2.0, 3.0]})}}
+    told = described(tmp_path, parties, "SELECT x, y, z FROM t")
+    assert [told[name]["mean"] for name in "xyz"] == [None, None, 2.0]
+    assert [told[name]["std"] for name in "xyz"] == [None, None, 1.0]
+    assert [told[name]["count"] for name in "xyz"] == [3, 2, 3]
+
+
+def test_categorical_numbers_have_a_top_share(tmp_path: Path) -> None:
+    """A column of whole numbers that is called categorical has the share of its most frequent value as well."""
+    parties = {f"p{i}": {"t": pa.table({"n": [1, 1, 2 + i], "m": [1, 2, 3]})} for i in range(2)}
+    told = described(tmp_path, parties, "SELECT n, m FROM t", categorical=["n"])
+    assert told["n"]["top_share"] == pytest.approx(4 / 6)
+    assert told["n"]["distinct"] == 3
+    assert told["m"]["top_share"] is None
+
+
+def test_extremes_are_told_of_public_columns_only(tmp_path: Path) -> None:
+    """A column at level `aggregate`, at one of its shards or under an expression, has a mean but no extremes."""
+    rows = {"t": pa.table({"k": [1, 2], "salary": [10.0, 30.0], "age": [20, 40]})}
+    urls = {f"p{i}": write_party(tmp_path, f"p{i}", rows) for i in range(2)}
+    sql = "SELECT salary, age, age + 1 AS older, salary * 2 + age AS mix, k FROM t"
+    levels = {"T.Salary": "aggregate"}
+    choices: list[dict[str, str | PartyEntry]] = [
+        {"p0": PartyEntry(urls["p0"], levels), "p1": PartyEntry(urls["p1"], levels)},
+        {"p0": urls["p0"], "p1": PartyEntry(urls["p1"], levels)},
+    ]
+    for entries in choices:
+        told = {row["column"]: row for row in tp.Federation(entries).sql(sql).describe().to_arrow().to_pylist()}
+        assert [told[name]["mean"] for name in ("salary", "age", "mix")] == [20.0, 30.0, 70.0]
+        for name in ("salary", "mix"):
+            assert (told[name]["min"], told[name]["max"]) == (None, None)
+        for name, low in (("age", 20.0), ("older", 21.0), ("k", 1.0)):
+            assert told[name]["min"] == low
+    whole = tp.Federation({"p0": PartyEntry(urls["p0"], {"t": "aggregate"})}).sql(sql).describe().to_arrow()
+    assert whole["min"].to_pylist() == whole["max"].to_pylist() == [None] * 5

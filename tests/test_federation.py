@@ -1,0 +1,225 @@
+"""`Federation`: settings, federation files, traffic, and errors that say what and where."""
+
+from __future__ import annotations
+
+import gc
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import tablepuppet as tp
+from tests.relations import federation, warnings_of, write_party
+
+ROWS = {"t": pa.table({"k": [1, 2], "x": [0.5, 1.5], "c": ["a", "b"]})}
+
+
+@pytest.mark.parametrize(
+    ("parties", "settings", "message"),
+    [
+        ({}, {}, "at least one party"),
+        ({"": "duckdb:///x"}, {}, "party name ''"),
+        ({"a b": "duckdb:///x"}, {}, "party name 'a b'"),
+        ({"a.b": "duckdb:///x"}, {}, "use letters, digits, _ and -"),
+        ({"_-": "duckdb:///x"}, {}, "party name '_-'"),
+        ({1: "duckdb:///x"}, {}, "party name 1"),
+        (["duckdb:///x"], {}, "as name and database URL"),
+        ("duckdb:///x", {}, "as name and database URL"),
+        ({"a": 7}, {}, "party 'a'"),
+        ({"a": "duckdb:///x"}, {"wire": "float16"}, "wire='float16' is none of float32, float64"),
+        ({"a": "duckdb:///x"}, {"on_party_lost": "panic"}, "on_party_lost='panic' is none of fail, wait, cache, zeros"),
+        ({"a": "duckdb:///x"}, {"timeout": 0}, "timeout must be a number of seconds above 0, not 0"),
+        ({"a": "duckdb:///x"}, {"timeout": float("nan")}, "timeout"),
+        ({"a": "duckdb:///x"}, {"timeout": "soon"}, "timeout must be a number of seconds above 0, not 'soon'"),
+        ({"a": "duckdb:///x"}, {"memory_limit": -1}, "memory_limit"),
+        ({"a": "duckdb:///x"}, {"memory_limit": "1GB"}, "memory_limit"),
+        ({"a": "mysql://host/db"}, {}, "(?i)party 'a': no database of kind 'mysql'; known: duckdb:///path"),
+        ({"a": "data/x.duckdb"}, {}, "(?i)party 'a': the database must be a URL"),
+        ({"a": "duckdb://"}, {}, "(?i)party 'a': duckdb needs a path"),
+        ({"a": "grpc+tls://bank:8815"}, {}, r"(?i)party 'a': parties behind grpc\+tls:// are not supported yet"),
+    ],
+)
+def test_bad_settings(parties: Any, settings: dict[str, Any], message: str) -> None:
+    """What cannot be is a ConfigError at construction that says what is allowed; nothing is opened."""
+    with pytest.raises(tp.ConfigError, match=message):
+        tp.Federation(parties, **settings)
+
+
+def test_missing_database(tmp_path: Path) -> None:
+    """A database that is not there is found missing when it is first asked, by party and path, and is not created."""
+    for url in (f"duckdb:///{tmp_path}/no.duckdb", f"sqlite:///{tmp_path}/no.db", f"parquet:///{tmp_path}/no"):
+        fed = tp.Federation({"shop": url})
+        for ask in (fed.catalog, lambda fed=fed: fed.sql("SELECT x FROM t")):
+            with pytest.raises(tp.PartyError, match=rf"(?i)party 'shop': .*missing.*{re.escape(str(tmp_path))}"):
+                ask()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("most", [0, -1, 2.5, "many"])
+def test_bad_max_categories(tmp_path: Path, most: Any) -> None:
+    """`max_categories` is a whole number of at least 1."""
+    with pytest.raises(tp.ConfigError, match="max_categories must be"):
+        federation(tmp_path, {"p0": ROWS}).sql("SELECT x FROM t", max_categories=most)
+
+
+def test_repr_names_the_parties() -> None:
+    """A federation prints as its parties, without their URLs, which may hold passwords."""
+    fed = tp.Federation({"store": "duckdb:///x", "bank": "postgresql://user:s3cret@host/db"})
+    assert repr(fed) == "<Federation: store, bank>"
+
+
+# Federation files
+
+
+def load(folder: Path, text: str, **options: Any) -> tp.Federation:
+    file = folder / "federation.toml"
+    file.write_text(text)
+    return tp.Federation.load(file, **options)
+
+
+def test_load_reads_settings_and_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings, levels and databases come from the file; relative paths start at its folder, absolute ones do not."""
+    (tmp_path / "data").mkdir()
+    write_party(tmp_path / "data", "p0", ROWS)
+    write_party(tmp_path, "away", ROWS, "duckdb")
+    monkeypatch.chdir("/")
+    events: list[tp.Event] = []
+    fed = load(
+        tmp_path,
+        f"""
+        wire = "float64"
+        timeout = 5
+        on_party_lost = "wait"
+        memory_limit = 1_000_000
+        [parties]
+        near = "parquet:///data/p0"
+        [parties.away]
+        url = "duckdb:///{tmp_path}/away.duckdb"
+        levels = {{ "t.x" = "aggregate" }}
+        """,
+        callbacks=[events.append],
+    )
+    assert (fed.wire, fed.timeout, fed.on_party_lost) == ("float64", 5.0, "wait")
+    relation = fed.sql("SELECT x, k FROM t")
+    assert len(relation) == 4
+    assert relation.describe().to_arrow()["min"].to_pylist() == [None, 1.0]
+    assert events
+    assert fed.catalog().parties == ["near", "away"]
+
+
+def test_relative_paths_never_start_where_python_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of the same name in the working folder is not taken for a missing one in the federation's folder."""
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    for folder in (here, elsewhere):
+        folder.mkdir()
+    write_party(elsewhere, "p0", ROWS)
+    monkeypatch.chdir(elsewhere)
+    fed = load(here, '[parties]\nnear = "parquet:///p0"\n')
+    with pytest.raises(tp.PartyError, match=re.escape(str(here / "p0"))):
+        fed.catalog()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[parties", "end of document"),
+        ("wire = 'float32'", "missing required field `parties`"),
+        ("parties = 3", r"\$\.parties"),
+        ("[parties]\na = 3", r"\$\.parties\[\.\.\.\]"),
+        ("[parties.a]\nlevels = {}", "missing required field `url`"),
+        ("[parties.a]\nurl = 'duckdb:///x'\nlevel = {}", "unknown field `level`"),
+        ("[parties.a]\nurl = 'duckdb:///x'\nlevels = { t = 'secret' }", "level of 't': 'secret' is none of"),
+        ("wires = 'float32'\n[parties]\na = 'duckdb:///x'", "unknown field `wires`"),
+        ("wire = 'float16'\n[parties]\na = 'duckdb:///x'", r"\$\.wire"),
+        ("timeout = 'soon'\n[parties]\na = 'duckdb:///x'", r"\$\.timeout"),
+        ("timeout = -1\n[parties]\na = 'duckdb:///x'", "timeout"),
+        ("[parties]\n", "at least one party"),
+        ("[parties]\na = 'mysql://x'", "(?i)party 'a': no database of kind 'mysql'"),
+    ],
+)
+def test_mistakes_in_a_file(tmp_path: Path, text: str, message: str) -> None:
+    """A mistake in a federation file is a ConfigError that names the file and the field."""
+    with pytest.raises(tp.ConfigError, match=message) as caught:
+        load(tmp_path, text)
+    assert "federation.toml" in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    """A missing file, a folder and bytes that are not text are ConfigErrors with the path."""
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    for name in ("missing.toml", "bytes.toml", "."):
+        with pytest.raises(tp.ConfigError, match=re.escape(str(tmp_path))):
+            tp.Federation.load(tmp_path / name)
+
+
+# Traffic and events
+
+
+def test_traffic_grows(tmp_path: Path) -> None:
+    """Traffic has both directions of every release, and its figures never shrink."""
+    fed = federation(tmp_path, {"p0": ROWS, "p1": ROWS})
+    assert fed.traffic == []
+    before: dict[tuple[str, str, str], tuple[int, int]] = {}
+    relation = None
+    for step in range(5):
+        if step == 0:
+            fed.catalog()
+        elif step == 1:
+            relation = fed.sql("SELECT a.x, b.c FROM t a JOIN t b USING (k)")
+        elif step == 2:
+            assert len(relation or ()) == 8
+        elif step == 3 and relation is not None:
+            relation.describe()
+        else:
+            relation = None
+            gc.collect()
+        now = {(e["party"], e["direction"], e["release"]): (e["bytes"], e["messages"]) for e in fed.traffic}
+        assert all(now[key][0] > 0 and now[key] >= figures for key, figures in before.items())
+        assert {(p, r) for p, d, r in now if d == "up"} == {(p, r) for p, d, r in now if d == "down"}
+        assert sum(messages for _, messages in now.values()) > sum(messages for _, messages in before.values())
+        before = now
+    assert {party for party, _, _ in before} == {"p0", "p1"}
+
+
+def test_events_reach_every_reader(tmp_path: Path) -> None:
+    """Readers given at construction and later get every event, until they are taken away."""
+    first: list[tp.Event] = []
+    second: list[tp.Event] = []
+    fed = federation(tmp_path, {"p0": ROWS}, callbacks=[first.append])
+    stop = fed.events.subscribe(second.append)
+    len(fed.sql("SELECT x FROM t"))
+    assert first
+    assert first == second
+    stop()
+    size = len(second)
+    len(fed.sql("SELECT x FROM t"))
+    assert len(first) > len(second) == size
+    assert not warnings_of(fed)
+
+
+def test_two_parties_may_share_a_file(tmp_path: Path) -> None:
+    """Two names for one database are two parties, each with a shard."""
+    for kind in ("duckdb", "parquet"):
+        url = write_party(tmp_path, f"shared_{kind}", ROWS, kind)
+        fed = tp.Federation({"p0": url, "p1": url})
+        for _ in range(3):
+            assert len(fed.sql("SELECT x FROM t")) == 4
+
+
+def test_catalog_errors_name_what_differs(tmp_path: Path) -> None:
+    """Shards that disagree in a type are a CatalogError with table, column, types and parties."""
+    fed = federation(tmp_path, {"p0": ROWS, "p1": {"t": pa.table({"k": ["1"], "x": [0.5], "c": ["a"]})}})
+    with pytest.raises(tp.CatalogError, match=r"'t' differ in column 'k': BIGINT at party 'p0', VARCHAR at party 'p1'"):
+        fed.catalog()
+    assert len(fed.sql("SELECT x FROM p0.t")) == 2
+
+
+def test_levels_must_name_what_is_published(tmp_path: Path) -> None:
+    """A misspelled level is refused: it would leave the column it means public."""
+    with duckdb.connect(str(tmp_path / "a.duckdb")) as connection:
+        connection.execute("CREATE TABLE t AS SELECT 1 AS x")
+    entry = PartyEntry(f"duckdb:///{tmp_path / 'a.duckdb'}", {"t.xx": "aggregate"})
+    with pytest.raises(tp.ConfigError, match=r"party 'a': levels name 't.xx'"):
+        tp.Federation({"a": entry}).catalog()

@@ -1,0 +1,105 @@
+"""The engine: requests reach their party, replies keep their order, and every message is metered."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import tablepuppet as tp
+from tablepuppet.wire.engine import InProcessEngine, call_all
+from tablepuppet.wire.messages import Request, size_of
+from tablepuppet.wire.traffic import Traffic
+from tests.relations import Message, federation, record_wire
+
+PARTIES = {
+    "p0": {"t": pa.table({"k": [1, 2, 2], "x": [0.5, 1.5, 2.5]})},
+    "p1": {"t": pa.table({"k": [2], "x": [3.5]}), "u": pa.table({"k": [1, 2], "y": [1, 2]})},
+}
+SQL = "SELECT t.x, u.y FROM t JOIN u USING (k)"
+
+
+def test_size_counts_arrays_and_header() -> None:
+    """A message is as large as its arrays and a small header; a wider array is larger by exactly its bytes."""
+    narrow, wide = (size_of(("run",), {"values": np.zeros(1000, dtype)}) for dtype in (np.uint8, np.float64))
+    assert 1000 < narrow < 1100
+    assert wide - narrow in range(7000, 7010)
+    assert size_of((), {}) < 10
+
+
+def test_traffic_adds_up() -> None:
+    """Bytes and messages are counted by party, direction and release, from many threads."""
+    traffic = Traffic()
+
+    def send() -> None:
+        for _ in range(1000):
+            traffic.add("p", "up", "COUNTS", 3)
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    traffic.add("p", "down", "COUNTS", 5)
+    assert traffic.to_list() == [
+        {"party": "p", "direction": "down", "release": "COUNTS", "bytes": 5, "messages": 1},
+        {"party": "p", "direction": "up", "release": "COUNTS", "bytes": 12000, "messages": 4000},
+    ]
+
+
+def test_replies_keep_the_order_of_calls() -> None:
+    """Many calls at once are answered in the order in which they were made; an error of one is raised."""
+
+    class Echo(InProcessEngine):
+        def call(self, party: str, request: Request) -> Mapping[str, Any]:
+            if party == "bad":
+                raise tp.PartyError("party 'bad' does not answer")
+            return {"party": party}
+
+    engine = Echo({})
+    names = [f"p{i}" for i in range(50)]
+    assert [reply["party"] for reply in call_all(engine, [(name, Request("describe")) for name in names])] == names
+    assert call_all(engine, []) == []
+    with pytest.raises(tp.PartyError, match="'bad'"):
+        call_all(engine, [(name, Request("describe")) for name in ("p0", "bad", "p1")])
+
+
+def test_every_message_is_metered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traffic is the sum over what was really sent: messages by number, arrays by their bytes."""
+    messages = record_wire(monkeypatch)
+    fed = federation(tmp_path, PARTIES)
+    relation = fed.sql(SQL)
+    relation.describe()
+    relation.split(test=0.5)
+    traffic = fed.traffic
+    assert sum(entry["messages"] for entry in traffic) == 2 * len(messages)
+    for party in PARTIES:
+        for direction in ("up", "down"):
+            here = [entry for entry in traffic if (entry["party"], entry["direction"]) == (party, direction)]
+            arrays = sum(nbytes(message, direction) for message in messages if message.party == party)
+            headers = 2000 * sum(entry["messages"] for entry in here)
+            assert arrays < sum(entry["bytes"] for entry in here) < arrays + headers
+    assert {entry["release"] for entry in traffic} == {
+        "SCHEMA", "COUNTS", "KEY_DIGESTS", "STATISTICS", "KEY_DIGESTS|HISTOGRAMS",
+    }  # fmt: skip
+
+
+def nbytes(message: Message, direction: str) -> int:
+    values = message.request.arguments if direction == "down" else message.reply or {}
+    return sum(value.nbytes for value in values.values() if isinstance(value, np.ndarray))
+
+
+def test_nothing_of_the_length_of_the_join_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rows are joined, no message is longer than a party's own table."""
+    messages = record_wire(monkeypatch)
+    rows = pa.table({"k": [1] * 200, "x": np.arange(200.0)})
+    relation = federation(tmp_path, {"p0": {"t": rows}, "p1": {"u": rows}}).sql("SELECT t.x FROM t JOIN u USING (k)")
+    assert len(relation) == 40_000
+    relation.describe()
+    relation.split()
+    assert max(nbytes(message, way) for message in messages for way in ("up", "down")) <= 200 * 4
