@@ -36,7 +36,8 @@ lint: $(TEST_READY) ## formatting, lint rules and types
 check: lint test ## everything CI runs: lint and test
 
 bench: $(DEMO_READY) ## run the benchmarks
-	$(BIN)/tablepuppet bench
+	$(BIN)/python -m benchmarks.mapping
+	$(BIN)/python -m benchmarks.learning
 
 format: $(TEST_READY) ## format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix-only .

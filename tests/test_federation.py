@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
+from tablepuppet.federation import PartyEntry
 from tests.relations import federation, warnings_of, write_party
 
 ROWS = {"t": pa.table({"k": [1, 2], "x": [0.5, 1.5], "c": ["a", "b"]})}

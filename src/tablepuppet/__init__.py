@@ -11,6 +11,9 @@ from tablepuppet.errors import (
     TablePuppetError,
 )
 from tablepuppet.federation import Federation
+from tablepuppet.learn.linear_models import LinearRegression, LogisticRegression
+from tablepuppet.learn.model_file import load
+from tablepuppet.learn.network_models import MLPClassifier, MLPRegressor
 from tablepuppet.mapping.table_mapping import TableMapping
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Event
@@ -25,6 +28,10 @@ __all__ = [
     "Event",
     "Federation",
     "LearnError",
+    "LinearRegression",
+    "LogisticRegression",
+    "MLPClassifier",
+    "MLPRegressor",
     "MappingError",
     "PartyError",
     "PrivacyError",
@@ -32,4 +39,5 @@ __all__ = [
     "Relation",
     "TableMapping",
     "TablePuppetError",
+    "load",
 ]

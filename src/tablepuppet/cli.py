@@ -13,11 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pa_parquet
 import typer
 from rich.console import Console
 
-from tablepuppet.errors import TablePuppetError
+from tablepuppet.errors import ConfigError, TablePuppetError
 from tablepuppet.federation import Federation
+from tablepuppet.jobs import Run
 from tablepuppet.relation import Relation
 from tablepuppet.runs.progress import ProgressReader
 
@@ -94,6 +98,72 @@ def describe(
     _print_json(found.to_arrow().to_pylist()) if as_json else _screen().print(found)
 
 
+JobArgument = Annotated[
+    Path, typer.Argument(help="The job file (TOML): federation, SQL, label, learner, split, output.")
+]
+RunArgument = Annotated[Path, typer.Argument(help="The run folder that a training left.")]
+OtherSql = Annotated[str | None, typer.Option("--sql", help="Another query with the same columns, or a .sql file.")]
+
+
+@app.command()
+def train(job: JobArgument, as_json: JsonOption = False) -> None:
+    """Train the learner of a job file and write its run folder."""
+    with _progress() as reader:
+        run = Run.of_job(job, reader)
+        result = run.train(job) | {"run": str(run.folder)}
+    if as_json:
+        _print_json(result)
+        return
+    _print_metrics(result["metrics"])
+    state = "converged" if result["converged"] else "stopped before it converged"
+    typer.echo(f"{state} after {result['rounds']} rounds; run folder: {result['run']}")
+
+
+@app.command()
+def evaluate(run: RunArgument, sql: OtherSql = None, as_json: JsonOption = False) -> None:
+    """Measure a trained model on the rows its job held out, or on another query."""
+    with _progress() as reader:
+        metrics = Run.of_folder(run, reader).evaluate(_text(sql) if sql else None)
+    _print_json(metrics) if as_json else _print_metrics({"test": metrics})
+
+
+@app.command()
+def predict(
+    run: RunArgument,
+    output: Annotated[
+        Path | None, typer.Option(help="A .parquet or .csv file; standard output as CSV if absent.")
+    ] = None,
+    sql: OtherSql = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict every joined row, with the place in its source that it comes from."""
+    with _progress() as reader:
+        table = Run.of_folder(run, reader).predict(_text(sql) if sql else None)
+    if output is not None:
+        _write(table, output)
+        typer.echo(f"{len(table):,} predictions in {output}", err=True)
+    elif as_json:
+        _print_json(table.to_pylist())
+    else:
+        pa_csv.write_csv(table, sys.stdout.buffer)
+
+
+def _write(table: pa.Table, output: Path) -> None:
+    if output.suffix not in (".parquet", ".csv"):
+        raise ConfigError(f"cannot write {str(output)!r}: the file must end in .parquet or .csv")
+    pa_parquet.write_table(table, output) if output.suffix == ".parquet" else pa_csv.write_csv(table, output)
+
+
+def _print_metrics(metrics: dict[str, dict[str, float]]) -> None:
+    for side, values in metrics.items():
+        typer.echo(f"{side}: " + ", ".join(f"{name} {value:.6g}" for name, value in values.items()))
+
+
+def _text(sql: str) -> str:
+    """The SQL itself, or that of a file."""
+    return Path(sql).read_text() if sql.endswith(".sql") and Path(sql).is_file() else sql
+
+
 def _relation(
     federation: Path,
     sql: str,
@@ -102,9 +172,8 @@ def _relation(
     drop: list[str] | None,
     reader: ProgressReader,
 ) -> Relation:
-    text = Path(sql).read_text() if sql.endswith(".sql") and Path(sql).is_file() else sql
     loaded = Federation.load(federation, callbacks=[reader])
-    return loaded.sql(text, label, categorical=categorical or (), drop=drop or ())
+    return loaded.sql(_text(sql), label, categorical=categorical or (), drop=drop or ())
 
 
 def _summary(relation: Relation) -> dict[str, Any]:

@@ -10,8 +10,10 @@ import importlib.util
 import shutil
 import sqlite3
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,13 @@ import duckdb
 from rich.console import Console
 from rich.panel import Panel
 from rich.syntax import Syntax
+from rich.table import Table
 
+from tablepuppet.baselines import Centralized
 from tablepuppet.errors import ConfigError
 from tablepuppet.federation import Federation
+from tablepuppet.learn.linear_models import LogisticRegression
+from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Reader
 
 FEDERATION = """\
@@ -48,9 +54,9 @@ LABEL = "late"
 def run_demo(
     folder: Path, reader: Reader, screen: Console | None, report: Callable[[dict[str, Any]], None] | None
 ) -> None:
-    """Build the databases if they are missing, then show catalog, query, plan and statistics.
+    """Build the databases if they are missing; show catalog, query, plan, statistics; train, and compare.
 
-    To ``screen`` for people, or as one dict to ``report`` for programs.
+    To ``screen`` for people, or as one dict to ``report`` for programs. The learning curve is drawn into the folder.
     """
     if not (folder / "federation.toml").exists():
         build_databases(folder)
@@ -58,6 +64,10 @@ def run_demo(
     catalog = federation.catalog()
     relation = federation.sql(SQL, LABEL)
     plan, statistics = relation.explain(), relation.describe()
+    train, test = relation.split()
+    results = compare(federation, train, test)
+    curve = folder / "curve.png"
+    draw_curve(results, curve)
     if report is not None:
         report(
             {
@@ -67,7 +77,8 @@ def run_demo(
                 "joined_rows": len(relation),
                 "plan": plan,
                 "describe": statistics.to_arrow().to_pylist(),
-                "traffic": federation.traffic,
+                "results": {name: result.facts() for name, result in results.items()},
+                "curve": str(curve),
             }
         )
     if screen is not None:
@@ -75,11 +86,70 @@ def run_demo(
         screen.print(Panel(Syntax(SQL.strip(), "sql", background_color="default"), title=f"SQL, label {LABEL}"))
         screen.print(Panel(plan, title="EXPLAIN"), markup=False, highlight=False)
         screen.print(statistics)
-        up = sum(entry["bytes"] for entry in federation.traffic if entry["direction"] == "up")
-        screen.print(
-            f"{len(relation):,} joined rows; {up / 1e6:.2f} MB left the parties: digests, counts and sums, not one row."
-        )
-        screen.print(f"The databases are in {folder}; try: tablepuppet catalog {folder / 'federation.toml'}")
+        screen.print(_table(results))
+        screen.print(f"The learning curve is in {curve}. The databases stay in {folder}; try:")
+        screen.print(f"  tablepuppet catalog {folder / 'federation.toml'}")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one way of training did."""
+
+    metrics: dict[str, float]
+    seconds: float
+    moved: int  # bytes
+    losses: list[float]
+
+    def facts(self) -> dict[str, Any]:
+        """For programs."""
+        return {**self.metrics, "seconds": self.seconds, "bytes_moved": self.moved, "losses": self.losses}
+
+
+def compare(federation: Federation, train: Relation, test: Relation) -> dict[str, Result]:
+    """Train where the rows are, and on the pooled join; both are measured on the same held-out rows."""
+    before, start = _moved(federation), time.perf_counter()
+    federated = LogisticRegression().fit(train)
+    seconds, moved = time.perf_counter() - start, _moved(federation) - before
+    losses = [entry["loss"] for entry in federated.history_]
+    start = time.perf_counter()
+    pooled = Centralized(LogisticRegression()).fit(train)
+    pooled_seconds = time.perf_counter() - start
+    width = len(pooled.coef_)
+    return {
+        "federated": Result(federated.evaluate(test), seconds, moved, losses),
+        "centralised": Result(pooled.evaluate(test), pooled_seconds, len(train) * (width + 1) * 8, []),
+    }
+
+
+def _moved(federation: Federation) -> int:
+    return sum(int(entry["bytes"]) for entry in federation.traffic)
+
+
+def _table(results: dict[str, Result]) -> Table:
+    view = Table("", "accuracy", "AUC", "log loss", "seconds", "bytes", title="Will it be late?", title_justify="left")
+    notes = {"federated": "moved", "centralised": "of the joined table, pooled"}
+    for name, result in results.items():
+        figures = [f"{result.metrics[metric]:.4f}" for metric in ("accuracy", "auc", "log_loss")]
+        view.add_row(name, *figures, f"{result.seconds:.1f}", f"{result.moved / 1e6:.1f} MB {notes[name]}")
+    return view
+
+
+def draw_curve(results: dict[str, Result], path: Path) -> None:
+    """The training loss of every round, with the centralised test loss to compare."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    losses = results["federated"].losses
+    axes.plot(range(1, len(losses) + 1), losses, marker="o", label="training loss, federated")
+    for name, style in (("federated", "-"), ("centralised", "--")):
+        value = results[name].metrics["log_loss"]
+        axes.axhline(value, color="tab:red", linestyle=style, alpha=0.6, label=f"test log loss, {name}: {value:.4f}")
+    axes.set(xlabel="round (one trip to every party)", ylabel="log loss", title="Will a flight arrive 15 minutes late?")
+    axes.legend()
+    figure.savefig(path, dpi=120)
 
 
 def build_databases(folder: Path) -> None:

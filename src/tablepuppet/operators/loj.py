@@ -24,7 +24,7 @@ class LearningOverJoin:
     def gather(self, predictions: Mapping[str, Floats], outputs: int) -> NDArray[np.float64]:
         """The sum over tables of their predictions, for every joined row."""
         shape = (len(self.mapping),) if outputs == 1 else (len(self.mapping), outputs)
-        scores = np.zeros(shape)
+        scores = np.zeros(shape, order="F")
         for alias, values in predictions.items():
             scores += self.mapping.gather(alias, values)
         return scores

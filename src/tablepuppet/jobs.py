@@ -1,0 +1,146 @@
+"""Jobs: a TOML file that says what to train on what, and the run folder that comes of it.
+
+A run folder holds ``job.toml`` as it was, ``history.json``, ``metrics.json`` and ``model``; `predict` and `evaluate`
+start from it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from tablepuppet.errors import ConfigError, LearnError
+from tablepuppet.federation import Federation
+from tablepuppet.learn.estimator import LinearEstimator
+from tablepuppet.learn.model_file import LEARNERS, load
+from tablepuppet.relation import Relation
+from tablepuppet.runs.events import Reader
+
+
+class Split(msgspec.Struct, forbid_unknown_fields=True):
+    """How much is held out for testing."""
+
+    test: float = 0.15
+    seed: int = 7
+
+
+class Job(msgspec.Struct, forbid_unknown_fields=True):
+    """What a job file may say. Paths start at the file's folder."""
+
+    federation: str
+    sql: str
+    label: str
+    learner: dict[str, Any]
+    output: str
+    split: Split | None = msgspec.field(default_factory=Split)
+    categorical: list[str] = []
+    drop: list[str] = []
+    max_categories: int = 256
+
+
+def read_job(path: Path) -> Job:
+    """The job of a file; ConfigError that names the file and the field if it is wrong."""
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=Job)
+    except OSError as error:
+        raise ConfigError(f"cannot read job file {str(path)!r}: {error.strerror}") from error
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise ConfigError(f"job file {str(path)!r}: {error}") from error
+
+
+def make_learner(settings: dict[str, Any]) -> LinearEstimator:
+    """The learner a job names, with its settings."""
+    kind, rest = settings.get("kind"), {name: value for name, value in settings.items() if name != "kind"}
+    if kind not in LEARNERS:
+        raise ConfigError(f"learner kind {kind!r} is none of {', '.join(LEARNERS)}")
+    known = LEARNERS[kind]().get_params()
+    unknown = [name for name in rest if name not in known]
+    if unknown:
+        raise ConfigError(f"{kind} has no setting {unknown[0]!r}; it has: {', '.join(known)}")
+    return LEARNERS[kind](**rest)
+
+
+class Run:
+    """A job and its folder."""
+
+    def __init__(self, job: Job, folder: Path, base: Path, reader: Reader):
+        self.job, self.folder = job, folder
+        self.federation = Federation.load(base / job.federation, callbacks=[reader])
+
+    @classmethod
+    def of_job(cls, path: Path, reader: Reader) -> Run:
+        """A new run of a job file."""
+        job = read_job(path)
+        return cls(job, path.parent / job.output, path.parent, reader)
+
+    @classmethod
+    def of_folder(cls, folder: Path, reader: Reader) -> Run:
+        """The run that left a folder."""
+        if not (folder / "run.json").exists():
+            raise ConfigError(f"{str(folder)!r} is no run folder: it has no run.json; train a job first")
+        base = Path(json.loads((folder / "run.json").read_text())["base"])
+        return cls(read_job(folder / "job.toml"), folder, (folder / base).resolve(), reader)
+
+    def relation(self, sql: str | None = None) -> Relation:
+        """The job's relation, or another with the same columns."""
+        job = self.job
+        return self.federation.sql(
+            sql or job.sql, job.label, categorical=job.categorical, drop=job.drop, max_categories=job.max_categories
+        )
+
+    def sides(self) -> tuple[Relation, Relation | None]:
+        """(train, test); no test side where the job holds nothing out."""
+        relation = self.relation()
+        if self.job.split is None or self.job.split.test == 0:
+            return relation, None
+        return relation.split(self.job.split.test, self.job.split.seed)
+
+    def train(self, job_file: Path) -> dict[str, Any]:
+        """Fit, measure on the test side, write the run folder; the metrics."""
+        learner = make_learner(self.job.learner)
+        train, test = self.sides()
+        if not len(train):
+            raise LearnError("the train side of the split is empty; hold out less, or check the query with explain")
+        learner.fit(train)
+        metrics = {"train": learner.evaluate(train)} | ({"test": learner.evaluate(test)} if test is not None else {})
+        self.folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(job_file, self.folder / "job.toml")
+        base = os.path.relpath(job_file.parent.resolve(), self.folder.resolve())
+        (self.folder / "run.json").write_text(json.dumps({"base": base}))
+        (self.folder / "history.json").write_text(json.dumps(learner.history_, indent=2))
+        (self.folder / "metrics.json").write_text(json.dumps(metrics, indent=2))
+        learner.save(self.folder / "model")
+        return {"metrics": metrics, "rounds": len(learner.history_), "converged": learner.converged_}
+
+    def model(self) -> LinearEstimator:
+        """The trained model."""
+        return load(self.folder / "model", self.federation)
+
+    def evaluate(self, sql: str | None) -> dict[str, float]:
+        """Metrics on the test side, or on the rows of another query."""
+        if sql is not None:
+            chosen = self.relation(sql)
+        else:
+            train, test = self.sides()
+            chosen = train if test is None else test
+        metrics: dict[str, float] = self.model().evaluate(chosen)
+        return metrics
+
+    def predict(self, sql: str | None) -> pa.Table:
+        """Predictions for every joined row, beside where it comes from."""
+        relation, model = self.relation(sql), self.model()
+        table = relation.rows().append_column("prediction", pa.array(model.predict(relation)))
+        if hasattr(model, "predict_proba"):
+            probability = model.predict_proba(relation)
+            for place, name in enumerate(model.classes_):
+                table = table.append_column(
+                    f"probability={name}", pa.array(np.ascontiguousarray(probability[:, place]))
+                )
+        return table

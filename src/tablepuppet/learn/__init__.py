@@ -1,0 +1,1 @@
+"""Learning over a relation: losses, one file per algorithm, estimators."""

@@ -1,0 +1,44 @@
+"""RFL-ADMM in the sharing form of Boyd et al., section 7.3 (solver="admm").
+
+The update as printed in Eq. 9 lets every table answer the whole residual at once and diverges on correlated tables; the
+sharing form lets each answer the mean residual, with the same messages. M counts the tables and the intercept.
+
+    theta_i: ridge solve of  rho / (2N) |T_i (theta_i - theta_i^t) + r|^2 + l2 / 2 |theta_i|^2,  r = mean(h) - zbar + u
+    zbar   = argmin of  loss(M zbar) / N + M rho / (2N) |zbar - mean(h) - u|^2                       (Eq. 7)
+    u      = u + mean(h) - zbar                                                                      (Eq. 8)
+
+Over-relaxation is replaced by the plane search of `descent`, which picks the best step: rho then hardly matters.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tablepuppet.learn.descent import Array
+from tablepuppet.learn.losses import Loss
+
+AUTO_RHO = 100.0  # times the mean curvature of the loss at the start
+
+
+class SharingRule:
+    """Ask the tables to answer the mean residual of the sharing problem."""
+
+    def __init__(self, loss: Loss, tables: int, rho: float | str, scores: Array):
+        self.loss, self.parts = loss, tables + 1
+        self.rho = AUTO_RHO * max(loss.hessian(scores).mean(), 1e-12) if isinstance(rho, str) else rho
+        rows = len(scores)
+        self.mean = scores / self.parts  # of the tables' predictions
+        self.shared = self.mean.copy()  # zbar
+        self.dual = loss.gradient(scores) * (rows / self.rho)  # u: where zbar is optimal
+
+    def wanted(self, scores: Array) -> tuple[Array, float]:
+        """The residual times rho, by joined rows; the ridge solves have curvature rho."""
+        return (self.mean - self.shared + self.dual) * (self.rho / len(scores)), self.rho
+
+    def moved(self, scores: Array) -> None:
+        """The z-update and the dual update."""
+        self.mean = scores / self.parts
+        target = self.parts * (self.mean + self.dual)
+        whole = self.loss.proximal(target, self.rho / self.parts, self.parts * self.shared)
+        self.shared = np.asarray(whole / self.parts)
+        self.dual = self.dual + self.mean - self.shared

@@ -1,0 +1,87 @@
+"""Labels: asked of their party after the join, for the rows that take part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError
+from tablepuppet.operators.client import Client
+from tablepuppet.party.ops import LocalTable, Values, op
+from tablepuppet.party.release import Release
+from tablepuppet.prep.values import numbers
+from tablepuppet.sql.query import OutputColumn
+from tablepuppet.sql.types import NUMERIC, Family, family
+
+MOST_CLASSES = 1000
+
+
+@op("label.numbers", releases=Release.LABELS)
+def label_numbers(table: LocalTable, view: str, column: str) -> Values:
+    """The label of every row as a number, and how many have none."""
+    values, present = numbers(table.column(column, view))
+    return {"labels": values, "missing": int(np.count_nonzero(~present))}
+
+
+@op("label.classes", releases=Release.LABELS)
+def label_classes(table: LocalTable, view: str, column: str, most: int) -> Values:
+    """The classes among the rows and each row's class; no codes where there are more classes than ``most``."""
+    encoded = pa.concat_arrays(table.column(column, view).chunks).dictionary_encode()
+    missing, found = encoded.null_count, len(encoded.dictionary)
+    codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
+    if found > most:
+        return {"found": found, "classes": [], "codes": codes[:0], "missing": missing}
+    classes = (
+        encoded.dictionary.cast(pa.float64()) if pa.types.is_decimal(encoded.dictionary.type) else encoded.dictionary
+    )
+    narrow = codes.astype(np.min_scalar_type(max(found, 1)))
+    return {"found": found, "classes": classes.to_pylist(), "codes": narrow, "missing": missing}
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of a relation's label, sorted, and the class number of every joined row."""
+
+    values: NDArray[Any]
+    numbers: NDArray[np.integer]
+
+
+def joined_numbers(client: Client, label: OutputColumn) -> NDArray[np.float64]:
+    """The label of every joined row as a number; LearnError if it is none or missing."""
+    if family(label.type) not in NUMERIC:
+        raise LearnError(f"label {label.qualified} is {label.type}: regression needs a number; use a classifier")
+    replies = client.ask("label.numbers", lambda alias, _: {"column": label.name} if alias == label.alias else None)
+    values = np.concatenate([reply["labels"] for reply in replies[label.alias]])
+    _refuse_missing(sum(reply["missing"] for reply in replies[label.alias]), label)
+    if not np.isfinite(values).all():
+        raise LearnError(f"label {label.qualified} has values that are not finite; filter them in WHERE")
+    return np.asarray(client.mapping.gather(label.alias, values), np.float64)
+
+
+def joined_classes(client: Client, label: OutputColumn) -> Classes:
+    """The class of every joined row; LearnError if labels are missing, of one class only, or of very many."""
+    if family(label.type) is Family.OTHER:
+        raise LearnError(f"label {label.qualified} is {label.type}, which has no classes")
+    asked = {"column": label.name, "most": MOST_CLASSES}
+    replies = client.ask("label.classes", lambda alias, _: asked if alias == label.alias else None)[label.alias]
+    _refuse_missing(sum(reply["missing"] for reply in replies), label)
+    most = max(reply["found"] for reply in replies)
+    values = np.array(sorted({value for reply in replies for value in reply["classes"]}))
+    if most > MOST_CLASSES or len(values) > MOST_CLASSES:
+        raise LearnError(f"label {label.qualified} has more than {MOST_CLASSES} classes; use a regressor, or CASE")
+    if len(values) < 2:
+        raise LearnError(f"label {label.qualified} has one class only in these rows; a classifier needs two or more")
+    numbered = [np.searchsorted(values, np.array(reply["classes"]))[reply["codes"]] for reply in replies]
+    base = np.concatenate(numbered).astype(np.int32)
+    return Classes(values, client.mapping.gather(label.alias, base))
+
+
+def _refuse_missing(missing: int, label: OutputColumn) -> None:
+    if missing:
+        raise LearnError(
+            f"label {label.qualified} is NULL in {missing:,} rows; add WHERE {label.expression} IS NOT NULL"
+        )

@@ -1,0 +1,95 @@
+"""The linear learners: regression, and classification of two or more classes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from sklearn.utils.validation import check_is_fitted
+
+from tablepuppet.learn.admm import SharingRule
+from tablepuppet.learn.descent import MEMORY, Round, Rule, descend
+from tablepuppet.learn.estimator import SINGLE_PRECISION_TOL, Array, Learner, Model, Solver
+from tablepuppet.learn.lbfgs import GradientRule
+from tablepuppet.learn.linear import LinearModel, by_column
+from tablepuppet.learn.losses import Loss
+from tablepuppet.learn.placed import ToldModel
+from tablepuppet.learn.sgd import Stochastic, descend_by_batches
+from tablepuppet.learn.tasks import Classifier, Regressor
+from tablepuppet.runs.events import Event
+
+if TYPE_CHECKING:
+    from tablepuppet.relation import Relation
+
+
+class LinearLearner(Learner):
+    """A linear model over a relation."""
+
+    def __init__(
+        self,
+        *,
+        solver: Solver = "auto",
+        rounds: int = 100,
+        batch_size: int = 10_000,
+        lr: float | Literal["auto"] = "auto",
+        momentum: float = 0.0,
+        l2: float = 1e-6,
+        rho: float | Literal["auto"] = "auto",
+        tol: float = 1e-15,
+        reduce: bool = True,
+        seed: int = 0,
+        callbacks: Iterable[Callable[[Event], None]] = (),
+    ):
+        self.solver = solver
+        self.rounds = rounds
+        self.batch_size = batch_size
+        self.lr = lr
+        self.momentum = momentum
+        self.l2 = l2
+        self.rho = rho
+        self.tol = tol
+        self.reduce = reduce
+        self.seed = seed
+        self.callbacks = callbacks
+
+    @property
+    def coef_(self) -> dict[str, Array]:
+        """Parameters by encoded column: ``alias.column``, or ``alias.column=code`` for a category."""
+        check_is_fitted(self, "model_")
+        return by_column(self.encoding_, self.model_.parameters())
+
+    def told(self, thetas: Mapping[str, Array], wire: str, outputs: int) -> Model:
+        """A model with these parameters by table, for predictions only."""
+        return ToldModel("linear", self.encoding_, thetas, wire, outputs)
+
+    def _train(self, relation: Relation, loss: Loss, report: Callable[[Round], bool]) -> tuple[Model, Array]:
+        client, wire = relation.client, relation.wire
+        model = LinearModel(client, self.encoding_, wire, loss.outputs, self.l2, MEMORY, secrets.token_hex(8))
+        if self.solver_ == "sgd":
+            lr = 1 / (loss.most_curvature * model.largest) if isinstance(self.lr, str) else self.lr
+            rates = [lr / (1 + epoch / 2) for epoch in range(self.rounds)]
+            steps = Stochastic(model, self.momentum)
+            return model, descend_by_batches(steps, loss, rates, self.batch_size, self.seed, report)
+        rule = self._rule(model, loss, len(relation))
+        tol = max(self.tol, SINGLE_PRECISION_TOL) if wire == "float32" else self.tol
+        intercept, self.converged_ = descend(model, loss, rule, self.rounds, tol, report)
+        return model, intercept
+
+    def _rule(self, model: LinearModel, loss: Loss, joined_rows: int) -> Rule:
+        if self.solver_ == "lbfgs":
+            return GradientRule(loss)
+        shape = (joined_rows,) if loss.outputs == 1 else (joined_rows, loss.outputs)
+        return SharingRule(loss, len(model.tables), self.rho, np.zeros(shape, order="F") + loss.best_constant())
+
+
+class LinearRegression(Regressor, LinearLearner):
+    """Least squares with an L2 penalty: scikit-learn's Ridge with alpha = l2 * joined rows, over a relation."""
+
+
+class LogisticRegression(Classifier, LinearLearner):
+    """Logistic regression of two classes, softmax regression of more, over a relation.
+
+    scikit-learn's LogisticRegression with C = 1 / (l2 * joined rows).
+    """

@@ -1,0 +1,159 @@
+"""Parameters where they belong: with the party for a table of one shard, with the coordinator for one of several (LoU).
+
+Ops of a model are named by its family: ``<family>.predict`` uses the parameters that the party holds, ``.image``
+those it is told, ``.parameters`` lets them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PartyError
+from tablepuppet.mapping.table_mapping import Floats
+from tablepuppet.operators.client import Client
+from tablepuppet.operators.loj import LearningOverJoin
+from tablepuppet.operators.lou import LearningOverUnion
+from tablepuppet.party.ops import LocalTable
+from tablepuppet.prep.encode import Encoding
+from tablepuppet.prep.encoded_table import EncodedTable
+
+Array = NDArray[np.float64]
+
+
+class Part(Protocol):
+    """What is kept of one table: its parameters, and what an algorithm remembers beside them."""
+
+    theta: Array
+
+    def descend(self, sums: Array, lr: float, momentum: float, l2: float) -> None:
+        """One step of stochastic gradient descent (Eq. 13)."""
+        ...
+
+
+PartT = TypeVar("PartT", bound=Part)
+
+
+def encoded(table: LocalTable, view: str, encoding: str) -> EncodedTable:
+    """The encoded rows that ``encode.build`` left at the party."""
+    found: EncodedTable = table.state[f"{view}/{encoding}"]
+    return found
+
+
+def keep_part(table: LocalTable, model: str, part: Part) -> None:
+    """Keep the party's part of a model."""
+    table.models[f"{model}/{table.snapshot.scan.alias}"] = part
+
+
+def part_of(table: LocalTable, model: str) -> Any:
+    """The party's part of a model; PartyError if it has none."""
+    part = table.models.get(f"{model}/{table.snapshot.scan.alias}")
+    if part is None:
+        scan = table.snapshot.scan
+        raise PartyError(f"party {scan.party!r} has no part of this model for {scan.alias!r}; fit it again")
+    return part
+
+
+class PlacedModel(Generic[PartT]):
+    """The coordinator's side of a model that is a sum over tables."""
+
+    family: ClassVar[str]
+
+    def __init__(self, client: Client, encoding: Encoding, wire: str, outputs: int, l2: float, model: str):
+        self.encoding, self.outputs, self.l2, self.model = encoding, outputs, l2, model
+        self.loj, self.lou = LearningOverJoin(client.mapping), LearningOverUnion(client, wire)
+        tables = [alias for alias in client.mapping.tables if encoding.names(alias) and client.shards(alias)]
+        self.alone = [alias for alias in tables if self.lou.shards(alias) == 1]
+        self.together = [alias for alias in tables if alias not in self.alone]
+        self.shared: dict[str, PartT] = {}  # of the tables in `together`
+
+    @property
+    def tables(self) -> list[str]:
+        """Tables with at least one encoded column."""
+        return [*self.alone, *self.together]
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """What a party must be told beside parameters to use them."""
+        return {}
+
+    def for_gradient(self, alias: str) -> dict[str, Any]:
+        """What the shards of a table must be told to differentiate at their rows."""
+        return {}
+
+    def images(self, thetas: Mapping[str, Array]) -> dict[str, Floats]:
+        """Predictions of base rows for parameters that the coordinator tells."""
+        return images(self.lou, self.family, self.encoding, thetas, self.shape)
+
+    def joined(self, replies: Mapping[str, list[Mapping[str, Any]]], aliases: Iterable[str]) -> dict[str, Floats]:
+        """The predictions in replies, over the rows of each table."""
+        return {alias: self.lou.concatenate(replies[alias], "image") for alias in aliases}
+
+    def scores(self, client: Client) -> Array:
+        """The sum over tables for the rows of a relation, without the intercept."""
+        lou = LearningOverUnion(client, self.lou.wire)
+        present = [alias for alias in self.tables if client.shards(alias)]
+        at_home = [alias for alias in self.alone if _parties(client, alias) == _parties(self.lou.client, alias)]
+        sent = [alias for alias in present if alias not in at_home]  # shards that did not train: they are told theta
+        thetas = self.thetas() if sent else {}
+        found = images(lou, self.family, self.encoding, {alias: thetas[alias] for alias in sent}, self.shape)
+        if at_home:
+            replies = lou.ask(f"{self.family}.predict", at_home, encoding=self.encoding.id, model=self.model)
+            found |= self.joined(replies, at_home)
+        return LearningOverJoin(client.mapping).gather(found, self.outputs)
+
+    def thetas(self) -> dict[str, Array]:
+        """theta of every table."""
+        thetas = {alias: part.theta for alias, part in self.shared.items()}
+        if self.alone:
+            replies = self.lou.ask(f"{self.family}.parameters", self.alone, model=self.model)
+            thetas |= {alias: replies[alias][0]["theta"] for alias in self.alone}
+        return thetas
+
+    def parameters(self) -> dict[str, Array]:
+        """Parameters by table."""
+        return self.thetas()
+
+
+def images(
+    lou: LearningOverUnion, family: str, encoding: Encoding, thetas: Mapping[str, Array], shape: Mapping[str, Any]
+) -> dict[str, Floats]:
+    """Predictions of base rows for parameters that parties are told."""
+    if not thetas:
+        return {}
+    told = {alias: {"theta": theta} for alias, theta in thetas.items()}
+    replies = lou.ask(f"{family}.image", told, by_alias=told, encoding=encoding.id, **shape)
+    return {alias: lou.concatenate(replies[alias], "image") for alias in told}
+
+
+def _parties(client: Client, alias: str) -> list[str]:
+    return [shard.party for shard in client.shards(alias)]
+
+
+class ToldModel:
+    """Parameters that the coordinator holds, as of a model loaded from a folder; parties are told them."""
+
+    def __init__(
+        self,
+        family: str,
+        encoding: Encoding,
+        thetas: Mapping[str, Array],
+        wire: str,
+        outputs: int,
+        shape: Mapping[str, Any] | None = None,
+    ):
+        self.family, self.encoding, self.thetas, self.shape = family, encoding, dict(thetas), dict(shape or {})
+        self.wire, self.outputs = wire, outputs
+
+    def scores(self, client: Client) -> Array:
+        """The sum over tables for the rows of a relation, without the intercept."""
+        thetas = {alias: theta for alias, theta in self.thetas.items() if client.shards(alias)}
+        found = images(LearningOverUnion(client, self.wire), self.family, self.encoding, thetas, self.shape)
+        return LearningOverJoin(client.mapping).gather(found, self.outputs)
+
+    def parameters(self) -> dict[str, Array]:
+        """Parameters by table."""
+        return self.thetas

@@ -1,0 +1,190 @@
+"""RFL-SGD: mini-batches of joined rows, with duplicates reduced inside each batch (solver="sgd"; Eq. 10-13, 17-19).
+
+A batch touches some base rows of every table, each perhaps several times. Tables hear of each such row once: the bytes
+of a batch follow its distinct base rows. The step for one batch and the predictions for the next share a trip; a table
+with several shards needs one more, to add its shards' gradients (Eq. 17).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.learn.descent import Round
+from tablepuppet.learn.linear import Block
+from tablepuppet.learn.losses import Loss
+from tablepuppet.learn.placed import PlacedModel, encoded, part_of
+from tablepuppet.mapping.table_mapping import Floats, TableMapping
+from tablepuppet.operators.client import Replies
+from tablepuppet.party.ops import LocalTable, Values, op
+from tablepuppet.party.release import Release
+
+Array = NDArray[np.float64]
+Places = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some joined rows: for each table the distinct base rows they come from, and which each joined row means."""
+
+    rows: NDArray[np.intp]
+    places: Mapping[str, Places]  # distinct base rows, ascending
+    index: Mapping[str, NDArray[np.intp]]  # joined row of the batch -> which of them
+
+    def gather(self, predictions: Mapping[str, Floats], intercept: Array) -> Array:
+        """Scores of the batch's joined rows."""
+        outputs = len(intercept)
+        scores = np.zeros(len(self.rows) if outputs == 1 else (len(self.rows), outputs)) + intercept
+        for alias, values in predictions.items():
+            scores += values[self.index[alias]]
+        return scores
+
+    def scatter(self, alias: str, values: Array) -> Array:
+        """Values of joined rows summed at the distinct base rows (Eq. 10)."""
+        sums = np.zeros((len(self.places[alias]), *values.shape[1:]))
+        np.add.at(sums, self.index[alias], values)
+        return sums
+
+
+def batches(mapping: TableMapping, tables: list[str], size: int, seed: int, epoch: int) -> Iterator[Batch]:
+    """The joined rows in an order drawn from the seed and the epoch, ``size`` at a time."""
+    order = np.random.default_rng([seed, epoch]).permutation(len(mapping))
+    for start in range(0, len(order), size):
+        rows = order[start : start + size]
+        found = {alias: np.unique(mapping.tables[alias].index[rows], return_inverse=True) for alias in tables}
+        yield Batch(
+            rows, {a: places for a, (places, _) in found.items()}, {a: index for a, (_, index) in found.items()}
+        )
+
+
+@op("linear.sgd", releases=Release.PREDICTIONS)
+def sgd(
+    table: LocalTable, view: str, encoding: str, model: str,
+    places: Places, rows: Array, next_places: Places, lr: float, momentum: float, l2: float,
+) -> Values:  # fmt: skip
+    """One step from a batch (Eq. 12, 13), then predictions for the rows of the next."""
+    block: Block = part_of(table, model)
+    data = encoded(table, view, encoding)
+    if len(places):
+        block.descend(data.rows(places).transposed_times(rows.astype(np.float64)), lr, momentum, l2)
+    return {"image": data.rows(next_places).times(block.theta).astype(table.wire)}
+
+
+@op("linear.sgd_gradient", releases=Release.GRADIENT_SUMS)
+def sgd_gradient(table: LocalTable, view: str, encoding: str, places: Places, rows: Array) -> Values:
+    """A shard's part of a batch's gradient (Eq. 18)."""
+    return {"sums": encoded(table, view, encoding).rows(places).transposed_times(rows.astype(np.float64))}
+
+
+@op("linear.sgd_image", releases=Release.PREDICTIONS)
+def sgd_image(table: LocalTable, view: str, encoding: str, next_places: Places, theta: Array) -> Values:
+    """Predictions of a shard's rows of the next batch, with the parameters that all shards share (Eq. 19)."""
+    return {"image": encoded(table, view, encoding).rows(next_places).times(theta).astype(table.wire)}
+
+
+class Steps(Protocol):
+    """Whoever takes the steps that batches ask for."""
+
+    mapping: TableMapping
+    tables: list[str]
+    momentum: float
+
+    def exchange(
+        self, batch: Batch | None, wanted: Array | None, following: Batch | None, lr: float
+    ) -> Mapping[str, Floats]:
+        """Take the step that ``batch`` asks for; the predictions for the ``following`` batch."""
+        ...
+
+
+class Stochastic:
+    """The coordinator's side: asks for predictions of a batch, sends what the loss wants of its rows."""
+
+    def __init__(self, model: PlacedModel[Any], momentum: float):
+        self.model, self.momentum = model, momentum
+        self.mapping, self.tables = model.loj.mapping, model.tables
+
+    def exchange(
+        self, batch: Batch | None, wanted: Array | None, following: Batch | None, lr: float
+    ) -> dict[str, Floats]:
+        """Take the step that ``batch`` asks for; the predictions for the ``following`` batch."""
+        model = self.model
+        sums = {} if batch is None or wanted is None else {a: batch.scatter(a, wanted) for a in self.tables}
+        rates = {"lr": lr, "momentum": self.momentum, "l2": model.l2}
+        alone = self._ask(
+            "sgd", model.alone,
+            lambda alias, part: self._sums(batch, sums, alias, part)
+            | {"next_places": _within(following, alias, part), "model": model.model, **rates},
+        )  # fmt: skip
+        images = model.joined(alone, model.alone)
+        if model.shared and batch is not None:
+            replies = self._ask(
+                "sgd_gradient", model.together,
+                lambda alias, part: self._sums(batch, sums, alias, part) | model.for_gradient(alias),
+            )  # fmt: skip
+            for alias, part in model.shared.items():
+                part.descend(model.lou.add(replies[alias], "sums"), **rates)
+        if model.shared and following is not None:
+            replies = self._ask(
+                "sgd_image", model.together,
+                lambda alias, part: {
+                    "next_places": _within(following, alias, part), "theta": model.shared[alias].theta, **model.shape
+                },
+            )  # fmt: skip
+            images |= model.joined(replies, model.together)
+        return images
+
+    def _ask(self, name: str, aliases: list[str], arguments: Callable[[str, slice], dict[str, Any]]) -> Replies:
+        model, chosen = self.model, set(aliases)
+        return model.lou.client.ask(
+            f"{model.family}.{name}",
+            lambda a, shard: arguments(a, shard.slice) | {"encoding": model.encoding.id} if a in chosen else None,
+        )
+
+    def _sums(self, batch: Batch | None, sums: Mapping[str, Array], alias: str, part: slice) -> dict[str, Any]:
+        """What a shard hears of a batch: its rows in it, and what the loss wants of them."""
+        here = np.zeros(0, np.int32) if batch is None else batch.places[alias]
+        mine = (here >= part.start) & (here < part.stop)
+        wire = self.model.lou.wire
+        rows = sums[alias][mine].astype(wire) if alias in sums else np.zeros(0, wire)
+        return {"places": here[mine] - np.int32(part.start), "rows": rows}
+
+
+def _within(batch: Batch | None, alias: str, part: slice) -> Places:
+    """The base rows of a batch that a shard holds, counted from its start."""
+    places = np.zeros(0, np.int32) if batch is None else batch.places[alias]
+    return np.asarray(places[(places >= part.start) & (places < part.stop)] - np.int32(part.start))
+
+
+def descend_by_batches(
+    steps: Steps, loss: Loss, rates: Sequence[float], size: int, seed: int, report: Callable[[Round], bool]
+) -> Array:
+    """Mini-batch SGD, an epoch for each learning rate; the intercept.
+
+    The loss of a round is the mean over its batches as they came.
+    """
+    intercept, velocity, mapping = loss.best_constant(), np.zeros(loss.outputs), steps.mapping
+    scores = np.zeros((len(mapping),) if loss.outputs == 1 else (len(mapping), loss.outputs))
+    for epoch, lr in enumerate(rates, start=1):
+        total = 0.0
+        upcoming = batches(mapping, steps.tables, size, seed, epoch)
+        batch = next(upcoming, None)
+        predictions = steps.exchange(None, None, batch, lr)
+        while batch is not None:
+            following = next(upcoming, None)
+            part = loss.at(batch.rows)
+            here = batch.gather(predictions, intercept)
+            scores[batch.rows] = here
+            total += part.value(here) * len(batch.rows)
+            wanted = part.gradient(here)
+            velocity = steps.momentum * velocity + wanted.sum(axis=0)
+            intercept = intercept - lr * velocity
+            predictions = steps.exchange(batch, wanted, following, lr)
+            batch = following
+        value = total / len(mapping)
+        if report(Round(epoch, value, value, scores, converged=False)):
+            break
+    return intercept

@@ -1,0 +1,162 @@
+"""Losses: values by their definitions, derivatives by finite differences, proximal steps by a general minimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.optimize import minimize, minimize_scalar
+
+from tablepuppet.learn.losses import Logistic, Loss, Softmax, Squared
+
+Array = NDArray[np.float64]
+ROWS = 7
+
+
+def squared() -> Loss:
+    return Squared(np.linspace(-2, 3, ROWS))
+
+
+def logistic() -> Loss:
+    return Logistic(np.array([0, 1, 1, 0, 1, 0, 1], float))
+
+
+def softmax_two() -> Loss:
+    return Softmax(np.array([0, 1, 1, 0, 1, 0, 1]), 2)
+
+
+def softmax_five() -> Loss:
+    return Softmax(np.array([0, 4, 2, 3, 1, 4, 0]), 5)
+
+
+LOSSES: list[Callable[[], Loss]] = [squared, logistic, softmax_two, softmax_five]
+every_loss = pytest.mark.parametrize("make", LOSSES)
+
+
+def scores_for(loss: Loss, seed: int = 0, size: float = 2.0) -> Array:
+    shape = (ROWS,) if loss.outputs == 1 else (ROWS, loss.outputs)
+    return np.random.default_rng(seed).normal(scale=size, size=shape)
+
+
+def test_squared_value() -> None:
+    """Half the mean squared error."""
+    assert Squared(np.array([1.0, 2.0])).value(np.array([0.0, 4.0])) == pytest.approx((1 + 4) / 4)
+
+
+def test_log_loss_values() -> None:
+    """Minus the mean log probability of the label; two classes by softmax are the logistic loss."""
+    scores, labels = np.array([0.3, -1.2, 2.0]), np.array([1, 0, 0])
+    chance = 1 / (1 + np.exp(-scores))
+    expected = -np.mean(np.log(np.where(labels == 1, chance, 1 - chance)))
+    assert Logistic(labels.astype(float)).value(scores) == pytest.approx(expected, rel=1e-14)
+    wide = np.stack([np.zeros(3), scores], axis=1)
+    assert Softmax(labels, 2).value(wide) == pytest.approx(expected, rel=1e-14)
+
+
+@every_loss
+def test_gradient_is_the_slope_of_the_value(make: Callable[[], Loss]) -> None:
+    """By central differences, in every score."""
+    loss = make()
+    scores = scores_for(loss)
+    gradient = loss.gradient(scores)
+    for place in np.ndindex(scores.shape):
+        away = np.zeros_like(scores)
+        away[place] = 1e-5
+        slope = (loss.value(scores + away) - loss.value(scores - away)) / 2e-5
+        assert gradient[place] == pytest.approx(slope, abs=1e-9)
+
+
+@every_loss
+def test_hessian_is_the_slope_of_the_gradient(make: Callable[[], Loss]) -> None:
+    """Its products, its form on constants and its mean all come from the matrix of second differences."""
+    loss = make()
+    scores = scores_for(loss)
+    hessian, size = loss.hessian(scores), scores.size
+    units = np.eye(size).reshape(size, *scores.shape)
+    rows = [loss.gradient(scores + 1e-5 * unit) - loss.gradient(scores - 1e-5 * unit) for unit in units]
+    matrix = np.array(rows).reshape(size, size) / 2e-5
+    direction = scores_for(loss, seed=1)
+    np.testing.assert_allclose(hessian.times(direction).ravel(), matrix @ direction.ravel(), atol=1e-9)
+    constants = np.kron(np.ones((ROWS, 1)), np.eye(loss.outputs))  # (rows * outputs, outputs)
+    np.testing.assert_allclose(hessian.on_constants(), constants.T @ matrix @ constants, atol=1e-9)
+    assert hessian.mean() == pytest.approx(np.trace(matrix) / loss.outputs, abs=1e-9)
+    assert np.linalg.eigvalsh(matrix).max() * ROWS <= loss.most_curvature + 1e-9
+
+
+@every_loss
+def test_derivatives_stay_finite_far_out(make: Callable[[], Loss]) -> None:
+    """At scores of 1e4 nothing overflows, and the loss is what its linear part says."""
+    loss = make()
+    scores = scores_for(loss, size=1e4)
+    with np.errstate(over="raise", invalid="raise"):
+        assert np.isfinite(loss.value(scores))
+        assert np.isfinite(loss.gradient(scores)).all()
+        assert np.isfinite(loss.hessian(scores).on_constants()).all()
+
+
+@every_loss
+def test_best_constant_has_no_slope(make: Callable[[], Loss]) -> None:
+    """At the best constant the gradient adds up to zero, in every output."""
+    loss = make()
+    constant = loss.best_constant()
+    assert constant.shape == (loss.outputs,)
+    scores = np.zeros(ROWS) + constant if loss.outputs == 1 else np.zeros((ROWS, loss.outputs)) + constant
+    np.testing.assert_allclose(loss.gradient(scores).sum(axis=0), 0, atol=1e-14)
+    if loss.outputs > 1:
+        assert constant.sum() == pytest.approx(0, abs=1e-12)
+
+
+def test_best_constant_without_a_class() -> None:
+    """A class that no row has gets a score that is finite and very low."""
+    constant = Softmax(np.array([0, 2, 2]), 3).best_constant()
+    assert np.isfinite(constant).all()
+    assert constant[1] < -100
+
+
+@every_loss
+def test_at_is_the_loss_of_some_rows(make: Callable[[], Loss]) -> None:
+    """Losses of parts, weighted by their rows, add up to the whole."""
+    loss = make()
+    scores, order = scores_for(loss), np.random.default_rng(2).permutation(ROWS)
+    parts = [order[:3], order[3:]]
+    total = sum(loss.at(part).value(scores[part]) * len(part) for part in parts) / ROWS
+    assert total == pytest.approx(loss.value(scores), rel=1e-14)
+    for part in parts:
+        np.testing.assert_allclose(
+            loss.at(part).gradient(scores[part]) * len(part), loss.gradient(scores)[part] * ROWS, atol=1e-14
+        )
+
+
+@pytest.mark.parametrize("rho", [1e-3, 0.1, 1.0, 30.0, 1e4])
+@pytest.mark.parametrize("size", [0.5, 50.0])
+@every_loss
+def test_proximal_is_a_minimum(make: Callable[[], Loss], rho: float, size: float) -> None:
+    """Row by row the slope of loss + rho / 2 |z - target|^2 vanishes, from a start at the target or far from it."""
+    loss = make()
+    target = scores_for(loss, seed=3, size=size)
+    for start in (target, np.zeros_like(target), scores_for(loss, seed=4, size=size)):
+        found = loss.proximal(target, rho, start)
+        slope = loss.gradient(found) * ROWS + rho * (found - target)
+        np.testing.assert_allclose(slope, 0, atol=1e-10 * max(1.0, rho * size))
+
+
+@every_loss
+def test_proximal_equals_a_general_minimiser(make: Callable[[], Loss]) -> None:
+    """The same point that scipy finds, for each row alone."""
+    loss, rho = make(), 0.3
+    target = scores_for(loss, seed=3)
+    found = loss.proximal(target, rho, np.zeros_like(target))
+    for row in range(ROWS):
+        part, goal = loss.at(np.array([row])), target[row]
+
+        def height(z: Array, part: Loss = part, goal: Array = goal) -> float:
+            scores = np.reshape(z, (1,) if part.outputs == 1 else (1, -1))
+            return part.value(scores) + rho / 2 * float(np.sum((z - goal) ** 2))
+
+        if loss.outputs == 1:
+            best = minimize_scalar(height, bracket=(goal - 5, goal + 5), tol=1e-12).x
+        else:
+            best = minimize(height, goal, method="BFGS", options={"gtol": 1e-9}).x
+        np.testing.assert_allclose(found[row], best, atol=1e-6)
