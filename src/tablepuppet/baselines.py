@@ -11,6 +11,7 @@ from scipy.optimize import minimize
 from sklearn.base import clone
 
 from tablepuppet.errors import PrivacyError
+from tablepuppet.learn.descent import Round
 from tablepuppet.learn.estimator import Learner, Model, label_of
 from tablepuppet.learn.losses import Loss, Squared
 from tablepuppet.learn.network_models import NetworkLearner, in_units
@@ -31,8 +32,8 @@ Array = NDArray[np.float64]
 class Centralized:
     """Trains exactly the same function as a learner, on the materialised join. In-process parties only.
 
-    A linear model is solved to the end. Networks begin at the learner's own first parameters; they take its mini-batches
-    for ``solver="sgd"``, else ``rounds`` iterations of L-BFGS.
+    A linear model is solved to the end. Networks begin at the learner's own first parameters; they take its
+    mini-batches for ``solver="sgd"``, else ``rounds`` iterations of L-BFGS.
     """
 
     def __init__(self, learner: Learner):
@@ -81,13 +82,16 @@ def _table(client: Client, encoding: Encoding, alias: str) -> EncodedTable:
 class PooledLinear:
     """Parameters for the columns of the materialised join."""
 
-    def __init__(self, encoding: Encoding, thetas: Mapping[str, Array]):
+    def __init__(self, encoding: Encoding, thetas: Mapping[str, Array], outputs: int):
         self.encoding, self.thetas = encoding, dict(thetas)
+        self.shape = () if outputs == 1 else (outputs,)
 
     def scores(self, client: Client) -> Array:
         """X theta."""
-        tables = joined_tables(client, self.encoding)
-        return np.asarray(np.sum([tables[alias].times(theta) for alias, theta in self.thetas.items()], axis=0))
+        scores = np.zeros((len(client.mapping), *self.shape))
+        for alias, table in joined_tables(client, self.encoding).items():
+            scores += table.times(self.thetas[alias])
+        return scores
 
     def parameters(self) -> dict[str, Array]:
         """Parameters by table."""
@@ -99,8 +103,9 @@ def _train_linear(learner: Learner, client: Client, encoding: Encoding, loss: Lo
     rows = len(client.mapping)
     pooled = np.concatenate([np.zeros((rows, 0)), *(table.matrix() for table in tables.values())], axis=1)
     theta, intercept = _minimise(pooled, loss, learner.l2)
-    ends = np.cumsum([table.width for table in tables.values()])[:-1]
-    return PooledLinear(encoding, dict(zip(tables, np.split(theta, ends), strict=True))), intercept
+    ends = np.cumsum([table.width for table in tables.values()], dtype=int)
+    parts = np.split(theta, ends)[:-1]  # what follows the last table is nothing
+    return PooledLinear(encoding, dict(zip(tables, parts, strict=True)), loss.outputs), intercept
 
 
 def _minimise(table: Array, loss: Loss, l2: float) -> tuple[Array, Array]:
@@ -150,36 +155,44 @@ def _ridge(table: Array, labels: Array, l2: float) -> tuple[Array, Array]:
 class PooledNetworks:
     """The networks of all tables, applied to joined rows."""
 
-    def __init__(self, encoding: Encoding, parts: Mapping[str, Weights], unit: float):
+    def __init__(self, encoding: Encoding, parts: Mapping[str, Weights], outputs: int, unit: float):
         self.encoding, self.parts, self.unit = encoding, dict(parts), unit
+        self.shape = () if outputs == 1 else (outputs,)
+
+    def predict(self, tables: Mapping[str, EncodedTable], rows: int) -> Array:
+        """The sum over tables."""
+        scores = np.zeros((rows, *self.shape))
+        for alias, part in self.parts.items():
+            scores += network_of(part).predict(part.theta, tables[alias])
+        return scores
 
     def scores(self, client: Client) -> Array:
         """The sum over tables, in the label's own units."""
-        tables = joined_tables(client, self.encoding)
-        return self.unit * _sum_of_networks(self.parts, tables)
+        return self.unit * self.predict(joined_tables(client, self.encoding), len(client.mapping))
 
     def parameters(self) -> dict[str, Array]:
         """Parameters by table, in the label's own units."""
         return {alias: network_of(part).rescaled(part.theta, self.unit) for alias, part in self.parts.items()}
 
 
-def _sum_of_networks(parts: Mapping[str, Weights], tables: Mapping[str, EncodedTable]) -> Array:
-    return np.asarray(np.sum([network_of(p).predict(p.theta, tables[alias]) for alias, p in parts.items()], axis=0))
-
-
 def _train_networks(learner: NetworkLearner, client: Client, encoding: Encoding, loss: Loss) -> tuple[Model, Array]:
     loss, unit = in_units(loss)
-    tables = joined_tables(client, encoding)
+    tables, rows = joined_tables(client, encoding), len(client.mapping)
     parts = {
         alias: new_weights(learner.seed, alias, table.dense.shape[1], table.width, learner.hidden, loss.outputs)
         for alias, table in tables.items()
     }
+    model = PooledNetworks(encoding, parts, loss.outputs, unit)
     if learner.solver == "sgd":
-        steps = PooledSteps(parts, tables, len(client.mapping), learner.momentum, learner.l2)
-        intercept = descend_by_batches(steps, loss, learner._rates(), learner.batch_size, learner.seed, lambda _: False)
+        steps = PooledSteps(parts, tables, rows, learner.momentum, learner.l2)
+        intercept = descend_by_batches(steps, loss, learner._rates(), learner.batch_size, learner.seed, _go_on)
     else:
-        intercept = _minimise_networks(parts, tables, loss, learner.l2, learner.rounds)
-    return PooledNetworks(encoding, parts, unit), unit * intercept
+        intercept = _minimise_networks(model, tables, rows, loss, learner.l2, learner.rounds)
+    return model, unit * intercept
+
+
+def _go_on(_: Round) -> bool:
+    return False
 
 
 class PooledSteps:
@@ -211,26 +224,27 @@ class PooledSteps:
 
 
 def _minimise_networks(
-    parts: Mapping[str, Weights], tables: Mapping[str, EncodedTable], loss: Loss, l2: float, rounds: int
+    model: PooledNetworks, tables: Mapping[str, EncodedTable], rows: int, loss: Loss, l2: float, rounds: int
 ) -> Array:
     """Some iterations of L-BFGS on all parameters at once; the intercept."""
-    ends = np.cumsum([len(part.theta) for part in parts.values()])
+    parts = model.parts
+    ends = np.cumsum([len(part.theta) for part in parts.values()], dtype=int)
 
     def objective(point: Array) -> tuple[float, Array]:
         *thetas, intercept = np.split(point, ends)
         for part, theta in zip(parts.values(), thetas, strict=True):
             part.theta = theta
-        scores = _sum_of_networks(parts, tables) + intercept
+        scores = model.predict(tables, rows) + intercept
         wanted = loss.gradient(scores)
         slopes = [
             network_of(part).pull_back(part.theta, tables[alias], given(wanted)) + l2 * part.theta
             for alias, part in parts.items()
         ]
-        squares = sum(float(theta @ theta) for theta in thetas)
-        return loss.value(scores) + 0.5 * l2 * squares, np.concatenate([*slopes, np.atleast_1d(wanted.sum(axis=0))])
+        penalty = 0.5 * l2 * sum(float(theta @ theta) for theta in thetas)
+        return loss.value(scores) + penalty, np.concatenate([*slopes, np.atleast_1d(wanted.sum(axis=0))])
 
     begin = np.concatenate([*(part.theta for part in parts.values()), loss.best_constant()])
     options = {"maxiter": rounds, "maxfun": 2 * rounds + 10, "gtol": 1e-10, "ftol": 1e-14}
-    found = minimize(objective, begin, jac=True, method="L-BFGS-B", options=options)
-    objective(np.asarray(found.x))  # leaves its parameters in the parts
-    return np.asarray(found.x[ends[-1] :])
+    found = np.asarray(minimize(objective, begin, jac=True, method="L-BFGS-B", options=options).x)
+    objective(found)  # leaves its parameters in the parts
+    return found[-loss.outputs :]

@@ -161,7 +161,12 @@ def _print_metrics(metrics: dict[str, dict[str, float]]) -> None:
 
 def _text(sql: str) -> str:
     """The SQL itself, or that of a file."""
-    return Path(sql).read_text() if sql.endswith(".sql") and Path(sql).is_file() else sql
+    if not sql.endswith(".sql") or len(sql.split()) > 1:
+        return sql
+    try:
+        return Path(sql).read_text()
+    except OSError as error:
+        raise ConfigError(f"cannot read SQL file {sql!r}: {error.strerror}") from error
 
 
 def _relation(

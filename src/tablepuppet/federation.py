@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tablepuppet.errors import ConfigError
+from tablepuppet.errors import ConfigError, QueryError
 from tablepuppet.party.database import open_database
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.service import Party
@@ -130,6 +130,10 @@ class Federation:
         """
         if not isinstance(max_categories, Integral) or max_categories < 1:
             raise ConfigError(f"max_categories must be a whole number of at least 1, not {max_categories!r}")
+        if not isinstance(text, str) or not isinstance(label, str | None):
+            raise QueryError("sql takes the query as text, and the label as the name of a selected column")
+        if isinstance(categorical, str) or isinstance(drop, str):
+            raise QueryError("categorical and drop take lists of column names, such as drop=['a']")
         catalog = self._describe()
         query = parse(text, catalog, label, categorical, drop)
         settings = Settings(self.wire, self._memory_limit, max_categories)
@@ -148,6 +152,8 @@ def _check_settings(
         raise ConfigError(
             "a federation needs at least one party, as name and database URL: {'shop': 'duckdb:///shop.db'}"
         )
+    if len({str(name).lower() for name in parties}) < len(parties):
+        raise ConfigError("two parties have the same name but for case, which SQL does not regard; rename one")
     for name, entry in parties.items():
         if not isinstance(entry, str | PartyEntry):
             raise ConfigError(f"party {name!r}: the database must be a URL, not {type(entry).__name__}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral, Real
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.mapping.join import JoinBranch, ShardKeys, join
-from tablepuppet.mapping.table_mapping import TableMapping
+from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.describe import Description, describe
 from tablepuppet.prep.encode import Encoding, apply_encoding, fit_encoding
@@ -240,10 +241,9 @@ class Relation:
         alias = self.query.label.alias if self.query.label else self.query.tables[0].alias
         table = self.mapping.tables[alias]
         size = round(test * table.rows)
-        drawn = np.sort(np.random.default_rng(seed).permutation(table.rows)[:size])
+        ranks = _ranks(np.random.default_rng(seed).permutation(table.rows)[:size], table.shards)
         replies = self.client.ask(
-            "rows.sample",
-            lambda name, shard: {"ranks": _within(drawn, shard.slice)} if name == alias else None,
+            "rows.sample", lambda name, shard: {"ranks": ranks[shard.party]} if name == alias else None
         )
         held_out = np.zeros(table.rows, bool)
         for shard, reply in zip(self.client.shards(alias), replies[alias], strict=True):
@@ -252,7 +252,11 @@ class Relation:
         return rest, chosen
 
 
-def _within(drawn: NDArray[np.int64], part: slice) -> NDArray[np.int64]:
-    """Those of the drawn places that fall into a shard, counted from its start."""
-    inside: NDArray[np.int64] = drawn[(drawn >= part.start) & (drawn < part.stop)] - part.start
-    return inside
+def _ranks(drawn: NDArray[np.int64], shards: Sequence[ShardRows]) -> dict[str, NDArray[np.int64]]:
+    """Which of the drawn numbers fall into each shard, counted from its start; shards stand in order of their names."""
+    found, start = {}, 0
+    for shard in sorted(shards, key=lambda each: each.party):
+        end = start + len(shard.row_ids)
+        found[shard.party] = np.sort(drawn[(drawn >= start) & (drawn < end)] - start)
+        start = end
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -159,11 +160,13 @@ def objective(scores: Array, labels: NDArray[Any], classes: int | None) -> float
 def shards_of(table: pa.Table, count: int) -> list[pa.Table]:
     """A table cut into shards of different sizes."""
     ends = [round(len(table) * (number / count) ** 1.3) for number in range(count + 1)]
-    return [table.slice(start, end - start) for start, end in zip(ends, ends[1:], strict=False)]
+    return [table.slice(start, end - start) for start, end in pairwise(ends)]
 
 
-def shop(shards: int = 1, orders: int = 300, seed: int = 0) -> dict[str, dict[str, pa.Table]]:
+def shop(shards: int = 1, orders: int = 300, seed: int = 0, together: bool = False) -> dict[str, dict[str, pa.Table]]:
     """Orders of a store, items of a supplier, cards of a bank; each in some shards. Keys repeat and dangle.
+
+    Parties hold one shard each; ``together``, party ``owner0`` holds the first of every table, and so on.
 
     ``kind`` has missing values, so that its 0/1 columns and the intercept are not collinear; ``colour`` has none.
     """
@@ -198,11 +201,11 @@ def shop(shards: int = 1, orders: int = 300, seed: int = 0) -> dict[str, dict[st
         "bank": pa.table({"card_id": np.arange(20), "credit": limit, "age": rng.normal(40, 9, 20)}),
     }
     names = {"store": "orders", "supplier": "items", "bank": "cards"}
-    return {
-        f"{owner}{number}": {names[owner]: part}
-        for owner, table in whole.items()
-        for number, part in enumerate(shards_of(table, shards))
-    }
+    parties: dict[str, dict[str, pa.Table]] = {}
+    for owner, table in whole.items():
+        for number, part in enumerate(shards_of(table, shards)):
+            parties.setdefault(f"{'owner' if together else owner}{number}", {})[names[owner]] = part
+    return parties
 
 
 JOIN = "FROM orders o JOIN items i ON o.item_id = i.item_id JOIN cards c ON o.card_id = c.card_id"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class Shop:
     """A federation of the shop, its raw tables, and relations over it that are made once."""
 
     def __init__(self, folder: Path, shards: int, wire: str):
-        self.parties = shop(shards)
+        self.parties = shop(shards, together=shards > 1)
         self.fed = federation(folder, self.parties, wire=wire)
         self._made: dict[tuple[str, str], tuple[tp.Relation, JoinedTable]] = {}
 
@@ -203,19 +204,18 @@ def converges(folder: Path, parties: Any, sql: str, classes: int | None, l2: flo
         model = learner(classes, solver=solver, l2=l2).fit(relation)
         reached = [entry["objective"] for entry in model.history_]
         assert reached[-1] == pytest.approx(value, rel=1e-6, abs=1e-9), solver
-        assert all(later <= earlier + 1e-9 for earlier, later in zip(reached, reached[1:], strict=False)), solver
+        assert all(later <= earlier + 1e-9 for earlier, later in pairwise(reached)), solver
 
 
-@pytest.mark.parametrize("classes", [None, 2, 3])
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.95])
-@pytest.mark.parametrize("tables", [2, 4, 8])
+@pytest.mark.parametrize(("tables", "classes"), [(2, 3), (4, 2), (8, None)])
 def test_correlated_tables(tmp_path: Path, tables: int, correlation: float, classes: int | None) -> None:
     """Where Eq. 9 as printed diverges."""
-    parties, sql = side_by_side(tables, 4, 300, correlation, classes=classes)
+    parties, sql = side_by_side(tables, 4, 200, correlation, classes=classes)
     converges(tmp_path, parties, sql, classes)
 
 
-@pytest.mark.parametrize("classes", [None, 2, 4])
+@pytest.mark.parametrize("classes", [None, 3])
 def test_duplicated_columns(tmp_path: Path, classes: int | None) -> None:
     """The same columns in four tables: only L2 decides how they share the weight."""
     parties, _ = side_by_side(4, 3, 200, 0.3, classes=classes)
@@ -225,9 +225,9 @@ def test_duplicated_columns(tmp_path: Path, classes: int | None) -> None:
     converges(tmp_path, parties, one_to_one(4, 3), classes)
 
 
-@pytest.mark.parametrize("classes", [None, 2, 3])
+@pytest.mark.parametrize("classes", [None, 2])
 def test_wide_tables(tmp_path: Path, classes: int | None) -> None:
-    """More columns than rows: 30 rows, three tables of 20 columns."""
+    """More columns than rows: 30 rows, three tables of 20 columns, two of which already fit every label."""
     parties, sql = side_by_side(3, 20, 30, 0.2, classes=classes)
     converges(tmp_path, parties, sql, classes, l2=1e-3)
 
@@ -289,7 +289,7 @@ def small_worlds(draw: st.DrawFn) -> tuple[dict[str, dict[str, pa.Table]], str, 
     return parties, f"SELECT {select}, a0.y AS y FROM t0 a0{joins}", classes
 
 
-@settings(deadline=None, max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=12, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(small_worlds(), st.sampled_from([1e-3, 0.1]), st.sampled_from(["auto", "admm"]))
 def test_random_relations(
     tmp_path_factory: pytest.TempPathFactory,

@@ -137,9 +137,7 @@ def test_a_mapping_that_does_not_fit_is_refused_before_it_is_made() -> None:
     tables = {name: [ShardKeys("p", rows, {}, {})] for name in ("a", "b")}
     branch = JoinBranch((), {}, {"a": None, "b": None})
     tracemalloc.start()
-    with pytest.raises(
-        MappingError, match=r"joining a and b gives 4,000,000,000,000 rows; their mapping takes [\d,.]+ GiB"
-    ):
+    with pytest.raises(MappingError, match=r"joining a and b gives 4,000,000,000,000 rows; their mapping takes 64 TB"):
         join(tables, [branch])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

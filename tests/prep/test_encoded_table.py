@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
 from tablepuppet.prep.encoded_table import EncodedTable, sums_by_code
 
@@ -17,8 +18,8 @@ def table(rows: int, numbers: int, sizes: tuple[int, ...], seed: int = 0) -> Enc
     return EncodedTable(rng.normal(size=(rows, numbers)), codes, sizes)
 
 
-def close(left: object, right: object) -> None:
-    np.testing.assert_allclose(left, right, rtol=0, atol=1e-12)
+def close(left: ArrayLike, right: ArrayLike) -> None:
+    np.testing.assert_allclose(np.asarray(left), np.asarray(right), rtol=0, atol=1e-12)
 
 
 @settings(deadline=None, max_examples=60, derandomize=True)

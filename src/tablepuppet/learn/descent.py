@@ -22,7 +22,8 @@ from tablepuppet.learn.linear import Curvature, LinearModel
 from tablepuppet.learn.losses import Loss
 
 Array = NDArray[np.float64]
-MEMORY = 3  # earlier steps in the plane
+LEAST_MEMORY, MOST_MEMORY = 3, 30  # earlier steps in the plane
+PLANE_SIZE = 2_000_000  # numbers that the images of these steps may take before there are fewer of them
 PLANE_STEPS = 12
 
 
@@ -49,6 +50,11 @@ class Round:
     converged: bool
 
 
+def memory_for(loss: Loss, joined_rows: int) -> int:
+    """How many earlier steps to keep: hard relations need fewer rounds with more of them, long ones pay for each."""
+    return min(max(PLANE_SIZE // (joined_rows * loss.outputs), LEAST_MEMORY), MOST_MEMORY)
+
+
 def descend(
     model: LinearModel, loss: Loss, rule: Rule, rounds: int, tol: float, report: Callable[[Round], bool]
 ) -> tuple[Array, bool]:
@@ -62,6 +68,10 @@ def descend(
     scores = np.zeros(shape, order="F") + intercept
     images: list[Array] = []  # X s_k, the newest step first
     mix, converged = np.zeros(0), False
+    if not model.tables:  # no column to learn from: the intercept is all there is
+        value = loss.value(scores)
+        report(Round(1, value, value, scores, converged=True))
+        return intercept, True
     for number in range(1, rounds + 1):
         wanted, curvature = rule.wanted(scores)
         # the mean is the intercept's to answer, which moves in the plane

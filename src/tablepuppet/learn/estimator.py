@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
@@ -34,6 +35,30 @@ SINGLE_PRECISION_TOL = 1e-10  # what float32 on the wire can still tell
 PATIENCE = 5
 
 
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, Integral) and int(value) >= least
+
+
+def _is_number(value: Any, below: float = np.inf) -> bool:
+    return isinstance(value, Real) and 0 <= float(value) < below
+
+
+def _is_rate(value: Any) -> bool:
+    return value == "auto" if isinstance(value, str) else _is_number(value) and value > 0
+
+
+RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(
+        ("rounds", "batch_size", "inner_rounds", "local_steps"),
+        ("a whole number, at least 1", lambda v: _is_whole(v, 1)),
+    ),
+    **dict.fromkeys(("lr", "rho", "inner_rho"), ("'auto' or a number above 0", _is_rate)),
+    **dict.fromkeys(("l2", "tol"), ("a number, 0 or more", _is_number)),
+    "momentum": ("a number from 0 to below 1", lambda v: _is_number(v, 1.0)),
+    "seed": ("a whole number, 0 or more", lambda v: _is_whole(v, 0)),
+}
+
+
 class Model(Protocol):
     """What a fitted learner needs of its parameters, wherever they are."""
 
@@ -55,6 +80,7 @@ class Learner(BaseEstimator):  # type: ignore[misc]
     reduce: bool
     callbacks: Iterable[Callable[[Event], None]]
     metric_name = "metric"
+    auto_solver: Solver = "lbfgs"  # what needs the fewest trips
 
     def fit(self, relation: Relation, validation: Relation | None = None) -> Self:
         """Learn from a relation with a label; stop early when a ``validation`` relation no longer improves."""
@@ -63,7 +89,7 @@ class Learner(BaseEstimator):  # type: ignore[misc]
         relation = relation if self.reduce else relation.without_reduction()
         self.encoding_ = relation.fit_encoding()
         loss = self._prepare(relation.client, label)
-        self.solver_ = "lbfgs" if self.solver == "auto" else self.solver
+        self.solver_ = self.auto_solver if self.solver == "auto" else self.solver
         self.converged_ = False
         self.history_: list[dict[str, Any]] = []
         model, intercept = self._train(relation, loss, _Watch(self, relation, loss))
@@ -81,6 +107,7 @@ class Learner(BaseEstimator):  # type: ignore[misc]
         self.relation_columns_ = [(column.alias, column.name) for column in relation.query.features]
         self.n_features_in_ = len(relation.columns)
         self.engine_ = relation.client.engine
+        self.relation_ = relation  # the parameters stay with its parties for as long as its session does
 
     def _prepare(self, client: Client, label: OutputColumn) -> Loss:
         raise AssertionError("a subclass says what is learned")
@@ -108,10 +135,10 @@ class Learner(BaseEstimator):  # type: ignore[misc]
         if self.solver not in SOLVERS:
             known = ", ".join(SOLVERS)
             raise LearnError(f"solver={self.solver!r} is not known; use one of {known}")
-        if self.rounds < 1:
-            raise LearnError(f"rounds must be at least 1, not {self.rounds}")
-        if not self.l2 >= 0:
-            raise LearnError(f"l2 must be 0 or more, not {self.l2}")
+        for name, value in self.get_params(deep=False).items():
+            allowed, fits = RANGES.get(name, ("anything", lambda _: True))
+            if not fits(value):
+                raise LearnError(f"{name} must be {allowed}, not {value!r}")
 
     def save(self, path: str | Path) -> None:
         """Write the model as a folder; `tablepuppet.load` reads it."""

@@ -62,8 +62,8 @@ def joined_numbers(client: Client, label: OutputColumn) -> NDArray[np.float64]:
     return np.asarray(client.mapping.gather(label.alias, values), np.float64)
 
 
-def joined_classes(client: Client, label: OutputColumn) -> Classes:
-    """The class of every joined row; LearnError if labels are missing, of one class only, or of very many."""
+def joined_classes(client: Client, label: OutputColumn, least: int = 2) -> Classes:
+    """The class of every joined row; LearnError if labels are missing, of fewer than ``least`` or very many classes."""
     if family(label.type) is Family.OTHER:
         raise LearnError(f"label {label.qualified} is {label.type}, which has no classes")
     asked = {"column": label.name, "most": MOST_CLASSES}
@@ -73,7 +73,7 @@ def joined_classes(client: Client, label: OutputColumn) -> Classes:
     values = np.array(sorted({value for reply in replies for value in reply["classes"]}))
     if most > MOST_CLASSES or len(values) > MOST_CLASSES:
         raise LearnError(f"label {label.qualified} has more than {MOST_CLASSES} classes; use a regressor, or CASE")
-    if len(values) < 2:
+    if len(values) < least:
         raise LearnError(f"label {label.qualified} has one class only in these rows; a classifier needs two or more")
     numbered = [np.searchsorted(values, np.array(reply["classes"]))[reply["codes"]] for reply in replies]
     base = np.concatenate(numbered).astype(np.int32)

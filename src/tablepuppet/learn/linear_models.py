@@ -10,7 +10,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from tablepuppet.learn.admm import SharingRule
-from tablepuppet.learn.descent import MEMORY, Round, Rule, descend
+from tablepuppet.learn.descent import Round, Rule, descend, memory_for
 from tablepuppet.learn.estimator import SINGLE_PRECISION_TOL, Array, Learner, Model, Solver
 from tablepuppet.learn.lbfgs import GradientRule
 from tablepuppet.learn.linear import LinearModel, by_column
@@ -66,7 +66,8 @@ class LinearLearner(Learner):
 
     def _train(self, relation: Relation, loss: Loss, report: Callable[[Round], bool]) -> tuple[Model, Array]:
         client, wire = relation.client, relation.wire
-        model = LinearModel(client, self.encoding_, wire, loss.outputs, self.l2, MEMORY, secrets.token_hex(8))
+        memory = memory_for(loss, len(relation))
+        model = LinearModel(client, self.encoding_, wire, loss.outputs, self.l2, memory, secrets.token_hex(8))
         if self.solver_ == "sgd":
             lr = 1 / (loss.most_curvature * model.largest) if isinstance(self.lr, str) else self.lr
             rates = [lr / (1 + epoch / 2) for epoch in range(self.rounds)]

@@ -204,7 +204,7 @@ class SoftmaxHessian:
 def _by_logsumexp(high: Scores, rho: float) -> Scores:
     """z with z = high - softmax(z) / rho, by the one unknown s = logsumexp(z) of every row.
 
-    With omega + log(omega) = x, written omega(x): softmax(z) = rho omega(high - log(rho) - s), which must add up to one.
+    With omega(x) + log(omega(x)) = x: softmax(z) = rho omega(high - log(rho) - s), which must add up to one.
     That sum falls with s and is convex, so Newton's method climbs to the solution from below.
     """
     s = logsumexp(high, axis=1, keepdims=True) - 1 / rho

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,20 +65,24 @@ def load(path: str | Path, federation: Federation) -> Learner:
         secrets = json.loads((folder / "secrets.json").read_text())
         with np.load(folder / "arrays.npz", allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError) as error:
+        if (facts["format"], facts["learner"] in LEARNERS) != (FORMAT, True):
+            raise ConfigError(f"{str(folder)!r} was written by another version of tablepuppet")
+        learner = _learner(facts, arrays, federation)
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{str(folder)!r} is no model that can be read: {type(error).__name__}") from error
-    if facts.get("format") != FORMAT or facts.get("learner") not in LEARNERS:
-        raise ConfigError(f"{str(folder)!r} was written by another version of tablepuppet")
-    learner = LEARNERS[facts["learner"]](**facts["settings"])
-    encoding = _encoding(facts["encoding"], arrays)
     for party, secret in secrets.items():
         local = federation.engine.local(party) if party in federation.engine.parties else None
         if local is None:
             raise LearnError(f"the model needs party {party!r}, which this federation does not have")
-        local.adopt_category_secret(encoding.id, bytes.fromhex(secret))
+        local.adopt_category_secret(learner.encoding_.id, bytes.fromhex(secret))
+    return learner
+
+
+def _learner(facts: dict[str, Any], arrays: dict[str, Any], federation: Federation) -> Learner:
+    learner = LEARNERS[facts["learner"]](**facts["settings"])
     thetas = {name.split("/", 1)[1]: array for name, array in arrays.items() if name.startswith("theta/")}
     outputs = len(arrays["intercept"])
-    learner.encoding_, learner.intercept_ = encoding, arrays["intercept"]
+    learner.encoding_, learner.intercept_ = _encoding(facts["encoding"], arrays), arrays["intercept"]
     learner.model_ = learner.told(thetas, federation.wire, outputs)
     learner.engine_ = federation.engine
     learner.relation_columns_ = [(alias, name) for alias, name in facts["columns"]]

@@ -30,14 +30,15 @@ from tablepuppet.learn.descent import Round
 from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.networks import NetworkModel, Weights, network_of
 from tablepuppet.learn.placed import encoded, part_of
-from tablepuppet.learn.table_network import TableNetwork
+from tablepuppet.learn.table_network import TableNetwork, need_torch
+from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.prep.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
-AUTO_RHO = 2.0  # times the mean curvature of the loss at the start
+AUTO_RHO = 1.5  # times the mean curvature of the loss at the start
 AUTO_INNER_RHO = 0.1  # times rho
 SETTLED = 3  # rounds in a row that change the objective by less than tol
 
@@ -79,7 +80,8 @@ class Share:
             return sum(total) + 0.5 * weight * float(away @ away), gradient + weight * away
 
         options = {"maxiter": steps, "maxfun": 2 * steps + 10, "gtol": 1e-12, "ftol": 1e-14}
-        found = minimize(objective, begin, jac=True, method="L-BFGS-B", options=options)
+        with one_thread(need_torch()):
+            found = minimize(objective, begin, jac=True, method="L-BFGS-B", options=options)
         return np.asarray(found.x, np.float64)
 
 

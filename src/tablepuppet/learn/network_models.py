@@ -31,6 +31,8 @@ AUTO_LR = 0.1
 class NetworkLearner(Learner):
     """A sum over tables of small networks."""
 
+    auto_solver = "admm"
+
     def __init__(
         self,
         *,
@@ -110,9 +112,6 @@ class NetworkLearner(Learner):
         super()._check_settings()
         if not all(size >= 1 for size in self.hidden):
             raise LearnError(f"hidden gives the width of each hidden layer, 1 or more, not {self.hidden!r}")
-        for name in ("batch_size", "inner_rounds", "local_steps"):
-            if getattr(self, name) < 1:
-                raise LearnError(f"{name} must be at least 1, not {getattr(self, name)}")
         need_torch()
 
 

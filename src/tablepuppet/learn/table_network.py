@@ -1,15 +1,13 @@
 """The network of one table, f_i(theta_i; x) of Eq. 2: tanh layers, then a linear output without bias.
 
 Parameters are one flat array. Only what goes forward and back needs torch, the extra ``deep``, which is imported when
-first used; it runs on one thread, since parties compute at the same time.
+first used.
 """
 
 from __future__ import annotations
 
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -18,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError
+from tablepuppet.learn.threads import one_thread
 from tablepuppet.prep.encoded_table import EncodedTable
 
 if TYPE_CHECKING:
@@ -34,31 +33,6 @@ def need_torch() -> Any:
     except ImportError as error:
         raise LearnError("neural networks need torch: pip install 'tablepuppet[deep]'") from error
     return torch
-
-
-class _OneThread:
-    """Holds torch to one thread while anybody is inside; its own setting comes back when the last one leaves."""
-
-    def __init__(self) -> None:
-        self._lock, self._inside, self._before = threading.Lock(), 0, 1
-
-    @contextmanager
-    def __call__(self, torch: Any) -> Iterator[None]:
-        with self._lock:
-            if not self._inside:
-                self._before = torch.get_num_threads()
-            self._inside += 1
-            torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._inside -= 1
-                if not self._inside:
-                    torch.set_num_threads(self._before)
-
-
-_one_thread = _OneThread()
 
 
 @dataclass(frozen=True)
@@ -115,7 +89,7 @@ class TableNetwork:
         torch = need_torch()
         rows = len(table.dense)
         scores = np.empty((rows,) if self.outputs == 1 else (rows, self.outputs))
-        with _one_thread(torch), torch.no_grad():
+        with one_thread(torch), torch.no_grad():
             for part in _chunks(rows):
                 scores[part] = self._forward(torch.tensor(theta), table, part).numpy()
         return scores
@@ -126,7 +100,7 @@ class TableNetwork:
         ``wanted`` gives Y, the derivative by the predictions of some rows, from these rows and their predictions.
         """
         torch = need_torch()
-        with _one_thread(torch):
+        with one_thread(torch):
             point = torch.tensor(theta, requires_grad=True)
             point.grad = torch.zeros_like(point)
             for part in _chunks(len(table.dense)):

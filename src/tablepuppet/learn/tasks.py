@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from scipy.special import expit, softmax
 from sklearn import metrics
 
-from tablepuppet.learn.estimator import Array, Learner
+from tablepuppet.errors import LearnError
+from tablepuppet.learn.estimator import Array, Learner, label_of
 from tablepuppet.learn.labels import joined_classes, joined_numbers
 from tablepuppet.learn.losses import Logistic, Loss, Softmax, Squared
 from tablepuppet.operators.client import Client
@@ -38,9 +39,9 @@ class Regressor(Learner):
 
     def evaluate(self, relation: Relation) -> dict[str, float]:
         """Root mean squared error and R2."""
+        label = label_of(relation)
         predicted = self.predict(relation)
-        assert relation.query.label is not None
-        labels = joined_numbers(relation.client, relation.query.label)
+        labels = joined_numbers(relation.client, label)
         return {
             "rmse": float(metrics.root_mean_squared_error(labels, predicted)),
             "r2": float(metrics.r2_score(labels, predicted)),
@@ -78,20 +79,24 @@ class Classifier(Learner):
         return chosen
 
     def evaluate(self, relation: Relation) -> dict[str, float]:
-        """Accuracy, area under the ROC curve (one against the rest for several classes), log loss."""
+        """Accuracy, area under the ROC curve (one against the rest for several classes), log loss.
+
+        The area is NaN where a class has no row.
+        """
+        label = label_of(relation)
         probability = self.predict_proba(relation)
-        assert relation.query.label is not None
-        found = joined_classes(relation.client, relation.query.label)
+        found = joined_classes(relation.client, label, least=1)
+        new = np.setdiff1d(found.values, self.classes_)
+        if len(new):
+            raise LearnError(f"label {label.qualified} has {len(new)} classes here that the model was not fitted on")
         labels = found.values[found.numbers]
-        two = len(self.classes_) == 2
-        auc = metrics.roc_auc_score(
-            labels,
-            probability[:, 1] if two else probability,
-            multi_class="raise" if two else "ovr",
-            labels=self.classes_,
-        )
         return {
             "accuracy": float(np.mean(self.classes_[probability.argmax(axis=1)] == labels)),
-            "auc": float(auc),
+            "auc": self._auc(labels, probability) if len(found.values) == len(self.classes_) else np.nan,
             "log_loss": float(metrics.log_loss(labels, probability, labels=self.classes_)),
         }
+
+    def _auc(self, labels: NDArray[Any], probability: Array) -> float:
+        if len(self.classes_) == 2:
+            return float(metrics.roc_auc_score(labels, probability[:, 1]))
+        return float(metrics.roc_auc_score(labels, probability, multi_class="ovr", labels=self.classes_))

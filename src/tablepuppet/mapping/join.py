@@ -138,6 +138,9 @@ class _Join:
     def run(self) -> dict[str, Index]:
         """For each joined row, its row in each table; ordered by the rows of the largest table, then the next."""
         self._strike_out()
+        alive = self.alive[self.order[0]]
+        first = self.rows[self.order[0]] if alive is None else int(np.count_nonzero(alive))
+        require_memory(first, 1, self.memory_limit, self.order[0])
         joined = {self.order[0]: self._rows_of(self.order[0])}
         self.in_place = self.alive[self.order[0]] is None
         while len(joined) < len(self.order):
@@ -187,14 +190,14 @@ class _Join:
         return True
 
     def _next(self, joined: Mapping[str, Index]) -> tuple[str, list[str]]:
-        """The next table, one that shares a key with those already joined if there is any."""
+        """The next table: the one that shares the most keys with those already joined.
+
+        For an acyclic join this is an order of its join tree, in which no intermediate result exceeds the answer.
+        """
         known = {key for alias in joined for key in self._keys_of(alias)}
-        rest = [alias for alias in self.order if alias not in joined]
-        for alias in rest:
-            shared = [key for key in self._keys_of(alias) if key in known]
-            if shared:
-                return alias, shared
-        return rest[0], []
+        shared = {a: [key for key in self._keys_of(a) if key in known] for a in self.order if a not in joined}
+        alias = max(shared, key=lambda name: len(shared[name]))  # the first of several: the larger table
+        return alias, shared[alias]
 
     def _attach(self, joined: dict[str, Index], alias: str, shared: list[str]) -> None:
         """Extend every joined row by each row of ``alias`` that has the same keys."""
@@ -203,6 +206,7 @@ class _Join:
         what = f"{', '.join(joined)} and {alias}"
         per_code = np.bincount(there, minlength=size)
         if size and per_code.max(initial=0) <= 1:
+            require_memory(len(here), len(joined) + 1, self.memory_limit, what)
             row_of = np.full(size, -1, np.int32)
             row_of[there] = rows
             found = take(row_of, here)

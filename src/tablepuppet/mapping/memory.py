@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from tablepuppet.errors import MappingError
+from tablepuppet.sql.explain import readable
 
 SHARE = 0.8  # of what is free; the rest is for the rounds that follow
 
@@ -30,11 +31,8 @@ def require_memory(joined_rows: int, tables: int, limit: int | None, what: str) 
     needed = joined_rows * 4 * (tables + 2)  # one index per table, and two more while joining
     allowed = int(available_memory() * SHARE) if limit is None else limit
     if needed > allowed:
+        source = "are free" if limit is None else "are allowed by memory_limit"
         raise MappingError(
-            f"joining {what} gives {joined_rows:,} rows; their mapping takes {_gib(needed)}, {_gib(allowed)} are "
-            f"free; filter rows, join on a more selective key, or run where there is more memory"
+            f"joining {what} gives {joined_rows:,} rows; their mapping takes {readable(needed)}, {readable(allowed)} "
+            f"{source}; filter rows, join on a more selective key, or run where there is more memory"
         )
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:,.2f} GiB"

@@ -91,17 +91,25 @@ def canonical(distinct: pa.Table, families: Sequence[str]) -> pa.Array:
 
 def _canonical_sql(column: str, type_: pa.DataType, family: str) -> str:
     """SQL that writes a value in the one form of its family."""
-    if family == "timestamp":
-        whole = f"epoch_us(CAST({column} AS TIMESTAMP))"
-        if not (pa.types.is_timestamp(type_) and type_.unit == "ns"):
-            return f"CAST({whole} AS VARCHAR)"
-        nanos = f"(epoch_ns({column}) % 1000)"
-        exact = f"CAST(epoch_ns({column}) // 1000 AS VARCHAR)"
-        return f"CASE WHEN {nanos} = 0 THEN {exact} ELSE CAST(epoch_ns({column}) AS VARCHAR) || 'ns' END"
     text = f"CAST({column} AS VARCHAR)"
+    if family == "timestamp":
+        return f"CASE WHEN isfinite({column}) THEN {_epoch_sql(column, type_)} ELSE {text} END"
     if pa.types.is_decimal(type_) and type_.scale > 0:
-        return f"rtrim(rtrim({text}, '0'), '.')"
+        short = f"rtrim(rtrim({text}, '0'), '.')"  # DuckDB writes 0.50 as .50 where no digit can precede the point
+        return (
+            f"CASE WHEN {short} IN ('', '-') THEN '0' WHEN {short} LIKE '.%' THEN '0' || {short} "
+            f"WHEN {short} LIKE '-.%' THEN '-0' || {short}[2:] ELSE {short} END"
+        )
     return text
+
+
+def _epoch_sql(column: str, type_: pa.DataType) -> str:
+    """Microseconds since 1970 in UTC, or nanoseconds where microseconds do not tell all."""
+    if not (pa.types.is_timestamp(type_) and type_.unit == "ns"):
+        return f"CAST(epoch_us(CAST({column} AS TIMESTAMP)) AS VARCHAR)"
+    nanos = f"epoch_ns({column})"
+    whole = f"CAST({nanos} // 1000 AS VARCHAR)"
+    return f"CASE WHEN {nanos} % 1000 = 0 THEN {whole} ELSE CAST({nanos} AS VARCHAR) || 'ns' END"
 
 
 def factorise(column: pa.ChunkedArray) -> Factor:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import duckdb
 import numpy as np
@@ -43,6 +43,7 @@ class Snapshot:
     positions: NDArray[np.int64] | None  # in the source; None: 0, 1, 2, ...
     shuffled: Future[RowIds] | None  # row id -> place in source order; None: they are the same
     keys: pa.Table | None  # raw join keys, dropped as soon as they are blinded
+    hashed: Future[str]
     _blinded: list[Blinded] = field(default_factory=list)
 
     @property
@@ -78,17 +79,20 @@ class Snapshot:
         self.keys = None
         return self._blinded
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """A hash of what was read, keys by their digests: within one run the same as long as the data is."""
-        digest = hashlib.sha256(repr((self.scan.outputs, self.scan.filters, self.rows)).encode())
-        for column in self.outputs.columns:
-            digest.update(np.packbits(column.is_valid().to_numpy()).tobytes())
-            for batch in pa.table({"it": column.drop_null()}).combine_chunks().to_batches():  # none without values
-                digest.update(batch.serialize())
-        for array in (self.positions, *(part for key in self._blinded for part in (key.digests, key.codes))):
-            digest.update(b"" if array is None else array.tobytes())
-        return digest.hexdigest()
+        """A hash of what was read: the same in every process as long as the data is."""
+        return self.hashed.result()
+
+
+def _hash(scan: Scan, tables: Sequence[pa.Table], positions: NDArray[np.int64] | None) -> str:
+    digest = hashlib.sha256(repr((scan.outputs, scan.filters, [len(table) for table in tables])).encode())
+    digest.update(b"" if positions is None else positions.tobytes())
+    for column in (column for table in tables for column in table.columns):
+        digest.update(np.packbits(column.is_valid().to_numpy()).tobytes())
+        for batch in pa.table({"it": column.drop_null().combine_chunks()}).to_batches():
+            digest.update(batch.serialize())
+    return digest.hexdigest()
 
 
 def take_snapshot(scan: Scan, reader: Reader, secret: bytes | None) -> Snapshot:
@@ -102,7 +106,8 @@ def take_snapshot(scan: Scan, reader: Reader, secret: bytes | None) -> Snapshot:
     )
     outputs = table.select([f"o{i}" for i in range(len(scan.outputs))]).rename_columns(list(scan.outputs))
     keys = table.select([name for name in table.column_names if name.startswith("k")])
-    return Snapshot(scan, len(table), outputs, passes, positions, shuffled, keys)
+    hashed = _BACKGROUND.submit(_hash, scan, (outputs, keys), positions)
+    return Snapshot(scan, len(table), outputs, passes, positions, shuffled, keys, hashed)
 
 
 def _read(source: Source, scan: Scan) -> pa.Table:

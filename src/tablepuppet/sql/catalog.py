@@ -86,7 +86,9 @@ class Catalog:
         if twice is not None:
             spellings = " and ".join(repr(shard.name) for shard in shards if shard.party == twice)
             raise CatalogError(f"party {twice!r} publishes {spellings}; SQL ignores case, so publish one of them only")
-        columns = {_spelled(column, published): kind for column, kind in _agreed_columns(shards).items()}
+        agreed = {_spelled(column, published): kind for column, kind in _agreed_columns(shards).items()}
+        order = {name: place for place, name in enumerate(published[0].columns)}  # whichever shards are named
+        columns = dict(sorted(agreed.items(), key=lambda item: order.get(item[0], len(order))))
         return VerticalTable(published[0].name, columns, tuple(shards))
 
     def check(self) -> Catalog:

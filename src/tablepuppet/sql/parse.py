@@ -167,10 +167,12 @@ class _Builder:
 
     def _named(self, outputs: list[Output]) -> list[OutputColumn]:
         """Each distinct output once; a name that two tables use gets its alias in front."""
-        distinct = {(output.name.lower(), output.alias, output.bound.text): output for output in reversed(outputs)}
+        distinct: dict[tuple[str, str, str], Output] = {}
+        for output in outputs:
+            distinct.setdefault((output.name.lower(), output.alias, output.bound.text), output)
         names = [name for name, _, _ in distinct]
         columns: list[OutputColumn] = []
-        for output in reversed(distinct.values()):
+        for output in distinct.values():
             unique = names.count(output.name.lower()) == 1
             name = output.name if unique else f"{output.alias}.{output.name}"
             if any(column.name.lower() == name.lower() for column in columns):

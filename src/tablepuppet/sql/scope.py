@@ -74,11 +74,12 @@ class Scope:
         if not node.db:
             return None
         parties = self.catalog.parties
-        if node.db not in parties:
+        found = next((party for party in parties if party.lower() == node.db.lower()), None)
+        if found is None:
             raise self.sql.error(
                 f"{node.db!r} is no party that publishes tables{did_you_mean(node.db, parties)}", node.args["db"]
             )
-        return node.db
+        return found
 
     def _refuse_other_than_table(self, node: exp.Expr) -> None:
         if isinstance(node, exp.Subquery) and isinstance(node.this, exp.Table):
@@ -120,7 +121,7 @@ class Scope:
         """(alias, column name) that a column of the SQL means."""
         if column.table:
             use = self.use(column.table, column)
-            if column.args.get("db") and use.party != column.args["db"].name:
+            if column.args.get("db") and (use.party or "").lower() != column.args["db"].name.lower():
                 raise self.sql.error(f"no table is called {column.args['db'].name}.{column.table}", column)
             name = use.table.find(column.name)
             if name is None:

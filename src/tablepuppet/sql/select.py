@@ -221,7 +221,8 @@ def _expand_star(item: exp.Expr, scope: Scope) -> list[Output]:
     for unsupported in ("replace", "rename"):
         if star.args.get(unsupported):
             raise scope.sql.error(f"* {unsupported.upper()} is not supported; write the column AS a new name", item)
-    uses = [scope.use(item.table, item)] if isinstance(item, exp.Column) else list(scope.uses.values())
+    one_table = scope.use(item.table, item) if isinstance(item, exp.Column) else None
+    uses = [one_table] if one_table else list(scope.uses.values())
     excluded: set[tuple[str, str]] = set()
     for node in star.args.get("except_") or ():
         excluded |= _excluded(node, uses, scope)
@@ -230,6 +231,7 @@ def _expand_star(item: exp.Expr, scope: Scope) -> list[Output]:
         for use in uses
         for name in use.table.columns
         if (use.alias, name) not in excluded
+        and (one_table or (use.alias, name.lower()) not in scope.hidden)  # USING and NATURAL made one column of two
     ]
 
 

@@ -15,7 +15,8 @@ from tablepuppet.party.databases.positions import numbered_by
 from tablepuppet.party.databases.sandbox import count, describe, new_name
 
 # Nothing is skipped: DuckDB would take rows above a malformed one for a preamble.
-_SNIFFED = "sample_size = -1, skip = 0, hive_partitioning = false"
+# The first line is the header, always: a guess could publish a row of a file without one as names of columns.
+_SNIFFED = "sample_size = -1, skip = 0, hive_partitioning = false, header = true"
 # Options of read_csv, and the columns of sniff_csv that hold them.
 _DIALECT = {
     "delim": "Delimiter",
@@ -61,6 +62,8 @@ class Csv:
 
 def _sniff(connection: duckdb.DuckDBPyConnection, file: Path) -> str:
     """A call of read_csv that says all that DuckDB found out, so that it need not look again."""
+    if not file.stat().st_size:
+        raise ValueError("an empty file has no header")
     path = text_literal(str(file))
     found = connection.sql(f"SELECT * FROM sniff_csv({path}, {_SNIFFED})").to_arrow_table().to_pylist()[0]
     columns = [f"{text_literal(column['name'])}: {text_literal(column['type'])}" for column in found["Columns"]]
@@ -69,5 +72,5 @@ def _sniff(connection: duckdb.DuckDBPyConnection, file: Path) -> str:
         for option, field in _DIALECT.items()
         if found[field] is not None
     ]
-    fixed = f"auto_detect = false, skip = 0, hive_partitioning = false, header = {str(found['HasHeader']).lower()}"
+    fixed = "auto_detect = false, skip = 0, hive_partitioning = false, header = true"
     return f"read_csv({path}, {fixed}, {', '.join(options)}, columns = {{{', '.join(columns)}}})"

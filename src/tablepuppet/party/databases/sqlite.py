@@ -25,7 +25,7 @@ from tablepuppet.party.databases.paths import existing
 from tablepuppet.party.databases.positions import numbered_by
 from tablepuppet.party.databases.pushdown import Comparable, Value, condition, kind_of
 from tablepuppet.party.databases.sandbox import sandbox
-from tablepuppet.party.databases.sqlite_types import duckdb_type, storage_of
+from tablepuppet.party.databases.sqlite_types import duckdb_type, storage_of, type_of_values
 from tablepuppet.sql.query import Comparison
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class SQLite:
 
     def _published(self, connection: Any, name: str) -> SourceTable | None:
         try:
-            columns = {column: duckdb_type(declared) for column, declared, _ in _rows(connection, _COLUMNS, name)}
+            columns = _types(connection, name, _rows(connection, _COLUMNS, name))
             [(rows,)] = _rows(connection, f"SELECT count(*) FROM {identifier(name)}")
         except (DriverError, OSError):
             logger.warning("Party %r: %r cannot be read and is not published", self.party, name)
@@ -95,6 +95,25 @@ def _rows(connection: Any, sql: str, *parameters: str) -> list[tuple[Any, ...]]:
         return rows
 
 
+def _types(connection: Any, name: str, details: list[tuple[Any, ...]]) -> dict[str, str]:
+    """The DuckDB types of a table's columns; one without a declared type, as of a view, has that of its values."""
+    types = {}
+    for column, declared, _ in details:
+        if declared:
+            types[column] = duckdb_type(declared)
+        else:
+            types[column] = _type_of_values(connection, name, column)
+    return types
+
+
+def _type_of_values(connection: Any, name: str, column: str) -> str:
+    try:
+        classes = _rows(connection, f"SELECT DISTINCT typeof({identifier(column)}) FROM {identifier(name)}")
+    except (DriverError, OSError):  # a view may fail in one column and still be of use
+        return "VARCHAR"
+    return type_of_values({kind for (kind,) in classes})
+
+
 def _catalog(connection: Any) -> dict[str, tuple[str, bool]]:
     """For every table and view: what it is, and whether it has no rowid."""
     return {name: (kind, bool(without_rowid)) for name, kind, without_rowid in _rows(connection, _CATALOG)}
@@ -112,7 +131,7 @@ class _Reader:
         name = find_table(self.party, catalog, table)
         try:
             details = _rows(self.connection, _COLUMNS, name)
-            stored = {column: duckdb_type(declared) for column, declared, _ in details}
+            stored = _types(self.connection, name, details)
             asked = find_columns(self.party, name, stored, columns)
             position = self._position(name, catalog[name], details, asked)
         except (DriverError, OSError):

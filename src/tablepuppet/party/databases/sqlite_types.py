@@ -65,6 +65,18 @@ def duckdb_type(declared: str) -> str:
     return next((type_name for pattern, type_name in _RULES if re.fullmatch(pattern, name)), "DOUBLE")
 
 
+def type_of_values(classes: set[str]) -> str:
+    """The DuckDB type for values of these storage classes.
+
+    >>> type_of_values({"integer", "null"}), type_of_values({"integer", "real"}), type_of_values({"text", "real"})
+    ('BIGINT', 'DOUBLE', 'VARCHAR')
+    """
+    some = classes - {"null"}
+    if not some or some - {"integer", "real"}:
+        return "VARCHAR"
+    return "BIGINT" if some == {"integer"} else "DOUBLE"
+
+
 def storage_of(type_name: str) -> Storage:
     """The storage class in which values of a DuckDB type are sent."""
     return {"BIGINT": _INTEGER, "DOUBLE": _REAL}.get(type_name, _TEXT)
