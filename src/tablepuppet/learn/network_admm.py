@@ -39,7 +39,7 @@ from tablepuppet.prep.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
 AUTO_RHO = 1.5  # times the mean curvature of the loss at the start
-AUTO_INNER_RHO = 0.1  # times rho
+AUTO_INNER_RHO = 0.05  # times rho
 SETTLED = 3  # rounds in a row that change the objective by less than tol
 
 

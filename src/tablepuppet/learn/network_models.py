@@ -44,7 +44,7 @@ class NetworkLearner(Learner):
         momentum: float = 0.9,
         l2: float = 1e-6,
         rho: float | Literal["auto"] = "auto",
-        inner_rounds: int = 2,
+        inner_rounds: int = 1,
         inner_rho: float | Literal["auto"] = "auto",
         local_steps: int = 20,
         tol: float = 1e-6,
