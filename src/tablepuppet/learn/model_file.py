@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from tablepuppet.errors import ConfigError, LearnError
 from tablepuppet.learn.estimator import Learner
 from tablepuppet.learn.linear_models import LinearRegression, LogisticRegression
-from tablepuppet.learn.network_models import MLPClassifier, MLPRegressor
 from tablepuppet.prep.encode import CategoryEncoder, Encoding, NumberEncoder
 from tablepuppet.sql.query import OutputColumn
 
@@ -29,9 +28,7 @@ if TYPE_CHECKING:
     from tablepuppet.federation import Federation
 
 FORMAT = 1
-LEARNERS: dict[str, type[Learner]] = {
-    c.__name__: c for c in (LinearRegression, LogisticRegression, MLPRegressor, MLPClassifier)
-}
+LEARNERS: dict[str, type[Learner]] = {c.__name__: c for c in (LinearRegression, LogisticRegression)}
 
 
 def save(learner: Learner, path: str | Path) -> None:
