@@ -13,7 +13,8 @@ import hmac
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import duckdb
 import numpy as np
@@ -42,9 +43,8 @@ class Snapshot:
     passes: tuple[NDArray[np.bool_] | None, ...]  # per filter of the scan; None: every row of the snapshot
     positions: NDArray[np.int64] | None  # in the source; None: 0, 1, 2, ...
     shuffled: Future[RowIds] | None  # row id -> place in source order; None: they are the same
-    keys: pa.Table | None  # raw join keys, dropped as soon as they are blinded
-    hashed: Future[str]
-    _blinded: list[Blinded] = field(default_factory=list)
+    keys: pa.Table  # raw join keys
+    _blinded: list[Blinded] | None = None
 
     @property
     def in_source_order(self) -> bool:
@@ -65,8 +65,8 @@ class Snapshot:
         return places if self.positions is None else np.take(self.positions, places)
 
     def blind_keys(self, secret: bytes, run: str) -> list[Blinded]:
-        """The join keys as digests and codes by row id; raw keys are dropped."""
-        if self.keys is None:
+        """The join keys as digests and codes by row id."""
+        if self._blinded is not None:
             return self._blinded
         columns = iter(self.keys.columns)
         specs = [(spec, [next(columns) for _ in spec.expressions]) for spec in self.scan.keys]
@@ -76,13 +76,12 @@ class Snapshot:
             return Blinded(found.digests, self.by_row_id(found.codes))
 
         self._blinded = [future.result() for future in [_BACKGROUND.submit(blind_one, *each) for each in specs]]
-        self.keys = None
         return self._blinded
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """A hash of what was read: the same in every process as long as the data is."""
-        return self.hashed.result()
+        return _hash(self.scan, (self.outputs, self.keys), self.positions)
 
 
 def _hash(scan: Scan, tables: Sequence[pa.Table], positions: NDArray[np.int64] | None) -> str:
@@ -106,8 +105,7 @@ def take_snapshot(scan: Scan, reader: Reader, secret: bytes | None) -> Snapshot:
     )
     outputs = table.select([f"o{i}" for i in range(len(scan.outputs))]).rename_columns(list(scan.outputs))
     keys = table.select([name for name in table.column_names if name.startswith("k")])
-    hashed = _BACKGROUND.submit(_hash, scan, (outputs, keys), positions)
-    return Snapshot(scan, len(table), outputs, passes, positions, shuffled, keys, hashed)
+    return Snapshot(scan, len(table), outputs, passes, positions, shuffled, keys)
 
 
 def _read(source: Source, scan: Scan) -> pa.Table:
