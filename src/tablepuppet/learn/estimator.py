@@ -83,7 +83,9 @@ class Learner(BaseEstimator):  # type: ignore[misc]
     auto_solver: Solver = "lbfgs"  # what needs the fewest trips
 
     def fit(self, relation: Relation, validation: Relation | None = None) -> Self:
-        """Learn from a relation with a label; stop early when a ``validation`` relation no longer improves."""
+        """Learn from a relation with a label. A ``validation`` relation, to stop early by, is not supported yet."""
+        if validation is not None:
+            raise LearnError("stopping early by a validation relation is not supported yet; leave validation out")
         self._check_settings()
         label = label_of(relation)
         relation = relation if self.reduce else relation.without_reduction()
