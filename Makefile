@@ -2,8 +2,8 @@
 
 PYTHON ?= python3
 JOBS ?= auto
-# What the tests need; add `deep` here when code that uses torch has tests.
-TEST_EXTRAS := dev
+# What the tests need; `deep` is torch, for the neural networks.
+TEST_EXTRAS := dev,deep
 
 VENV := .venv
 BIN := $(VENV)/bin

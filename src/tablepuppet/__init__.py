@@ -13,6 +13,7 @@ from tablepuppet.errors import (
 from tablepuppet.federation import Federation
 from tablepuppet.learn.linear_models import LinearRegression, LogisticRegression
 from tablepuppet.learn.model_file import load
+from tablepuppet.learn.network_models import MLPClassifier, MLPRegressor
 from tablepuppet.mapping.table_mapping import TableMapping
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Event
@@ -29,6 +30,8 @@ __all__ = [
     "LearnError",
     "LinearRegression",
     "LogisticRegression",
+    "MLPClassifier",
+    "MLPRegressor",
     "MappingError",
     "PartyError",
     "PrivacyError",

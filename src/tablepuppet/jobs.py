@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tablepuppet.errors import ConfigError, LearnError
 from tablepuppet.federation import Federation
-from tablepuppet.learn.estimator import LinearEstimator
+from tablepuppet.learn.estimator import Learner
 from tablepuppet.learn.model_file import LEARNERS, load
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Reader
@@ -55,7 +55,7 @@ def read_job(path: Path) -> Job:
         raise ConfigError(f"job file {str(path)!r}: {error}") from error
 
 
-def make_learner(settings: dict[str, Any]) -> LinearEstimator:
+def make_learner(settings: dict[str, Any]) -> Learner:
     """The learner a job names, with its settings."""
     kind, rest = settings.get("kind"), {name: value for name, value in settings.items() if name != "kind"}
     if kind not in LEARNERS:
@@ -119,7 +119,7 @@ class Run:
         learner.save(self.folder / "model")
         return {"metrics": metrics, "rounds": len(learner.history_), "converged": learner.converged_}
 
-    def model(self) -> LinearEstimator:
+    def model(self) -> Learner:
         """The trained model."""
         return load(self.folder / "model", self.federation)
 

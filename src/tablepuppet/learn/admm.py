@@ -12,10 +12,9 @@ Over-relaxation is replaced by the plane search of `descent`, which picks the be
 
 from __future__ import annotations
 
-import numpy as np
-
 from tablepuppet.learn.descent import Array
 from tablepuppet.learn.losses import Loss
+from tablepuppet.learn.pieces import change_pieces
 
 AUTO_RHO = 100.0  # times the mean curvature of the loss at the start
 
@@ -27,18 +26,23 @@ class SharingRule:
         self.loss, self.parts = loss, tables + 1
         self.rho = AUTO_RHO * max(loss.hessian(scores).mean(), 1e-12) if isinstance(rho, str) else rho
         rows = len(scores)
-        self.mean = scores / self.parts  # of the tables' predictions
-        self.shared = self.mean.copy()  # zbar
-        self.dual = loss.gradient(scores) * (rows / self.rho)  # u: where zbar is optimal
+        self.shared = scores / self.parts  # zbar, which is the mean of the tables' predictions at the start
+        self.residual = loss.gradient(scores)
+        self.dual = self.residual * (rows / self.rho)  # u: where zbar is optimal
 
     def wanted(self, scores: Array) -> tuple[Array, float]:
         """The residual times rho, by joined rows; the ridge solves have curvature rho."""
-        return (self.mean - self.shared + self.dual) * (self.rho / len(scores)), self.rho
+        return self.residual, self.rho
 
     def moved(self, scores: Array) -> None:
         """The z-update and the dual update."""
-        self.mean = scores / self.parts
-        target = self.parts * (self.mean + self.dual)
-        whole = self.loss.proximal(target, self.rho / self.parts, self.parts * self.shared)
-        self.shared = np.asarray(whole / self.parts)
-        self.dual = self.dual + self.mean - self.shared
+
+        def update(part: slice) -> None:
+            mean, dual, shared = scores[part] / self.parts, self.dual[part], self.shared[part]
+            target = self.parts * (mean + dual)
+            shared[:] = self.loss.at(part).proximal(target, self.rho / self.parts, self.parts * shared) / self.parts
+            mean -= shared
+            dual += mean
+            self.residual[part] = (mean + dual) * (self.rho / len(scores))
+
+        change_pieces(update, len(scores), self.loss.outputs)

@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 
 from tablepuppet.learn.linear import Curvature, LinearModel
 from tablepuppet.learn.losses import Loss
+from tablepuppet.learn.pieces import change_pieces
+from tablepuppet.learn.plane import Place, Plane
 
 Array = NDArray[np.float64]
 LEAST_MEMORY, MOST_MEMORY = 3, 30  # earlier steps in the plane
 PLANE_SIZE = 2_000_000  # numbers that the images of these steps may take before there are fewer of them
-PLANE_STEPS = 12
 
 
 class Rule(Protocol):
@@ -67,6 +68,7 @@ def descend(
     shape = (len(model.loj.mapping),) if loss.outputs == 1 else (len(model.loj.mapping), loss.outputs)
     scores = np.zeros(shape, order="F") + intercept
     images: list[Array] = []  # X s_k, the newest step first
+    spare: Array | None = None  # memory of an image that is no longer needed
     mix, converged = np.zeros(0), False
     if not model.tables:  # no column to learn from: the intercept is all there is
         value = loss.value(scores)
@@ -74,94 +76,38 @@ def descend(
         return intercept, True
     for number in range(1, rounds + 1):
         wanted, curvature = rule.wanted(scores)
-        # the mean is the intercept's to answer, which moves in the plane
-        image, products = model.direction(wanted - wanted.mean(axis=0), mix, curvature)
-        gap = promised_decrease(loss, scores, image, curvature, model.l2 * float(products[0, -1]))
-        directions = [image, *images]
-        mix, shift = search_plane(loss, scores, directions, model.l2, products)
-        step = np.zeros_like(scores)
-        for weight, direction in zip(mix, directions, strict=True):
-            step += weight * direction
-        scores = scores + step + shift
+        image, products = model.direction(wanted, mix, curvature, out=spare)
+        begin, end = Plane(loss, scores, [image, *images], model.l2, products).lowest()
+        mix, shift = end.point[: -loss.outputs], end.point[-loss.outputs :]
+        _take_step(scores, [image, *images], mix, shift)
         intercept = intercept + shift
-        images = [step, *images][: model.memory]
-        rule.moved(scores)
-        inner, linear, own = products[:-1, :-1], products[:-1, -1], products[-1, -1]
-        penalty = 0.5 * model.l2 * float(own + 2 * mix @ linear + mix @ inner @ mix)
-        value = loss.value(scores)
-        converged = gap <= tol * max(abs(value + penalty), 1e-12)
-        if report(Round(number, value + penalty, value, scores, converged)) or converged:
+        images = [image, *images]
+        spare = images.pop() if len(images) > model.memory else None
+        gap = promised_decrease(begin, curvature, loss.outputs)
+        converged = gap <= tol * max(abs(end.objective), 1e-12)
+        if report(Round(number, end.objective, end.loss, scores, converged)) or converged:
             break
+        rule.moved(scores)
     model.finish(mix)
     return intercept, converged
 
 
-def promised_decrease(loss: Loss, scores: Array, image: Array, curvature: Curvature, penalty_slope: float) -> float:
+def _take_step(scores: Array, images: list[Array], mix: Array, shift: Array) -> None:
+    """Move scores by the weighted images and the change of the intercept; the first image becomes that of the step."""
+
+    def move(part: slice) -> None:
+        step = images[0][part]
+        step *= mix[0]
+        for weight, image in zip(mix[1:], images[1:], strict=True):
+            step += weight * image[part]
+        scores[part] += step
+        scores[part] += shift
+
+    change_pieces(move, len(scores), shift.size)
+
+
+def promised_decrease(begin: Place, curvature: Curvature, outputs: int) -> float:
     """<g, p> / 2 at the true curvature: what the step would gain if the tables did not overlap."""
-    slope = float(np.vdot(loss.gradient(scores), image)) + penalty_slope
-    mean = np.trace(curvature) / loss.outputs if isinstance(curvature, np.ndarray) else curvature
-    return abs(slope) / 2 * float(mean) / max(loss.hessian(scores).mean(), 1e-12)
-
-
-def search_plane(loss: Loss, scores: Array, directions: list[Array], l2: float, products: Array) -> tuple[Array, Array]:
-    """(weights of the directions, change of the intercept) with the least objective: Newton's method, no traffic."""
-    count, outputs = len(directions), loss.outputs
-    inner, linear = products[:count, :count], products[:count, -1]
-    point = np.zeros(count + outputs)
-    slope = _slope(loss, scores, directions, l2, inner, linear, point)
-    first = np.abs(slope).max()
-    for _ in range(PLANE_STEPS):
-        step = -_solve(_bend(loss, scores, directions, l2, inner, point), slope)
-        descent = float(slope @ step)
-        if descent >= 0:
-            break
-        length = 1.0
-        while True:  # the objective is convex: it is enough that the slope along the step has not turned uphill much
-            moved = _slope(loss, scores, directions, l2, inner, linear, point + length * step)
-            if float(moved @ step) <= -0.5 * descent or length < 1e-6:
-                break
-            length /= 2
-        point, slope = point + length * step, moved
-        if np.abs(slope).max() <= 1e-9 * first:
-            break
-    return point[:count], point[count:]
-
-
-def _at(scores: Array, directions: list[Array], point: Array) -> Array:
-    moved = scores + point[len(directions) :] if scores.ndim > 1 else scores + point[-1]
-    for weight, direction in zip(point, directions, strict=False):
-        if weight:
-            moved += weight * direction
-    return moved
-
-
-def _slope(
-    loss: Loss, scores: Array, directions: list[Array], l2: float, inner: Array, linear: Array, point: Array
-) -> Array:
-    gradient = loss.gradient(_at(scores, directions, point))
-    count = len(directions)
-    along = [float(np.vdot(gradient, direction)) for direction in directions]
-    return np.concatenate([along + l2 * (linear + inner @ point[:count]), np.atleast_1d(gradient.sum(axis=0))])
-
-
-def _bend(loss: Loss, scores: Array, directions: list[Array], l2: float, inner: Array, point: Array) -> Array:
-    hessian = loss.hessian(_at(scores, directions, point))
-    count, outputs = len(directions), loss.outputs
-    bend = np.zeros((count + outputs, count + outputs))
-    bend[count:, count:] = hessian.on_constants()
-    for i, direction in enumerate(directions):
-        product = hessian.times(direction)
-        bend[i, count:] = bend[count:, i] = product.sum(axis=0)
-        for j in range(i + 1):
-            bend[i, j] = bend[j, i] = float(np.vdot(product, directions[j]))
-    bend[:count, :count] += l2 * inner
-    return bend
-
-
-def _solve(matrix: Array, right: Array) -> Array:
-    """A symmetric solve that leaves directions without curvature alone; scaled, since steps shrink by rounds."""
-    scale = np.sqrt(np.maximum(np.diag(matrix), 1e-300))
-    values, vectors = np.linalg.eigh(matrix / np.outer(scale, scale))
-    kept = values > 1e-12 * values.max()
-    solved = vectors[:, kept] @ ((vectors[:, kept].T @ (right / scale)) / values[kept])
-    return np.asarray(solved / scale)
+    asked = np.trace(curvature) if isinstance(curvature, np.ndarray) else curvature * outputs
+    true = np.trace(begin.bend[-outputs:, -outputs:])
+    return abs(float(begin.slope[0])) / 2 * float(asked / max(true, 1e-12))

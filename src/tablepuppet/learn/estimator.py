@@ -80,7 +80,6 @@ class Learner(BaseEstimator):  # type: ignore[misc]
     reduce: bool
     callbacks: Iterable[Callable[[Event], None]]
     metric_name = "metric"
-    auto_solver: Solver = "lbfgs"  # what needs the fewest trips
 
     def fit(self, relation: Relation, validation: Relation | None = None) -> Self:
         """Learn from a relation with a label. A ``validation`` relation, to stop early by, is not supported yet."""
@@ -91,7 +90,7 @@ class Learner(BaseEstimator):  # type: ignore[misc]
         relation = relation if self.reduce else relation.without_reduction()
         self.encoding_ = relation.fit_encoding()
         loss = self._prepare(relation.client, label)
-        self.solver_ = self.auto_solver if self.solver == "auto" else self.solver
+        self.solver_ = self._fewest_trips(relation) if self.solver == "auto" else self.solver
         self.converged_ = False
         self.history_: list[dict[str, Any]] = []
         model, intercept = self._train(relation, loss, _Watch(self, relation, loss))
@@ -114,8 +113,12 @@ class Learner(BaseEstimator):  # type: ignore[misc]
     def _prepare(self, client: Client, label: OutputColumn) -> Loss:
         raise AssertionError("a subclass says what is learned")
 
-    def _metric(self, scores: Array) -> float:
+    def _metric(self, loss: float, scores: Array) -> float:
         raise AssertionError("a subclass says what is measured")
+
+    def _fewest_trips(self, relation: Relation) -> Solver:
+        """The solver that "auto" picks."""
+        return "lbfgs"
 
     def _train(self, relation: Relation, loss: Loss, report: Callable[[Round], bool]) -> tuple[Model, Array]:
         """Run the solver: (the model, its intercept); says in ``converged_`` whether it came to an end."""
@@ -185,7 +188,7 @@ class _Watch:
             "seconds": now - self.since,
             "loss": done.loss,
             "objective": done.objective,
-            "metric": self.estimator._metric(done.scores),
+            "metric": self.estimator._metric(done.loss, done.scores),
             "bytes_up": up,
             "bytes_down": down,
             "messages": messages,
@@ -213,6 +216,3 @@ def label_of(relation: Relation) -> OutputColumn:
             "the relation has no joined rows to learn from; check the join keys and filters with explain()"
         )
     return relation.query.label
-
-
-LinearEstimator = Learner  # the old name, until jobs.py says Learner

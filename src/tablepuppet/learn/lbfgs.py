@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from tablepuppet.learn.descent import Array
 from tablepuppet.learn.linear import Curvature
 from tablepuppet.learn.losses import Loss
+from tablepuppet.learn.pieces import over_pieces
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,16 @@ class GradientRule:
 
     def wanted(self, scores: Array) -> tuple[Array, Curvature]:
         """The gradient by scores, and the mean curvature by pairs of outputs."""
-        return self.loss.gradient(scores), self.loss.hessian(scores).on_constants()
+        gradient, rows = np.empty_like(scores), len(scores)
+
+        def look(part: slice) -> Array:
+            found, share = self.loss.at(part).look(scores[part]), (part.stop - part.start) / rows
+            np.multiply(found.gradient, share, out=gradient[part])
+            curvature: Array = share * found.hessian.on_constants()
+            return curvature
+
+        parts = [curvature for _, curvature in over_pieces(look, rows, self.loss.outputs)]
+        return gradient, np.sum(parts, axis=0)
 
     def moved(self, scores: Array) -> None:
         """Nothing to remember."""

@@ -177,9 +177,14 @@ class LinearModel(PlacedModel[Block]):
         # no direction of the joined table is longer than this, since its tables' blocks are
         self.largest = 1.0 + sum(largest) + sum(block.largest for block in self.shared.values())
 
-    def direction(self, wanted: Array, mix: Array, curvature: Curvature) -> tuple[Array, Array]:
-        """(X p for every joined row, inner products over all tables), after taking the step ``mix``."""
-        rows = self.loj.scatter(wanted, self.tables)
+    def direction(
+        self, wanted: Array, mix: Array, curvature: Curvature, out: Array | None = None
+    ) -> tuple[Array, Array]:
+        """(X p for every joined row, inner products over all tables), after taking the step ``mix``.
+
+        X p is written to ``out`` if that is given.
+        """
+        rows = self.loj.scatter_centred(wanted, self.tables)  # what is left is the intercept's to answer
         images: dict[str, NDArray[np.floating[Any]]] = {}
         products: list[Array] = []
         if self.alone:
@@ -198,7 +203,7 @@ class LinearModel(PlacedModel[Block]):
                 turned[alias] = block.turn(self.lou.add(sums[alias], "sums"), self.l2, curvature)
                 products.append(block.products())
             images |= self.images(turned)
-        return self.loj.gather(images, self.outputs), np.sum(products, axis=0)
+        return self.loj.gather(images, self.outputs, out), np.sum(products, axis=0)
 
     def finish(self, mix: Array) -> None:
         """Take the last step."""

@@ -18,6 +18,7 @@ from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.placed import ToldModel
 from tablepuppet.learn.sgd import Stochastic, descend_by_batches
 from tablepuppet.learn.tasks import Classifier, Regressor
+from tablepuppet.learn.threads import one_thread
 from tablepuppet.runs.events import Event
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ class LinearLearner(Learner):
         return ToldModel("linear", self.encoding_, thetas, wire, outputs)
 
     def _train(self, relation: Relation, loss: Loss, report: Callable[[Round], bool]) -> tuple[Model, Array]:
+        with one_thread():  # parties, and pieces of the joined rows, are worked on at the same time
+            return self._solve(relation, loss, report)
+
+    def _solve(self, relation: Relation, loss: Loss, report: Callable[[Round], bool]) -> tuple[Model, Array]:
         client, wire = relation.client, relation.wire
         memory = memory_for(loss, len(relation))
         model = LinearModel(client, self.encoding_, wire, loss.outputs, self.l2, memory, secrets.token_hex(8))

@@ -11,9 +11,10 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, log_softmax, logsumexp, softmax, wrightomega
+from scipy.special import expit, log_softmax, logsumexp, wrightomega
 
 Scores = NDArray[np.float64]
+Rows = NDArray[np.intp] | slice
 NEWTON_STEPS = 30
 LOGSUMEXP_STEPS = 200
 
@@ -46,8 +47,17 @@ class Loss(Protocol):
         """The constant scores, (outputs,), with the least loss."""
         ...
 
-    def at(self, rows: NDArray[np.intp]) -> Loss:
+    def look(self, scores: Scores) -> Look:
+        """Value, gradient and hessian from one pass."""
+        ...
+
+    def at(self, rows: Rows) -> Loss:
         """The loss over some of the joined rows."""
+        ...
+
+    @property
+    def quadratic(self) -> bool:
+        """Whether the second derivative is the same everywhere."""
         ...
 
     @property
@@ -73,6 +83,15 @@ class Hessian(Protocol):
 
 
 @dataclass(frozen=True)
+class Look:
+    """A mean loss at some scores, with its derivatives."""
+
+    value: float
+    gradient: Scores
+    hessian: Hessian
+
+
+@dataclass(frozen=True)
 class RowWeights:
     """A diagonal second derivative: one weight per joined row."""
 
@@ -95,14 +114,22 @@ class Squared:
     """Half the squared error."""
 
     outputs = 1
+    quadratic = True
     most_curvature = 1.0
 
     def __init__(self, labels: Scores):
         self.labels = labels
 
-    def at(self, rows: NDArray[np.intp]) -> Loss:
+    def at(self, rows: Rows) -> Loss:
         """The loss over some of the joined rows."""
         return Squared(self.labels[rows])
+
+    def look(self, scores: Scores) -> Look:
+        """From the errors."""
+        error = scores - self.labels
+        value = 0.5 * float(error @ error) / len(error)
+        error /= len(error)
+        return Look(value, error, self.hessian(scores))
 
     def value(self, scores: Scores) -> float:
         """Half the mean squared error."""
@@ -115,7 +142,7 @@ class Squared:
 
     def hessian(self, scores: Scores) -> Hessian:
         """One for every row."""
-        return RowWeights(np.full(len(self.labels), 1 / len(self.labels)))
+        return RowWeights(np.broadcast_to(np.float64(1 / len(self.labels)), len(self.labels)))
 
     def proximal(self, target: Scores, rho: float, start: Scores) -> Scores:
         """In closed form."""
@@ -130,18 +157,30 @@ class Logistic:
     """Log loss of two classes; labels are 0 and 1, the score is the log odds of class 1."""
 
     outputs = 1
+    quadratic = False
     most_curvature = 0.25
 
     def __init__(self, labels: Scores):
         self.labels = labels
 
-    def at(self, rows: NDArray[np.intp]) -> Loss:
+    def at(self, rows: Rows) -> Loss:
         """The loss over some of the joined rows."""
         return Logistic(self.labels[rows])
 
+    def look(self, scores: Scores) -> Look:
+        """Mean of log(1 + exp(z)) - y z; probability minus label; p (1 - p)."""
+        small = np.exp(-np.abs(scores))
+        whole = 1 + small
+        value = np.log(whole).sum() + np.maximum(scores, 0).sum() - self.labels @ scores
+        probability = np.where(scores < 0, small, 1.0)
+        probability /= whole
+        weights = small / (whole * whole * len(scores))
+        gradient = (probability - self.labels) / len(scores)
+        return Look(float(value) / len(scores), gradient, RowWeights(weights))
+
     def value(self, scores: Scores) -> float:
         """Mean of log(1 + exp(z)) - y z."""
-        return float((np.logaddexp(0, scores) - self.labels * scores).mean())
+        return self.look(scores).value
 
     def gradient(self, scores: Scores) -> Scores:
         """Probability minus label."""
@@ -152,10 +191,7 @@ class Logistic:
 
     def hessian(self, scores: Scores) -> Hessian:
         """p (1 - p) for every row."""
-        probability = expit(scores)
-        probability *= 1 - probability
-        probability /= len(probability)
-        return RowWeights(probability)
+        return self.look(scores).hessian
 
     def proximal(self, target: Scores, rho: float, start: Scores) -> Scores:
         """Newton's method in every row. Steps stop at zero, where the slope bends: from there they cannot overshoot."""
@@ -201,6 +237,15 @@ class SoftmaxHessian:
         return float((self.probability * (1 - self.probability)).mean())
 
 
+def _probabilities(scores: Scores) -> tuple[Scores, Scores, Scores]:
+    """(softmax, the highest score, the sum that its exponentials were divided by) of every row."""
+    highest = scores.max(axis=1, keepdims=True)
+    probability = np.exp(scores - highest)
+    total = probability.sum(axis=1, keepdims=True)
+    probability /= total
+    return probability, highest, total
+
+
 def _by_logsumexp(high: Scores, rho: float) -> Scores:
     """z with z = high - softmax(z) / rho, by the one unknown s = logsumexp(z) of every row.
 
@@ -220,30 +265,37 @@ def _by_logsumexp(high: Scores, rho: float) -> Scores:
 class Softmax:
     """Log loss of several classes; labels are class numbers."""
 
+    quadratic = False
     most_curvature = 0.5
 
     def __init__(self, labels: NDArray[np.integer], classes: int):
         self.labels, self.outputs = labels, classes
         self._rows = np.arange(len(labels))
 
-    def at(self, rows: NDArray[np.intp]) -> Loss:
+    def at(self, rows: Rows) -> Loss:
         """The loss over some of the joined rows."""
         return Softmax(self.labels[rows], self.outputs)
 
+    def look(self, scores: Scores) -> Look:
+        """Mean of logsumexp(z) - z_y; probabilities minus the label's one; from the probabilities."""
+        probability, highest, total = _probabilities(scores)
+        value = np.log(total).sum() + highest.sum() - scores[self._rows, self.labels].sum()
+        gradient = probability.copy(order="K")
+        gradient[self._rows, self.labels] -= 1
+        gradient /= len(gradient)
+        return Look(float(value) / len(scores), gradient, SoftmaxHessian(probability))
+
     def value(self, scores: Scores) -> float:
         """Mean of logsumexp(z) - z_y."""
-        return float((logsumexp(scores, axis=1) - scores[self._rows, self.labels]).mean())
+        return self.look(scores).value
 
     def gradient(self, scores: Scores) -> Scores:
         """Probabilities minus the label's one."""
-        gradient: Scores = softmax(scores, axis=1)
-        gradient[self._rows, self.labels] -= 1
-        gradient /= len(gradient)
-        return gradient
+        return self.look(scores).gradient
 
     def hessian(self, scores: Scores) -> Hessian:
         """From the probabilities."""
-        return SoftmaxHessian(softmax(scores, axis=1))
+        return self.look(scores).hessian
 
     def proximal(self, target: Scores, rho: float, start: Scores) -> Scores:
         """Newton's method in every row: (diag(p + rho) - p p^T) is solved by the Sherman-Morrison formula.
@@ -251,19 +303,19 @@ class Softmax:
         The solution is z = high - p / rho. Rows where Newton's method does not come to rest, as may happen for a small
         rho, are solved for their logsumexp instead.
         """
-        high = target.copy()
+        high = target.copy(order="K")
         high[self._rows, self.labels] += 1 / rho
         z: Scores = np.clip(start, high - 1 / rho, high)
         for _ in range(NEWTON_STEPS):
-            probability = softmax(z, axis=1)
-            gradient = probability + rho * (z - high)
-            inverse = 1 / (probability + rho)
-            solved, spread = gradient * inverse, probability * inverse
-            scale = (probability * solved).sum(axis=1) / (rho * inverse * probability).sum(axis=1)
-            step = solved + spread * scale[:, None]
+            probability, _, _ = _probabilities(z)
+            spread = probability / (probability + rho)
+            step = z - high  # becomes the gradient over p + rho: (p + rho (z - high)) / (p + rho)
+            step *= rho
+            step += probability
+            step /= probability + rho
+            step += spread * ((probability * step).sum(axis=1) / (rho * spread.sum(axis=1)))[:, None]
             z -= step
-            length = np.abs(step).max(axis=1, initial=0.0)
-            resting = length < 1e-12 * (1 + np.abs(z).max(initial=0.0))
+            resting = np.abs(step).max(axis=1) < 1e-12 * (1 + np.abs(z).max(initial=0.0))
             if resting.all():
                 break
         else:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import ConfigError, LearnError
 from tablepuppet.learn.estimator import Learner
 from tablepuppet.learn.linear_models import LinearRegression, LogisticRegression
+from tablepuppet.learn.network_models import MLPClassifier, MLPRegressor
 from tablepuppet.prep.encode import CategoryEncoder, Encoding, NumberEncoder
 from tablepuppet.sql.query import OutputColumn
 
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from tablepuppet.federation import Federation
 
 FORMAT = 1
-LEARNERS: dict[str, type[Learner]] = {c.__name__: c for c in (LinearRegression, LogisticRegression)}
+LEARNERS: dict[str, type[Learner]] = {
+    c.__name__: c for c in (LinearRegression, LogisticRegression, MLPRegressor, MLPClassifier)
+}
 
 
 def save(learner: Learner, path: str | Path) -> None:

@@ -29,9 +29,8 @@ class Regressor(Learner):
         self._labels = joined_numbers(client, label)
         return Squared(self._labels)
 
-    def _metric(self, scores: Array) -> float:
-        error = scores - self._labels
-        return float(np.sqrt(error @ error / len(error)))
+    def _metric(self, loss: float, scores: Array) -> float:
+        return float(np.sqrt(2 * loss))
 
     def predict(self, relation: Relation) -> Array:
         """The predicted label of every joined row, in the order of ``rows()``."""
@@ -60,7 +59,7 @@ class Classifier(Learner):
             return Logistic(found.numbers.astype(np.float64))
         return Softmax(found.numbers, len(found.values))
 
-    def _metric(self, scores: Array) -> float:
+    def _metric(self, loss: float, scores: Array) -> float:
         guess = (scores > 0).astype(self._numbers.dtype) if scores.ndim == 1 else scores.argmax(axis=1)
         return float(np.mean(guess == self._numbers))
 

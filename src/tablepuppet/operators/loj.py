@@ -12,7 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import take
 from tablepuppet.mapping.table_mapping import Floats, TableMapping
+
+PIECE = 1 << 15  # joined rows at a time: the tables' parts of a sum are added up in the cache
 
 
 @dataclass(frozen=True)
@@ -21,14 +24,38 @@ class LearningOverJoin:
 
     mapping: TableMapping
 
-    def gather(self, predictions: Mapping[str, Floats], outputs: int) -> NDArray[np.float64]:
-        """The sum over tables of their predictions, for every joined row."""
+    def gather(
+        self, predictions: Mapping[str, Floats], outputs: int, out: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
+        """The sum over tables of their predictions, for every joined row; written to ``out`` if that is given."""
         shape = (len(self.mapping),) if outputs == 1 else (len(self.mapping), outputs)
-        scores = np.zeros(shape, order="F")
-        for alias, values in predictions.items():
-            scores += self.mapping.gather(alias, values)
+        scores = np.empty(shape, order="F") if out is None else out
+        if not predictions:
+            scores[:] = 0.0
+        for column in range(outputs):
+            target = scores if outputs == 1 else scores[:, column]
+            self._add_up({a: v if outputs == 1 else v[:, column].copy() for a, v in predictions.items()}, target)
         return scores
+
+    def _add_up(self, predictions: Mapping[str, Floats], target: NDArray[np.float64]) -> None:
+        for start in range(0, len(target), PIECE):
+            part = slice(start, start + PIECE)
+            for number, (alias, values) in enumerate(predictions.items()):
+                table = self.mapping.tables[alias]
+                found = values[part] if table.is_identity else take(values, table.index[part])
+                if number:
+                    target[part] += found
+                else:
+                    target[part] = found
 
     def scatter(self, values: Floats, aliases: Iterable[str]) -> dict[str, NDArray[np.float64]]:
         """Values of joined rows, summed at the base rows of each table."""
         return {alias: self.mapping.scatter_sum(alias, values) for alias in aliases}
+
+    def scatter_centred(self, values: Floats, aliases: Iterable[str]) -> dict[str, NDArray[np.float64]]:
+        """The same of values from which their mean over joined rows is taken."""
+        mean = values.mean(axis=0)
+        return {
+            alias: self.mapping.scatter_sum(alias, values) - np.multiply.outer(self.mapping.counts(alias), mean)
+            for alias in aliases
+        }

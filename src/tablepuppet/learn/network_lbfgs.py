@@ -1,0 +1,164 @@
+"""RFL-LBFGS for networks: full-batch descent, a trip for the gradient and one for the predictions in every round.
+
+The parameters are spread over parties, so each keeps its own part of the steps s_k, the changes y_k of the gradient and
+the gradient g, and answers with inner products. Their sums are all that the two-loop recursion of L-BFGS needs: the
+direction is a combination of these vectors, and its coefficients travel. Predictions of a network do not move along a
+line when its parameters do, so each length that the line search tries is a trip; the first is nearly always taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.learn.descent import Round
+from tablepuppet.learn.losses import Loss
+from tablepuppet.learn.networks import NetworkModel, Weights, given, network_of
+from tablepuppet.learn.placed import encoded, part_of
+from tablepuppet.learn.table_network import TableNetwork
+from tablepuppet.party.ops import LocalTable, Values, op
+from tablepuppet.party.release import Release
+
+Array = NDArray[np.float64]
+MEMORY = 10
+TRIALS = 10  # lengths of one step
+ENOUGH = 1e-4  # share of the decrease that the slope promises (Armijo)
+
+
+@op("network.turn", releases=Release.GRADIENT_SUMS)
+def turn(table: LocalTable, view: str, encoding: str, model: str, rows: Array, l2: float, memory: int) -> Values:
+    """The gradient stays here; its inner products with what is remembered go out."""
+    part: Weights = part_of(table, model)
+    gradient = network_of(part).pull_back(part.theta, encoded(table, view, encoding), given(rows))
+    return {"products": part.turn(gradient + l2 * part.theta, memory)}
+
+
+@op("network.gradient", releases=Release.GRADIENT_SUMS)
+def gradient(
+    table: LocalTable, view: str, encoding: str, rows: Array, theta: Array, hidden: Sequence[int], outputs: int
+) -> Values:
+    """A shard's part of the gradient of its table (Eq. 18)."""
+    data = encoded(table, view, encoding)
+    return {"sums": TableNetwork.over(data.width, hidden, outputs).pull_back(theta, data, given(rows))}
+
+
+@op("network.move", releases=Release.PREDICTIONS)
+def move(table: LocalTable, view: str, encoding: str, model: str, mix: Array) -> Values:
+    """Go to base + a combination of what is remembered; predictions there."""
+    part: Weights = part_of(table, model)
+    part.move(mix)
+    return {"image": network_of(part).predict(part.theta, encoded(table, view, encoding)).astype(table.wire)}
+
+
+class FullBatch:
+    """The coordinator's side: the gradient over all joined rows, and steps along combinations of what is known."""
+
+    def __init__(self, model: NetworkModel, intercept: Array):
+        self.model, self.intercept = model, Weights(intercept)
+
+    def turn(self, wanted: Array) -> tuple[Array, Array]:
+        """Inner products (over tables, over tables and intercept) at the gradient by scores ``wanted``."""
+        model, rows = self.model, self.model.loj.scatter(wanted, self.model.tables)
+        products = []
+        if model.alone:
+            replies = model.lou.ask(
+                "network.turn", model.alone, rows,
+                encoding=model.encoding.id, model=model.model, l2=model.l2, memory=MEMORY,
+            )  # fmt: skip
+            products += [replies[alias][0]["products"] for alias in model.alone]
+        if model.together:
+            told = {alias: {"theta": part.theta} for alias, part in model.shared.items()}
+            sums = model.lou.ask(
+                "network.gradient", model.together, rows, told, encoding=model.encoding.id, **model.shape
+            )
+            for alias, part in model.shared.items():
+                products.append(part.turn(model.lou.add(sums[alias], "sums") + model.l2 * part.theta, MEMORY))
+        own = self.intercept.turn(np.atleast_1d(wanted.sum(axis=0)), MEMORY)
+        tables = np.sum(products, axis=0) if products else np.zeros_like(own)
+        return tables, tables + own
+
+    def move(self, mix: Array) -> Array:
+        """Scores after a step from the last gradient's place."""
+        model = self.model
+        for part in (self.intercept, *model.shared.values()):
+            part.move(mix)
+        images = model.images({alias: part.theta for alias, part in model.shared.items()})
+        if model.alone:
+            replies = model.lou.ask("network.move", model.alone, encoding=model.encoding.id, model=model.model, mix=mix)
+            images |= model.joined(replies, model.alone)
+        return np.asarray(model.loj.gather(images, model.outputs) + self.intercept.theta)
+
+
+def descend_full_batch(
+    model: NetworkModel, loss: Loss, rounds: int, tol: float, report: Callable[[Round], bool]
+) -> tuple[Array, bool]:
+    """Run to tolerance: (intercept, whether it converged). ``report`` may ask to stop.
+
+    Stops when the decrease that a step promises is below ``tol`` times the objective, or no length of it gives any.
+    """
+    batch = FullBatch(model, loss.best_constant())
+    scores = model.predictions() + batch.intercept.theta
+    value, converged = loss.value(scores), False
+    for number in range(1, rounds + 1):
+        tables, products = batch.turn(loss.gradient(scores))
+        mix = two_loop(products[:-1, :-1])
+        slope = float(mix @ products[:-1, -2])
+        objective = value + 0.5 * model.l2 * float(tables[-1, -1])
+        length = 1.0
+        for _ in range(TRIALS):
+            scores = batch.move(length * mix)
+            value = loss.value(scores)
+            reached = value + 0.5 * model.l2 * _square(tables, length * mix)
+            if reached <= objective + ENOUGH * length * slope:
+                break
+            length = _shorter(length, slope, reached - objective)
+        else:
+            scores = batch.move(0.0 * mix)
+            value, reached = loss.value(scores), objective
+        gained = objective - reached
+        converged = gained <= 0 or max(gained, -slope / 2) <= tol * max(abs(reached), 1e-12)
+        if report(Round(number, reached, value, scores, converged)) or converged:
+            break
+    return batch.intercept.theta, converged
+
+
+def two_loop(products: Array) -> Array:
+    """The direction of L-BFGS as a combination of (steps, changes, gradient), from their inner products.
+
+    Pairs along which the loss bends down, as that of a network may, are passed over. Without any, the direction is
+    the gradient, cut to length 1.
+    """
+    pairs = (len(products) - 1) // 2
+    mix = np.zeros(len(products))
+    mix[-1] = -1.0
+    steps, changes = range(pairs), range(pairs, 2 * pairs)
+    bend = [(s, y) for s, y in zip(steps, changes, strict=True) if _bends_up(products, s, y)]
+    if not bend:
+        return mix / max(1.0, float(np.sqrt(products[-1, -1])))
+    shares = {}
+    for s, y in bend:
+        shares[s] = float(products[s] @ mix) / products[s, y]
+        mix[y] -= shares[s]
+    newest, change = bend[0]
+    mix *= products[newest, change] / products[change, change]
+    for s, y in reversed(bend):
+        mix[s] += shares[s] - float(products[y] @ mix) / products[s, y]
+    return mix
+
+
+def _bends_up(products: Array, step: int, change: int) -> bool:
+    return bool(products[step, change] > 1e-8 * np.sqrt(products[step, step] * products[change, change]))
+
+
+def _square(tables: Array, mix: Array) -> float:
+    """|theta + step|^2 from inner products whose last is theta."""
+    whole = np.append(mix, 1.0)
+    return float(whole @ tables @ whole)
+
+
+def _shorter(length: float, slope: float, gained: float) -> float:
+    """Where the parabola through slope and value has its lowest point, within reason."""
+    lowest = -slope * length**2 / (2 * (gained - slope * length))
+    return float(np.clip(lowest, 0.1 * length, 0.5 * length))

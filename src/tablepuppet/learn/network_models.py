@@ -1,0 +1,140 @@
+"""The neural-network learners: one small network per table, their scores added (Eq. 2). They need torch."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from sklearn.utils.validation import check_is_fitted
+
+from tablepuppet.errors import LearnError
+from tablepuppet.learn.descent import Round
+from tablepuppet.learn.estimator import SINGLE_PRECISION_TOL, Array, Learner, Model, Solver
+from tablepuppet.learn.losses import Loss, Squared
+from tablepuppet.learn.network_admm import Inner, descend_by_sharing
+from tablepuppet.learn.network_lbfgs import descend_full_batch
+from tablepuppet.learn.networks import NetworkModel
+from tablepuppet.learn.placed import ToldModel
+from tablepuppet.learn.sgd import Stochastic, descend_by_batches
+from tablepuppet.learn.table_network import TableNetwork, need_torch
+from tablepuppet.learn.tasks import Classifier, Regressor
+from tablepuppet.runs.events import Event
+
+if TYPE_CHECKING:
+    from tablepuppet.relation import Relation
+
+AUTO_LR = 0.1
+
+
+class NetworkLearner(Learner):
+    """A sum over tables of small networks."""
+
+    def __init__(
+        self,
+        *,
+        hidden: Sequence[int] = (16,),
+        solver: Solver = "auto",
+        rounds: int = 100,
+        batch_size: int = 10_000,
+        lr: float | Literal["auto"] = "auto",
+        momentum: float = 0.9,
+        l2: float = 1e-6,
+        rho: float | Literal["auto"] = "auto",
+        inner_rounds: int = 1,
+        inner_rho: float | Literal["auto"] = "auto",
+        local_steps: int = 20,
+        tol: float = 1e-6,
+        reduce: bool = True,
+        seed: int = 0,
+        callbacks: Iterable[Callable[[Event], None]] = (),
+    ):
+        self.hidden = hidden
+        self.solver = solver
+        self.rounds = rounds
+        self.batch_size = batch_size
+        self.lr = lr
+        self.momentum = momentum
+        self.l2 = l2
+        self.rho = rho
+        self.inner_rounds = inner_rounds
+        self.inner_rho = inner_rho
+        self.local_steps = local_steps
+        self.tol = tol
+        self.reduce = reduce
+        self.seed = seed
+        self.callbacks = callbacks
+
+    @property
+    def coefs_(self) -> dict[str, list[Array]]:
+        """By table: weights and bias of each hidden layer, then the weights of the output, which has no bias."""
+        check_is_fitted(self, "model_")
+        found = {}
+        for alias, theta in self.model_.parameters().items():
+            network = TableNetwork.over(len(self.encoding_.names(alias)), self.hidden, len(self.intercept_))
+            found[alias] = [part for layer in network.layers(theta) for part in layer if part is not None]
+        return found
+
+    def told(self, thetas: Mapping[str, Array], wire: str, outputs: int) -> Model:
+        """A model with these parameters by table, for predictions only."""
+        shape = {"hidden": list(self.hidden), "outputs": outputs}
+        return ToldModel("network", self.encoding_, thetas, wire, outputs, shape)
+
+    def _fewest_trips(self, relation: Relation) -> Solver:
+        """ADMM, one trip a round; where tables have several shards it needs two as L-BFGS does, which never rises."""
+        features = {column.alias for column in relation.query.features}
+        return "lbfgs" if any(len(relation.client.shards(alias)) > 1 for alias in features) else "admm"
+
+    def _train(self, relation: Relation, loss: Loss, report: Callable[[Round], bool]) -> tuple[Model, Array]:
+        loss, unit = in_units(loss)
+        model = NetworkModel(
+            relation.client, self.encoding_, relation.wire, loss.outputs, self.hidden, self.l2, self.seed, unit,
+            secrets.token_hex(8),
+        )  # fmt: skip
+        return model, unit * self._solve(model, loss, relation.wire, lambda done: report(_out_of_units(done, unit)))
+
+    def _solve(self, model: NetworkModel, loss: Loss, wire: str, report: Callable[[Round], bool]) -> Array:
+        tol = max(self.tol, SINGLE_PRECISION_TOL) if wire == "float32" else self.tol
+        if self.solver_ == "sgd":
+            steps = Stochastic(model, self.momentum)
+            return descend_by_batches(steps, loss, self._rates(), self.batch_size, self.seed, report)
+        if self.solver_ == "admm":
+            inner = Inner(self.local_steps, self.inner_rounds, self.inner_rho)
+            intercept, self.converged_ = descend_by_sharing(model, loss, self.rho, inner, self.rounds, tol, report)
+        else:
+            intercept, self.converged_ = descend_full_batch(model, loss, self.rounds, tol, report)
+        return intercept
+
+    def _rates(self) -> list[float]:
+        """Learning rates by epoch: down to nothing on a line."""
+        lr = AUTO_LR if isinstance(self.lr, str) else self.lr
+        return [lr * (1 - epoch / self.rounds) for epoch in range(self.rounds)]
+
+    def _check_settings(self) -> None:
+        super()._check_settings()
+        if not all(size >= 1 for size in self.hidden):
+            raise LearnError(f"hidden gives the width of each hidden layer, 1 or more, not {self.hidden!r}")
+        need_torch()
+
+
+class MLPRegressor(Regressor, NetworkLearner):
+    """Regression by a sum over tables of small networks; l2 and lr are in units of the label's standard deviation."""
+
+
+class MLPClassifier(Classifier, NetworkLearner):
+    """Classification of two or more classes by a sum over tables of small networks."""
+
+
+def in_units(loss: Loss) -> tuple[Loss, float]:
+    """The loss with labels in units of their standard deviation, and the unit: what is learned is then about 1."""
+    if not isinstance(loss, Squared):
+        return loss, 1.0
+    unit = float(loss.labels.std()) or 1.0
+    return Squared(loss.labels / unit), unit
+
+
+def _out_of_units(done: Round, unit: float) -> Round:
+    if unit == 1.0:
+        return done
+    return replace(done, objective=done.objective * unit**2, loss=done.loss * unit**2, scores=done.scores * unit)

@@ -1,0 +1,194 @@
+"""Neural networks over a relation: the sum over tables of one small network each (Eq. 2).
+
+A table with one shard keeps its parameters at the party. For a table with several the shards' gradients are added, and
+the coordinator holds the parameters and tells them (LoU). Every shard begins with the same ones, from the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.learn.placed import PlacedModel, encoded, keep_part, part_of
+from tablepuppet.learn.table_network import TableNetwork
+from tablepuppet.operators.client import Client
+from tablepuppet.party.ops import LocalTable, Values, op
+from tablepuppet.party.release import Release
+from tablepuppet.prep.encode import Encoding
+
+Array = NDArray[np.float64]
+Places = NDArray[np.int32]
+
+
+class Weights:
+    """The parameters of one table, or the intercept, and what descent remembers of them.
+
+    L-BFGS: ``theta`` is where a step led to, ``base`` where it began; ``steps`` s_k and ``changes`` y_k of the
+    gradient, the newest first. SGD: ``velocity``.
+    """
+
+    def __init__(self, theta: Array, network: TableNetwork | None = None):
+        self.theta, self.network = theta, network
+        self.velocity = np.zeros_like(theta)
+        self.base, self.gradient = theta, np.zeros(0)
+        self.steps: list[Array] = []
+        self.changes: list[Array] = []
+
+    def descend(self, sums: Array, lr: float, momentum: float, l2: float) -> None:
+        """One step of stochastic gradient descent (Eq. 13)."""
+        self.velocity = momentum * self.velocity + sums + l2 * self.theta
+        self.theta = self.theta - lr * self.velocity
+
+    def turn(self, gradient: Array, memory: int) -> Array:
+        """Learn the gradient at theta, which is the base from now on.
+
+        The inner products of (steps, changes, gradient, theta): all that the coordinator needs to find a direction.
+        """
+        if len(self.gradient):
+            self.steps = [self.theta - self.base, *self.steps][:memory]
+            self.changes = [gradient - self.gradient, *self.changes][:memory]
+        self.base, self.gradient = self.theta, gradient
+        vectors = np.stack([*self.steps, *self.changes, gradient, self.theta])
+        return np.asarray(vectors @ vectors.T)
+
+    def move(self, mix: Array) -> None:
+        """theta = base + a combination of (steps, changes, gradient)."""
+        self.theta = self.base + mix @ np.stack([*self.steps, *self.changes, self.gradient])
+
+
+def new_weights(seed: int, alias: str, numbers: int, width: int, hidden: Sequence[int], outputs: int) -> Weights:
+    """The first parameters of a table."""
+    network = TableNetwork.over(width, hidden, outputs)
+    return Weights(network.start(seed, alias, numbers), network)
+
+
+@op("network.start", releases=Release.COUNTS)
+def start(
+    table: LocalTable, view: str, encoding: str, model: str, seed: int, hidden: Sequence[int], outputs: int
+) -> Values:
+    """Begin a model at a table with one shard."""
+    rows = encoded(table, view, encoding)
+    numbers = rows.dense.shape[1]
+    keep_part(table, model, new_weights(seed, table.snapshot.scan.alias, numbers, rows.width, hidden, outputs))
+    return {}
+
+
+@op("network.predict", releases=Release.PREDICTIONS)
+def predict(table: LocalTable, view: str, encoding: str, model: str) -> Values:
+    """h for parameters that the party holds."""
+    part: Weights = part_of(table, model)
+    return {"image": network_of(part).predict(part.theta, encoded(table, view, encoding)).astype(table.wire)}
+
+
+@op("network.image", releases=Release.PREDICTIONS)
+def image(table: LocalTable, view: str, encoding: str, theta: Array, hidden: Sequence[int], outputs: int) -> Values:
+    """h for parameters that the coordinator holds."""
+    rows = encoded(table, view, encoding)
+    return {"image": TableNetwork.over(rows.width, hidden, outputs).predict(theta, rows).astype(table.wire)}
+
+
+@op("network.parameters", releases=Release.PARAMETERS)
+def parameters(table: LocalTable, view: str, model: str) -> Values:
+    """The parameters of a table."""
+    part: Weights = part_of(table, model)
+    return {"theta": part.theta}
+
+
+# Stochastic gradient descent; the coordinator's half stands in sgd.py.
+
+
+@op("network.sgd", releases=Release.PREDICTIONS)
+def sgd(
+    table: LocalTable, view: str, encoding: str, model: str,
+    places: Places, rows: Array, next_places: Places, lr: float, momentum: float, l2: float,
+) -> Values:  # fmt: skip
+    """One step from a batch (Eq. 12, 13), then predictions for the rows of the next."""
+    part: Weights = part_of(table, model)
+    data, network = encoded(table, view, encoding), network_of(part)
+    if len(places):
+        gradient = network.pull_back(part.theta, data.rows(places), given(rows))
+        part.descend(gradient, lr, momentum, l2)
+    return {"image": network.predict(part.theta, data.rows(next_places)).astype(table.wire)}
+
+
+@op("network.sgd_gradient", releases=Release.GRADIENT_SUMS)
+def sgd_gradient(
+    table: LocalTable, view: str, encoding: str,
+    places: Places, rows: Array, theta: Array, hidden: Sequence[int], outputs: int,
+) -> Values:  # fmt: skip
+    """A shard's part of a batch's gradient (Eq. 18)."""
+    data = encoded(table, view, encoding)
+    network = TableNetwork.over(data.width, hidden, outputs)
+    return {"sums": network.pull_back(theta, data.rows(places), given(rows))}
+
+
+@op("network.sgd_image", releases=Release.PREDICTIONS)
+def sgd_image(
+    table: LocalTable, view: str, encoding: str, next_places: Places, theta: Array, hidden: Sequence[int], outputs: int
+) -> Values:
+    """Predictions of a shard's rows of the next batch, with the parameters that all shards share (Eq. 19)."""
+    data = encoded(table, view, encoding)
+    network = TableNetwork.over(data.width, hidden, outputs)
+    return {"image": network.predict(theta, data.rows(next_places)).astype(table.wire)}
+
+
+def network_of(part: Weights) -> TableNetwork:
+    """The network of a table's parameters."""
+    assert part.network is not None, "the intercept has no network"
+    return part.network
+
+
+def given(rows: Array) -> Any:
+    """Y as it came over the wire, for `pull_back`."""
+    wide = rows.astype(np.float64)
+    return lambda part, _: wide[part]
+
+
+class NetworkModel(PlacedModel[Weights]):
+    """The coordinator's side. Scores are learned in units of the label; ``unit`` takes them back."""
+
+    family = "network"
+
+    def __init__(
+        self, client: Client, encoding: Encoding, wire: str, outputs: int, hidden: Sequence[int], l2: float,
+        seed: int, unit: float, model: str,
+    ):  # fmt: skip
+        super().__init__(client, encoding, wire, outputs, l2, model)
+        self.hidden, self.unit = [int(size) for size in hidden], unit
+        self.lou.ask("network.start", self.alone, encoding=encoding.id, model=model, seed=seed, **self.shape)
+        for alias in self.together:
+            numbers, width = len(encoding.numbers[alias]), len(encoding.names(alias))
+            self.shared[alias] = new_weights(seed, alias, numbers, width, self.hidden, outputs)
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """Hidden layers and outputs."""
+        return {"hidden": self.hidden, "outputs": self.outputs}
+
+    def for_gradient(self, alias: str) -> dict[str, Any]:
+        """The parameters: unlike that of a linear model, the gradient depends on them."""
+        return {"theta": self.shared[alias].theta, **self.shape}
+
+    def scores(self, client: Client) -> Array:
+        """The sum over tables for the rows of a relation, in the label's own units."""
+        return super().scores(client) * self.unit
+
+    def predictions(self) -> Array:
+        """The sum over tables for the joined rows it learns from, as it stands."""
+        images = self.images({alias: part.theta for alias, part in self.shared.items()})
+        if self.alone:
+            replies = self.lou.ask("network.predict", self.alone, encoding=self.encoding.id, model=self.model)
+            images |= self.joined(replies, self.alone)
+        return self.loj.gather(images, self.outputs)
+
+    def parameters(self) -> dict[str, Array]:
+        """Parameters by table, in the label's own units."""
+        networks = {alias: self.network(alias) for alias in self.tables}
+        return {alias: networks[alias].rescaled(theta, self.unit) for alias, theta in self.thetas().items()}
+
+    def network(self, alias: str) -> TableNetwork:
+        """The network of a table."""
+        return TableNetwork.over(len(self.encoding.names(alias)), self.hidden, self.outputs)
