@@ -30,8 +30,8 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 import tablepuppet as tp
 import tablepuppet.federation
 import tablepuppet.learn.losses
-import tablepuppet.operators.client
 import tablepuppet.relation
+import tablepuppet.wire.outbox
 from benchmarks.mapping import ROOT, peak_memory, seconds
 from tablepuppet.baselines import Centralized
 from tablepuppet.party.service import Party
@@ -65,14 +65,14 @@ class Trips:
 @contextmanager
 def counted() -> Iterator[Trips]:
     """Count trips for as long as the context lasts."""
-    trips, modules = Trips(), (tablepuppet.federation, tablepuppet.relation, tablepuppet.operators.client)
-    bare = tablepuppet.operators.client.call_all
+    trips, modules = Trips(), (tablepuppet.federation, tablepuppet.relation, tablepuppet.wire.outbox)
+    bare = tablepuppet.wire.outbox.call_all
 
     def call_all(engine: Engine, calls: Any, *rest: Any) -> Any:
         before = _bytes(engine)
         replies = bare(engine, calls, *rest)
         if calls:
-            trips.made.append((calls[0][1].op or calls[0][1].verb, _bytes(engine) - before))
+            trips.made.append((_purpose(calls), _bytes(engine) - before))
         return replies
 
     try:
@@ -82,6 +82,12 @@ def counted() -> Iterator[Trips]:
     finally:
         for module in modules:
             module.call_all = bare  # type: ignore[attr-defined]
+
+
+def _purpose(calls: Any) -> str:
+    """The op of a round if there is one, else the verb or the last op."""
+    ops = [step.op for _, request in calls for step in request.steps] or [calls[0][1].verb]
+    return next((op for op in ops if op.startswith(ROUND_OPS)), ops[-1])
 
 
 def _bytes(engine: Engine) -> int:

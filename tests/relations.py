@@ -28,8 +28,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import tablepuppet as tp
-from tablepuppet.wire.engine import InProcessEngine
-from tablepuppet.wire.messages import Request
+from tablepuppet.party.request import Request, Step
+from tablepuppet.wire.engine import InProcessEngine, Reply
 
 Parties = Mapping[str, Mapping[str, pa.Table]]
 Place = tuple[str, int]  # party, row in the source
@@ -72,11 +72,12 @@ def hide_order(fed: tp.Federation) -> None:
 
 @dataclass(frozen=True)
 class Message:
-    """A request and what came of it."""
+    """One part of a request, and what came of it; a verb is told as a step without a table."""
 
     party: str
-    request: Request
+    request: Step
     reply: Mapping[str, Any] | None  # None: an error
+    last: bool  # part of its request
 
 
 def record_wire(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
@@ -84,13 +85,16 @@ def record_wire(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     messages: list[Message] = []
     call = InProcessEngine.call
 
-    def recording(engine: InProcessEngine, party: str, request: Request) -> Mapping[str, Any]:
-        reply = None
+    def recording(engine: InProcessEngine, party: str, request: Request) -> Reply:
+        verb = [] if request.verb == "run" else [Step(request.verb, "", request.arguments)]
+        steps = [*verb, *request.steps]
+        reply: Sequence[Mapping[str, Any] | None] = [None] * len(steps)
         try:
-            reply = call(engine, party, request)
+            reply = found = call(engine, party, request)
         finally:
-            messages.append(Message(party, request, reply))
-        return reply
+            for number, (step, values) in enumerate(zip(steps, reply, strict=True), start=1):
+                messages.append(Message(party, step, values, number == len(steps)))
+        return found
 
     monkeypatch.setattr(InProcessEngine, "call", recording)
     return messages

@@ -180,7 +180,8 @@ def test_traffic_grows(tmp_path: Path) -> None:
         now = {(e["party"], e["direction"], e["release"]): (e["bytes"], e["messages"]) for e in fed.traffic}
         assert all(now[key][0] > 0 and now[key] >= figures for key, figures in before.items())
         assert {(p, r) for p, d, r in now if d == "up"} == {(p, r) for p, d, r in now if d == "down"}
-        assert sum(messages for _, messages in now.values()) > sum(messages for _, messages in before.values())
+        grown = sum(messages for _, messages in now.values()) - sum(messages for _, messages in before.values())
+        assert grown > 0 or step == 2  # the keys came when the tables were opened: joining them sends nothing
         before = now
     assert {party for party, _, _ in before} == {"p0", "p1"}
 

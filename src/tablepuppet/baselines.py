@@ -44,8 +44,9 @@ class Centralized:
         label = label_of(relation)
         self.learner_ = clone(self.learner)
         self.learner_._check_settings()
+        asked = self.learner_._ask_labels(relation.client, label)
         encoding = relation.fit_encoding()
-        loss = self.learner_._prepare(relation.client, label)
+        loss = self.learner_._prepare(relation.client, label, asked)
         train = _train_networks if isinstance(self.learner_, NetworkLearner) else _train_linear
         model, intercept = train(self.learner_, relation.client, encoding, loss)
         self.learner_.settle(relation, encoding, model, intercept)
@@ -59,6 +60,7 @@ class Centralized:
 
 def joined_tables(client: Client, encoding: Encoding) -> dict[str, EncodedTable]:
     """The encoded rows of every table with features, one for every joined row."""
+    client.outbox.send()  # parties encode their rows before they are looked at
     return {
         alias: _table(client, encoding, alias).rows(client.mapping.tables[alias].index)
         for alias in client.mapping.tables

@@ -18,6 +18,7 @@ import msgspec
 from tablepuppet.errors import ConfigError, QueryError
 from tablepuppet.party.database import open_database
 from tablepuppet.party.policy import Policy
+from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
 from tablepuppet.relation import Relation, Session, Settings
 from tablepuppet.runs.events import Events, Reader
@@ -25,7 +26,6 @@ from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import plan
 from tablepuppet.wire.engine import InProcessEngine, call_all
-from tablepuppet.wire.messages import Request
 
 Wire = Literal["float32", "float64"]
 OnPartyLost = Literal["fail", "wait", "cache", "zeros"]
@@ -110,7 +110,7 @@ class Federation:
 
     def _describe(self) -> Catalog:
         replies = call_all(self.engine, [(party, Request("describe")) for party in self.engine.parties])
-        return Catalog(shard for reply in replies for shard in reply["tables"])
+        return Catalog(shard for reply in replies for shard in reply[0]["tables"])
 
     def sql(
         self,

@@ -22,14 +22,15 @@ from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.mapping.join import JoinBranch, ShardKeys, join
 from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
 from tablepuppet.operators.client import Client
+from tablepuppet.party.request import Request, Step
 from tablepuppet.prep.describe import Description, describe
-from tablepuppet.prep.encode import Encoding, apply_encoding, fit_encoding
+from tablepuppet.prep.encode import Encoding, fit_encoding
 from tablepuppet.runs.events import Events
 from tablepuppet.sql.explain import ShardSize, Sizes, explain
 from tablepuppet.sql.plan import Plan, Scan
 from tablepuppet.sql.query import Query
 from tablepuppet.wire.engine import Engine, call_all
-from tablepuppet.wire.messages import Request
+from tablepuppet.wire.outbox import Outbox
 
 
 @dataclass(frozen=True)
@@ -49,18 +50,26 @@ class Session:
         self.id = secrets.token_hex(16)
         self._views = itertools.count()
         self._finalizer = weakref.finalize(self, _close, engine, plan.parties, self.id)
-        calls = [
-            (party, Request("open", self.id, arguments={"scans": plan.of_party(party), "wire": settings.wire}))
-            for party in plan.parties
-        ]
-        done = events.progress("open", "reading tables at their parties", len(calls))
-        replies = call_all(engine, calls, done)
-        self.rows_read = {
-            (party, alias): int(rows)
-            for party, reply in zip(plan.parties, replies, strict=True)
-            for alias, rows in reply["rows"].items()
-        }
-        events.emit("info", "opened", f"{sum(self.rows_read.values()):,} rows are read where they live")
+        self.outbox = Outbox(engine, self.id)
+        self.rows_read: dict[tuple[str, str], int] = {}
+        self._keys: dict[tuple[str, str], dict[str, NDArray[np.integer]]] = {}
+        self._open()
+
+    def _open(self) -> None:
+        """Let parties read their tables and blind their keys, in one trip."""
+        calls = [(party, self._opening(party)) for party in self.plan.parties]
+        done = self.events.progress("open", "reading tables and blinding keys at their parties", len(calls))
+        for (party, request), reply in zip(calls, call_all(self.engine, calls, done), strict=True):
+            opened, *blinded = reply
+            self.rows_read |= {(party, alias): int(rows) for alias, rows in opened["rows"].items()}
+            for step, keys in zip(request.steps, blinded, strict=True):
+                self._keys[party, step.table] = dict(keys)
+        self.events.emit("info", "opened", f"{sum(self.rows_read.values()):,} rows are read where they live")
+
+    def _opening(self, party: str) -> Request:
+        scans = self.plan.of_party(party)
+        blind = tuple(Step("keys.blind", scan.alias) for scan in scans)
+        return Request("open", self.id, {"scans": scans, "wire": self.settings.wire}, blind)
 
     def close(self) -> None:
         """Free the snapshots now."""
@@ -71,11 +80,8 @@ class Session:
         return f"v{next(self._views)}"
 
     def join(self) -> TableMapping:
-        """Ask for blinded keys and join them."""
-        scans = self.plan.scans
-        calls = [(scan.party, Request("run", self.id, "keys.blind", scan.alias)) for scan in scans]
-        replies = call_all(self.engine, calls, self.events.progress("blind", "blinding join keys", len(calls)))
-        told = {(scan.party, scan.alias): dict(reply) for scan, reply in zip(scans, replies, strict=True)}
+        """Join the blinded keys, which are not needed after that."""
+        told, self._keys = self._keys, {}
         done = self.events.progress("join", "joining blinded keys", 1)
         tables = {
             alias: [self._shard_keys(scan, told[scan.party, alias]) for scan in self.plan.of_alias(alias)]
@@ -143,7 +149,7 @@ class Relation:
     def client(self) -> Client:
         """The way to the shards of this relation."""
         session = self._session
-        return Client(session.engine, session.id, self._view, session.plan, self.mapping, session.rows_read)
+        return Client(session.engine, session.outbox, self._view, session.plan, self.mapping, session.rows_read)
 
     @property
     def query(self) -> Query:
@@ -172,11 +178,9 @@ class Relation:
     def fit_encoding(self) -> Encoding:
         """Encoders for the features over these joined rows, applied at the parties."""
         settings = self._session.settings
-        encoding = fit_encoding(
+        return fit_encoding(
             self.client, self.query.features, self.query.categorical, settings.max_categories, self.events
         )
-        apply_encoding(self.client, encoding)
-        return encoding
 
     def __len__(self) -> int:
         return len(self.mapping)

@@ -13,7 +13,7 @@ from sklearn.base import clone
 
 import tablepuppet as tp
 from tablepuppet.baselines import Centralized, joined_tables
-from tablepuppet.learn.labels import joined_classes, joined_numbers
+from tablepuppet.learn.labels import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tablepuppet.learn.network_lbfgs import two_loop
 from tablepuppet.learn.table_network import TableNetwork
 from tests.learn.materialised import ALL, JOIN, Array, shop, side_by_side
@@ -44,18 +44,19 @@ class Joined:
     """The networks of a fitted learner as torch modules over the materialised join, at their first parameters."""
 
     def __init__(self, relation: tp.Relation, model: Any, label: str):
-        assert relation.query.label is not None
+        client, asked = relation.client, relation.query.label
+        assert asked is not None
         tables = joined_tables(relation.client, model.encoding_)
         self.tables = {alias: torch.tensor(table.matrix()) for alias, table in tables.items()}
         outputs = len(model.intercept_)
         self.unit = 1.0
         if TASKS[label] is None:
-            labels = joined_numbers(relation.client, relation.query.label)
+            labels = joined_numbers(client, asked, ask_numbers(client, asked))
             self.unit = float(labels.std())
             self.labels = torch.tensor(labels / self.unit)
             begin = np.array([labels.mean() / self.unit])
         else:
-            numbers = joined_classes(relation.client, relation.query.label).numbers
+            numbers = joined_classes(client, asked, ask_classes(client, asked)).numbers
             self.labels = torch.tensor(numbers.astype(np.int64 if outputs > 1 else np.float64))
             logs = np.log(np.bincount(numbers) / len(numbers))
             begin = np.array([logs[1] - logs[0]]) if outputs == 1 else logs - logs.mean()

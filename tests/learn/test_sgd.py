@@ -99,7 +99,7 @@ def test_bytes_follow_distinct_base_rows(tmp_path: Path, monkeypatch: pytest.Mon
         for batch in batches(relation.mapping, list(relation.mapping.tables), SIZE, SEED, 1)
     ]
     messages = record_wire(monkeypatch)
-    tp.LogisticRegression(solver="sgd", rounds=1, batch_size=SIZE, seed=SEED).fit(relation)
+    assert tp.LogisticRegression(solver="sgd", rounds=1, batch_size=SIZE, seed=SEED).fit(relation).coef_
     steps = [message for message in messages if message.request.op == "linear.sgd"]
     assert len(steps) == 3 * (len(expected) + 1)  # one exchange before the first batch
     for alias in relation.mapping.tables:

@@ -30,6 +30,7 @@ def fit(relation: tp.Relation) -> Encoding:
 def encoded(relation: tp.Relation, encoding: Encoding) -> dict[str, NDArray[np.float64]]:
     """Encoded columns by name, for every joined row."""
     apply_encoding(relation.client, encoding)
+    relation.client.outbox.send()
     found = {}
     for alias in relation.mapping.tables:
         names = encoding.names(alias)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.wire.engine import InProcessEngine, call_all
-from tablepuppet.wire.messages import Request, size_of
+from tablepuppet.party.request import Request
+from tablepuppet.wire.engine import InProcessEngine, Reply, call_all
+from tablepuppet.wire.messages import size_of
 from tablepuppet.wire.traffic import Traffic
 from tests.relations import Message, federation, record_wire
 
@@ -56,14 +55,14 @@ def test_replies_keep_the_order_of_calls() -> None:
     """Many calls at once are answered in the order in which they were made; an error of one is raised."""
 
     class Echo(InProcessEngine):
-        def call(self, party: str, request: Request) -> Mapping[str, Any]:
+        def call(self, party: str, request: Request) -> Reply:
             if party == "bad":
                 raise tp.PartyError("party 'bad' does not answer")
-            return {"party": party}
+            return [{"party": party}]
 
     engine = Echo({})
     names = [f"p{i}" for i in range(50)]
-    assert [reply["party"] for reply in call_all(engine, [(name, Request("describe")) for name in names])] == names
+    assert [reply[0]["party"] for reply in call_all(engine, [(name, Request("describe")) for name in names])] == names
     assert call_all(engine, []) == []
     with pytest.raises(tp.PartyError, match="'bad'"):
         call_all(engine, [(name, Request("describe")) for name in ("p0", "bad", "p1")])
@@ -77,12 +76,12 @@ def test_every_message_is_metered(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     relation.describe()
     relation.split(test=0.5)
     traffic = fed.traffic
-    assert sum(entry["messages"] for entry in traffic) == 2 * len(messages)
+    assert sum(entry["messages"] for entry in traffic) == 2 * sum(message.last for message in messages)
     for party in PARTIES:
         for direction in ("up", "down"):
             here = [entry for entry in traffic if (entry["party"], entry["direction"]) == (party, direction)]
             arrays = sum(nbytes(message, direction) for message in messages if message.party == party)
-            headers = 2000 * sum(entry["messages"] for entry in here)
+            headers = 2000 * sum(message.party == party for message in messages)
             assert arrays < sum(entry["bytes"] for entry in here) < arrays + headers
     assert {entry["release"] for entry in traffic} == {
         "SCHEMA", "COUNTS", "KEY_DIGESTS", "STATISTICS", "KEY_DIGESTS|HISTOGRAMS",

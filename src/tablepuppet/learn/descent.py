@@ -69,16 +69,17 @@ def descend(
     scores = np.zeros(shape, order="F") + intercept
     images: list[Array] = []  # X s_k, the newest step first
     spare: Array | None = None  # memory of an image that is no longer needed
-    mix, converged = np.zeros(0), False
+    converged = False
     if not model.tables:  # no column to learn from: the intercept is all there is
         value = loss.value(scores)
         report(Round(1, value, value, scores, converged=True))
         return intercept, True
     for number in range(1, rounds + 1):
         wanted, curvature = rule.wanted(scores)
-        image, products = model.direction(wanted, mix, curvature, out=spare)
+        image, products = model.direction(wanted, curvature, out=spare)
         begin, end = Plane(loss, scores, [image, *images], model.l2, products).lowest()
         mix, shift = end.point[: -loss.outputs], end.point[-loss.outputs :]
+        model.advance(mix)
         _take_step(scores, [image, *images], mix, shift)
         intercept = intercept + shift
         images = [image, *images]
@@ -88,7 +89,6 @@ def descend(
         if report(Round(number, end.objective, end.loss, scores, converged)) or converged:
             break
         rule.moved(scores)
-    model.finish(mix)
     return intercept, converged
 
 

@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.descent import Round
 from tablepuppet.learn.losses import Loss
-from tablepuppet.operators.client import Client
+from tablepuppet.operators.client import Client, Replies
 from tablepuppet.prep.encode import Encoding, apply_encoding
 from tablepuppet.runs.events import Event
 from tablepuppet.sql.query import OutputColumn
@@ -88,8 +88,9 @@ class Learner(BaseEstimator):  # type: ignore[misc]
         self._check_settings()
         label = label_of(relation)
         relation = relation if self.reduce else relation.without_reduction()
+        asked = self._ask_labels(relation.client, label)  # before statistics are read: both travel together
         self.encoding_ = relation.fit_encoding()
-        loss = self._prepare(relation.client, label)
+        loss = self._prepare(relation.client, label, asked)
         self.solver_ = self._fewest_trips(relation) if self.solver == "auto" else self.solver
         self.converged_ = False
         self.history_: list[dict[str, Any]] = []
@@ -110,7 +111,10 @@ class Learner(BaseEstimator):  # type: ignore[misc]
         self.engine_ = relation.client.engine
         self.relation_ = relation  # the parameters stay with its parties for as long as its session does
 
-    def _prepare(self, client: Client, label: OutputColumn) -> Loss:
+    def _ask_labels(self, client: Client, label: OutputColumn) -> Replies:
+        raise AssertionError("a subclass says what is learned")
+
+    def _prepare(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
         raise AssertionError("a subclass says what is learned")
 
     def _metric(self, loss: float, scores: Array) -> float:

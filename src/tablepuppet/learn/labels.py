@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError
-from tablepuppet.operators.client import Client
+from tablepuppet.operators.client import Client, Replies
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.prep.values import numbers
@@ -24,7 +24,17 @@ MOST_CLASSES = 1000
 def label_numbers(table: LocalTable, view: str, column: str) -> Values:
     """The label of every row as a number, and how many have none."""
     values, present = numbers(table.column(column, view))
-    return {"labels": values, "missing": int(np.count_nonzero(~present))}
+    return {"labels": _narrow(values), "missing": int(np.count_nonzero(~present))}
+
+
+def _narrow(values: NDArray[np.float64]) -> NDArray[Any]:
+    """The same numbers in fewer bytes where all are small whole ones."""
+    for kind in (np.int8, np.int16, np.int32):
+        limits = np.iinfo(kind)
+        if len(values) and limits.min <= values.min() and values.max() <= limits.max:
+            narrow = values.astype(kind)
+            return narrow if np.array_equal(narrow, values) else values
+    return values
 
 
 @op("label.classes", releases=Release.LABELS)
@@ -50,24 +60,33 @@ class Classes:
     numbers: NDArray[np.integer]
 
 
-def joined_numbers(client: Client, label: OutputColumn) -> NDArray[np.float64]:
-    """The label of every joined row as a number; LearnError if it is none or missing."""
+def ask_numbers(client: Client, label: OutputColumn) -> Replies:
+    """Ask for labels that are numbers; LearnError if they are none."""
     if family(label.type) not in NUMERIC:
         raise LearnError(f"label {label.qualified} is {label.type}: regression needs a number; use a classifier")
-    replies = client.ask("label.numbers", lambda alias, _: {"column": label.name} if alias == label.alias else None)
-    values = np.concatenate([reply["labels"] for reply in replies[label.alias]])
+    return client.ask("label.numbers", lambda alias, _: {"column": label.name} if alias == label.alias else None)
+
+
+def joined_numbers(client: Client, label: OutputColumn, replies: Replies) -> NDArray[np.float64]:
+    """The label of every joined row as a number; LearnError if one is missing."""
+    values = np.concatenate([reply["labels"].astype(np.float64) for reply in replies[label.alias]])
     _refuse_missing(sum(reply["missing"] for reply in replies[label.alias]), label)
     if not np.isfinite(values).all():
         raise LearnError(f"label {label.qualified} has values that are not finite; filter them in WHERE")
     return np.asarray(client.mapping.gather(label.alias, values), np.float64)
 
 
-def joined_classes(client: Client, label: OutputColumn, least: int = 2) -> Classes:
-    """The class of every joined row; LearnError if labels are missing, of fewer than ``least`` or very many classes."""
+def ask_classes(client: Client, label: OutputColumn) -> Replies:
+    """Ask for labels that are classes; LearnError if they are none."""
     if family(label.type) is Family.OTHER:
         raise LearnError(f"label {label.qualified} is {label.type}, which has no classes")
     asked = {"column": label.name, "most": MOST_CLASSES}
-    replies = client.ask("label.classes", lambda alias, _: asked if alias == label.alias else None)[label.alias]
+    return client.ask("label.classes", lambda alias, _: asked if alias == label.alias else None)
+
+
+def joined_classes(client: Client, label: OutputColumn, asked: Replies, least: int = 2) -> Classes:
+    """The class of every joined row; LearnError if labels are missing, of fewer than ``least`` or very many classes."""
+    replies = asked[label.alias]
     _refuse_missing(sum(reply["missing"] for reply in replies), label)
     most = max(reply["found"] for reply in replies)
     values = np.array(sorted({value for reply in replies for value in reply["classes"]}))

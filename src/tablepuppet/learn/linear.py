@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -115,11 +116,10 @@ def gram(table: LocalTable, view: str, encoding: str, joined_rows: int) -> Value
 
 @op("linear.direction", releases=Release.PREDICTIONS)
 def direction(
-    table: LocalTable, view: str, encoding: str, model: str, rows: Array, mix: Array, l2: float, curvature: Curvature
+    table: LocalTable, view: str, encoding: str, model: str, rows: Array, l2: float, curvature: Curvature
 ) -> Values:
-    """Take the step the coordinator decided on; answer with T p for the next, and its inner products."""
+    """T p for a new direction, and its inner products with what is remembered."""
     block: Block = part_of(table, model)
-    block.advance(mix)
     data = encoded(table, view, encoding)
     turned = block.turn(data.transposed_times(rows.astype(np.float64)), l2, curvature)
     return {"image": data.times(turned).astype(table.wire), "products": block.products()}
@@ -127,7 +127,7 @@ def direction(
 
 @op("linear.advance", releases=Release.COUNTS)
 def advance(table: LocalTable, view: str, model: str, mix: Array) -> Values:
-    """Take the last step."""
+    """Take the step that the coordinator decided on."""
     block: Block = part_of(table, model)
     block.advance(mix)
     return {}
@@ -168,47 +168,44 @@ class LinearModel(PlacedModel[Block]):
         super().__init__(client, encoding, wire, outputs, l2, model)
         self.memory = memory
         common: dict[str, Any] = {"encoding": encoding.id, "joined_rows": len(client.mapping)}
-        started = self.lou.ask("linear.start", self.alone, **common, model=model, outputs=outputs, memory=memory)
-        largest = [started[alias][0]["largest"] for alias in self.alone]
-        replies = self.lou.ask("linear.gram", self.together, **common) if self.together else {}
+        self._started = self.lou.ask("linear.start", self.alone, **common, model=model, outputs=outputs, memory=memory)
+        self._grams = self.lou.ask("linear.gram", self.together, **common)
+
+    @cached_property
+    def shared(self) -> dict[str, Block]:
+        """Blocks of the tables in `together`."""
+        found = {}
         for alias in self.together:
-            gram, means = (self.lou.add(replies[alias], name) for name in ("gram", "means"))
-            self.shared[alias] = new_block(gram, means, outputs, memory)
-        # no direction of the joined table is longer than this, since its tables' blocks are
-        self.largest = 1.0 + sum(largest) + sum(block.largest for block in self.shared.values())
+            gram, means = (self.lou.add(self._grams[alias], name) for name in ("gram", "means"))
+            found[alias] = new_block(gram, means, self.outputs, self.memory)
+        return found
 
-    def direction(
-        self, wanted: Array, mix: Array, curvature: Curvature, out: Array | None = None
-    ) -> tuple[Array, Array]:
-        """(X p for every joined row, inner products over all tables), after taking the step ``mix``.
+    @property
+    def largest(self) -> float:
+        """No direction of the joined table is longer than this, since its tables' blocks are not."""
+        alone = sum(self._started[alias][0]["largest"] for alias in self.alone)
+        return float(1.0 + alone + sum(block.largest for block in self.shared.values()))
 
-        X p is written to ``out`` if that is given.
-        """
+    def direction(self, wanted: Array, curvature: Curvature, out: Array | None = None) -> tuple[Array, Array]:
+        """(X p for every joined row, inner products over all tables); X p is written to ``out`` if that is given."""
         rows = self.loj.scatter_centred(wanted, self.tables)  # what is left is the intercept's to answer
-        images: dict[str, NDArray[np.floating[Any]]] = {}
-        products: list[Array] = []
-        if self.alone:
-            replies = self.lou.ask(
-                "linear.direction", self.alone, rows,
-                encoding=self.encoding.id, model=self.model, mix=mix, l2=self.l2, curvature=curvature,
-            )  # fmt: skip
-            for alias in self.alone:
-                images[alias] = self.lou.concatenate(replies[alias], "image")
-                products += [reply["products"] for reply in replies[alias]]
-        if self.shared:
-            sums = self.lou.ask("linear.gradient", self.shared, rows, encoding=self.encoding.id)
-            turned: dict[str, Array] = {}
-            for alias, block in self.shared.items():
-                block.advance(mix)
-                turned[alias] = block.turn(self.lou.add(sums[alias], "sums"), self.l2, curvature)
-                products.append(block.products())
-            images |= self.images(turned)
+        replies = self.lou.ask(
+            "linear.direction", self.alone, rows,
+            encoding=self.encoding.id, model=self.model, l2=self.l2, curvature=curvature,
+        )  # fmt: skip
+        sums = self.lou.ask("linear.gradient", self.together, rows, encoding=self.encoding.id)
+        turned = {
+            alias: block.turn(self.lou.add(sums[alias], "sums"), self.l2, curvature)
+            for alias, block in self.shared.items()
+        }
+        images = self.images(turned) | self.joined(replies, self.alone)
+        products = [reply["products"] for alias in self.alone for reply in replies[alias]]
+        products += [block.products() for block in self.shared.values()]
         return self.loj.gather(images, self.outputs, out), np.sum(products, axis=0)
 
-    def finish(self, mix: Array) -> None:
-        """Take the last step."""
-        if self.alone:
-            self.lou.ask("linear.advance", self.alone, model=self.model, mix=mix)
+    def advance(self, mix: Array) -> None:
+        """Take the step that is this mix of the new direction and earlier steps."""
+        self.lou.ask("linear.advance", self.alone, model=self.model, mix=mix)
         for block in self.shared.values():
             block.advance(mix)
 

@@ -150,16 +150,13 @@ class Sharing:
             "pull": rho / len(wanted),
             "steps": self.inner.steps,
         }
-        images: dict[str, Floats] = {}
-        square = 0.0
-        if model.alone:
-            replies = model.lou.ask("network.solve", model.alone, rows, l2=model.l2, **common)
-            images |= model.joined(replies, model.alone)
-            square += sum(replies[alias][0]["square"] for alias in model.alone)
+        replies = model.lou.ask("network.solve", model.alone, rows, l2=model.l2, **common)
         if model.together:
             self._agree(rows, rho, common)
-            images |= model.images({alias: part.theta for alias, part in model.shared.items()})
-            square += sum(float(part.theta @ part.theta) for part in model.shared.values())
+        images = model.images({alias: part.theta for alias, part in model.shared.items()})
+        images |= model.joined(replies, model.alone)
+        square = sum(replies[alias][0]["square"] for alias in model.alone)
+        square += sum(float(part.theta @ part.theta) for part in model.shared.values())
         return model.loj.gather(images, model.outputs), square
 
     def _agree(self, rows: Mapping[str, Floats], rho: float, common: Mapping[str, Any]) -> None:

@@ -61,20 +61,15 @@ class FullBatch:
     def turn(self, wanted: Array) -> tuple[Array, Array]:
         """Inner products (over tables, over tables and intercept) at the gradient by scores ``wanted``."""
         model, rows = self.model, self.model.loj.scatter(wanted, self.model.tables)
-        products = []
-        if model.alone:
-            replies = model.lou.ask(
-                "network.turn", model.alone, rows,
-                encoding=model.encoding.id, model=model.model, l2=model.l2, memory=MEMORY,
-            )  # fmt: skip
-            products += [replies[alias][0]["products"] for alias in model.alone]
-        if model.together:
-            told = {alias: {"theta": part.theta} for alias, part in model.shared.items()}
-            sums = model.lou.ask(
-                "network.gradient", model.together, rows, told, encoding=model.encoding.id, **model.shape
-            )
-            for alias, part in model.shared.items():
-                products.append(part.turn(model.lou.add(sums[alias], "sums") + model.l2 * part.theta, MEMORY))
+        replies = model.lou.ask(
+            "network.turn", model.alone, rows,
+            encoding=model.encoding.id, model=model.model, l2=model.l2, memory=MEMORY,
+        )  # fmt: skip
+        told = {alias: {"theta": part.theta} for alias, part in model.shared.items()}
+        sums = model.lou.ask("network.gradient", model.together, rows, told, encoding=model.encoding.id, **model.shape)
+        products = [replies[alias][0]["products"] for alias in model.alone]
+        for alias, part in model.shared.items():
+            products.append(part.turn(model.lou.add(sums[alias], "sums") + model.l2 * part.theta, MEMORY))
         own = self.intercept.turn(np.atleast_1d(wanted.sum(axis=0)), MEMORY)
         tables = np.sum(products, axis=0) if products else np.zeros_like(own)
         return tables, tables + own
@@ -84,10 +79,9 @@ class FullBatch:
         model = self.model
         for part in (self.intercept, *model.shared.values()):
             part.move(mix)
+        replies = model.lou.ask("network.move", model.alone, encoding=model.encoding.id, model=model.model, mix=mix)
         images = model.images({alias: part.theta for alias, part in model.shared.items()})
-        if model.alone:
-            replies = model.lou.ask("network.move", model.alone, encoding=model.encoding.id, model=model.model, mix=mix)
-            images |= model.joined(replies, model.alone)
+        images |= model.joined(replies, model.alone)
         return np.asarray(model.loj.gather(images, model.outputs) + self.intercept.theta)
 
 

@@ -159,9 +159,17 @@ class NetworkModel(PlacedModel[Weights]):
         super().__init__(client, encoding, wire, outputs, l2, model)
         self.hidden, self.unit = [int(size) for size in hidden], unit
         self.lou.ask("network.start", self.alone, encoding=encoding.id, model=model, seed=seed, **self.shape)
-        for alias in self.together:
-            numbers, width = len(encoding.numbers[alias]), len(encoding.names(alias))
-            self.shared[alias] = new_weights(seed, alias, numbers, width, self.hidden, outputs)
+        self._shared = {
+            alias: new_weights(
+                seed, alias, len(encoding.numbers[alias]), len(encoding.names(alias)), self.hidden, outputs
+            )
+            for alias in self.together
+        }
+
+    @property
+    def shared(self) -> dict[str, Weights]:
+        """Parameters of the tables in `together`."""
+        return self._shared
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -178,11 +186,9 @@ class NetworkModel(PlacedModel[Weights]):
 
     def predictions(self) -> Array:
         """The sum over tables for the joined rows it learns from, as it stands."""
+        replies = self.lou.ask("network.predict", self.alone, encoding=self.encoding.id, model=self.model)
         images = self.images({alias: part.theta for alias, part in self.shared.items()})
-        if self.alone:
-            replies = self.lou.ask("network.predict", self.alone, encoding=self.encoding.id, model=self.model)
-            images |= self.joined(replies, self.alone)
-        return self.loj.gather(images, self.outputs)
+        return self.loj.gather(images | self.joined(replies, self.alone), self.outputs)
 
     def parameters(self) -> dict[str, Array]:
         """Parameters by table, in the label's own units."""

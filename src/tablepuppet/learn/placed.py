@@ -62,13 +62,17 @@ class PlacedModel(Generic[PartT]):
 
     family: ClassVar[str]
 
+    @property
+    def shared(self) -> dict[str, PartT]:
+        """Parts of the tables in `together`."""
+        raise AssertionError("a subclass holds them")
+
     def __init__(self, client: Client, encoding: Encoding, wire: str, outputs: int, l2: float, model: str):
         self.encoding, self.outputs, self.l2, self.model = encoding, outputs, l2, model
         self.loj, self.lou = LearningOverJoin(client.mapping), LearningOverUnion(client, wire)
         tables = [alias for alias in client.mapping.tables if encoding.names(alias) and client.shards(alias)]
         self.alone = [alias for alias in tables if self.lou.shards(alias) == 1]
         self.together = [alias for alias in tables if alias not in self.alone]
-        self.shared: dict[str, PartT] = {}  # of the tables in `together`
 
     @property
     def tables(self) -> list[str]:
@@ -94,24 +98,23 @@ class PlacedModel(Generic[PartT]):
 
     def scores(self, client: Client) -> Array:
         """The sum over tables for the rows of a relation, without the intercept."""
+        if client.outbox is not self.lou.client.outbox:
+            self.lou.client.outbox.send()  # the last step may still wait there
         lou = LearningOverUnion(client, self.lou.wire)
         present = [alias for alias in self.tables if client.shards(alias)]
         at_home = [alias for alias in self.alone if _parties(client, alias) == _parties(self.lou.client, alias)]
         sent = [alias for alias in present if alias not in at_home]  # shards that did not train: they are told theta
         thetas = self.thetas() if sent else {}
+        replies = lou.ask(f"{self.family}.predict", at_home, encoding=self.encoding.id, model=self.model)
         found = images(lou, self.family, self.encoding, {alias: thetas[alias] for alias in sent}, self.shape)
-        if at_home:
-            replies = lou.ask(f"{self.family}.predict", at_home, encoding=self.encoding.id, model=self.model)
-            found |= self.joined(replies, at_home)
+        found |= self.joined(replies, at_home)
         return LearningOverJoin(client.mapping).gather(found, self.outputs)
 
     def thetas(self) -> dict[str, Array]:
         """theta of every table."""
+        replies = self.lou.ask(f"{self.family}.parameters", self.alone, model=self.model)
         thetas = {alias: part.theta for alias, part in self.shared.items()}
-        if self.alone:
-            replies = self.lou.ask(f"{self.family}.parameters", self.alone, model=self.model)
-            thetas |= {alias: replies[alias][0]["theta"] for alias in self.alone}
-        return thetas
+        return thetas | {alias: replies[alias][0]["theta"] for alias in self.alone}
 
     def parameters(self) -> dict[str, Array]:
         """Parameters by table."""

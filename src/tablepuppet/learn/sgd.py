@@ -119,23 +119,22 @@ class Stochastic:
             lambda alias, part: self._sums(batch, sums, alias, part)
             | {"next_places": _within(following, alias, part), "model": model.model, **rates},
         )  # fmt: skip
-        images = model.joined(alone, model.alone)
-        if model.shared and batch is not None:
+        if batch is not None:
             replies = self._ask(
                 "sgd_gradient", model.together,
                 lambda alias, part: self._sums(batch, sums, alias, part) | model.for_gradient(alias),
             )  # fmt: skip
             for alias, part in model.shared.items():
                 part.descend(model.lou.add(replies[alias], "sums"), **rates)
-        if model.shared and following is not None:
-            replies = self._ask(
-                "sgd_image", model.together,
-                lambda alias, part: {
-                    "next_places": _within(following, alias, part), "theta": model.shared[alias].theta, **model.shape
-                },
-            )  # fmt: skip
-            images |= model.joined(replies, model.together)
-        return images
+        if following is None:
+            return {}
+        together = self._ask(
+            "sgd_image", model.together,
+            lambda alias, part: {
+                "next_places": _within(following, alias, part), "theta": model.shared[alias].theta, **model.shape
+            },
+        )  # fmt: skip
+        return model.joined(alone, model.alone) | model.joined(together, model.together)
 
     def _ask(self, name: str, aliases: list[str], arguments: Callable[[str, slice], dict[str, Any]]) -> Replies:
         model, chosen = self.model, set(aliases)

@@ -11,9 +11,9 @@ from sklearn import metrics
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.estimator import Array, Learner, label_of
-from tablepuppet.learn.labels import joined_classes, joined_numbers
+from tablepuppet.learn.labels import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tablepuppet.learn.losses import Logistic, Loss, Softmax, Squared
-from tablepuppet.operators.client import Client
+from tablepuppet.operators.client import Client, Replies
 from tablepuppet.sql.query import OutputColumn
 
 if TYPE_CHECKING:
@@ -25,8 +25,11 @@ class Regressor(Learner):
 
     metric_name = "rmse"
 
-    def _prepare(self, client: Client, label: OutputColumn) -> Loss:
-        self._labels = joined_numbers(client, label)
+    def _ask_labels(self, client: Client, label: OutputColumn) -> Replies:
+        return ask_numbers(client, label)
+
+    def _prepare(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
+        self._labels = joined_numbers(client, label, asked)
         return Squared(self._labels)
 
     def _metric(self, loss: float, scores: Array) -> float:
@@ -39,8 +42,9 @@ class Regressor(Learner):
     def evaluate(self, relation: Relation) -> dict[str, float]:
         """Root mean squared error and R2."""
         label = label_of(relation)
+        asked = ask_numbers(relation.client, label)
         predicted = self.predict(relation)
-        labels = joined_numbers(relation.client, label)
+        labels = joined_numbers(relation.client, label, asked)
         return {
             "rmse": float(metrics.root_mean_squared_error(labels, predicted)),
             "r2": float(metrics.r2_score(labels, predicted)),
@@ -52,8 +56,11 @@ class Classifier(Learner):
 
     metric_name = "accuracy"
 
-    def _prepare(self, client: Client, label: OutputColumn) -> Loss:
-        found = joined_classes(client, label)
+    def _ask_labels(self, client: Client, label: OutputColumn) -> Replies:
+        return ask_classes(client, label)
+
+    def _prepare(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
+        found = joined_classes(client, label, asked)
         self.classes_, self._numbers = found.values, found.numbers
         if len(found.values) == 2:
             return Logistic(found.numbers.astype(np.float64))
@@ -83,8 +90,9 @@ class Classifier(Learner):
         The area is NaN where a class has no row.
         """
         label = label_of(relation)
+        asked = ask_classes(relation.client, label)
         probability = self.predict_proba(relation)
-        found = joined_classes(relation.client, label, least=1)
+        found = joined_classes(relation.client, label, asked, least=1)
         new = np.setdiff1d(found.values, self.classes_)
         if len(new):
             raise LearnError(f"label {label.qualified} has {len(new)} classes here that the model was not fitted on")

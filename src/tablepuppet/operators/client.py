@@ -1,23 +1,38 @@
 """The client operator: every shard of every table computes the same op on its own rows (Table 4).
 
-The coordinator's side of `run`. It splits arrays over a table's rows into its shards, calls all parties at the
-same time, and leaves shards alone that have no row in the relation.
+The coordinator's side of `run`. It splits arrays over a table's rows into its shards and leaves shards alone that have
+no row in the relation. Whatever is asked before a reply is read shares a trip.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
+from tablepuppet.party.request import Step
 from tablepuppet.sql.plan import Plan
-from tablepuppet.wire.engine import Engine, call_all
-from tablepuppet.wire.messages import Request
+from tablepuppet.wire.engine import Engine
+from tablepuppet.wire.outbox import Answer, Outbox
 
-Replies = dict[str, list[Mapping[str, Any]]]  # alias -> one reply per shard that takes part
+
+class Replies(Mapping[str, list[Mapping[str, Any]]]):
+    """By alias, one reply per shard that takes part; the first that is read makes the trip."""
+
+    def __init__(self, answers: Mapping[str, list[Answer]]):
+        self._answers = answers
+
+    def __getitem__(self, alias: str) -> list[Mapping[str, Any]]:
+        return [answer.read() for answer in self._answers[alias]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._answers)
+
+    def __len__(self) -> int:
+        return len(self._answers)
 
 
 @dataclass
@@ -25,12 +40,18 @@ class Client:
     """Talks to the shards of one relation within one session."""
 
     engine: Engine
-    session: str
+    outbox: Outbox
     view: str
     plan: Plan
     mapping: TableMapping
     rows_read: Mapping[tuple[str, str], int]  # (party, alias) -> rows of the snapshot
+    encodings: set[str] = field(default_factory=set, init=False)  # that shards have built over these rows
     _announced: bool = field(default=False, init=False)
+
+    @property
+    def session(self) -> str:
+        """The session at the parties."""
+        return self.outbox.session
 
     def shards(self, alias: str) -> list[ShardRows]:
         """The shards of a table with at least one row in the relation."""
@@ -41,18 +62,14 @@ class Client:
         if not self._announced:
             self._announced = True
             self.ask("rows.use", self._rows)
-        asked: list[tuple[str, str, Request]] = []
+        answers: dict[str, list[Answer]] = {alias: [] for alias in self.mapping.tables}
         for alias in self.mapping.tables:
             for shard in self.shards(alias):
                 given = arguments(alias, shard)
                 if given is not None:
-                    request = Request("run", self.session, op, alias, {"view": self.view, **given})
-                    asked.append((alias, shard.party, request))
-        replies: Replies = {alias: [] for alias in self.mapping.tables}
-        answers = call_all(self.engine, [(party, request) for _, party, request in asked])
-        for (alias, _, _), reply in zip(asked, answers, strict=True):
-            replies[alias].append(reply)
-        return replies
+                    step = Step(op, alias, {"view": self.view, **given})
+                    answers[alias].append(self.outbox.ask(shard.party, step))
+        return Replies(answers)
 
     def _rows(self, alias: str, shard: ShardRows) -> Mapping[str, Any]:
         """Which rows of a shard take part and how often: told once, before the first op."""

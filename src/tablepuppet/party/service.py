@@ -15,6 +15,7 @@ from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.party.database import Database
 from tablepuppet.party.ops import LocalTable, Values, category_secret, find_op
 from tablepuppet.party.policy import Policy
+from tablepuppet.party.request import Request
 from tablepuppet.party.snapshot import take_snapshot
 from tablepuppet.sql.catalog import Shard
 from tablepuppet.sql.plan import Scan
@@ -45,6 +46,20 @@ class Party:
         self._models: Values = {}
         self._category_secrets: dict[str, bytes] = {}
         self._lock = threading.Lock()
+
+    def answer(self, request: Request) -> list[Mapping[str, Any]]:
+        """The reply to one request: an answer of the verb unless that is `run`, then one of each step."""
+        replies: list[Mapping[str, Any]] = []
+        match request.verb:
+            case "describe":
+                replies.append({"tables": self.describe()})
+            case "open":
+                replies.append({"rows": self.open(request.session, **request.arguments)})
+            case "close":
+                self.close(request.session)
+                replies.append({})
+        replies += [self.run(request.session, step.op, step.table, step.arguments) for step in request.steps]
+        return replies
 
     def describe(self) -> list[Shard]:
         """The tables this party publishes."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 from rich.table import Table as RichTable
 
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.statistics import summarise_categories, summarise_numbers
+from tablepuppet.prep.statistics import CategoryStatistics, CategorySummary, NumberStatistics
 from tablepuppet.runs.events import Events
 from tablepuppet.sql.catalog import rendered, rendered_html
 from tablepuppet.sql.query import OutputColumn
@@ -79,8 +79,9 @@ def describe(
     listed = list(columns)
     done = events.progress("describe", "computing statistics at the parties", len(listed))
     numeric = [column for column in listed if family(column.type) in NUMERIC]
-    summaries = summarise_numbers(client, numeric)
-    rows = []
+    asked_numbers = NumberStatistics(client, numeric)
+    asked = {column.name: _ask_categories(client, column) for column in listed if family(column.type) in KEY_LIKE}
+    summaries, rows = asked_numbers.read(), []
     for column in listed:
         row: dict[str, Any] = {"column": column.name, "table": column.alias, "type": column.type}
         if column.name in summaries:
@@ -88,18 +89,22 @@ def describe(
             row |= {"count": round(found.count), "missing": found.missing}
             row |= {"mean": _known(found.mean), "std": _known(found.std(1))}
             row |= {"min": _known(found.minimum), "max": _known(found.maximum)}
-        if family(column.type) in KEY_LIKE:
-            row |= _categories(client, column, column.name in categorical or family(column.type) is Family.TEXT)
+        if column.name in asked:
+            with_share = column.name in categorical or family(column.type) is Family.TEXT
+            row |= _categories(asked[column.name].read(), len(client.mapping), with_share)
         rows.append(row)
         done(len(rows))
     return Description(rows)
 
 
-def _categories(client: Client, column: OutputColumn, with_share: bool) -> dict[str, Any]:
+def _ask_categories(client: Client, column: OutputColumn) -> CategoryStatistics:
     """Distinct values; digests are asked for only where shards must be compared."""
     most = None if len(client.shards(column.alias)) > 1 else 0
-    found, _ = summarise_categories(client, column, secrets.token_hex(8), most)
-    count = round(len(client.mapping) - found.missing)
+    return CategoryStatistics(client, column, secrets.token_hex(8), most)
+
+
+def _categories(found: CategorySummary, joined_rows: int, with_share: bool) -> dict[str, Any]:
+    count = round(joined_rows - found.missing)
     row: dict[str, Any] = {"count": count, "missing": round(found.missing), "distinct": found.distinct}
     return row | ({"top_share": found.top / count if count else None} if with_share else {})
 

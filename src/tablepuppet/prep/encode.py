@@ -23,7 +23,7 @@ from tablepuppet.party.blind import blind
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.prep.encoded_table import EncodedTable
-from tablepuppet.prep.statistics import key_family, summarise_categories, summarise_numbers
+from tablepuppet.prep.statistics import CategoryStatistics, CategorySummary, NumberStatistics, key_family
 from tablepuppet.prep.values import numbers
 from tablepuppet.runs.events import Events
 from tablepuppet.sql.query import OutputColumn
@@ -74,18 +74,24 @@ class Encoding:
 def fit_encoding(
     client: Client, columns: Sequence[OutputColumn], categorical: frozenset[str], max_categories: int, events: Events
 ) -> Encoding:
-    """Encoders for ``columns`` over the joined rows of a relation.
+    """Encoders for ``columns`` over the joined rows of a relation, applied at the parties.
 
     Constant and empty columns, and text with too many categories, are left out with a warning event. Raises
     LearnError for values that are not finite.
     """
     identity = secrets.token_hex(8)
     is_category = {c.name: c.name in categorical or family(c.type) in (Family.TEXT, Family.UUID) for c in columns}
-    summaries = summarise_numbers(client, [column for column in columns if not is_category[column.name]])
+    asked_numbers = NumberStatistics(client, [column for column in columns if not is_category[column.name]])
+    asked = {
+        column.name: CategoryStatistics(client, column, identity, max_categories)
+        for column in columns
+        if is_category[column.name]
+    }
+    summaries = asked_numbers.read()
     found: dict[str, tuple[list[NumberEncoder], list[CategoryEncoder]]] = {a: ([], []) for a in client.mapping.tables}
     for column in columns:
         if is_category[column.name]:
-            encoder = _fit_category(client, column, identity, max_categories, events)
+            encoder = _fit_category(column, asked[column.name].read(), max_categories, events)
             found[column.alias][1].extend([encoder] if encoder else [])
             continue
         summary = summaries[column.name]
@@ -98,17 +104,16 @@ def fit_encoding(
             _drop(column, "is empty" if not summary.count else "has one value only", events)
             continue
         found[column.alias][0].append(NumberEncoder(column, summary.mean, summary.std(0)))
-    return Encoding(
+    encoding = Encoding(
         identity,
         {alias: tuple(parts[0]) for alias, parts in found.items()},
         {alias: tuple(parts[1]) for alias, parts in found.items()},
     )
+    _build(client, encoding, asked)
+    return encoding
 
 
-def _fit_category(
-    client: Client, column: OutputColumn, blinding: str, most: int, events: Events
-) -> CategoryEncoder | None:
-    summary, _ = summarise_categories(client, column, blinding, most)
+def _fit_category(column: OutputColumn, summary: CategorySummary, most: int, events: Events) -> CategoryEncoder | None:
     if summary.distinct > most:
         reason = f"has {summary.distinct:,} or more categories; raise max_categories ({most}) or use an expression"
         _drop(column, reason, events)
@@ -126,12 +131,18 @@ def _drop(column: OutputColumn, reason: str, events: Events) -> None:
 
 
 def apply_encoding(client: Client, encoding: Encoding) -> None:
-    """Let every party encode its rows of the relation; the result stays there under the encoding's id."""
+    """Let every party encode its rows of another relation; the result stays there under the encoding's id."""
+    if encoding.id in client.encodings:
+        return
+    columns = [encoder.column for encoders in encoding.categories.values() for encoder in encoders]
+    _build(client, encoding, {c.name: CategoryStatistics(client, c, encoding.id, None) for c in columns})
+
+
+def _build(client: Client, encoding: Encoding, asked: Mapping[str, CategoryStatistics]) -> None:
     told: dict[tuple[str, str, str], NDArray[np.int32]] = {}
     for alias, encoders in encoding.categories.items():
         for encoder in encoders:
-            _, replies = summarise_categories(client, encoder.column, encoding.id, None)
-            for shard, reply in zip(client.shards(alias), replies, strict=True):
+            for shard, reply in zip(client.shards(alias), asked[encoder.column.name].shards, strict=True):
                 told[alias, shard.party, encoder.column.name] = codes_of(reply["digests"], encoder.digests)
 
     def arguments(alias: str, shard: ShardRows) -> Mapping[str, Any]:
@@ -147,6 +158,7 @@ def apply_encoding(client: Client, encoding: Encoding) -> None:
         }
 
     client.ask("encode.build", arguments)
+    client.encodings.add(encoding.id)
 
 
 def codes_of(digests: NDArray[np.uint8], known: NDArray[np.uint8]) -> NDArray[np.int32]:

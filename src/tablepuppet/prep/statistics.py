@@ -105,19 +105,25 @@ class CategorySummary:
     weights: NDArray[np.float64]
 
 
-def summarise_numbers(client: Client, columns: Iterable[OutputColumn]) -> dict[str, NumberSummary]:
-    """Statistics of numeric columns, in one trip to every party."""
-    by_alias: dict[str, list[str]] = {}
-    for column in columns:
-        by_alias.setdefault(column.alias, []).append(column.name)
-    replies = client.ask(
-        "statistics.numbers", lambda alias, _: {"columns": by_alias[alias]} if alias in by_alias else None
-    )
-    return {
-        name: merge_numbers([reply["sums"][place] for reply in replies[alias]])
-        for alias, names in by_alias.items()
-        for place, name in enumerate(names)
-    }
+class NumberStatistics:
+    """Statistics of numeric columns: asked for when made, read when looked at."""
+
+    def __init__(self, client: Client, columns: Iterable[OutputColumn]):
+        self._by_alias: dict[str, list[str]] = {}
+        for column in columns:
+            self._by_alias.setdefault(column.alias, []).append(column.name)
+        self._replies = client.ask(
+            "statistics.numbers",
+            lambda alias, _: {"columns": self._by_alias[alias]} if alias in self._by_alias else None,
+        )
+
+    def read(self) -> dict[str, NumberSummary]:
+        """By column."""
+        return {
+            name: merge_numbers([reply["sums"][place] for reply in self._replies[alias]])
+            for alias, names in self._by_alias.items()
+            for place, name in enumerate(names)
+        }
 
 
 def merge_numbers(shards: Sequence[NDArray[np.float64]]) -> NumberSummary:
@@ -136,13 +142,22 @@ def merge_numbers(shards: Sequence[NDArray[np.float64]]) -> NumberSummary:
     )
 
 
-def summarise_categories(
-    client: Client, column: OutputColumn, blinding: str, most: int | None
-) -> tuple[CategorySummary, list[Mapping[str, Any]]]:
-    """Distinct values of one column over all shards, and what each shard said."""
-    asked = {"column": column.name, "family": key_family(column), "blinding": blinding, "most": most}
-    replies = client.ask("statistics.categories", lambda alias, _: asked if alias == column.alias else None)
-    return merge_categories(replies[column.alias]), replies[column.alias]
+class CategoryStatistics:
+    """Distinct values of one column: asked for when made, read when looked at."""
+
+    def __init__(self, client: Client, column: OutputColumn, blinding: str, most: int | None):
+        asked = {"column": column.name, "family": key_family(column), "blinding": blinding, "most": most}
+        self._alias = column.alias
+        self._replies = client.ask("statistics.categories", lambda alias, _: asked if alias == column.alias else None)
+
+    @property
+    def shards(self) -> list[Mapping[str, Any]]:
+        """What each shard said."""
+        return self._replies[self._alias]
+
+    def read(self) -> CategorySummary:
+        """Over all shards."""
+        return merge_categories(self.shards)
 
 
 def merge_categories(shards: Sequence[Mapping[str, Any]]) -> CategorySummary:

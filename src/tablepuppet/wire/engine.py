@@ -10,13 +10,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from os import cpu_count
 from typing import Any, Protocol
 
-import msgspec
-
-from tablepuppet.party.ops import find_op
-from tablepuppet.party.release import Release
+from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
-from tablepuppet.wire.messages import Request, size_of
+from tablepuppet.wire.messages import meter
 from tablepuppet.wire.traffic import Traffic
+
+Reply = list[Mapping[str, Any]]  # one mapping for each part of the request
 
 
 class Engine(Protocol):
@@ -29,7 +28,7 @@ class Engine(Protocol):
         """The names of all parties."""
         ...
 
-    def call(self, party: str, request: Request) -> Mapping[str, Any]:
+    def call(self, party: str, request: Request) -> Reply:
         """One request, one reply."""
         ...
 
@@ -40,8 +39,8 @@ class Engine(Protocol):
 
 def call_all(
     engine: Engine, calls: Sequence[tuple[str, Request]], answered: Callable[[int], None] = lambda _: None
-) -> list[Mapping[str, Any]]:
-    """Many calls at the same time; replies in the order of the calls.
+) -> list[Reply]:
+    """Many calls at the same time, one trip; replies in the order of the calls.
 
     ``answered`` is told how many have answered, each time one does. If calls fail, the first of their errors is
     raised after all have ended.
@@ -69,40 +68,8 @@ class InProcessEngine:
         """The party itself."""
         return self._parties.get(party)
 
-    def call(self, party: str, request: Request) -> Mapping[str, Any]:
+    def call(self, party: str, request: Request) -> Reply:
         """Hand the request to the party, and meter both ways."""
-        release = _release(request).label
-        header = (request.verb, request.session, request.op, request.table)
-        self.traffic.add(party, "down", release, size_of(header, _plain(request.arguments)))
-        reply = self._answer(self._parties[party], request)
-        self.traffic.add(party, "up", release, size_of((), _plain(reply)))
+        reply = self._parties[party].answer(request)
+        meter(self.traffic, party, request, reply)
         return reply
-
-    def _answer(self, party: Party, request: Request) -> Mapping[str, Any]:
-        match request.verb:
-            case "describe":
-                return {"tables": party.describe()}
-            case "open":
-                return {"rows": party.open(request.session, **request.arguments)}
-            case "run":
-                return party.run(request.session, request.op, request.table, request.arguments)
-            case "close":
-                party.close(request.session)
-                return {}
-
-
-def _release(request: Request) -> Release:
-    match request.verb:
-        case "run":
-            return find_op(request.op).releases
-        case "describe":
-            return Release.SCHEMA
-        case _:
-            return Release.COUNTS
-
-
-def _plain(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Dataclasses as the plain values they travel as."""
-    return {
-        name: msgspec.to_builtins(value) if name in ("scans", "tables") else value for name, value in values.items()
-    }

@@ -1,33 +1,63 @@
-"""What travels between coordinator and party, and how large it is."""
+"""What a request and its reply are made of, and how large each part is.
+
+A message has a part for every step it carries, and one for the verb unless that is `run`. The parts of a reply are
+those of its request, in the same order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
 
-Verb = Literal["describe", "open", "run", "close"]
+from tablepuppet.party.ops import find_op
+from tablepuppet.party.release import Release
+from tablepuppet.party.request import Request
+from tablepuppet.wire.traffic import Traffic
 
 
 @dataclass(frozen=True)
-class Request:
-    """One call of a party. ``arguments`` are plain values and NumPy arrays, never code."""
+class Part:
+    """One part of a request: what it lets out, how it is headed, and its values."""
 
-    verb: Verb
-    session: str = ""
-    op: str = ""
-    table: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    release: Release
+    header: tuple[str, ...]
+    values: Mapping[str, Any]
+
+
+def parts_of(request: Request) -> list[Part]:
+    """The parts of a request."""
+    steps = [Part(find_op(step.op).releases, (step.op, step.table), step.arguments) for step in request.steps]
+    if request.verb == "run":
+        return steps
+    release = Release.SCHEMA if request.verb == "describe" else Release.COUNTS
+    return [Part(release, (request.verb, request.session), request.arguments), *steps]
+
+
+def meter(traffic: Traffic, party: str, request: Request, reply: Sequence[Mapping[str, Any]]) -> None:
+    """Count a request and its reply, each part with its release; the message itself counts with the last part."""
+    parts = parts_of(request)
+    for number, (part, values) in enumerate(zip(parts, reply, strict=True), start=1):
+        messages = int(number == len(parts))
+        traffic.add(party, "down", part.release.label, size_of(part.header, _plain(part.values)), messages)
+        traffic.add(party, "up", part.release.label, size_of((), _plain(values)), messages)
 
 
 def size_of(header: tuple[str, ...], values: Mapping[str, Any]) -> int:
-    """Bytes of a message: its arrays as they are, the rest as a msgpack header."""
+    """Bytes of a part: its arrays as they are, the rest as a msgpack header."""
     arrays = sum(value.nbytes for value in values.values() if isinstance(value, np.ndarray))
     plain = {
         name: (str(value.dtype), value.shape) if isinstance(value, np.ndarray) else value
         for name, value in values.items()
     }
     return arrays + len(msgspec.msgpack.encode((header, plain)))
+
+
+def _plain(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Dataclasses as the plain values they travel as."""
+    return {
+        name: msgspec.to_builtins(value) if name in ("scans", "tables") else value for name, value in values.items()
+    }

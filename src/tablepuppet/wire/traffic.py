@@ -15,12 +15,12 @@ class Traffic:
         self._totals: dict[tuple[str, Direction, str], list[int]] = {}
         self._lock = threading.Lock()
 
-    def add(self, party: str, direction: Direction, release: str, size: int) -> None:
-        """Count one message."""
+    def add(self, party: str, direction: Direction, release: str, size: int, messages: int = 1) -> None:
+        """Count one message, or a part of one: ``messages`` is 0 for all parts but one."""
         with self._lock:
             total = self._totals.setdefault((party, direction, release), [0, 0])
             total[0] += size
-            total[1] += 1
+            total[1] += messages
 
     def to_list(self) -> list[dict[str, Any]]:
         """One dict per party, direction and release."""

@@ -1,0 +1,31 @@
+"""What a party is asked: one of four verbs, and steps to compute one after the other.
+
+Plain values and NumPy arrays only: never code, never SQL text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Verb = Literal["describe", "open", "run", "close"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One op on one table of a session."""
+
+    op: str
+    table: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call of a party. ``arguments`` belong to the verb; `open` and `run` may carry steps."""
+
+    verb: Verb
+    session: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()

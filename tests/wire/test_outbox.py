@@ -1,0 +1,79 @@
+"""The outbox: what is asked before an answer is read is one trip, and errors reach whoever reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import tablepuppet as tp
+import tablepuppet.wire.outbox
+from tablepuppet.party.request import Request, Step
+from tablepuppet.wire.engine import Engine, Reply, call_all
+from tablepuppet.wire.outbox import Outbox
+from tests.learn.materialised import ALL, JOIN, shop
+from tests.relations import federation
+
+ROWS = {"t": pa.table({"k": [1, 2, 2], "x": [0.5, 1.5, 2.5], "c": ["a", "b", "b"]})}
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The ops of every trip from now on."""
+    made: list[list[str]] = []
+
+    def counting(engine: Engine, calls: Sequence[tuple[str, Request]]) -> list[Reply]:
+        made.append([step.op for _, request in calls for step in request.steps])
+        return call_all(engine, calls)
+
+    monkeypatch.setattr(tablepuppet.wire.outbox, "call_all", counting)
+    return made
+
+
+def test_steps_wait_for_a_reader(tmp_path: Path, trips: list[list[str]]) -> None:
+    """Nothing travels until an answer is read; then everything does, in the order it was asked."""
+    relation = federation(tmp_path, {"p": ROWS}).sql("SELECT x, c FROM t")
+    outbox = Outbox(relation.client.engine, relation.client.session)
+    blinded = outbox.ask("p", Step("keys.blind", "t"))
+    used = outbox.ask("p", Step("rows.use", "t", {"view": "w", "row_ids": None, "counts": [1, 1, 1]}))
+    assert trips == []
+    assert used.read() == {}
+    assert trips == [["keys.blind", "rows.use"]]
+    assert blinded.read() == {}
+    assert len(trips) == 1
+
+
+def test_an_error_reaches_every_reader(tmp_path: Path) -> None:
+    """If a step fails, whoever reads an answer of its trip is told why; later steps are not harmed."""
+    relation = federation(tmp_path, {"p": ROWS}).sql("SELECT x, c FROM t")
+    outbox = Outbox(relation.client.engine, relation.client.session)
+    fine, wrong = outbox.ask("p", Step("keys.blind", "t")), outbox.ask("p", Step("keys.blind", "nowhere"))
+    for answer in (fine, wrong, fine):
+        with pytest.raises(tp.PartyError, match="'nowhere'"):
+            answer.read()
+    assert outbox.ask("p", Step("keys.blind", "t")).read() == {}
+
+
+def test_statistics_of_all_columns_are_one_trip(tmp_path: Path, trips: list[list[str]]) -> None:
+    """`describe` makes one trip, however many columns there are."""
+    federation(tmp_path, {"p": ROWS, "q": ROWS}).sql(
+        "SELECT a.x, a.c, b.c AS d FROM p.t a JOIN q.t b USING (k)"
+    ).describe()
+    assert len(trips) == 1
+
+
+@pytest.mark.parametrize(("shards", "a_round"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize("solver", ["lbfgs", "admm"])
+def test_trips_of_a_fit(tmp_path: Path, trips: list[list[str]], shards: int, a_round: int, solver: str) -> None:
+    """A fit is one trip for statistics and labels, and one for every round (two where tables have several shards)."""
+    relation = federation(tmp_path, shop(shards)).sql(f"SELECT {ALL}, o.returned {JOIN}", label="returned")
+    assert len(relation)
+    trips.clear()
+    model = tp.LogisticRegression(solver=solver, rounds=3, tol=0.0).fit(relation)  # type: ignore[arg-type]
+    assert len(trips) == 1 + 3 * a_round
+    assert {"rows.use", "statistics.numbers", "statistics.categories", "label.classes"} <= set(trips[0])
+    assert "encode.build" in trips[1]
+    assert model.evaluate(relation)["accuracy"] > 0.5
+    assert len(trips) == 1 + 3 * a_round + 1  # labels and predictions
