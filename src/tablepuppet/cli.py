@@ -6,7 +6,6 @@ Results go to stdout, progress and errors to stderr. Exit codes: 0 done, 1 refus
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,8 @@ import pyarrow.parquet as pa_parquet
 import typer
 from rich.console import Console
 
+from tablepuppet.cli_keys import certs, keys
+from tablepuppet.cli_output import JsonOption, print_json
 from tablepuppet.errors import ConfigError, TablePuppetError
 from tablepuppet.federation import Federation
 from tablepuppet.jobs import Run
@@ -31,6 +32,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(certs, name="certs")
+app.add_typer(keys, name="keys")
 
 FederationArgument = Annotated[
     Path, typer.Argument(help="The federation file (TOML): names of parties and their database URLs.")
@@ -41,7 +44,6 @@ CategoricalOption = Annotated[
     list[str] | None, typer.Option(help="A column of numbers to treat as categories; may repeat.")
 ]
 DropOption = Annotated[list[str] | None, typer.Option(help="A selected column to leave out; may repeat.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
 
 
 @app.command()
@@ -55,7 +57,7 @@ def demo(
     from tablepuppet.demo import run_demo  # its data is an extra: the other commands do without
 
     with _progress() as reader:
-        run_demo(folder, reader, None if as_json else _screen(), _print_json if as_json else None)
+        run_demo(folder, reader, None if as_json else _screen(), print_json if as_json else None)
 
 
 @app.command()
@@ -63,7 +65,7 @@ def catalog(federation: FederationArgument, as_json: JsonOption = False) -> None
     """List the tables of a federation: shards, columns, types, row counts."""
     with _progress() as reader:
         found = Federation.load(federation, callbacks=[reader]).catalog()
-    _print_json(found.to_arrow().to_pylist()) if as_json else _screen().print(found)
+    print_json(found.to_arrow().to_pylist()) if as_json else _screen().print(found)
 
 
 @app.command()
@@ -79,7 +81,7 @@ def explain(
     with _progress() as reader:
         relation = _relation(federation, sql, label, categorical, drop, reader)
         text = relation.explain()
-    _print_json(_summary(relation) | {"plan": text}) if as_json else typer.echo(text)
+    print_json(_summary(relation) | {"plan": text}) if as_json else typer.echo(text)
 
 
 @app.command()
@@ -95,7 +97,7 @@ def describe(
     with _progress() as reader:
         relation = _relation(federation, sql, label, categorical, drop, reader)
         found = relation.describe()
-    _print_json(found.to_arrow().to_pylist()) if as_json else _screen().print(found)
+    print_json(found.to_arrow().to_pylist()) if as_json else _screen().print(found)
 
 
 JobArgument = Annotated[
@@ -112,7 +114,7 @@ def train(job: JobArgument, as_json: JsonOption = False) -> None:
         run = Run.of_job(job, reader)
         result = run.train(job) | {"run": str(run.folder)}
     if as_json:
-        _print_json(result)
+        print_json(result)
         return
     _print_metrics(result["metrics"])
     state = "converged" if result["converged"] else "stopped before it converged"
@@ -124,7 +126,7 @@ def evaluate(run: RunArgument, sql: OtherSql = None, as_json: JsonOption = False
     """Measure a trained model on the rows its job held out, or on another query."""
     with _progress() as reader:
         metrics = Run.of_folder(run, reader).evaluate(_text(sql) if sql else None)
-    _print_json(metrics) if as_json else _print_metrics({"test": metrics})
+    print_json(metrics) if as_json else _print_metrics({"test": metrics})
 
 
 @app.command()
@@ -143,7 +145,7 @@ def predict(
         _write(table, output)
         typer.echo(f"{len(table):,} predictions in {output}", err=True)
     elif as_json:
-        _print_json(table.to_pylist())
+        print_json(table.to_pylist())
     else:
         pa_csv.write_csv(table, sys.stdout.buffer)
 
@@ -200,10 +202,6 @@ def _summary(relation: Relation) -> dict[str, Any]:
         "mapping_bytes": relation.mapping.nbytes,
         "tables": tables,
     }
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, default=str))
 
 
 def _screen() -> Console:

@@ -1,0 +1,39 @@
+"""The blinding key: 32 random bytes in a file that all parties of a federation share and the coordinator lacks.
+
+One party makes the file; it reaches the others by a way that they trust, as a password would.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+from pathlib import Path
+
+from tablepuppet.errors import ConfigError
+from tablepuppet.privacy.private_file import read_private_file, write_new_file
+
+FORMAT = "tablepuppet-blinding-key-1"
+SIZE = 32
+
+
+def new_blinding_key(path: Path) -> None:
+    """Write a new key to a file that must not exist yet."""
+    text = base64.b64encode(secrets.token_bytes(SIZE)).decode()
+    write_new_file(path, f"{FORMAT} {text}\n".encode(), "blinding key")
+
+
+def read_blinding_key(path: Path) -> bytes:
+    """The key in a file that only its owner may read."""
+    content = read_private_file(path, "blinding key")
+    try:
+        name, text = content.decode("ascii").split()
+        key = base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error):
+        name, key = "", b""  # the cause is not told: it may quote the key
+    if name != FORMAT or len(key) != SIZE:
+        raise ConfigError(
+            f"blinding key {str(path)!r} is not one line of {FORMAT!r} and a key of {SIZE} bytes in base64: "
+            "copy it again from the party that made it, or make one for all with 'tablepuppet keys new'"
+        )
+    return key
