@@ -28,8 +28,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import tablepuppet as tp
-from tablepuppet.party.request import Request, Step
-from tablepuppet.wire.engine import InProcessEngine, Reply
+from tablepuppet.party.request import Reply, Request, Step
+from tablepuppet.wire.engine import InProcessEngine
 
 Parties = Mapping[str, Mapping[str, pa.Table]]
 Place = tuple[str, int]  # party, row in the source

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
@@ -16,16 +17,19 @@ from typing import Any, Literal
 import msgspec
 
 from tablepuppet.errors import ConfigError, QueryError
+from tablepuppet.party.blinding_key import read_blinding_key
 from tablepuppet.party.database import open_database
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
+from tablepuppet.privacy.private_file import read_private_file
 from tablepuppet.relation import Relation, Session, Settings
 from tablepuppet.runs.events import Events, Reader
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import plan
 from tablepuppet.wire.engine import InProcessEngine, call_all
+from tablepuppet.wire.flight_engine import ClientTls, RemoteParty
 
 Wire = Literal["float32", "float64"]
 OnPartyLost = Literal["fail", "wait", "cache", "zeros"]
@@ -37,6 +41,35 @@ class PartyEntry(msgspec.Struct, forbid_unknown_fields=True):
     url: str
     levels: dict[str, str] = {}
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether the party is a service elsewhere."""
+        return self.url.startswith(("grpc://", "grpc+tls://"))
+
+
+class Tls(msgspec.Struct, forbid_unknown_fields=True):
+    """Files of mutual TLS: this coordinator's certificate and key, and the authority of the parties' certificates."""
+
+    cert: str
+    key: str
+    ca: str
+
+    def read(self) -> ClientTls:
+        """What the files hold; ConfigError if one cannot be read or everybody may read the key."""
+        key = read_private_file(Path(self.key), "the key of the TLS certificate")
+        return ClientTls(_read(self.cert), key, _read(self.ca))
+
+    def anchored(self, folder: Path) -> Tls:
+        """The same with paths that start at a folder."""
+        return Tls(*(str(folder / path) for path in (self.cert, self.key, self.ca)))
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read certificate {path!r}: {error.strerror}") from error
+
 
 class FederationFile(msgspec.Struct, forbid_unknown_fields=True):
     """What `federation.toml` may say."""
@@ -46,6 +79,8 @@ class FederationFile(msgspec.Struct, forbid_unknown_fields=True):
     timeout: float = 60.0
     on_party_lost: OnPartyLost = "fail"
     memory_limit: int | None = None
+    tls: Tls | None = None
+    key_file: str | None = None
 
 
 class Federation:
@@ -53,7 +88,9 @@ class Federation:
 
     ``parties`` maps a name to a database URL. ``wire`` is the precision of row vectors on the wire, ``timeout``
     the seconds after which a silent party counts as lost, ``on_party_lost`` what happens then. ``memory_limit``
-    bounds the bytes of a mapping; by default what is free on this machine. ``callbacks`` receive every `Event`.
+    bounds the bytes of a mapping; by default what is free on this machine. ``tls`` and ``key_file`` are for parties
+    that are services elsewhere: the certificate to call them with, and the blinding key that databases opened in this
+    process must share with them. ``callbacks`` receive every `Event`.
 
     Raises ConfigError for a URL or setting that cannot be; databases are opened when they are first asked.
     """
@@ -66,13 +103,19 @@ class Federation:
         timeout: float = 60.0,
         on_party_lost: OnPartyLost = "fail",
         memory_limit: int | None = None,
+        tls: Tls | None = None,
+        key_file: str | Path | None = None,
         callbacks: Iterable[Reader] = (),
     ):
         _check_settings(parties, wire, timeout, on_party_lost, memory_limit)
         self.wire, self.timeout, self.on_party_lost = wire, timeout, on_party_lost
         self._memory_limit = memory_limit
-        blinding_key = secrets.token_bytes(32)  # in one process: fresh, and never kept
-        self.engine = InProcessEngine({name: _open_party(name, entry, blinding_key) for name, entry in parties.items()})
+        entries = {name: PartyEntry(entry) if isinstance(entry, str) else entry for name, entry in parties.items()}
+        blinding_key = _blinding_key(entries, key_file)
+        here = {name: _open_party(name, entry, blinding_key) for name, entry in entries.items() if not entry.is_remote}
+        credentials = None if tls is None else tls.read()
+        remote = {n: RemoteParty(n, e.url, credentials, timeout) for n, e in entries.items() if e.is_remote}
+        self.engine = InProcessEngine(here, remote)
         self.events = Events(callbacks)
 
     @classmethod
@@ -93,6 +136,8 @@ class Federation:
                 timeout=settings.timeout,
                 on_party_lost=settings.on_party_lost,
                 memory_limit=settings.memory_limit,
+                tls=settings.tls and settings.tls.anchored(file.parent),
+                key_file=settings.key_file and file.parent / settings.key_file,
                 callbacks=callbacks,
             )
         except ConfigError as error:
@@ -110,7 +155,8 @@ class Federation:
 
     def _describe(self) -> Catalog:
         replies = call_all(self.engine, [(party, Request("describe")) for party in self.engine.parties])
-        return Catalog(shard for reply in replies for shard in reply[0]["tables"])
+        named = zip(self.engine.parties, replies, strict=True)  # by the federation's name for it, whatever its own is
+        return Catalog(replace(shard, party=party) for party, reply in named for shard in reply[0]["tables"])
 
     def sql(
         self,
@@ -170,10 +216,20 @@ def _check_settings(
         raise ConfigError(f"memory_limit must be a whole number of bytes, not {memory_limit!r}")
 
 
-def _open_party(name: str, entry: str | PartyEntry, blinding_key: bytes) -> Party:
-    entry = PartyEntry(entry) if isinstance(entry, str) else entry
-    if entry.url.startswith(("grpc://", "grpc+tls://")):
-        raise ConfigError(f"party {name!r}: parties behind {entry.url.split(':')[0]}:// are not supported yet")
+def _blinding_key(entries: Mapping[str, PartyEntry], key_file: str | Path | None) -> bytes:
+    """The key under which databases in this process blind: the parties' own where there are such, else a fresh one."""
+    if key_file is not None:
+        return read_blinding_key(Path(key_file))
+    here = [name for name, entry in entries.items() if not entry.is_remote]
+    if here and len(here) < len(entries):
+        raise ConfigError(
+            f"party {here[0]!r} is opened in this process and joins with services elsewhere: give key_file, the "
+            "blinding key that all parties share, or let it be a service too"
+        )
+    return secrets.token_bytes(32)
+
+
+def _open_party(name: str, entry: PartyEntry, blinding_key: bytes) -> Party:
     return Party(name, open_database(name, entry.url), blinding_key, Policy.from_names(entry.levels, name))
 
 
@@ -181,7 +237,7 @@ def _anchored(entry: str | PartyEntry, folder: Path) -> PartyEntry:
     """The entry with a relative file path made absolute from the federation file's folder."""
     entry = PartyEntry(entry) if isinstance(entry, str) else entry
     scheme, separator, path = entry.url.partition(":///")
-    if not separator or path.startswith("/") or scheme.startswith("postgres"):
+    if not separator or path.startswith("/") or scheme.startswith("postgres") or entry.is_remote:
         return entry
     anchored = (folder / path).absolute()
     if not anchored.exists() and Path("/" + path).exists():  # duckdb:///tmp/x, where /tmp/x was meant

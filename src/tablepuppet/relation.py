@@ -6,6 +6,7 @@ question needs it; what is known afterwards is the mapping, never a row.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 import weakref
@@ -18,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.errors import LearnError, PrivacyError, TablePuppetError
 from tablepuppet.mapping.join import JoinBranch, ShardKeys, join
 from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
 from tablepuppet.operators.client import Client
@@ -125,7 +126,8 @@ class Session:
 
 def _close(engine: Engine, parties: tuple[str, ...], session: str) -> None:
     for party in parties:
-        engine.call(party, Request("close", session))
+        with contextlib.suppress(TablePuppetError):  # a party that is gone has nothing to free
+            engine.call(party, Request("close", session))
 
 
 class Relation:

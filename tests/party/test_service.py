@@ -11,7 +11,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.party.database import open_database
 from tablepuppet.party.policy import Level, Policy
-from tablepuppet.party.service import Party
+from tablepuppet.party.service import HERE, Party
 from tablepuppet.sql.catalog import Catalog, Shard
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import plan
@@ -26,7 +26,7 @@ def party(tmp_path: Path) -> Party:
     found = Party("p0", open_database("p0", write_party(tmp_path, "p0", {"t": ROWS})), b"secret of all parties")
     catalog = Catalog(found.describe())
     scans = plan(parse("SELECT a.x FROM t a JOIN t b USING (k) WHERE b.x > 1", catalog), catalog).scans
-    assert found.open("s", scans) == {"a": 4, "b": 2}
+    assert found.open(HERE, "s", scans) == {"a": 4, "b": 2}
     return found
 
 
@@ -37,11 +37,11 @@ def test_describe_tells_the_schema(party: Party) -> None:
 
 def test_run_blinds_keys(party: Party) -> None:
     """`run` computes an op on a table of a session: here two distinct keys, a NULL, and a digest that both share."""
-    here, there = party.run("s", "keys.blind", "a", {}), party.run("s", "keys.blind", "b", {})
+    here, there = party.run(HERE, "s", "keys.blind", "a", {}), party.run(HERE, "s", "keys.blind", "b", {})
     assert here["digests0"].shape == (2, 16)
     assert here["codes0"].tolist().count(2) == 1
     assert there["digests0"].tolist()[0] in here["digests0"].tolist()
-    assert party.run("s", "keys.blind", "a", {})["codes0"].tolist() == here["codes0"].tolist()
+    assert party.run(HERE, "s", "keys.blind", "a", {})["codes0"].tolist() == here["codes0"].tolist()
 
 
 def test_unknown_names(party: Party) -> None:
@@ -55,16 +55,16 @@ def test_unknown_names(party: Party) -> None:
         ("s", "rows.sample", "a", {"view": "v9", "ranks": np.arange(1)}, "no rows are announced for relation 'v9'"),
     ):
         with pytest.raises(tp.PartyError, match=message):
-            party.run(session, op, alias, arguments)
+            party.run(HERE, session, op, alias, arguments)
 
 
 def test_close_frees_a_session(party: Party) -> None:
     """After `close` nothing of a session is left; closing what is closed is no error."""
-    party.close("s")
-    party.close("s")
+    party.close(HERE, "s")
+    party.close(HERE, "s")
     assert not party._sessions
     with pytest.raises(tp.PartyError, match="open the relation again"):
-        party.run("s", "keys.blind", "a", {})
+        party.run(HERE, "s", "keys.blind", "a", {})
 
 
 def test_sample_follows_the_source(tmp_path: Path) -> None:
@@ -76,10 +76,10 @@ def test_sample_follows_the_source(tmp_path: Path) -> None:
         folder.mkdir()
         party = Party("p0", open_database("p0", write_party(folder, "p0", {"t": rows})), b"", row_secret=secret)
         catalog = Catalog(party.describe())
-        party.open("s", plan(parse("SELECT x FROM t", catalog), catalog).scans)
+        party.open(HERE, "s", plan(parse("SELECT x FROM t", catalog), catalog).scans)
         row_ids = np.arange(20, 60, dtype=np.int32)
-        party.run("s", "rows.use", "t", {"view": "v", "row_ids": row_ids, "counts": np.ones(40, np.uint8)})
-        told = party.run("s", "rows.sample", "t", {"view": "v", "ranks": np.array([0, 3, 39])})["chosen"]
+        party.run(HERE, "s", "rows.use", "t", {"view": "v", "row_ids": row_ids, "counts": np.ones(40, np.uint8)})
+        told = party.run(HERE, "s", "rows.sample", "t", {"view": "v", "ranks": np.array([0, 3, 39])})["chosen"]
         picked = row_ids[np.unpackbits(told, count=40).astype(bool)]
         snapshot = party.table("s", "t").snapshot
         everything = np.sort(snapshot.position(row_ids))

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.party.request import Request
-from tablepuppet.wire.engine import InProcessEngine, Reply, call_all
+from tablepuppet.party.request import Reply, Request
+from tablepuppet.wire.engine import InProcessEngine, call_all
 from tablepuppet.wire.messages import size_of
 from tablepuppet.wire.traffic import Traffic
 from tests.relations import Message, federation, record_wire

@@ -10,8 +10,8 @@ import pytest
 
 import tablepuppet as tp
 import tablepuppet.wire.outbox
-from tablepuppet.party.request import Request, Step
-from tablepuppet.wire.engine import Engine, Reply, call_all
+from tablepuppet.party.request import Reply, Request, Step
+from tablepuppet.wire.engine import Engine, call_all
 from tablepuppet.wire.outbox import Outbox
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import federation

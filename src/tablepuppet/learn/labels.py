@@ -44,12 +44,15 @@ def label_classes(table: LocalTable, view: str, column: str, most: int) -> Value
     missing, found = encoded.null_count, len(encoded.dictionary)
     codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
     if found > most:
-        return {"found": found, "classes": [], "codes": codes[:0], "missing": missing}
+        return {"found": found, "classes": [], "codes": codes[:0], "missing": missing, "days": ""}
     classes = (
         encoded.dictionary.cast(pa.float64()) if pa.types.is_decimal(encoded.dictionary.type) else encoded.dictionary
     )
     narrow = codes.astype(np.min_scalar_type(max(found, 1)))
-    return {"found": found, "classes": classes.to_pylist(), "codes": narrow, "missing": missing}
+    days = str(classes.type) if pa.types.is_temporal(classes.type) else ""  # these travel as whole numbers
+    whole = pa.int32() if pa.types.is_date32(classes.type) else pa.int64()
+    told = classes.cast(whole).to_pylist() if days else classes.to_pylist()
+    return {"found": found, "classes": told, "codes": narrow, "missing": missing, "days": days}
 
 
 @dataclass(frozen=True)
@@ -89,14 +92,27 @@ def joined_classes(client: Client, label: OutputColumn, asked: Replies, least: i
     replies = asked[label.alias]
     _refuse_missing(sum(reply["missing"] for reply in replies), label)
     most = max(reply["found"] for reply in replies)
-    values = np.array(sorted({value for reply in replies for value in reply["classes"]}))
+    classes = [_classes(reply["classes"], reply["days"]) for reply in replies]
+    values = np.array(sorted({value for told in classes for value in told}))
     if most > MOST_CLASSES or len(values) > MOST_CLASSES:
         raise LearnError(f"label {label.qualified} has more than {MOST_CLASSES} classes; use a regressor, or CASE")
     if len(values) < least:
         raise LearnError(f"label {label.qualified} has one class only in these rows; a classifier needs two or more")
-    numbered = [np.searchsorted(values, np.array(reply["classes"]))[reply["codes"]] for reply in replies]
+    numbered = [
+        np.searchsorted(values, np.array(told))[reply["codes"]] for told, reply in zip(classes, replies, strict=True)
+    ]
     base = np.concatenate(numbered).astype(np.int32)
     return Classes(values, client.mapping.gather(label.alias, base))
+
+
+def _classes(told: list[Any], days: str) -> list[Any]:
+    """Classes as Python values; ``days`` is their Arrow type if they are dates or timestamps."""
+    if not days:
+        return told
+    if days == str(pa.date32()):
+        return list(pa.array(told, pa.int32()).cast(pa.date32()).to_pylist())
+    unit, _, zone = days.removeprefix("timestamp[").removesuffix("]").partition(", tz=")
+    return list(pa.array(told, pa.int64()).cast(pa.timestamp(unit, zone or None)).to_pylist())
 
 
 def _refuse_missing(missing: int, label: OutputColumn) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Verb = Literal["describe", "open", "run", "close"]
+Reply = list[Mapping[str, Any]]  # one mapping for each part of a request: the verb unless that is `run`, then the steps
 
 
 @dataclass(frozen=True)
@@ -29,3 +30,4 @@ class Request:
     session: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
+    sequence: int = 0  # counts the requests of a session to one party: a repeat is not computed again

@@ -1,11 +1,12 @@
 """A `Party`: one owner of one database, answering four verbs and nothing else.
 
 `describe` tells the schema, `open` reads snapshots for one relation, `run` computes an op on them, `close`
-frees them. Whoever calls is the coordinator; every reply passes through here.
+frees them. Sessions belong to their caller: nothing is shared between callers, and every reply passes through here.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,10 +16,12 @@ from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.party.database import Database
 from tablepuppet.party.ops import LocalTable, Values, category_secret, find_op
 from tablepuppet.party.policy import Policy
-from tablepuppet.party.request import Request
+from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.snapshot import take_snapshot
 from tablepuppet.sql.catalog import Shard
 from tablepuppet.sql.plan import Scan
+
+HERE = ""  # the caller in whose process the party lives
 
 
 class Party:
@@ -42,23 +45,23 @@ class Party:
         self._blinding_key = blinding_key
         self._policy = policy or Policy()
         self._row_secret = row_secret
-        self._sessions: dict[str, dict[str, LocalTable]] = {}
-        self._models: Values = {}
+        self._sessions: dict[tuple[str, str], dict[str, LocalTable]] = {}
+        self._models: dict[str, Values] = {}  # by caller
         self._category_secrets: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
-    def answer(self, request: Request) -> list[Mapping[str, Any]]:
+    def answer(self, caller: str, request: Request) -> Reply:
         """The reply to one request: an answer of the verb unless that is `run`, then one of each step."""
-        replies: list[Mapping[str, Any]] = []
+        replies: Reply = []
         match request.verb:
             case "describe":
                 replies.append({"tables": self.describe()})
             case "open":
-                replies.append({"rows": self.open(request.session, **request.arguments)})
+                replies.append({"rows": self.open(caller, request.session, **request.arguments)})
             case "close":
-                self.close(request.session)
+                self.close(caller, request.session)
                 replies.append({})
-        replies += [self.run(request.session, step.op, step.table, step.arguments) for step in request.steps]
+        replies += [self.run(caller, request.session, step.op, step.table, step.arguments) for step in request.steps]
         return replies
 
     def describe(self) -> list[Shard]:
@@ -73,7 +76,7 @@ class Party:
             )
         return [Shard(self.name, table.name, table.columns, table.rows) for table in tables]
 
-    def open(self, session: str, scans: Iterable[Scan], wire: str = "float64") -> dict[str, int]:
+    def open(self, caller: str, session: str, scans: Iterable[Scan], wire: str = "float64") -> dict[str, int]:
         """Read every shard the relation needs, as of one moment; answers with row counts by alias."""
         tables = {}
         with self._database.reader() as reader:
@@ -85,25 +88,31 @@ class Party:
                     self._blinding_key,
                     session,
                     wire,
-                    models=self._models,
+                    models=self._models.setdefault(caller, {}),
                     category_secrets=self._category_secrets,
                 )
         with self._lock:
-            self._sessions[session] = tables
+            self._sessions[caller, session] = tables
         return {alias: table.snapshot.rows for alias, table in tables.items()}
 
-    def run(self, session: str, op: str, alias: str, arguments: Mapping[str, Any]) -> Values:
+    def run(self, caller: str, session: str, op: str, alias: str, arguments: Mapping[str, Any]) -> Values:
         """Compute one op on one table of a session."""
-        return find_op(op)(self.table(session, alias), arguments)
+        return find_op(op)(self.table(session, alias, caller), arguments)
 
-    def table(self, session: str, alias: str) -> LocalTable:
+    def table(self, session: str, alias: str, caller: str = HERE) -> LocalTable:
         """One table of a session; for code that runs at the party."""
         try:
-            return self._sessions[session][alias]
+            return self._sessions[caller, session][alias]
         except KeyError:
             raise PartyError(
                 f"party {self.name!r}: no open session has table {alias!r}; open the relation again"
             ) from None
+
+    def fingerprint(self, session: str, caller: str = HERE) -> str:
+        """A hash of all rows that a session read: the same as long as the data is."""
+        tables = self._sessions[caller, session]
+        prints = [f"{alias} {tables[alias].snapshot.fingerprint}" for alias in sorted(tables)]
+        return hashlib.sha256("\n".join(prints).encode()).hexdigest()
 
     def category_secret(self, blinding: str) -> bytes:
         """The secret of a model's categories; for saving a model beside a party in the same process."""
@@ -113,7 +122,7 @@ class Party:
         """Use the secret of a saved model for its categories."""
         self._category_secrets[blinding] = secret
 
-    def close(self, session: str) -> None:
+    def close(self, caller: str, session: str) -> None:
         """Free everything that a session holds."""
         with self._lock:
-            self._sessions.pop(session, None)
+            self._sessions.pop((caller, session), None)

@@ -8,14 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from os import cpu_count
-from typing import Any, Protocol
+from typing import Protocol
 
-from tablepuppet.party.request import Request
-from tablepuppet.party.service import Party
+from tablepuppet.party.request import Reply, Request
+from tablepuppet.party.service import HERE, Party
 from tablepuppet.wire.messages import meter
 from tablepuppet.wire.traffic import Traffic
 
-Reply = list[Mapping[str, Any]]  # one mapping for each part of the request
+
+class Remote(Protocol):
+    """A party in another process."""
+
+    def call(self, request: Request) -> Reply:
+        """One request, one reply."""
+        ...
 
 
 class Engine(Protocol):
@@ -53,16 +59,16 @@ def call_all(
 
 
 class InProcessEngine:
-    """Parties in this process: no servers, no copies."""
+    """Parties in this process, with no servers and no copies; `remote` ones live elsewhere."""
 
-    def __init__(self, parties: Mapping[str, Party]):
-        self._parties = dict(parties)
+    def __init__(self, parties: Mapping[str, Party], remote: Mapping[str, Remote] | None = None):
+        self._parties, self._remote = dict(parties), dict(remote or {})
         self.traffic = Traffic()
 
     @property
     def parties(self) -> Sequence[str]:
         """The names of all parties."""
-        return list(self._parties)
+        return [*self._parties, *self._remote]
 
     def local(self, party: str) -> Party | None:
         """The party itself."""
@@ -70,6 +76,7 @@ class InProcessEngine:
 
     def call(self, party: str, request: Request) -> Reply:
         """Hand the request to the party, and meter both ways."""
-        reply = self._parties[party].answer(request)
+        remote = self._remote.get(party)
+        reply = self._parties[party].answer(HERE, request) if remote is None else remote.call(request)
         meter(self.traffic, party, request, reply)
         return reply

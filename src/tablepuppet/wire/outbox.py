@@ -7,6 +7,7 @@ parties at the same time. So what nobody waits for, such as telling a party to e
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,6 +44,7 @@ class Outbox:
     def __init__(self, engine: Engine, session: str):
         self._engine, self.session = engine, session
         self._waiting: dict[str, list[tuple[Step, Answer]]] = {}
+        self._sent: Counter[str] = Counter()
         self._lock = threading.RLock()
 
     def ask(self, party: str, step: Step) -> Answer:
@@ -56,8 +58,9 @@ class Outbox:
         """One trip with everything that waits. What failed is told to whoever reads an answer of this trip."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
+            self._sent.update(waiting.keys())
             calls = [
-                (party, Request("run", self.session, steps=tuple(step for step, _ in asked)))
+                (party, Request("run", self.session, {}, tuple(step for step, _ in asked), self._sent[party]))
                 for party, asked in waiting.items()
             ]
             try:

@@ -1,0 +1,203 @@
+"""The desk of a party's service: callers come with requests, each is computed once, and whoever repeats one gets the
+reply that was stored before it was sent.
+
+A caller's session is a line of requests with numbers. The next number is computed; the last one again is answered from
+store; any other is refused. With a `Journal` the line outlives the process: a party that was killed computes its
+requests anew when the caller comes back, and stands where it stood.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tablepuppet.errors import PartyError, TablePuppetError
+from tablepuppet.party.request import Reply, Request
+from tablepuppet.party.service import Party
+from tablepuppet.wire.codec import Encoded, encode
+from tablepuppet.wire.journal import Journal, Key
+from tablepuppet.wire.protocol import BusyError, error_message, reply_message
+
+log = logging.getLogger("tablepuppet.party")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the operator allows, in sessions, seconds and bytes."""
+
+    sessions: int = 32
+    sessions_per_caller: int = 16
+    idle: float = 3600.0  # a session that is silent for so long is freed
+    resume_window: float = 24 * 3600.0  # its journal is kept for so long
+    message_bytes: int = 4 << 30
+
+
+@dataclass
+class Line:
+    """One caller's session: where it stands, and the last reply."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    done: int = -1  # the number of the last request that was computed
+    reply: Encoded | None = None
+    used: float = field(default_factory=time.monotonic)
+
+
+class Desk:
+    """Answers callers; computing is left to the party. ``told`` hears of sessions that begin and end."""
+
+    def __init__(
+        self,
+        party: Party,
+        limits: Limits,
+        journal: Journal | None = None,
+        told: Callable[[str, str, str], None] = lambda caller, session, what: None,
+    ):
+        self.party, self.limits, self.journal, self.told = party, limits, journal, told
+        self._lines: dict[Key, Line] = {}
+        self._lock = threading.Lock()
+        self._closing = False
+
+    def answer(self, caller: str, request: Request) -> Encoded:
+        """The reply to a request, or the error it met, as it travels."""
+        try:
+            match request.verb:
+                case "describe":
+                    return encode(reply_message(self._answer(request, caller)))
+                case "close":
+                    self.close((caller, request.session), "closed")
+                    return encode(reply_message([{}]))
+                case _:
+                    return self._in_line((caller, request.session), request)
+        except TablePuppetError as error:
+            return encode(error_message(error))
+
+    def _in_line(self, key: Key, request: Request) -> Encoded:
+        line = self._line(key, request)
+        with line.lock:
+            line.used = time.monotonic()
+            if request.sequence == line.done and line.reply is not None:
+                return line.reply
+            if request.sequence != line.done + 1:
+                raise PartyError(
+                    f"party {self.party.name!r}: request {request.sequence} of this session came after request "
+                    f"{line.done}; one was lost or came twice"
+                )
+            try:
+                if self.journal is not None:
+                    self.journal.add(key, request)
+                line.reply = self._computed(key, request)
+            except TablePuppetError:
+                if request.verb == "open":  # nothing was opened: the caller may try again
+                    self.close(key, "refused")
+                raise
+            line.done, line.used = request.sequence, time.monotonic()
+            return line.reply
+
+    def _computed(self, key: Key, request: Request) -> Encoded:
+        """The reply, or an error that belongs to this request and is stored like a reply."""
+        try:
+            encoded = encode(reply_message(self._answer(request, key[0])))
+        except TablePuppetError as error:
+            if request.verb == "open":
+                raise
+            return encode(error_message(error))
+        if request.verb == "open" and self.journal is not None:
+            self._compare(key)
+        return encoded
+
+    def _answer(self, request: Request, caller: str) -> Reply:
+        try:
+            return self.party.answer(caller, request)
+        except TablePuppetError:
+            raise
+        except Exception as error:  # whatever it says may quote a row: only its kind is told
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            log.error("%s at %s:%s", type(error).__name__, place.filename, place.lineno)
+            raise PartyError(
+                f"party {self.party.name!r} failed on {request.verb} ({type(error).__name__}); its log says where"
+            ) from None
+
+    def _compare(self, key: Key) -> None:
+        """A session that comes back must find the rows that it left."""
+        assert self.journal is not None, "only a journal brings sessions back"
+        now = self.party.fingerprint(key[1], key[0])
+        if self.journal.seal(key, now) != now:
+            raise PartyError(
+                f"party {self.party.name!r}: its data has changed since this session began; start the run anew"
+            )
+
+    def _line(self, key: Key, request: Request) -> Line:
+        self.expire()
+        with self._lock:
+            if self._closing:
+                raise BusyError(f"party {self.party.name!r} is stopping; try again when it is back")
+            if key in self._lines:
+                return self._lines[key]
+            if request.verb == "open":
+                self._check_room(key[0])
+                self._lines[key] = Line()
+                self.told(*key, "opened")
+                return self._lines[key]
+        return self._restored(key)
+
+    def _check_room(self, caller: str) -> None:
+        mine = sum(1 for owner, _ in self._lines if owner == caller)
+        if len(self._lines) >= self.limits.sessions or mine >= self.limits.sessions_per_caller:
+            raise BusyError(f"party {self.party.name!r} is busy: it has as many sessions as it allows; try again")
+
+    def _restored(self, key: Key) -> Line:
+        """The line of a session that this process does not know, from its journal."""
+        if self.journal is None or not self.journal.has(key):
+            raise PartyError(
+                f"party {self.party.name!r} knows no such session: it was closed, was silent for too long, or its "
+                "party was started anew without a state_dir; open the relation again"
+            )
+        with self._lock:
+            known = self._lines.get(key)
+            if known is not None:
+                return known
+            line = self._lines[key] = Line()
+            line.lock.acquire()
+        try:
+            for request in self.journal.read(key):
+                line.reply = self._computed(key, request)
+                line.done = request.sequence
+            self.told(*key, "restored")
+            return line
+        except BaseException:
+            self.close(key, "lost")
+            raise
+        finally:
+            line.lock.release()
+
+    def close(self, key: Key, why: str, *, forget: bool = True) -> None:
+        """Free a session; its journal too unless it may come back."""
+        with self._lock:
+            known = self._lines.pop(key, None)
+        self.party.close(*key)
+        if forget and self.journal is not None:
+            self.journal.drop(key)
+        if known is not None:
+            self.told(*key, why)
+
+    def expire(self) -> None:
+        """Free sessions that were silent for too long."""
+        limit = time.monotonic() - self.limits.idle
+        with self._lock:
+            silent = [key for key, line in self._lines.items() if line.used < limit and not line.lock.locked()]
+        for key in silent:
+            self.close(key, "expired", forget=False)
+        if self.journal is not None:
+            self.journal.expire(self.limits.resume_window)
+
+    def stop(self) -> None:
+        """Take no more requests, and free all sessions; those with a journal may come back."""
+        with self._lock:
+            self._closing = True
+            keys = list(self._lines)
+        for key in keys:
+            self.close(key, "stopped", forget=False)

@@ -1,0 +1,111 @@
+"""The engine for parties elsewhere: one call per request over one kept connection, with a deadline for each.
+
+A call that fails on the way is tried again with growing pauses until the federation's timeout; the party answers a
+repeat from store. What a party itself refuses is an error at once.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from tablepuppet.errors import ConfigError, PartyError
+from tablepuppet.party.request import Reply, Request
+from tablepuppet.wire.codec import Encoded, decode_header, encode
+from tablepuppet.wire.flight_server import frames_of
+from tablepuppet.wire.protocol import BusyError, read_reply, request_message
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds
+CLOSING = 3.0  # seconds to wait for a party that is told goodbye
+
+
+@dataclass(frozen=True)
+class ClientTls:
+    """PEM texts: the caller's certificate and key, and the authority that parties' certificates come from."""
+
+    certificate: bytes
+    key: bytes
+    authority: bytes
+
+
+class RemoteParty:
+    """A party behind a URL."""
+
+    def __init__(self, name: str, url: str, tls: ClientTls | None, timeout: float):
+        self.name, self.url, self.timeout = name, url, timeout
+        parts = urlsplit(url)
+        if parts.port is None or not parts.hostname:
+            raise ConfigError(f"party {name!r}: {url!r} needs a host and a port, such as grpc+tls://host:8815")
+        if parts.scheme == "grpc+tls" and tls is None:
+            raise ConfigError(f"party {name!r}: grpc+tls needs a certificate; give the federation tls=...")
+        self._tls = tls if parts.scheme == "grpc+tls" else None
+        self._connection: flight.FlightClient | None = None
+        self._lock = threading.Lock()
+
+    def call(self, request: Request) -> Reply:
+        """The reply to a request; PartyError if the party stays silent for the whole timeout."""
+        timeout = min(self.timeout, CLOSING) if request.verb == "close" else self.timeout
+        message, deadline, pause = encode(request_message(request)), time.monotonic() + timeout, FIRST_PAUSE
+        while True:
+            try:
+                return read_reply(self._exchange(message, deadline), request, self.name)
+            except (pa.ArrowException, OSError, BusyError) as error:
+                if not _worth_repeating(error) or time.monotonic() + pause > deadline:
+                    raise self._lost(error) from None
+                if not isinstance(error, BusyError):
+                    self._disconnect()
+            time.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _exchange(self, message: Encoded, deadline: float) -> Any:
+        options = flight.FlightCallOptions(timeout=max(0.01, deadline - time.monotonic()))
+        writer, reader = self._connected().do_exchange(flight.FlightDescriptor.for_command(b"request"), options)
+        try:
+            for frame in message.frames():
+                writer.write_metadata(frame)
+            writer.done_writing()
+            frames = frames_of(reader)
+            header = next(frames, None)
+            if header is None:
+                raise PartyError(f"party {self.name!r} sent an empty reply")
+            return decode_header(header.to_pybytes()).fill(frames)
+        finally:
+            writer.close()
+
+    def _connected(self) -> flight.FlightClient:
+        with self._lock:
+            if self._connection is None:
+                tls: dict[str, Any] = {}
+                if self._tls is not None:
+                    tls = {
+                        "tls_root_certs": self._tls.authority,
+                        "cert_chain": self._tls.certificate,
+                        "private_key": self._tls.key,
+                    }
+                self._connection = flight.FlightClient(self.url, **tls)
+            return self._connection
+
+    def _disconnect(self) -> None:
+        with self._lock:
+            old, self._connection = self._connection, None
+        if old is not None:
+            old.close()
+
+    def _lost(self, error: Exception) -> PartyError:
+        if isinstance(error, BusyError):
+            return error
+        reason = str(error).split(". ")[0].splitlines()[0][:200]
+        return PartyError(f"party {self.name!r} at {self.url} does not answer within {self.timeout:g} s ({reason})")
+
+
+def _worth_repeating(error: Exception) -> bool:
+    """Whether the same request may fare better later: not where certificates do not fit."""
+    text = str(error)
+    return not any(sign in text for sign in ("CERTIFICATE", "certificate", "SSL_ERROR", "Ssl handshake"))

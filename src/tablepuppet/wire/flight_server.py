@@ -1,0 +1,117 @@
+"""A party as an Arrow Flight service: one DoExchange per request, mutual TLS, the caller named by its certificate.
+
+A request's header comes first and says how many bytes of arrays follow; what is too large is refused before it is read.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from tablepuppet.errors import ConfigError, PartyError, PrivacyError, TablePuppetError
+from tablepuppet.party.request import Request
+from tablepuppet.wire.codec import Encoded, decode_header, encode
+from tablepuppet.wire.desk import Desk
+from tablepuppet.wire.protocol import error_message, read_request, read_version
+
+MOST_HEADER = 64 << 20  # bytes
+ANONYMOUS = "anonymous"  # the caller where there is no TLS
+
+
+@dataclass(frozen=True)
+class ServerTls:
+    """PEM texts: the party's certificate and key, and the authority that callers' certificates come from."""
+
+    certificate: bytes
+    key: bytes
+    authority: bytes
+
+
+class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
+    """Serves a desk at ``host:port``; port 0 takes a free one."""
+
+    def __init__(self, desk: Desk, listen: str, tls: ServerTls | None, *, insecure: bool = False):
+        host, _, port = listen.rpartition(":")
+        if tls is None and not insecure and not is_loopback(host):
+            raise ConfigError(
+                f"party {desk.party.name!r}: {listen!r} can be reached from other machines, so it needs TLS; give "
+                "certificate, key and authority, or listen on 127.0.0.1"
+            )
+        scheme = "grpc" if tls is None else "grpc+tls"
+        options: dict[str, Any] = {}
+        if tls is not None:
+            options = {
+                "tls_certificates": [(tls.certificate, tls.key)],
+                "verify_client": True,
+                "root_certificates": tls.authority,
+            }
+        try:
+            super().__init__(f"{scheme}://{host}:{int(port)}", **options)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"party {desk.party.name!r} cannot listen at {listen!r}: {reason}") from None
+        self.desk, self._tls = desk, tls
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: flight.MetadataRecordBatchReader, writer: Any) -> None:
+        """Read one request, write one reply."""
+        try:
+            reply = self.desk.answer(self._caller(context), self._read(reader))
+        except TablePuppetError as error:
+            reply = encode(error_message(error))
+        _write(writer, reply)
+
+    def _caller(self, context: Any) -> str:
+        if self._tls is None:
+            return ANONYMOUS
+        name: str = context.peer_identity().decode(errors="replace")
+        if not name:
+            raise PrivacyError(f"party {self.desk.party.name!r}: the certificate of the caller names nobody")
+        return name
+
+    def _read(self, reader: flight.MetadataRecordBatchReader) -> Request:
+        frames = frames_of(reader)
+        header = next(frames, None)
+        if header is None:
+            raise PartyError("the request is empty")
+        most = self.desk.limits.message_bytes
+        if header.size > min(MOST_HEADER, most):
+            raise PartyError(f"the request's header has {header.size:,} bytes, more than a party reads")
+        incoming = decode_header(header.to_pybytes())
+        read_version(incoming.message)
+        if incoming.nbytes > most:
+            raise PartyError(
+                f"the request has {incoming.nbytes:,} bytes, more than the {most:,} that party "
+                f"{self.desk.party.name!r} reads"
+            )
+        return read_request(incoming.fill(frames))
+
+
+def frames_of(reader: flight.MetadataRecordBatchReader) -> Iterator[pa.Buffer]:
+    """The frames that come, until there are no more."""
+    while True:
+        try:
+            chunk = reader.read_chunk()
+        except StopIteration:
+            return
+        if chunk.app_metadata is not None:
+            yield chunk.app_metadata
+
+
+def _write(writer: Any, encoded: Encoded) -> None:
+    for frame in encoded.frames():
+        writer.write_metadata(frame)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

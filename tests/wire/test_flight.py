@@ -1,0 +1,322 @@
+"""Parties as services: the same results as in one process, callers by certificate, and requests computed once."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.flight as flight
+import pytest
+
+import tablepuppet as tp
+from tablepuppet.federation import Tls
+from tablepuppet.party.database import open_database
+from tablepuppet.party.request import Request, Step
+from tablepuppet.party.service import Party
+from tablepuppet.privacy.certificates import issue
+from tablepuppet.wire.codec import decode, encode
+from tablepuppet.wire.desk import Desk, Limits
+from tablepuppet.wire.flight_engine import RemoteParty
+from tablepuppet.wire.flight_server import FlightServer
+from tablepuppet.wire.protocol import VERSION, BusyError, read_reply
+from tests.learn.materialised import ALL, JOIN, shop
+from tests.relations import write_party
+from tests.wire.services import KEY, Certificates, calling, served
+
+SQL = f"SELECT {ALL}, o.returned {JOIN}"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates") / "ca")
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("shop")
+    kinds = ["parquet", "duckdb", "arrow"]
+    return {
+        name: write_party(folder, name, tables, kinds[place % 3])
+        for place, (name, tables) in enumerate(shop(2).items())
+    }
+
+
+@pytest.fixture(scope="module")
+def services(urls: dict[str, str], certificates: Certificates) -> Iterator[dict[str, FlightServer]]:
+    with served(urls, certificates) as servers:
+        yield servers
+
+
+@pytest.mark.parametrize("wire", ["float32", "float64"])
+@pytest.mark.parametrize("solver", ["auto", "admm", "sgd"])
+def test_the_same_as_in_one_process(
+    urls: dict[str, str], services: dict[str, FlightServer], certificates: Certificates, wire: Any, solver: Any
+) -> None:
+    """Over Flight and mutual TLS: the same mapping, coefficients and predictions, and the bytes of one process."""
+    found = {}
+    for place, fed in (("far", calling(services, certificates, wire=wire)), ("near", tp.Federation(urls, wire=wire))):
+        relation = fed.sql(SQL, label="returned")
+        model = tp.LogisticRegression(solver=solver, rounds=5, batch_size=50, tol=0.0).fit(relation)
+        sent = sum(entry["bytes"] for entry in fed.traffic)
+        found[place] = (relation, model, np.sort(model.predict_proba(relation)[:, 1]), sent)
+    far, near = found["far"], found["near"]
+    assert len(far[0]) == len(near[0])
+    for alias in near[0].mapping.tables:
+        assert np.array_equal(np.sort(far[0].mapping.counts(alias)), np.sort(near[0].mapping.counts(alias)))
+    if solver != "sgd":  # batches are drawn over joined rows, whose order is the parties' secret
+        tolerance = 1e-10 if wire == "float64" else 1e-5
+        for name, value in near[1].coef_.items():
+            assert far[1].coef_[name] == pytest.approx(value, abs=tolerance)
+        assert far[2] == pytest.approx(near[2], abs=tolerance)
+    assert far[3] == pytest.approx(near[3], rel=0.1)  # these tables are tiny: headers count
+
+
+def test_labels_of_all_kinds_travel(tmp_path: Path) -> None:
+    """Classes arrive as the values they are, dates too."""
+    import pyarrow as pa
+
+    days = [datetime.date(2024, 1, 1), datetime.date(2024, 1, 2)] * 10
+    table = pa.table(
+        {
+            "x": np.arange(20.0),
+            "day": days,
+            "text": ["a", "b"] * 10,
+            "moment": [datetime.datetime(2024, 1, 1, hour) for hour in (1, 2)] * 10,
+            "whole": [1, 2] * 10,
+        }
+    )
+    url = write_party(tmp_path, "p", {"t": table}, "parquet")
+    with served({"p": url}) as servers:
+        for label in ("day", "text", "moment", "whole"):
+            sql = f"SELECT x, {label} FROM t"
+            far = tp.LogisticRegression().fit(calling(servers).sql(sql, label=label))
+            near = tp.LogisticRegression().fit(tp.Federation({"p": url}).sql(sql, label=label))
+            assert far.classes_.tolist() == near.classes_.tolist()
+            assert far.classes_.dtype == near.classes_.dtype
+
+
+def remote(server: FlightServer, tls: Tls | None, timeout: float = 3.0) -> RemoteParty:
+    scheme = "grpc" if tls is None else "grpc+tls"
+    return RemoteParty("p", f"{scheme}://127.0.0.1:{server.port}", None if tls is None else tls.read(), timeout)
+
+
+def test_certificates_decide(services: dict[str, FlightServer], certificates: Certificates, tmp_path: Path) -> None:
+    """A certificate of another authority, an expired one, and none at all end in a clear error within the timeout."""
+    server = services["bank0"]
+    assert remote(server, certificates.client("analyst")).call(Request("describe"))
+    foreign = Certificates(tmp_path / "foreign")
+    yesterday = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=2)
+    issue(certificates.folder, "late", days=1, start=yesterday)
+    mixed = replace_ca(foreign.client("analyst"), certificates)
+    for wrong in (foreign.client("analyst"), mixed, certificates.client("late")):
+        started = time.monotonic()
+        with pytest.raises(tp.PartyError, match="'p' at grpc"):
+            remote(server, wrong).call(Request("describe"))
+        assert time.monotonic() - started < 30
+    with pytest.raises(tp.PartyError, match="'p' at grpc"):
+        remote(server, None, timeout=1.0).call(Request("describe"))
+
+
+def replace_ca(files: Tls, other: Certificates) -> Tls:
+    return Tls(files.cert, files.key, other.client("analyst").ca)
+
+
+def test_listening_beyond_this_machine_needs_tls(urls: dict[str, str]) -> None:
+    """Plaintext is for loopback, or where it is asked for."""
+    desk = Desk(Party("p", open_database("p", urls["bank0"]), KEY), Limits())
+    with pytest.raises(tp.ConfigError, match="needs TLS"):
+        FlightServer(desk, "0.0.0.0:0", None)
+    FlightServer(desk, "0.0.0.0:0", None, insecure=True).shutdown()
+    with pytest.raises(tp.ConfigError, match="cannot listen"):
+        FlightServer(desk, "no.such.host:0", None, insecure=True)
+
+
+def test_a_party_that_is_not_there(certificates: Certificates) -> None:
+    """Nobody at the address: an error that names the party, within the timeout."""
+    fed = tp.Federation({"gone": "grpc://127.0.0.1:9"}, timeout=0.5)
+    with pytest.raises(tp.PartyError, match=r"'gone' at grpc://127\.0\.0\.1:9 does not answer within 0\.5 s"):
+        fed.catalog()
+
+
+def test_settings_of_parties_elsewhere(urls: dict[str, str], tmp_path: Path) -> None:
+    """A URL without a port, TLS without a certificate, and mixing without the key are errors that say what to give."""
+    with pytest.raises(tp.ConfigError, match="needs a host and a port"):
+        tp.Federation({"p": "grpc://host"})
+    with pytest.raises(tp.ConfigError, match="needs a certificate"):
+        tp.Federation({"p": "grpc+tls://host:8815"})
+    with pytest.raises(tp.ConfigError, match="give key_file"):
+        tp.Federation({"p": "grpc://host:8815", "q": urls["bank0"]})
+    with pytest.raises(tp.ConfigError, match="does not exist"):
+        tp.Federation({"p": "grpc+tls://host:8815"}, tls=Tls("a", "b", "c"))
+
+
+# The desk
+
+
+def opening(party: Party, session: str = "s") -> Request:
+    from tablepuppet.sql.catalog import Catalog
+    from tablepuppet.sql.parse import parse
+    from tablepuppet.sql.plan import plan
+
+    catalog = Catalog(party.answer("", Request("describe"))[0]["tables"])
+    scans = plan(parse("SELECT credit, age FROM cards", catalog), catalog).scans
+    return Request("open", session, {"scans": scans, "wire": "float64"}, (Step("keys.blind", "cards"),), 0)
+
+
+@pytest.fixture
+def bank(urls: dict[str, str]) -> Party:
+    return Party("bank0", open_database("bank0", urls["bank0"]), KEY, row_secret=b"x")
+
+
+def outcome(desk: Desk, request: Request, caller: str = "a") -> Any:
+    message = decode(desk.answer(caller, request))
+    return read_reply(message, request, "bank0")
+
+
+def using(rows: int, sequence: int, view: str = "v") -> Request:
+    arguments = {"view": view, "row_ids": None, "counts": np.ones(rows, np.uint8)}
+    return Request("run", "s", {}, (Step("rows.use", "cards", arguments),), sequence)
+
+
+def test_a_repeat_is_not_computed_again(bank: Party, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last request again gets the stored reply; an older or a later number is refused."""
+    desk = Desk(bank, Limits())
+    [opened, _] = outcome(desk, opening(bank))
+    rows = opened["rows"]["cards"]
+    assert outcome(desk, opening(bank))[0] == opened
+    outcome(desk, using(rows, 1))
+    computed: list[str] = []
+    run = Party.run
+    monkeypatch.setattr(Party, "run", lambda *given: computed.append(given[3]) or run(*given))  # type: ignore[func-returns-value]
+    outcome(desk, using(rows, 1))
+    assert computed == []
+    outcome(desk, using(rows, 2, "w"))
+    assert computed == ["rows.use"]
+    for wrong in (1, 4, 0):
+        with pytest.raises(tp.PartyError, match=f"request {wrong} of this session came after request 2"):
+            outcome(desk, using(rows, wrong))
+
+
+def test_a_failed_step_is_stored_too(bank: Party) -> None:
+    """A request that fails at the party fails again in the same words; the next one goes on."""
+    desk = Desk(bank, Limits())
+    rows = outcome(desk, opening(bank))[0]["rows"]["cards"]
+    wrong = Request("run", "s", {}, (Step("no.such.op", "cards"),), 1)
+    for _ in range(2):
+        with pytest.raises(tp.PartyError, match=r"no op 'no\.such\.op'"):
+            outcome(desk, wrong)
+    assert outcome(desk, using(rows, 2)) == [{}]
+
+
+def test_sessions_belong_to_their_callers(bank: Party) -> None:
+    """Another caller with the same session name finds nothing of it."""
+    desk = Desk(bank, Limits())
+    rows = outcome(desk, opening(bank))[0]["rows"]["cards"]
+    with pytest.raises(tp.PartyError, match="knows no such session"):
+        outcome(desk, using(rows, 1), caller="b")
+    outcome(desk, opening(bank), caller="b")
+    desk.answer("b", Request("close", "s"))
+    assert outcome(desk, using(rows, 1)) == [{}]
+
+
+def test_too_many_sessions_are_told_to_wait(bank: Party) -> None:
+    """A full party says so, and has room again after a close."""
+    desk = Desk(bank, Limits(sessions=2, sessions_per_caller=2))
+    outcome(desk, opening(bank, "s1"))
+    outcome(desk, opening(bank, "s2"))
+    with pytest.raises(BusyError, match="busy"):
+        outcome(desk, opening(bank, "s3"))
+    desk.answer("a", Request("close", "s1"))
+    outcome(desk, opening(bank, "s3"))
+
+
+def test_a_busy_party_is_asked_again(urls: dict[str, str]) -> None:
+    """A coordinator waits for room within its timeout."""
+    with served({"bank0": urls["bank0"]}, limits=Limits(sessions=1)) as servers:
+        first = calling(servers).sql("SELECT credit FROM cards")
+        release = threading.Timer(0.5, first._session.close)
+        release.start()
+        assert len(calling(servers, timeout=20.0).sql("SELECT age FROM cards"))
+        release.join()
+
+
+def test_silent_sessions_expire(bank: Party) -> None:
+    """A session that nobody uses is freed, and its caller is told so."""
+    ended: list[tuple[str, str, str]] = []
+    desk = Desk(bank, Limits(idle=0.05), told=lambda *what: ended.append(what))
+    rows = outcome(desk, opening(bank))[0]["rows"]["cards"]
+    time.sleep(0.1)
+    with pytest.raises(tp.PartyError, match="silent for too long"):
+        outcome(desk, using(rows, 1))
+    assert ended == [("a", "s", "opened"), ("a", "s", "expired")]
+    assert not bank._sessions
+
+
+def test_stopping_refuses_and_frees(bank: Party) -> None:
+    """A party that stops frees its sessions and takes no new ones."""
+    desk = Desk(bank, Limits())
+    outcome(desk, opening(bank))
+    desk.stop()
+    assert not bank._sessions
+    with pytest.raises(BusyError, match="stopping"):
+        outcome(desk, opening(bank, "t"))
+
+
+def test_a_bug_tells_its_kind_only(
+    bank: Party, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What goes wrong unforeseen may quote a row: neither the caller nor the log hear its words."""
+    desk = Desk(bank, Limits())
+    outcome(desk, opening(bank))
+
+    def broken(*_: Any) -> Any:
+        raise KeyError("CANARY-17")
+
+    monkeypatch.setattr(Party, "run", broken)
+    with pytest.raises(tp.PartyError, match=r"failed on run \(KeyError\)"):
+        outcome(desk, using(3, 1))
+    assert "CANARY" not in caplog.text
+
+
+# The port
+
+
+def raw(server: FlightServer, frames: list[bytes]) -> Any:
+    """What a party answers to these frames."""
+    client = flight.FlightClient(f"grpc://127.0.0.1:{server.port}")
+    options = flight.FlightCallOptions(timeout=20)
+    writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(b""), options)
+    for frame in frames:
+        writer.write_metadata(frame)
+    writer.done_writing()
+    answer = reader.read_chunk().app_metadata.to_pybytes()
+    writer.close()
+    client.close()
+    from tablepuppet.wire.codec import decode_header
+
+    return decode_header(answer).message
+
+
+def test_strange_requests_get_an_error_reply(urls: dict[str, str]) -> None:
+    """Noise, other versions, unknown verbs and sizes beyond the limit are answered with an error, not with silence."""
+    with served({"bank0": urls["bank0"]}, limits=Limits(message_bytes=1000)) as servers:
+        server = servers["bank0"]
+        too_long = encode([VERSION, "run", "s", 1, {"x": np.zeros(1000)}, []])
+        for frames, words in (
+            ([], "empty"),
+            ([b"\xc1"], "cannot be read"),
+            ([encode([99, "describe", "", 0, {}, []]).header], "version 99"),
+            ([encode([VERSION, "steal", "", 0, {}, []]).header], "describe, open, run, close"),
+            ([too_long.header], "more than the 1,000"),
+            ([b"\x90" * 5000], "header has 5,000 bytes"),
+            ([encode([VERSION, "describe", "", 0, {"a": 1}, []]).header], "neither arguments nor steps"),
+        ):
+            version, kind, text = raw(server, frames)
+            assert (version, kind) == (VERSION, "PartyError")
+            assert words in text
+        assert raw(server, [encode([VERSION, "describe", "", 0, {}, []]).header])[1] == "ok"
