@@ -338,10 +338,11 @@ def test_flight_survives_a_stall(bank: int, folder: Path) -> None:
 
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_tls_notices_a_corrupt_byte(bank: int, folder: Path, direction: str) -> None:
-    """A byte inverted on the way fails the call, never changes the answer, and the client recovers."""
+    """A byte inverted on the way breaks the connection and never changes an answer; the client connects again."""
     with Proxy("127.0.0.1", bank) as proxy, client_of(proxy, folder) as client:
         assert ask(client, b"1")[1] == b"1"
         proxy.corrupt(up=direction == "up", down=direction == "down")
-        with pytest.raises(flight.FlightError, match=r"(?i)socket|corrupt|closed|unavailable|reset"):
-            ask(client, b"2")
+        with contextlib.suppress(flight.FlightError):  # none if the byte was of gRPC's own messages between calls
+            assert ask(client, b"2")[1] == b"2"
         assert until_it_works(lambda: ask(client, b"3"))[1] == b"3"
+        assert proxy.accepted >= 2
