@@ -42,6 +42,7 @@ _BEGIN = (
 _TABLES = """
     SELECT table_name FROM information_schema.tables
     WHERE table_schema = DATABASE() AND table_type IN ('BASE TABLE', 'SYSTEM VERSIONED', 'VIEW')
+    ORDER BY table_name
 """
 _COLUMNS = """
     SELECT table_name, column_name, data_type, column_type, coalesce(character_octet_length, 0)
@@ -76,9 +77,10 @@ class MySQL:
         self._options = connection_options(party, url)
 
     def tables(self) -> list[SourceTable]:
-        """Every table and view that the user may read; a view that cannot be evaluated is logged and left out."""
+        """Every table and view that can be read; the others are logged and left out."""
         with self._connected() as connection:
-            tables = [self._published(connection, name, table) for name, table in _catalog(connection).items()]
+            catalog = _catalog(connection)
+            tables = [self._published(connection, name, catalog.get(name)) for name in _names(connection)]
             return [table for table in tables if table is not None]
 
     @contextmanager
@@ -95,25 +97,32 @@ class MySQL:
                 connection = stack.enter_context(pymysql.connect(**self._options, conv=dict(encoders), autocommit=True))
                 for statement in _BEGIN:
                     _rows(connection, statement)
-            except (pymysql.Error, OSError) as error:
+            except Exception as error:  # of whatever class: another kind of server may answer at that port
                 raise PartyError(f"Party {self.party!r}: MySQL: {self._reason(error)}") from None
             yield connection
 
     def _reason(self, error: Exception) -> str:
         """Why the server, or the way to it, refused."""
-        reason = " ".join(str(error.args[-1] if isinstance(error, pymysql.Error) else error).split())
+        match error:
+            case FileNotFoundError():
+                return "a file that the URL names as ssl_ca, ssl_cert or ssl_key is missing"
+            case pymysql.Error() | OSError():
+                reason = " ".join(str(error.args[-1] if error.args else error).split())
+            case _:
+                reason = "what answers there is no MySQL server; check host and port"
         password = self._options["password"].decode()
         return reason.replace(password, "***") if password else reason
 
-    def _published(self, connection: Any, name: str, table: _Table) -> SourceTable | None:
+    def _published(self, connection: Any, name: str, table: _Table | None) -> SourceTable | None:
         try:
-            [(rows,)] = _rows(connection, f"SELECT count(*) FROM {table.sql}")
+            if table is not None:  # else it has no columns that the user, or anybody, can read
+                [(rows,)] = _rows(connection, f"SELECT count(*) FROM {table.sql}")
+                return SourceTable(name, table.columns, int(rows))
         except pymysql.Error as error:
             if not connection.open:
                 raise PartyError(f"Party {self.party!r}: MySQL: {self._reason(error)}") from None
-            logger.warning("Party %r: %r cannot be read and is not published", self.party, name)
-            return None
-        return SourceTable(name, table.columns, int(rows))
+        logger.warning("Party %r: %r cannot be read and is not published", self.party, name)
+        return None
 
 
 def _rows(connection: Any, sql: str) -> list[tuple[Any, ...]]:
@@ -122,8 +131,13 @@ def _rows(connection: Any, sql: str) -> list[tuple[Any, ...]]:
         return list(cursor.fetchall())
 
 
+def _names(connection: Any) -> list[str]:
+    return [name for (name,) in _rows(connection, _TABLES)]
+
+
 def _catalog(connection: Any) -> dict[str, _Table]:
-    listed = {name for (name,) in _rows(connection, _TABLES)}
+    """Every table and view of which a column can be read."""
+    listed = set(_names(connection))
     tables: dict[str, _Table] = {}
     for name, column, data_type, column_type, octets in _rows(connection, _COLUMNS):
         if name in listed:

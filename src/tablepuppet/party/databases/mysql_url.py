@@ -10,6 +10,7 @@ from tablepuppet.errors import ConfigError
 from tablepuppet.party.databases.server_urls import check_escapes, check_hosts
 
 _EXPECTED = "mysql://user:password@host:port/database"
+_SILENCE = 600  # seconds without a byte after which a server counts as lost; a long sort is silent
 _PARAMETERS = ("ssl_ca", "ssl_cert", "ssl_key", "unix_socket")
 
 
@@ -40,6 +41,8 @@ def connection_options(party: str, url: str) -> dict[str, Any]:
         "port": port,
         "database": database,
         "charset": "utf8mb4",
+        "connect_timeout": 10,
+        "read_timeout": _SILENCE,
         **_parameters(party, parts.query),
     }
 
