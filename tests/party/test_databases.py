@@ -30,7 +30,7 @@ from tests import mariadb_server
 CANARY = "canary-4711"
 ROWS = [(3, "c", 0.5), (1, "a", None), (2, "😀", 2.5), (4, None, -1.0)]
 COLUMNS = {"id": "BIGINT", 'Odd "name" ☺': "VARCHAR", "x": "DOUBLE"}
-TABLE = 'A table "of" ☺'
+TABLE = 'A table "of" ☺'  # MariaDB has no emoji beyond the basic plane in names
 DDL = """CREATE TABLE "A table ""of"" ☺" (id BIGINT, "Odd ""name"" ☺" TEXT, x DOUBLE PRECISION)"""
 INSERT = """INSERT INTO "A table ""of"" ☺" VALUES (3, 'c', 0.5), (1, 'a', NULL), (2, '😀', 2.5), (4, NULL, -1.0)"""
 

@@ -78,28 +78,29 @@ class MySQL:
 
     def tables(self) -> list[SourceTable]:
         """Every table and view that can be read; the others are logged and left out."""
-        with self._connected() as connection:
-            catalog = _catalog(connection)
-            tables = [self._published(connection, name, catalog.get(name)) for name in _names(connection)]
+        with self._connected() as (connection, catalog):
+            tables = [self._published(connection, name, table) for name, table in catalog.items()]
             return [table for table in tables if table is not None]
 
     @contextmanager
     def reader(self) -> Iterator[_Reader]:
         """Open one transaction that sees the database as it is now, as far as its engines have transactions."""
-        with self._connected() as connection, sandbox() as duck:
-            yield _Reader(self.party, connection, _catalog(connection), Loader(self.party, duck))
+        with self._connected() as (connection, catalog), sandbox() as duck:
+            readable = {name: table for name, table in catalog.items() if table.types}
+            yield _Reader(self.party, connection, readable, Loader(self.party, duck))
 
     @contextmanager
-    def _connected(self) -> Iterator[Any]:
+    def _connected(self) -> Iterator[tuple[Any, dict[str, _Table]]]:
         with ExitStack() as stack:
             try:
                 # Encoders alone: without decoders every value arrives as the text that was sent.
                 connection = stack.enter_context(pymysql.connect(**self._options, conv=dict(encoders), autocommit=True))
                 for statement in _BEGIN:
                     _rows(connection, statement)
+                catalog = _catalog(connection)
             except Exception as error:  # of whatever class: another kind of server may answer at that port
                 raise PartyError(f"Party {self.party!r}: MySQL: {self._reason(error)}") from None
-            yield connection
+            yield connection, catalog
 
     def _reason(self, error: Exception) -> str:
         """Why the server, or the way to it, refused."""
@@ -113,9 +114,9 @@ class MySQL:
         password = self._options["password"].decode()
         return reason.replace(password, "***") if password else reason
 
-    def _published(self, connection: Any, name: str, table: _Table | None) -> SourceTable | None:
+    def _published(self, connection: Any, name: str, table: _Table) -> SourceTable | None:
         try:
-            if table is not None:  # else it has no columns that the user, or anybody, can read
+            if table.types:
                 [(rows,)] = _rows(connection, f"SELECT count(*) FROM {table.sql}")
                 return SourceTable(name, table.columns, int(rows))
         except pymysql.Error as error:
@@ -131,18 +132,12 @@ def _rows(connection: Any, sql: str) -> list[tuple[Any, ...]]:
         return list(cursor.fetchall())
 
 
-def _names(connection: Any) -> list[str]:
-    return [name for (name,) in _rows(connection, _TABLES)]
-
-
 def _catalog(connection: Any) -> dict[str, _Table]:
-    """Every table and view of which a column can be read."""
-    listed = set(_names(connection))
-    tables: dict[str, _Table] = {}
+    """Every table and view; one that this user cannot read, or nobody, has no columns."""
+    tables = {name: _Table(identifier(name)) for (name,) in _rows(connection, _TABLES)}
     for name, column, data_type, column_type, octets in _rows(connection, _COLUMNS):
-        if name in listed:
-            table = tables.setdefault(name, _Table(identifier(name)))
-            table.types[column] = MySQLType(data_type.lower(), column_type.lower(), int(octets))
+        if name in tables:
+            tables[name].types[column] = MySQLType(data_type.lower(), column_type.lower(), int(octets))
     for name, column in _rows(connection, _KEYS):
         if name in tables:
             tables[name].key.append(column)
