@@ -1,4 +1,4 @@
-"""Parts that several tests share: a real PostgreSQL server."""
+"""Parts that several tests share: a real PostgreSQL server, and a real MariaDB where one is installed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from adbc_driver_postgresql import dbapi
+
+from tests import mariadb_server
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +38,12 @@ def postgres_url() -> Iterator[str]:
 def _require_password(folder: Path) -> None:
     rules = folder / "pg_hba.conf"
     rules.write_text("local all guarded scram-sha-256\n" + rules.read_text())
+
+
+@pytest.fixture(scope="session")
+def mariadb_url() -> Iterator[str]:
+    """The URL of an empty database of a MariaDB server; its user ``tester`` has the password ``s3cret``."""
+    if not (mariadb_server.SERVER and mariadb_server.INSTALLER):
+        pytest.skip("no mariadbd is installed; on Debian: apt-get install mariadb-server")
+    with mariadb_server.running() as url:
+        yield url

@@ -1,4 +1,4 @@
-"""Databases of six kinds in one relation: keys meet, awkward types keep their values, DuckDB agrees."""
+"""Databases of all kinds in one relation: keys meet, awkward types keep their values, DuckDB agrees."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import pytest
 from adbc_driver_postgresql import dbapi
 
 import tablepuppet as tp
+from tests import mariadb_server
 from tests.relations import World, materialised, places
 
 EAST = timezone(timedelta(hours=5, minutes=30))
@@ -63,15 +64,19 @@ PARTIES = {
 
 
 def literal(value: Any) -> str:
-    """A value as PostgreSQL writes it."""
-    if value is None:
-        return "NULL"
+    """A value as PostgreSQL and MariaDB write it."""
+    if value is None or isinstance(value, bool):
+        return str(value).upper().replace("NONE", "NULL")
     text = value.isoformat() if isinstance(value, date) else str(value)
     return "'" + text.replace("'", "''") + "'"
 
 
-def in_postgres(url: str, table: str, columns: str, rows: pa.Table) -> None:
+def in_server(url: str, table: str, columns: str, rows: pa.Table) -> None:
     values = ", ".join(f"({', '.join(map(literal, row.values()))})" for row in rows.to_pylist())
+    if url.startswith("mysql"):
+        mode = "SET sql_mode = 'NO_BACKSLASH_ESCAPES', time_zone = '+00:00'"
+        mariadb_server.execute(url, mode, f"CREATE TABLE {table} ({columns})", f"INSERT INTO {table} VALUES {values}")
+        return
     with dbapi.connect(url, autocommit=True) as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE TABLE {table} ({columns})")
         cursor.execute(f"INSERT INTO {table} VALUES {values}")
@@ -115,14 +120,29 @@ def schema_url(postgres_url: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def fed(schema_url: str, tmp_path_factory: pytest.TempPathFactory) -> tp.Federation:
-    """One table in each of PostgreSQL, SQLite, DuckDB, Parquet, CSV and Arrow."""
+def mysql_url(mariadb_url: str) -> Iterator[str]:
+    """A MariaDB database of this file's own."""
+    with mariadb_server.new_database(mariadb_url, "together") as url:
+        yield url
+
+
+@pytest.fixture(scope="module", params=["schema_url", "mysql_url"])
+def server_url(request: pytest.FixtureRequest) -> str:
+    """A PostgreSQL, then a MariaDB."""
+    return str(request.getfixturevalue(request.param))
+
+
+@pytest.fixture(scope="module")
+def fed(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> tp.Federation:
+    """One table in each of PostgreSQL or MariaDB, SQLite, DuckDB, Parquet, CSV and Arrow."""
     tmp_path = tmp_path_factory.mktemp("together")
-    in_postgres(
-        schema_url,
+    is_mysql = server_url.startswith("mysql")
+    in_server(
+        server_url,
         "customers",
-        "id numeric(10,0) PRIMARY KEY, region char(8), name text, since timestamptz, score numeric, "
-        "credit numeric(10,2), nothing text",
+        f"id numeric(10,0) PRIMARY KEY, region char(8), name text, "
+        f"since {'timestamp NULL' if is_mysql else 'timestamptz'}, score {'double' if is_mysql else 'numeric'}, "
+        f"credit numeric(10,2), nothing text",
         CUSTOMERS,
     )
     sqlite = in_sqlite(
@@ -140,7 +160,7 @@ def fed(schema_url: str, tmp_path_factory: pytest.TempPathFactory) -> tp.Federat
     pyarrow.feather.write_feather(DAYS, tmp_path / "days" / "days.arrow")
     return tp.Federation(
         {
-            "p0": schema_url,
+            "p0": server_url,
             "p1": sqlite,
             "p2": f"duckdb:///{tmp_path}/products.duckdb",
             "p3": f"parquet:///{tmp_path}/shelves",
@@ -248,8 +268,9 @@ STATIONS = pa.table({"station": ["north", "so", "é😀", "so"], "height": [1.0,
 
 
 def sharded(folder: Path, url: str, shards: Sequence[pa.Table]) -> tp.Federation:
-    in_postgres(
-        url, "readings", "id int PRIMARY KEY, station char(9), value float8, at timestamp, valid boolean", shards[0]
+    moment = "datetime" if url.startswith("mysql") else "timestamp"
+    in_server(
+        url, "readings", f"id int PRIMARY KEY, station char(9), value float8, at {moment}, valid boolean", shards[0]
     )
     sqlite = in_sqlite(
         folder / "x.db", "readings", "id INTEGER, station TEXT, value REAL, at TIMESTAMP, valid BOOLEAN", shards[1]
@@ -260,9 +281,9 @@ def sharded(folder: Path, url: str, shards: Sequence[pa.Table]) -> tp.Federation
     return tp.Federation({"p0": url, "p1": sqlite, "p2": in_csv(folder / "csv", "readings", shards[2]), "p3": parquet})
 
 
-def test_one_table_over_three_kinds(schema_url: str, tmp_path: Path) -> None:
-    """A vertical table sharded over PostgreSQL, SQLite and CSV joins, splits and is described as one table."""
-    fed = sharded(tmp_path, schema_url, READINGS)
+def test_one_table_over_three_kinds(server_url: str, tmp_path: Path) -> None:
+    """A vertical table sharded over a server, SQLite and CSV joins, splits and is described as one table."""
+    fed = sharded(tmp_path, server_url, READINGS)
     parties = {f"p{i}": {"readings": shard} for i, shard in enumerate(READINGS)} | {"p3": {"stations": STATIONS}}
     branch = "FROM readings r JOIN stations s ON r.station = s.station WHERE r.valid IS NOT NULL OR r.value > 1"
     select = "r.value, r.at, r.valid, r.station, s.height"

@@ -37,7 +37,7 @@ ROWS = {"t": pa.table({"k": [1, 2], "x": [0.5, 1.5], "c": ["a", "b"]})}
         ({"a": "duckdb:///x"}, {"timeout": "soon"}, "timeout must be a number of seconds above 0, not 'soon'"),
         ({"a": "duckdb:///x"}, {"memory_limit": -1}, "memory_limit"),
         ({"a": "duckdb:///x"}, {"memory_limit": "1GB"}, "memory_limit"),
-        ({"a": "mysql://host/db"}, {}, "(?i)party 'a': no database of kind 'mysql'; known: duckdb:///path"),
+        ({"a": "oracle://host/db"}, {}, "(?i)party 'a': no database of kind 'oracle'; known: duckdb:///path"),
         ({"a": "data/x.duckdb"}, {}, "(?i)party 'a': the database must be a URL"),
         ({"a": "duckdb://"}, {}, "(?i)party 'a': duckdb needs a path"),
         ({"a": "grpc+tls://bank:8815"}, {}, r"(?i)party 'a': parties behind grpc\+tls:// are not supported yet"),
@@ -138,7 +138,7 @@ def test_relative_paths_never_start_where_python_was_started(tmp_path: Path, mon
         ("timeout = 'soon'\n[parties]\na = 'duckdb:///x'", r"\$\.timeout"),
         ("timeout = -1\n[parties]\na = 'duckdb:///x'", "timeout"),
         ("[parties]\n", "at least one party"),
-        ("[parties]\na = 'mysql://x'", "(?i)party 'a': no database of kind 'mysql'"),
+        ("[parties]\na = 'oracle://x'", "(?i)party 'a': no database of kind 'oracle'"),
     ],
 )
 def test_mistakes_in_a_file(tmp_path: Path, text: str, message: str) -> None:

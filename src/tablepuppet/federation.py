@@ -237,7 +237,8 @@ def _anchored(entry: str | PartyEntry, folder: Path) -> PartyEntry:
     """The entry with a relative file path made absolute from the federation file's folder."""
     entry = PartyEntry(entry) if isinstance(entry, str) else entry
     scheme, separator, path = entry.url.partition(":///")
-    if not separator or path.startswith("/") or scheme.startswith("postgres") or entry.is_remote:
+    servers = ("postgres", "mysql", "mariadb")
+    if not separator or path.startswith("/") or scheme.startswith(servers) or entry.is_remote:
         return entry
     anchored = (folder / path).absolute()
     if not anchored.exists() and Path("/" + path).exists():  # duckdb:///tmp/x, where /tmp/x was meant

@@ -1,4 +1,4 @@
-"""A party's databases: real files and a real PostgreSQL, read through `open_database`."""
+"""A party's databases: real files, a real PostgreSQL and MariaDB, read through `open_database`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.party.database import POSITION, Database, Source, SourceTable, open_database
 from tablepuppet.party.databases.sandbox import sandbox
 from tablepuppet.sql.query import Comparison
+from tests import mariadb_server
 
 CANARY = "canary-4711"
 ROWS = [(3, "c", 0.5), (1, "a", None), (2, "😀", 2.5), (4, None, -1.0)]
-COLUMNS = {"id": "BIGINT", 'Odd "name" 😀': "VARCHAR", "x": "DOUBLE"}
-TABLE = 'A table "of" 😀'
-DDL = """CREATE TABLE "A table ""of"" 😀" (id BIGINT, "Odd ""name"" 😀" TEXT, x DOUBLE PRECISION)"""
-INSERT = """INSERT INTO "A table ""of"" 😀" VALUES (3, 'c', 0.5), (1, 'a', NULL), (2, '😀', 2.5), (4, NULL, -1.0)"""
+COLUMNS = {"id": "BIGINT", 'Odd "name" ☺': "VARCHAR", "x": "DOUBLE"}
+TABLE = 'A table "of" ☺'  # MariaDB has no emoji beyond the basic plane in names
+DDL = """CREATE TABLE "A table ""of"" ☺" (id BIGINT, "Odd ""name"" ☺" TEXT, x DOUBLE PRECISION)"""
+INSERT = """INSERT INTO "A table ""of"" ☺" VALUES (3, 'c', 0.5), (1, 'a', NULL), (2, '😀', 2.5), (4, NULL, -1.0)"""
 
 
 def read(source: Source, sql: str = "SELECT * FROM {} ORDER BY ALL") -> list[tuple[Any, ...]]:
@@ -121,7 +122,14 @@ def schema_url(postgres_url: str) -> Iterator[str]:
     in_postgres(postgres_url, "DROP SCHEMA test CASCADE")
 
 
-@pytest.fixture(params=["duckdb", "sqlite", "postgresql", "parquet", "csv", "arrow"])
+@pytest.fixture
+def mysql_url(mariadb_url: str) -> Iterator[str]:
+    """A MariaDB database of the test's own."""
+    with mariadb_server.new_database(mariadb_url, "sample") as url:
+        yield url
+
+
+@pytest.fixture(params=["duckdb", "sqlite", "postgresql", "mysql", "parquet", "csv", "arrow"])
 def sample(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     """The same four rows in every kind of database."""
     names = list(COLUMNS)
@@ -133,22 +141,26 @@ def sample(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
             return in_sqlite(tmp_path / "x.db", DDL, INSERT)
         case "postgresql":
             return in_postgres(request.getfixturevalue("schema_url"), DDL, INSERT)
+        case "mysql":
+            mariadb_server.execute(request.getfixturevalue("mysql_url"), DDL, INSERT)
+            return open_database("shop", request.getfixturevalue("mysql_url"))
         case "parquet":
             pyarrow.parquet.write_table(arrow, tmp_path / f"{TABLE}.parquet")
         case "csv":
-            lines = ['id,"Odd ""name"" 😀",x', "3,c,0.5", "1,a,", "2,😀,2.5", "4,,-1.0", ""]
+            lines = ['id,"Odd ""name"" ☺",x', "3,c,0.5", "1,a,", "2,😀,2.5", "4,,-1.0", ""]
             (tmp_path / f"{TABLE}.csv").write_text("\n".join(lines))
         case "arrow":
             pyarrow.feather.write_feather(arrow, tmp_path / f"{TABLE}.feather")
     return open_database("shop", f"{request.param}:///{tmp_path}")
 
 
-# Without a primary key PostgreSQL is ordered by all read columns; everything else by how the rows were stored.
+# Without a primary key servers order by all read columns; everything else is as the rows were stored.
 def expected_order(database: Database, columns: Mapping[str, str]) -> list[tuple[Any, ...]]:
     chosen = [tuple(row[list(COLUMNS).index(name)] for name in columns) for row in ROWS]
-    if type(database).__name__ == "PostgreSQL":
+    kind = type(database).__name__
+    if kind in ("PostgreSQL", "MySQL"):
         by_name = [index for _, index in sorted((name, index) for index, name in enumerate(columns))]
-        chosen.sort(key=lambda row: [(row[index] is None, row[index]) for index in by_name])
+        chosen.sort(key=lambda row: [((row[index] is None) == (kind == "PostgreSQL"), row[index]) for index in by_name])
     return [(*row, position) for position, row in enumerate(chosen)]
 
 
@@ -162,7 +174,7 @@ def test_names_types_and_counts(sample: Database) -> None:
 
 def test_rows_and_positions(sample: Database) -> None:
     """Every kind gives every value back, with positions from 0 in its stable order, and the same one twice."""
-    columns = {"id": "BIGINT", 'Odd "name" 😀': "VARCHAR"}
+    columns = {"id": "BIGINT", 'Odd "name" ☺': "VARCHAR"}
     assert read_table(sample, TABLE, columns) == expected_order(sample, columns)
     assert read_table(sample, TABLE, columns) == expected_order(sample, columns)
 
@@ -192,10 +204,10 @@ def test_no_columns(sample: Database) -> None:
         Comparison("x", "=", (0.5,)),
         Comparison("x", "<=", (2,)),
         Comparison("x", "is null"),
-        Comparison('Odd "name" 😀', "=", ("😀",)),
-        Comparison('Odd "name" 😀', "in", ("a", "it's", "c\0")),
-        Comparison('Odd "name" 😀', "<", ("b",)),
-        Comparison('Odd "name" 😀', "is not null"),
+        Comparison('Odd "name" ☺', "=", ("😀",)),
+        Comparison('Odd "name" ☺', "in", ("a", "it's", "c\0")),
+        Comparison('Odd "name" ☺', "<", ("b",)),
+        Comparison('Odd "name" ☺', "is not null"),
         Comparison("elsewhere", "=", (1,)),
     ],
 )
@@ -227,7 +239,7 @@ def test_several_comparisons(sample: Database) -> None:
     """Comparisons of several types go together, and what passes them all is there with its position."""
     where = [
         Comparison("id", "in", (1, 2, 3)),
-        Comparison('Odd "name" 😀', "in", ("😀", "c", "it's")),
+        Comparison('Odd "name" ☺', "in", ("😀", "c", "it's")),
         Comparison("x", ">", (0.25,)),
         Comparison("id", "<", (2.5,)),
     ]
@@ -283,20 +295,21 @@ def test_two_readers_at_once(sample: Database) -> None:
 
 def test_unknown_scheme() -> None:
     """An unknown kind is refused with the known ones; what may be a password is not repeated."""
-    assert "no database of kind 'mysql'; known: duckdb:///path" in failure(lambda: open_database("p", "mysql://x/y"))
+    assert "no database of kind 'oracle'; known: duckdb:///path" in failure(lambda: open_database("p", "oracle://x/y"))
     assert "no scheme" in failure(lambda: open_database("p", f"user:{CANARY}@host://x"))
     assert "must be a URL" in failure(lambda: open_database("p", "/data/x.duckdb"))
     assert "three slashes" in failure(lambda: open_database("p", "duckdb://data/x.duckdb"))
     assert "three slashes" in failure(lambda: open_database("p", "sqlite:///"))
 
 
+@pytest.mark.parametrize("kind", ["postgresql", "mysql"])
 @pytest.mark.parametrize(
     "authority",
     [f"u:{CANARY}@x@host/db", f"u:x/{CANARY}@host/db", f"u:{CANARY}%@host/db", f"u:{CANARY}/db", f"u:{CANARY}#@h/db"],
 )
-def test_malformed_postgres_url(authority: str) -> None:
-    """A PostgreSQL URL that libpq would misread is refused before libpq can quote the password."""
-    message = failure(lambda: open_database("p", f"postgresql://{authority}"))
+def test_malformed_server_url(kind: str, authority: str) -> None:
+    """A URL that a driver would misread is refused before the driver can quote the password."""
+    message = failure(lambda: open_database("p", f"{kind}://{authority}"))
     assert "malformed" in message
 
 

@@ -22,6 +22,7 @@ from tablepuppet.party.snapshot import Snapshot, permutation, take_snapshot
 from tablepuppet.sql.catalog import Catalog, Shard
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import Scan, plan
+from tests import mariadb_server
 from tests.relations import federation, places, write_party
 
 Execute = Callable[[str], None]
@@ -50,6 +51,13 @@ connection.execute(sys.argv[2])
 """
 
 
+def mysql_source(url: str) -> tuple[str, Execute]:
+    def execute(sql: str) -> None:
+        mariadb_server.execute(url, "SET lock_wait_timeout = 2, innodb_lock_wait_timeout = 2", sql)
+
+    return url, execute
+
+
 def sqlite_source(path: Path) -> tuple[str, Execute]:
     # Another process: two SQLite libraries in one undo each other's locks (sqlite.org/howtocorrupt.html, 2.2.1).
     def execute(sql: str) -> None:
@@ -76,7 +84,14 @@ def schema_url(postgres_url: str) -> Iterator[str]:
     execute("DROP SCHEMA snapshots CASCADE")
 
 
-@pytest.fixture(params=["duckdb", "sqlite", "postgresql"])
+@pytest.fixture
+def mysql_url(mariadb_url: str) -> Iterator[str]:
+    """A MariaDB database of the test's own."""
+    with mariadb_server.new_database(mariadb_url, "snapshots") as url:
+        yield url
+
+
+@pytest.fixture(params=["duckdb", "sqlite", "postgresql", "mysql"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Execute]:
     """A database with two tables, and a way to write to it."""
     match request.param:
@@ -84,6 +99,8 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Execute
             url, execute = duckdb_source(tmp_path / "x.duckdb")
         case "sqlite":
             url, execute = sqlite_source(tmp_path / "x.db")
+        case "mysql":
+            url, execute = mysql_source(request.getfixturevalue("mysql_url"))
         case _:
             url, execute = postgres_source(request.getfixturevalue("schema_url"))
     for statement in TABLES:
@@ -108,7 +125,7 @@ def test_writers_do_not_change_a_relation(source: tuple[str, Execute]) -> None:
     assert fed.sql("SELECT name FROM names WHERE name = 'zwei'").describe().to_arrow()["count"].to_pylist() == [1]
 
 
-@pytest.mark.parametrize("source", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("source", ["sqlite", "postgresql", "mysql"], indirect=True)
 def test_tables_of_a_party_are_of_one_moment(source: tuple[str, Execute], monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that commits between the reading of two tables is seen in neither, and is not held up."""
     url, execute = source
@@ -154,7 +171,12 @@ def test_unused_columns_of_files_are_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("source", "fails"),
-    [("duckdb", "error('read')"), ("sqlite", "abs(-9223372036854775807 - 1)"), ("postgresql", "1 / (k - k)")],
+    [
+        ("duckdb", "error('read')"),
+        ("sqlite", "abs(-9223372036854775807 - 1)"),
+        ("postgresql", "1 / (k - k)"),
+        ("mysql", "k + 9223372036854775807"),
+    ],
     indirect=["source"],
 )
 def test_unused_columns_of_databases_are_not_read(source: tuple[str, Execute], fails: str) -> None:

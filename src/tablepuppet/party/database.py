@@ -20,6 +20,7 @@ POSITION = "__position"
 """The column every `Source` adds: a row's place (BIGINT, from 0) among all rows of its table."""
 
 _FILE_KINDS = ("duckdb", "sqlite", "parquet", "csv", "arrow")
+_SERVER_KINDS = ("postgresql", "mysql")
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ class Database(Protocol):
 def open_database(party: str, url: str) -> Database:
     """The database behind ``url``; it is first opened when it is read.
 
-    >>> open_database("bank", "mysql://host/db")
+    >>> open_database("bank", "oracle://host/db")
     Traceback (most recent call last):
-    tablepuppet.errors.ConfigError: Party 'bank': no database of kind 'mysql'; known: duckdb:///path, ...
+    tablepuppet.errors.ConfigError: Party 'bank': no database of kind 'oracle'; known: duckdb:///path, ...
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -96,6 +97,10 @@ def open_database(party: str, url: str) -> Database:
             from tablepuppet.party.databases.postgresql import PostgreSQL
 
             return PostgreSQL(party, url)
+        case "mysql" | "mariadb":
+            from tablepuppet.party.databases.mysql import MySQL
+
+            return MySQL(party, url)
         case other:
             # Only a plain word is repeated: whatever else was typed there may be a password.
             named = f"no database of kind {other!r}" if other.isalnum() else "the URL has no scheme"
@@ -112,4 +117,5 @@ def _file_path(party: str, kind: str, rest: str) -> str:
 
 
 def _known() -> str:
-    return ", ".join([f"{kind}:///path" for kind in _FILE_KINDS] + ["postgresql://user:password@host/database"])
+    servers = [f"{kind}://user:password@host/database" for kind in _SERVER_KINDS]
+    return ", ".join([f"{kind}:///path" for kind in _FILE_KINDS] + servers)

@@ -5,7 +5,6 @@ Position: the primary key, else all columns that are read. The URL holds a passw
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from adbc_driver_manager import Error as DriverError
 from adbc_driver_postgresql import dbapi
 
-from tablepuppet.errors import ConfigError, PartyError
+from tablepuppet.errors import PartyError
 from tablepuppet.party.database import Source, SourceTable
 from tablepuppet.party.databases.loading import SENT_POSITION, Loader, SentColumn, sent_name
 from tablepuppet.party.databases.names import AskedColumn, find_columns, find_table, identifier, text_literal
@@ -24,6 +23,7 @@ from tablepuppet.party.databases.positions import numbered_by
 from tablepuppet.party.databases.postgresql_types import PostgresType
 from tablepuppet.party.databases.pushdown import Comparable, Value, condition, kind_of
 from tablepuppet.party.databases.sandbox import sandbox
+from tablepuppet.party.databases.server_urls import check_escapes, check_hosts
 from tablepuppet.sql.query import Comparison
 
 _BEGIN = ("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ", "SET LOCAL standard_conforming_strings = on")
@@ -104,22 +104,11 @@ class PostgreSQL:
 
 def _checked(party: str, url: str) -> str:
     """The URL with a time limit for connecting; one that libpq would misread, and then quote, is refused."""
-    rest = url.partition("://")[2]
-    authority, *_ = re.split(r"[/?]", rest, maxsplit=1)
-    hosts = authority.rpartition("@")[2]
-    unescaped = rest.count("@") > 1 or rest.count("@") != authority.count("@") or "#" in rest
-    if unescaped or re.search(r"%(?![0-9A-Fa-f]{2})|%00|\s", rest):
-        raise ConfigError(
-            f"Party {party!r}: the PostgreSQL URL is malformed; in a user name, password or parameter "
-            f"write @ as %40, / as %2F, # as %23, ? as %3F, % as %25 and a space as %20"
-        )
-    if not all(re.fullmatch(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?", host) for host in hosts.split(",")):
-        raise ConfigError(
-            f"Party {party!r}: the PostgreSQL URL is malformed; expected postgresql://user:password@host:port/database"
-        )
-    if "connect_timeout=" in rest:
+    check_escapes(party, "PostgreSQL", url)
+    check_hosts(party, "PostgreSQL", url, "postgresql://user:password@host:port/database")
+    if "connect_timeout=" in url:
         return url
-    return f"{url}{'&' if '?' in rest else '?'}connect_timeout=10"
+    return f"{url}{'&' if '?' in url else '?'}connect_timeout=10"
 
 
 def _reason(error: Exception, url: str) -> str:
