@@ -40,7 +40,7 @@ ROWS = {"t": pa.table({"k": [1, 2], "x": [0.5, 1.5], "c": ["a", "b"]})}
         ({"a": "oracle://host/db"}, {}, "(?i)party 'a': no database of kind 'oracle'; known: duckdb:///path"),
         ({"a": "data/x.duckdb"}, {}, "(?i)party 'a': the database must be a URL"),
         ({"a": "duckdb://"}, {}, "(?i)party 'a': duckdb needs a path"),
-        ({"a": "grpc+tls://bank:8815"}, {}, r"(?i)party 'a': parties behind grpc\+tls:// are not supported yet"),
+        ({"a": "grpc+tls://bank:8815"}, {}, r"(?i)party 'a': grpc\+tls needs a certificate"),
     ],
 )
 def test_bad_settings(parties: Any, settings: dict[str, Any], message: str) -> None:

@@ -28,8 +28,9 @@ from tablepuppet.runs.events import Events, Reader
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import plan
-from tablepuppet.wire.engine import InProcessEngine, call_all
+from tablepuppet.wire.engine import InProcessEngine, Remote, call_all
 from tablepuppet.wire.flight_engine import ClientTls, RemoteParty
+from tablepuppet.wire.record import Record
 
 Wire = Literal["float32", "float64"]
 OnPartyLost = Literal["fail", "wait", "cache", "zeros"]
@@ -90,7 +91,8 @@ class Federation:
     the seconds after which a silent party counts as lost, ``on_party_lost`` what happens then. ``memory_limit``
     bounds the bytes of a mapping; by default what is free on this machine. ``tls`` and ``key_file`` are for parties
     that are services elsewhere: the certificate to call them with, and the blinding key that databases opened in this
-    process must share with them. ``callbacks`` receive every `Event`.
+    process must share with them. With a ``record`` a run goes on after this process has died. ``callbacks`` receive
+    every `Event`.
 
     Raises ConfigError for a URL or setting that cannot be; databases are opened when they are first asked.
     """
@@ -105,21 +107,33 @@ class Federation:
         memory_limit: int | None = None,
         tls: Tls | None = None,
         key_file: str | Path | None = None,
+        record: Record | None = None,
         callbacks: Iterable[Reader] = (),
     ):
         _check_settings(parties, wire, timeout, on_party_lost, memory_limit)
         self.wire, self.timeout, self.on_party_lost = wire, timeout, on_party_lost
         self._memory_limit = memory_limit
+        self.events = Events(callbacks)
         entries = {name: PartyEntry(entry) if isinstance(entry, str) else entry for name, entry in parties.items()}
         blinding_key = _blinding_key(entries, key_file)
         here = {name: _open_party(name, entry, blinding_key) for name, entry in entries.items() if not entry.is_remote}
         credentials = None if tls is None else tls.read()
-        remote = {n: RemoteParty(n, e.url, credentials, timeout) for n, e in entries.items() if e.is_remote}
-        self.engine = InProcessEngine(here, remote)
-        self.events = Events(callbacks)
+        remote: dict[str, Remote] = {
+            name: RemoteParty(name, entry.url, credentials, timeout, wait=on_party_lost == "wait", silent=self._warn)
+            for name, entry in entries.items()
+            if entry.is_remote
+        }
+        if record is None:
+            self.engine = InProcessEngine(here, remote)
+        else:
+            recorded = {name: record.of(name, party) for name, party in remote.items()}
+            self.engine = InProcessEngine(here, recorded, record.new_session)
+
+    def _warn(self, message: str) -> None:
+        self.events.emit("warning", "party.silent", message)
 
     @classmethod
-    def load(cls, path: str | Path, *, callbacks: Iterable[Reader] = ()) -> Federation:
+    def load(cls, path: str | Path, *, record: Record | None = None, callbacks: Iterable[Reader] = ()) -> Federation:
         """The federation that a TOML file describes; relative paths in it start at the file's folder."""
         file = Path(path)
         try:
@@ -138,6 +152,7 @@ class Federation:
                 memory_limit=settings.memory_limit,
                 tls=settings.tls and settings.tls.anchored(file.parent),
                 key_file=settings.key_file and file.parent / settings.key_file,
+                record=record,
                 callbacks=callbacks,
             )
         except ConfigError as error:
@@ -210,6 +225,8 @@ def _check_settings(
     if on_party_lost not in OnPartyLost.__args__:  # type: ignore[attr-defined]
         known = ", ".join(OnPartyLost.__args__)  # type: ignore[attr-defined]
         raise ConfigError(f"on_party_lost={on_party_lost!r} is none of {known}")
+    if on_party_lost in ("cache", "zeros"):
+        raise ConfigError(f"on_party_lost={on_party_lost!r} is not supported yet; use 'fail' or 'wait'")
     if not isinstance(timeout, Real) or not timeout > 0:
         raise ConfigError(f"timeout must be a number of seconds above 0, not {timeout!r}")
     if memory_limit is not None and (not isinstance(memory_limit, Integral) or memory_limit < 0):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import secrets
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,7 +47,7 @@ class Session:
 
     def __init__(self, plan: Plan, engine: Engine, events: Events, settings: Settings):
         self.plan, self.engine, self.events, self.settings = plan, engine, events, settings
-        self.id = secrets.token_hex(16)
+        self.id = engine.new_session()
         self._views = itertools.count()
         self._finalizer = weakref.finalize(self, _close, engine, plan.parties, self.id)
         self.outbox = Outbox(engine, self.id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
@@ -72,7 +71,7 @@ class LinearLearner(Learner):
     def _solve(self, relation: Relation, loss: Loss, report: Callable[[Round], bool]) -> tuple[Model, Array]:
         client, wire = relation.client, relation.wire
         memory = memory_for(loss, len(relation))
-        model = LinearModel(client, self.encoding_, wire, loss.outputs, self.l2, memory, secrets.token_hex(8))
+        model = LinearModel(client, self.encoding_, wire, loss.outputs, self.l2, memory, client.new_name())
         if self.solver_ == "sgd":
             lr = 1 / (loss.most_curvature * model.largest) if isinstance(self.lr, str) else self.lr
             rates = [lr / (1 + epoch / 2) for epoch in range(self.rounds)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
@@ -90,7 +89,7 @@ class NetworkLearner(Learner):
         loss, unit = in_units(loss)
         model = NetworkModel(
             relation.client, self.encoding_, relation.wire, loss.outputs, self.hidden, self.l2, self.seed, unit,
-            secrets.token_hex(8),
+            relation.client.new_name(),
         )  # fmt: skip
         return model, unit * self._solve(model, loss, relation.wire, lambda done: report(_out_of_units(done, unit)))
 

@@ -53,6 +53,10 @@ class Client:
         """The session at the parties."""
         return self.outbox.session
 
+    def new_name(self) -> str:
+        """A name that nobody else uses, the same if the run is repeated."""
+        return self.outbox.new_name()
+
     def shards(self, alias: str) -> list[ShardRows]:
         """The shards of a table with at least one row in the relation."""
         return [shard for shard in self.mapping.tables[alias].shards if len(shard.row_ids)]

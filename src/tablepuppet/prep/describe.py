@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Iterable
 from typing import Any
 
@@ -100,7 +99,7 @@ def describe(
 def _ask_categories(client: Client, column: OutputColumn) -> CategoryStatistics:
     """Distinct values; digests are asked for only where shards must be compared."""
     most = None if len(client.shards(column.alias)) > 1 else 0
-    return CategoryStatistics(client, column, secrets.token_hex(8), most)
+    return CategoryStatistics(client, column, client.new_name(), most)
 
 
 def _categories(found: CategorySummary, joined_rows: int, with_share: bool) -> dict[str, Any]:

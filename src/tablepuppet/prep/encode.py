@@ -7,7 +7,6 @@ encoded table stay at the party.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +78,7 @@ def fit_encoding(
     Constant and empty columns, and text with too many categories, are left out with a warning event. Raises
     LearnError for values that are not finite.
     """
-    identity = secrets.token_hex(8)
+    identity = client.new_name()
     is_category = {c.name: c.name in categorical or family(c.type) in (Family.TEXT, Family.UUID) for c in columns}
     asked_numbers = NumberStatistics(client, [column for column in columns if not is_category[column.name]])
     asked = {

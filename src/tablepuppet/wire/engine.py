@@ -5,6 +5,7 @@ Every engine answers the same requests with the same replies and meters every me
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from os import cpu_count
@@ -42,6 +43,10 @@ class Engine(Protocol):
         """The party itself, if it lives in this process."""
         ...
 
+    def new_session(self) -> str:
+        """A name for a session at all parties, which nobody can guess."""
+        ...
+
 
 def call_all(
     engine: Engine, calls: Sequence[tuple[str, Request]], answered: Callable[[int], None] = lambda _: None
@@ -61,8 +66,14 @@ def call_all(
 class InProcessEngine:
     """Parties in this process, with no servers and no copies; `remote` ones live elsewhere."""
 
-    def __init__(self, parties: Mapping[str, Party], remote: Mapping[str, Remote] | None = None):
+    def __init__(
+        self,
+        parties: Mapping[str, Party],
+        remote: Mapping[str, Remote] | None = None,
+        new_session: Callable[[], str] = lambda: secrets.token_hex(16),
+    ):
         self._parties, self._remote = dict(parties), dict(remote or {})
+        self.new_session = new_session
         self.traffic = Traffic()
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -36,10 +37,19 @@ class ClientTls:
 
 
 class RemoteParty:
-    """A party behind a URL."""
+    """A party behind a URL. With ``wait`` one that is silent is waited for, however long it takes."""
 
-    def __init__(self, name: str, url: str, tls: ClientTls | None, timeout: float):
-        self.name, self.url, self.timeout = name, url, timeout
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        tls: ClientTls | None,
+        timeout: float,
+        *,
+        wait: bool = False,
+        silent: Callable[[str], None] = lambda _: None,
+    ):
+        self.name, self.url, self.timeout, self.wait, self._silent = name, url, timeout, wait, silent
         parts = urlsplit(url)
         if parts.port is None or not parts.hostname:
             raise ConfigError(f"party {name!r}: {url!r} needs a host and a port, such as grpc+tls://host:8815")
@@ -51,21 +61,27 @@ class RemoteParty:
 
     def call(self, request: Request) -> Reply:
         """The reply to a request; PartyError if the party stays silent for the whole timeout."""
-        timeout = min(self.timeout, CLOSING) if request.verb == "close" else self.timeout
+        closing = request.verb == "close"
+        timeout = min(self.timeout, CLOSING) if closing else self.timeout
         message, deadline, pause = encode(request_message(request)), time.monotonic() + timeout, FIRST_PAUSE
         while True:
             try:
-                return read_reply(self._exchange(message, deadline), request, self.name)
+                left = timeout if self.wait else max(0.05, deadline - time.monotonic())
+                return read_reply(self._exchange(message, left), request, self.name)
             except (pa.ArrowException, OSError, BusyError) as error:
-                if not _worth_repeating(error) or time.monotonic() + pause > deadline:
+                patient = (self.wait and not closing) or time.monotonic() + pause < deadline
+                if not _worth_repeating(error) or not patient:
                     raise self._lost(error) from None
+                if time.monotonic() > deadline:
+                    deadline = time.monotonic() + timeout
+                    self._silent(f"party {self.name!r} is silent; waiting for it")
                 if not isinstance(error, BusyError):
                     self._disconnect()
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _exchange(self, message: Encoded, deadline: float) -> Any:
-        options = flight.FlightCallOptions(timeout=max(0.01, deadline - time.monotonic()))
+    def _exchange(self, message: Encoded, timeout: float) -> Any:
+        options = flight.FlightCallOptions(timeout=timeout)
         writer, reader = self._connected().do_exchange(flight.FlightDescriptor.for_command(b"request"), options)
         try:
             for frame in message.frames():
@@ -74,8 +90,10 @@ class RemoteParty:
             frames = frames_of(reader)
             header = next(frames, None)
             if header is None:
-                raise PartyError(f"party {self.name!r} sent an empty reply")
+                raise OSError("an empty reply")
             return decode_header(header.to_pybytes()).fill(frames)
+        except PartyError as error:  # what came is no message: it was damaged on the way
+            raise OSError(str(error)) from error
         finally:
             writer.close()
 

@@ -6,6 +6,7 @@ parties at the same time. So what nobody waits for, such as telling a party to e
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -44,8 +45,13 @@ class Outbox:
     def __init__(self, engine: Engine, session: str):
         self._engine, self.session = engine, session
         self._waiting: dict[str, list[tuple[Step, Answer]]] = {}
+        self._names = itertools.count()
         self._sent: Counter[str] = Counter()
         self._lock = threading.RLock()
+
+    def new_name(self) -> str:
+        """A name for something of this session: no other session has it."""
+        return f"{self.session}.{next(self._names)}"
 
     def ask(self, party: str, step: Step) -> Answer:
         """Put a step down for a party."""

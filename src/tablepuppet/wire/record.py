@@ -1,0 +1,107 @@
+"""The record of a run: what parties elsewhere have answered, so that a run whose coordinator died can go on.
+
+Nothing of an algorithm is saved. A run that is resumed starts from the beginning and asks the same questions; answers
+that are on record are read instead of asked for, until the record ends. The parties stand where they stood, and the
+last request, which may or may not have reached them, is answered from their store. A question that differs from the one
+on record ends the run: the job or the software is no longer the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import struct
+from io import BufferedReader
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from tablepuppet.errors import LearnError
+from tablepuppet.party.request import Reply, Request
+from tablepuppet.wire.codec import Encoded, decode_header, encode
+from tablepuppet.wire.engine import Remote
+from tablepuppet.wire.protocol import read_reply, reply_message, request_message
+
+_FRAME = struct.Struct("<32sQQ")  # digest of the request, lengths of the reply's header and arrays
+
+
+class Record:
+    """The record of one run: a folder with a file per party, and the names of its sessions."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._sessions = folder / "sessions"
+        self._known = self._sessions.read_text().split() if self._sessions.exists() else []
+        self._used = 0
+
+    def new_session(self) -> str:
+        """The name of the next session: the one on record, or a new one."""
+        if self._used == len(self._known):
+            self._known.append(secrets.token_hex(16))
+            self._sessions.write_text("\n".join(self._known))
+        self._used += 1
+        return self._known[self._used - 1]
+
+    def of(self, name: str, party: Remote) -> RecordedParty:
+        """A party whose answers are recorded."""
+        return RecordedParty(name, party, self.folder / f"{name}.replies")
+
+
+class RecordedParty:
+    """Answers from the record as far as it goes, then asks."""
+
+    def __init__(self, name: str, party: Remote, path: Path):
+        self._name, self._party, self._path = name, party, path
+        self._reading: BufferedReader | None = path.open("rb") if path.exists() else None
+        self._writing: BinaryIO | None = None
+
+    def call(self, request: Request) -> Reply:
+        """The reply on record, or one that is recorded now."""
+        if request.verb == "close":
+            return self._party.call(request)
+        digest = _digest(encode(request_message(request)))
+        if self._reading is not None:
+            reply = self._recorded(self._reading, request, digest)
+            if reply is not None:
+                return reply
+        reply = self._party.call(request)
+        self._write(digest, encode(reply_message(reply)))
+        return reply
+
+    def _recorded(self, file: BufferedReader, request: Request, digest: bytes) -> Reply | None:
+        """The next reply on record; None at its end, where what a crash left half written is cut off."""
+        start = file.tell()
+        head = file.read(_FRAME.size)
+        if len(head) == _FRAME.size:
+            known, header_size, arrays_size = _FRAME.unpack(head)
+            header, arrays = file.read(header_size), file.read(arrays_size)
+            if len(header) == header_size and len(arrays) == arrays_size:
+                if known != digest:
+                    raise LearnError(
+                        f"this run cannot be resumed: it asks party {self._name!r} something else than before; was the "
+                        "job changed, or the version of tablepuppet? train it anew"
+                    )
+                frames = iter([pa.py_buffer(arrays)] if arrays else [])
+                return read_reply(decode_header(header).fill(frames), request, self._name)
+        file.close()
+        self._reading = None
+        os.truncate(self._path, start)
+        return None
+
+    def _write(self, digest: bytes, reply: Encoded) -> None:
+        if self._writing is None:
+            self._writing = self._path.open("ab")
+        self._writing.write(_FRAME.pack(digest, len(reply.header), reply.nbytes - len(reply.header)))
+        for frame in reply.frames():
+            self._writing.write(memoryview(frame))
+        self._writing.flush()  # the end of this process loses nothing then
+
+
+def _digest(message: Encoded) -> bytes:
+    found = hashlib.sha256()
+    for frame in message.frames():
+        found.update(memoryview(frame))
+    return found.digest()
