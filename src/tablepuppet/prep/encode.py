@@ -19,11 +19,11 @@ from tablepuppet.errors import LearnError
 from tablepuppet.mapping.digests import number_digests
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
-from tablepuppet.party.blind import blind
 from tablepuppet.party.ops import LocalTable, Values, op
+from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
 from tablepuppet.prep.encoded_table import EncodedTable
-from tablepuppet.prep.statistics import CategoryStatistics, CategorySummary, NumberStatistics, key_family
+from tablepuppet.prep.statistics import CategoryStatistics, CategorySummary, NumberStatistics, categories_of, key_family
 from tablepuppet.prep.values import numbers
 from tablepuppet.runs.events import Events
 from tablepuppet.sql.query import OutputColumn
@@ -167,7 +167,7 @@ def codes_of(digests: NDArray[np.uint8], known: NDArray[np.uint8]) -> NDArray[np
     return np.where(numbers_here < len(known), numbers_here, -1).astype(np.int32)
 
 
-@op("encode.build", releases=Release.COUNTS)
+@op("encode.build", releases=Release.COUNTS, columns=("columns", "categories"), use=Use.FEATURE)
 def build(
     table: LocalTable,
     view: str,
@@ -186,7 +186,7 @@ def build(
         dense[:, place] = np.where(present, (values - means[place]) / scales[place], 0.0)
     coded = []
     for place, (name, kind, _) in enumerate(categories):
-        blinded = blind([table.column(name, view)], [kind], table.category_key(encoding, name))
+        blinded = categories_of(table, view, name, kind, encoding)
         coded.append(np.append(codes[f"codes{place}"], np.int32(-1))[blinded.codes])
     table.state[f"{view}/{encoding}"] = EncodedTable(dense, tuple(coded), tuple(size for _, _, size in categories))
     return {}
