@@ -93,12 +93,6 @@ class AuditLog:
             raise
         self._write(found, "ok", "")
 
-    def check(self) -> None:
-        """Open the file, to know that it can be written."""
-        with self._lock, _told():
-            if self.path is not None:
-                self._opened(self.path)
-
     def close(self) -> None:
         """Close the file; it is opened again when it is needed."""
         with self._lock:

@@ -44,6 +44,7 @@ class Grant:
         """The grant for a scan; PrivacyError where it uses a column as the policy does not allow."""
         _check_pushed(party, scan)
         judge = _Judge(party, scan.table, rules)
+        judge.published(scan.columns)
         for text in filter(None, scan.filters):
             judge.output(text, Use.FILTER)
         for text in (text for key in scan.keys for text in key.expressions):
@@ -102,16 +103,20 @@ class _Judge:
     table: str
     rules: TableRule
 
+    def published(self, columns: Iterable[str]) -> None:
+        hidden = [name for name in columns if self.rules.column(name) is None]
+        if hidden:
+            raise refusal(self.party, "columns", "is not published", self.table, hidden[:1])
+
     def output(self, text: str, use: Use) -> Output:
         if not self.rules.columns and self.rules.others is not None:  # one rule for all: no need to know which
             columns: tuple[str, ...] = ()
         else:
             columns = columns_of(text)
+        self.published(columns)
         for name in columns:
             rule = self.rules.column(name)
-            if rule is None:
-                raise refusal(self.party, "columns", "is not published", self.table, [name])
-            if not rule.uses & use:
+            if rule and not rule.uses & use:
                 reason = f"may not be used as {_either(use)}; its uses: {rule.uses.label}"
                 raise refusal(self.party, "uses", reason, self.table, [name])
         whole = self.rules.expression(columns)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import duckdb
 
 from tablepuppet.errors import PartyError
-from tablepuppet.party.database import POSITION, Database, Reader, Source, SourceTable
+from tablepuppet.party.config import PartyFile
+from tablepuppet.party.database import POSITION, Database, Reader, Source, SourceTable, open_database
 from tablepuppet.party.databases.names import UnknownNameError, find_columns, find_table, identifier, select
 from tablepuppet.party.databases.positions import numbered_by
 from tablepuppet.party.databases.sandbox import count, describe
@@ -37,6 +38,7 @@ class Published:
     def __init__(self, party: str, database: Database, tables: Sequence[PublishedTable]):
         self._party, self._database = party, database
         self._tables = {table.name: table for table in tables}
+        self._views = {table.name: View.parsed(party, table.name, table.sql) for table in tables if table.sql}
         self._known: Mapping[str, SourceTable] | None = None  # the database's own tables, as last seen
 
     def tables(self) -> list[SourceTable]:
@@ -45,7 +47,7 @@ class Published:
         if not any(table.sql for table in self._tables.values()):
             return [self._plain(table, stored) for table in self._tables.values()]
         with self._database.reader() as reader:
-            inner = _Reader(self._party, reader, self._tables, stored)
+            inner = _Reader(self._party, reader, self._tables, self._views, stored)
             return [inner.described(t) if t.sql else self._plain(t, stored) for t in self._tables.values()]
 
     @contextmanager
@@ -53,7 +55,7 @@ class Published:
         """Open the database for reading what is published of it."""
         stored = self._stored(anew=False)
         with self._database.reader() as reader:
-            yield _Reader(self._party, reader, self._tables, stored)
+            yield _Reader(self._party, reader, self._tables, self._views, stored)
 
     def _stored(self, *, anew: bool) -> Mapping[str, SourceTable]:
         known = self._known
@@ -91,6 +93,7 @@ class _Reader:
     party: str
     inner: Reader
     published: Mapping[str, PublishedTable]
+    views: Mapping[str, View]
     stored: Mapping[str, SourceTable]
 
     def source(self, table: str, columns: Mapping[str, str], where: Sequence[Comparison] = ()) -> Source:
@@ -126,7 +129,7 @@ class _Reader:
 
     def _view(self, table: PublishedTable) -> Source:
         """The SELECT as a subquery over the tables it reads, each a subquery of its own name."""
-        view = View.parsed(self.party, table.name, table.sql or "")
+        view = self.views[table.name]
         parts, connection = [], None
         for alias, name in view.tables.items():
             stored = self.stored[find_table(self.party, self.stored, name)]
@@ -134,8 +137,7 @@ class _Reader:
             connection = source.connection
             hidden = f"(SELECT * EXCLUDE ({POSITION}) FROM {source.sql})"
             parts.append(f"{identifier(alias)} AS {hidden}")
-        if connection is None:
-            raise PartyError(f"Party {self.party!r}: the SELECT of table {table.name!r} reads no table")
+        assert connection is not None, "a view reads at least one table"
         return Source(connection, f"(WITH {', '.join(parts)} SELECT * FROM ({view.sql}))")
 
     def _broken(self, table: PublishedTable, error: duckdb.Error) -> PartyError:
@@ -143,3 +145,9 @@ class _Reader:
             f"Party {self.party!r}: the SELECT of published table {table.name!r} cannot be evaluated "
             f"({type(error).__name__}); its operator can see more with 'tablepuppet party check'"
         )
+
+
+def open_published(settings: PartyFile) -> Published:
+    """What a party file publishes of its database, which is first opened when it is read."""
+    tables = [PublishedTable(name, tuple(table.columns), table.sql) for name, table in settings.tables.items()]
+    return Published(settings.name, open_database(settings.name, settings.database), tables)

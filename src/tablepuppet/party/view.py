@@ -46,6 +46,8 @@ class View:
         names = _names(query)
         used = {id(s): s for scope in scopes for s in scope.sources.values() if isinstance(s, exp.Table)}
         tables = _renamed(list(used.values()), where)
+        if not tables:
+            raise ConfigError(f"{where}: reads no table of the database")
         # The parser's own text, so that nothing of the file's, such as a comment, reaches the query around it.
         return cls(query.sql(dialect="duckdb", comments=False), tables, names)
 
@@ -80,8 +82,6 @@ def _names(query: exp.Query) -> frozenset[str] | None:
 
 def read_by(view: View, table: SourceTable) -> dict[str, str]:
     """The columns of a table that a view may read, with types; those that no party can read are left out."""
-    return {
-        name: type_name
-        for name, type_name in table.columns.items()
-        if family(type_name) is not Family.OTHER and (view.names is None or name.lower() in view.names)
-    }
+    readable = {name: kind for name, kind in table.columns.items() if family(kind) is not Family.OTHER}
+    used = {n: kind for n, kind in readable.items() if view.names is None or n.lower() in view.names}
+    return used or dict(list(readable.items())[:1])  # count(*) needs rows, though no column

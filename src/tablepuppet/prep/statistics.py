@@ -65,7 +65,7 @@ def category_statistics(
     table: LocalTable, view: str, column: str, family: str, blinding: str, most: int | None
 ) -> Values:
     """How often each category occurs, by digest; no digests of a column with more than ``most`` categories."""
-    blinded = categories_of(table, view, column, family, blinding)
+    blinded = _categories(table, view, column, family, blinding)
     weights = np.bincount(blinded.codes, table.view(view).counts, minlength=len(blinded.digests) + 1)
     told = most is None or len(blinded.digests) <= most
     return {
@@ -77,7 +77,7 @@ def category_statistics(
     }
 
 
-def categories_of(table: LocalTable, view: str, column: str, family: str, blinding: str) -> Blinded:
+def _categories(table: LocalTable, view: str, column: str, family: str, blinding: str) -> Blinded:
     """A column's categories as digests; one with fewer rows than the policy's ``min_group`` counts as missing."""
     blinded = blind([table.column(column, view)], [family], table.category_key(blinding, column))
     rows = np.bincount(blinded.codes, minlength=len(blinded.digests) + 1)[:-1]
