@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 from tablepuppet.party.blinding_key import new_blinding_key
+from tablepuppet.party.report import inspect
+from tablepuppet.privacy.certificates import issue, new_authority
 from tests.party.policed import CANARY, write_file
 
 
@@ -67,3 +69,27 @@ def test_a_file_that_is_no_party_file(tmp_path: Path) -> None:
     assert shown.returncode == 1
     assert shown.stderr.startswith("error: party file 'party.toml':")
     assert "Traceback" not in shown.stderr
+
+
+def test_certificates_are_tried(tmp_path: Path) -> None:
+    """A certificate without its key is a problem, another party's certificate a warning."""
+    new_key(tmp_path)
+    new_authority(tmp_path)
+    issue(tmp_path, "shop")
+    tls = 'tls = { cert = "shop.crt", key = "shop.key", ca = "ca.crt" }'
+    write_file(tmp_path, top=tls)
+    found = inspect(tmp_path / "party.toml")
+    assert (found.tls, found.problems) == (True, [])
+    assert "tls.cert belongs to 'shop', not to party 'bank'" in found.warnings
+    write_file(tmp_path, top=tls.replace("shop.key", "nowhere.key"))
+    [problem] = inspect(tmp_path / "party.toml").problems
+    assert "nowhere.key' does not exist" in problem
+
+
+def test_likely_mistakes_are_warnings(tmp_path: Path) -> None:
+    """Too few rows for the policy's own minimum, and a private column to learn from, are told."""
+    new_key(tmp_path)
+    write_file(tmp_path, table="min_rows = 100")
+    warnings = inspect(tmp_path / "party.toml").warnings
+    assert "table cards: 60 rows, but min_rows is 100: it cannot be used" in warnings
+    assert "table cards, column secret: a private column is neither told as label nor learned from" in warnings

@@ -144,6 +144,9 @@ def test_a_private_column_of_a_federation_file_is_not_told(tmp_path: Path) -> No
     assert fed.sql("SELECT y FROM t WHERE x = 1").describe().to_arrow()["mean"].to_pylist() == [2.0]
     with pytest.raises(tp.PrivacyError, match=r"party 'a', table 't', column 'x'.*private.*policy rule level"):
         fed.sql("SELECT x + y AS z FROM t").describe()
+    whole = tp.Federation({"a": PartyEntry(url, {"t": "private"})})
+    with pytest.raises(tp.PrivacyError, match=r"table 't', column 'y'.*private.*policy rule level"):
+        whole.sql("SELECT y FROM t").describe()
 
 
 def test_fingerprints_tell_whether_the_data_changed(tmp_path: Path) -> None:

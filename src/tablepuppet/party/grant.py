@@ -109,7 +109,7 @@ class _Judge:
             raise refusal(self.party, "columns", "is not published", self.table, hidden[:1])
 
     def output(self, text: str, use: Use) -> Output:
-        if not self.rules.columns and self.rules.others is not None:  # one rule for all: no need to know which
+        if not self.rules.columns and self.rules.others == ColumnRule():  # nothing is forbidden: no need to parse
             columns: tuple[str, ...] = ()
         else:
             columns = columns_of(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -21,6 +22,8 @@ from tablepuppet.party.policy import ColumnRule, Level, Policy, Use
 from tablepuppet.party.published import open_published
 from tablepuppet.party.tls_files import TlsFiles, read_tls_files
 from tablepuppet.sql.types import Family, family
+
+Found = TypeVar("Found")
 
 
 class ColumnReport(msgspec.Struct, frozen=True):
@@ -61,11 +64,9 @@ def inspect(path: Path) -> PartyReport:
     settings = PartyFile.load(path)
     problems: list[str] = []
     _attempt(problems, lambda: read_blinding_key(Path(settings.blinding_key)))
-    certificates: list[TlsFiles] = []
-    _attempt(problems, lambda: settings.tls and certificates.append(read_tls_files(settings.tls)))
+    certificate = _attempt(problems, lambda: read_tls_files(settings.tls) if settings.tls else None)
     _attempt(problems, lambda: _check_writable(settings))
-    found: list[SourceTable] = []
-    _attempt(problems, lambda: found.extend(open_published(settings).tables()))
+    found = _attempt(problems, lambda: open_published(settings).tables()) or []
     policy = settings.policy()
     tables = [_table_report(settings, policy, table) for table in found]
     return PartyReport(
@@ -75,17 +76,18 @@ def inspect(path: Path) -> PartyReport:
         sorted(settings.allow),
         tables,
         problems,
-        [*_strangers(settings, certificates), *_warnings(settings, tables)],
+        [*_strangers(settings, certificate), *_warnings(settings, tables)],
     )
 
 
-def _attempt(problems: list[str], check: Callable[[], object]) -> None:
+def _attempt(problems: list[str], check: Callable[[], Found]) -> Found | None:
     try:
-        check()
+        return check()
     except TablePuppetError as error:
         # What a PartyError keeps from callers, such as the names of hidden columns, its operator may see.
         reason = error.__cause__ if isinstance(error, PartyError) else None
         problems.append(f"{error}: {reason}" if reason is not None else str(error))
+        return None
 
 
 def _check_writable(settings: PartyFile) -> None:
@@ -112,9 +114,10 @@ def _table_report(settings: PartyFile, policy: Policy, table: SourceTable) -> Ta
     return TableReport(table.name, table.rows, callers, rules.min_rows, rules.min_group, columns)
 
 
-def _strangers(settings: PartyFile, certificates: list[TlsFiles]) -> list[str]:
-    names = [found.name for found in certificates if found.name.lower() != settings.name.lower()]
-    return [f"tls.cert belongs to {name!r}, not to party {settings.name!r}" for name in names]
+def _strangers(settings: PartyFile, certificate: TlsFiles | None) -> list[str]:
+    if certificate is None or certificate.name.lower() == settings.name.lower():
+        return []
+    return [f"tls.cert belongs to {certificate.name!r}, not to party {settings.name!r}"]
 
 
 def _warnings(settings: PartyFile, tables: list[TableReport]) -> list[str]:
