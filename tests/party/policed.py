@@ -13,9 +13,9 @@ import tablepuppet as tp
 from tablepuppet.party.audit import AuditLog
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.published import open_published
-from tablepuppet.party.request import Request
+from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.service import Party
-from tablepuppet.wire.engine import InProcessEngine, Reply
+from tablepuppet.wire.engine import InProcessEngine
 from tablepuppet.wire.messages import meter
 from tests.relations import write_party
 

@@ -68,9 +68,10 @@ class Tls(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """How much callers may take."""
 
-    sessions: Annotated[Positive, Meta(description="sessions open at once; more are told to try again")] = 50
+    sessions: Annotated[Positive, Meta(description="sessions open at once; more are told to try again")] = 32
+    sessions_per_caller: Annotated[Positive, Meta(description="sessions that one caller has open at once")] = 16
     idle: Annotated[Seconds, Meta(description="seconds after which a session that is not used ends")] = 3600.0
-    max_message_bytes: Annotated[Positive, Meta(description="bytes of one request")] = 1 << 30
+    message_bytes: Annotated[Positive, Meta(description="bytes of one request")] = 4 << 30
     snapshot_ttl: Annotated[
         Seconds, Meta(description="seconds for which a caller's next run may reuse what was read; 0: read anew")
     ] = 0.0
