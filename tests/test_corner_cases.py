@@ -137,11 +137,16 @@ def test_wrong_arguments_are_query_errors(tmp_path: Path, arguments: tuple[Any, 
         fed.sql(*arguments, **options)
 
 
-def test_a_level_that_is_not_enforced_yet_is_refused(tmp_path: Path) -> None:
-    """A privacy setting that is accepted and ignored would be worse than none."""
-    [url] = make(tmp_path, a="CREATE TABLE t AS SELECT 1 AS x").values()
-    with pytest.raises(tp.ConfigError, match="private is not supported yet"):
-        tp.Federation({"a": PartyEntry(url, {"t.x": "private"})})
+def test_a_private_column_of_a_federation_file_is_not_told(tmp_path: Path) -> None:
+    """A private column can be joined and filtered by; whatever would tell more of it is a PrivacyError."""
+    [url] = make(tmp_path, a="CREATE TABLE t AS SELECT 1 AS x, 2.0 AS y").values()
+    fed = tp.Federation({"a": PartyEntry(url, {"t.x": "private"})})
+    assert fed.sql("SELECT y FROM t WHERE x = 1").describe().to_arrow()["mean"].to_pylist() == [2.0]
+    with pytest.raises(tp.PrivacyError, match=r"party 'a', table 't', column 'x'.*private.*policy rule level"):
+        fed.sql("SELECT x + y AS z FROM t").describe()
+    whole = tp.Federation({"a": PartyEntry(url, {"t": "private"})})
+    with pytest.raises(tp.PrivacyError, match=r"table 't', column 'y'.*private.*policy rule level"):
+        whole.sql("SELECT y FROM t").describe()
 
 
 def test_fingerprints_tell_whether_the_data_changed(tmp_path: Path) -> None:

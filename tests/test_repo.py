@@ -26,7 +26,19 @@ LAYERS = [
     {"mapping", "wire"},
     {"operators"},
     {"learn", "prep"},
-    {"baselines", "cli", "cli_keys", "cli_output", "demo", "federation", "jobs", "relation", "__init__", "__main__"},
+    {
+        "baselines",
+        "cli",
+        "cli_keys",
+        "cli_output",
+        "cli_party",
+        "demo",
+        "federation",
+        "jobs",
+        "relation",
+        "__init__",
+        "__main__",
+    },
 ]
 LEVELS = {part: level for level, layer in enumerate(LAYERS) for part in layer}
 

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from tablepuppet.cli_keys import certs, keys
 from tablepuppet.cli_output import JsonOption, print_json
+from tablepuppet.cli_party import party
 from tablepuppet.errors import ConfigError, TablePuppetError
 from tablepuppet.federation import Federation
 from tablepuppet.jobs import Run
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(certs, name="certs")
 app.add_typer(keys, name="keys")
+app.add_typer(party, name="party")
 
 FederationArgument = Annotated[
     Path, typer.Argument(help="The federation file (TOML): names of parties and their database URLs.")

@@ -39,7 +39,11 @@ class MappingError(TablePuppetError):
 
 
 class PrivacyError(TablePuppetError):
-    """A policy, or a promise already made, forbids it."""
+    """A policy, or a promise already made, forbids it; ``rule`` names the rule of a party's policy."""
+
+    def __init__(self, message: str, *, rule: str = ""):
+        self.rule = rule
+        super().__init__(message)
 
 
 class LearnError(TablePuppetError):

@@ -18,7 +18,7 @@ import msgspec
 
 from tablepuppet.errors import ConfigError, QueryError
 from tablepuppet.party.blinding_key import read_blinding_key
-from tablepuppet.party.database import open_database
+from tablepuppet.party.database import anchored, open_database
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
@@ -253,11 +253,4 @@ def _open_party(name: str, entry: PartyEntry, blinding_key: bytes) -> Party:
 def _anchored(entry: str | PartyEntry, folder: Path) -> PartyEntry:
     """The entry with a relative file path made absolute from the federation file's folder."""
     entry = PartyEntry(entry) if isinstance(entry, str) else entry
-    scheme, separator, path = entry.url.partition(":///")
-    servers = ("postgres", "mysql", "mariadb")
-    if not separator or path.startswith("/") or scheme.startswith(servers) or entry.is_remote:
-        return entry
-    anchored = (folder / path).absolute()
-    if not anchored.exists() and Path("/" + path).exists():  # duckdb:///tmp/x, where /tmp/x was meant
-        anchored = Path("/" + path)
-    return PartyEntry(f"{scheme}:///{anchored}", entry.levels)
+    return entry if entry.is_remote else PartyEntry(anchored(entry.url, folder), entry.levels)

@@ -10,7 +10,6 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.party.database import open_database
-from tablepuppet.party.policy import Level, Policy
 from tablepuppet.party.service import HERE, Party
 from tablepuppet.sql.catalog import Catalog, Shard
 from tablepuppet.sql.parse import parse
@@ -24,7 +23,7 @@ ROWS = pa.table({"k": [3, 1, None, 1], "x": [0.5, 1.5, 2.5, None]})
 def party(tmp_path: Path) -> Party:
     """A party with one table, and the session ``s`` open on it."""
     found = Party("p0", open_database("p0", write_party(tmp_path, "p0", {"t": ROWS})), b"secret of all parties")
-    catalog = Catalog(found.describe())
+    catalog = Catalog(found.describe(HERE))
     scans = plan(parse("SELECT a.x FROM t a JOIN t b USING (k) WHERE b.x > 1", catalog), catalog).scans
     assert found.open(HERE, "s", scans) == {"a": 4, "b": 2}
     return found
@@ -32,7 +31,7 @@ def party(tmp_path: Path) -> Party:
 
 def test_describe_tells_the_schema(party: Party) -> None:
     """`describe` tells names, types and the number of rows."""
-    assert party.describe() == [Shard("p0", "t", {"k": "BIGINT", "x": "DOUBLE"}, 4)]
+    assert party.describe(HERE) == [Shard("p0", "t", {"k": "BIGINT", "x": "DOUBLE"}, 4)]
 
 
 def test_run_blinds_keys(party: Party) -> None:
@@ -75,7 +74,7 @@ def test_sample_follows_the_source(tmp_path: Path) -> None:
         folder = tmp_path / str(secret)
         folder.mkdir()
         party = Party("p0", open_database("p0", write_party(folder, "p0", {"t": rows})), b"", row_secret=secret)
-        catalog = Catalog(party.describe())
+        catalog = Catalog(party.describe(HERE))
         party.open(HERE, "s", plan(parse("SELECT x FROM t", catalog), catalog).scans)
         row_ids = np.arange(20, 60, dtype=np.int32)
         party.run(HERE, "s", "rows.use", "t", {"view": "v", "row_ids": row_ids, "counts": np.ones(40, np.uint8)})
@@ -86,16 +85,3 @@ def test_sample_follows_the_source(tmp_path: Path) -> None:
         assert sorted(snapshot.position(picked).tolist()) == everything[[0, 3, 39]].tolist()
         chosen.append(tuple(picked.tolist()))
     assert len(set(chosen)) == 3
-
-
-def test_an_expression_has_the_strictest_level_of_its_columns() -> None:
-    """Levels go by table or table.column, in any case; the strictest column of an expression decides."""
-    named = Policy.from_names({"Cards.Limit": "Aggregate", "staff": "aggregate"}, "p0")
-    policy = Policy({**named.levels, "cards.pin": Level.PRIVATE})
-    assert policy.level("cards", ["name"]) is Level.PUBLIC
-    assert policy.level("CARDS", ["name", "LIMIT"]) is Level.AGGREGATE
-    assert policy.level("cards", ["limit", "pin"]) is Level.PRIVATE
-    assert policy.level("staff", ["anything"]) is Level.AGGREGATE
-    assert policy.level("staff", []) is Level.AGGREGATE
-    with pytest.raises(tp.ConfigError, match=r"'p0', level of 'a.b': 'secret' is none of public, aggregate, private"):
-        Policy.from_names({"a.b": "secret"}, "p0")

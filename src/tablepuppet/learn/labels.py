@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client, Replies
 from tablepuppet.party.ops import LocalTable, Values, op
+from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
 from tablepuppet.prep.values import numbers
 from tablepuppet.sql.query import OutputColumn
@@ -20,7 +21,7 @@ from tablepuppet.sql.types import NUMERIC, Family, family
 MOST_CLASSES = 1000
 
 
-@op("label.numbers", releases=Release.LABELS)
+@op("label.numbers", releases=Release.LABELS, columns=("column",), use=Use.LABEL)
 def label_numbers(table: LocalTable, view: str, column: str) -> Values:
     """The label of every row as a number, and how many have none."""
     values, present = numbers(table.column(column, view))
@@ -37,7 +38,7 @@ def _narrow(values: NDArray[np.float64]) -> NDArray[Any]:
     return values
 
 
-@op("label.classes", releases=Release.LABELS)
+@op("label.classes", releases=Release.LABELS, columns=("column",), use=Use.LABEL)
 def label_classes(table: LocalTable, view: str, column: str, most: int) -> Values:
     """The classes among the rows and each row's class; no codes where there are more classes than ``most``."""
     encoded = pa.concat_arrays(table.column(column, view).chunks).dictionary_encode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import duckdb
@@ -105,6 +106,17 @@ def open_database(party: str, url: str) -> Database:
             # Only a plain word is repeated: whatever else was typed there may be a password.
             named = f"no database of kind {other!r}" if other.isalnum() else "the URL has no scheme"
             raise ConfigError(f"Party {party!r}: {named}; known: {_known()}")
+
+
+def anchored(url: str, folder: Path) -> str:
+    """The URL with a relative file path made absolute from ``folder``, where a configuration file stands."""
+    scheme, separator, path = url.partition(":///")
+    if not separator or path.startswith("/") or scheme.startswith(("postgres", "mysql", "mariadb")):
+        return url
+    place = (folder / path).absolute()
+    if not place.exists() and Path("/" + path).exists():  # duckdb:///tmp/x, where /tmp/x was meant
+        place = Path("/" + path)
+    return f"{scheme}:///{place}"
 
 
 def _file_path(party: str, kind: str, rest: str) -> str:

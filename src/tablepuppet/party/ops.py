@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.blind import derive_key
-from tablepuppet.party.policy import Level, Policy
+from tablepuppet.party.grant import Grant
+from tablepuppet.party.policy import Level, Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.snapshot import Snapshot
-from tablepuppet.sql.expression import columns_of
 
 Values = dict[str, Any]  # plain values and NumPy arrays by name
 
@@ -38,7 +38,7 @@ class LocalTable:
     """What an op sees: one shard of one table use, within one session."""
 
     snapshot: Snapshot
-    policy: Policy
+    grant: Grant  # what the caller may do with it
     secret: bytes  # for blinding
     run: str
     wire: str = "float64"  # precision of row arrays on the wire
@@ -67,8 +67,7 @@ class LocalTable:
 
     def level(self, output: str) -> Level:
         """The policy's level of an output column: the strictest of the columns it is made of."""
-        scan = self.snapshot.scan
-        return self.policy.level(scan.table, columns_of(scan.outputs[output]))
+        return self.grant.outputs[output].rule.level
 
 
 def category_secret(blinding_key: bytes, blinding: str) -> bytes:
@@ -78,11 +77,17 @@ def category_secret(blinding_key: bytes, blinding: str) -> bytes:
 
 @dataclass(frozen=True)
 class Op:
-    """A registered op."""
+    """A registered op.
+
+    ``columns`` are the arguments that name the outputs it works on; an op without any works on every feature.
+    ``use`` is one of which those outputs must have at least one; None: what the releases are allowed for.
+    """
 
     name: str
     releases: Release
     function: Callable[..., Values]
+    columns: tuple[str, ...] = ()
+    use: Use | None = None
 
     def __call__(self, table: LocalTable, arguments: Mapping[str, Any]) -> Values:
         """Run the op after checking that the arguments are those it takes."""
@@ -96,12 +101,14 @@ class Op:
 REGISTRY: dict[str, Op] = {}
 
 
-def op(name: str, *, releases: Release) -> Callable[[Callable[..., Values]], Callable[..., Values]]:
-    """Register a function as an op that lets out ``releases`` and nothing else."""
+def op(
+    name: str, *, releases: Release, columns: tuple[str, ...] = (), use: Use | None = None
+) -> Callable[[Callable[..., Values]], Callable[..., Values]]:
+    """Register a function as an op that lets out ``releases`` of ``columns`` and nothing else; see `Op`."""
 
     def register(function: Callable[..., Values]) -> Callable[..., Values]:
         assert name not in REGISTRY, f"two ops are called {name}"
-        REGISTRY[name] = Op(name, releases, function)
+        REGISTRY[name] = Op(name, releases, function, columns, use)
         return function
 
     return register

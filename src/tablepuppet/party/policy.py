@@ -1,47 +1,141 @@
-"""A party's policy: at which level each column may be used.
+"""A party's policy: what each column may be used for, what may be told of it, to whom, and how often.
 
-A level is a named set of releases. Databases opened in the analyst's own process are `public` unless the
-federation file says otherwise.
+A column has uses and a level; a level is a named set of releases. An expression has the fewest uses and the
+strictest level of its columns. Databases opened in the analyst's own process are open to every use and `public`
+unless the federation file says otherwise; a party file hides every column that it does not name. What is
+written here is enforced by `guard.py`, and `docs/policy.md` explains it to operators.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Flag, IntEnum, auto
 
 from tablepuppet.errors import ConfigError
+from tablepuppet.party.release import Release
 
 
 class Level(IntEnum):
     """How much of a column may be told; a higher level is stricter."""
 
     PUBLIC = 0  # anything an op releases, extremes included
-    AGGREGATE = 1  # sums over many rows; no single value such as a minimum
-    PRIVATE = 2
+    AGGREGATE = 1  # what training needs; no single value such as a minimum, no vector per row
+    PRIVATE = 2  # to join and filter by, never to learn from
+
+
+class Use(Flag):
+    """What a column may be used for."""
+
+    KEY = auto()  # in a join condition
+    FILTER = auto()  # in WHERE
+    LABEL = auto()  # to learn, which tells its values
+    FEATURE = auto()  # to learn from
+
+    @property
+    def label(self) -> str:
+        """The names as a party file writes them."""
+        return ", ".join((member.name or "").lower() for member in self) or "none"
+
+
+EVERY_USE = ~Use(0)
+EVERY_RELEASE = ~Release(0)
+LEVELS: Mapping[Level, Release] = {
+    Level.PUBLIC: EVERY_RELEASE,
+    Level.AGGREGATE: EVERY_RELEASE & ~Release.EMBEDDINGS,
+    Level.PRIVATE: Release.SCHEMA | Release.COUNTS | Release.KEY_DIGESTS,
+}
+"""What may be told at each level, as far as a use of the column leads to it."""
+
+_OF_EVERY_COLUMN = Release.SCHEMA | Release.COUNTS
+USES: Mapping[Use, Release] = {
+    Use.KEY: _OF_EVERY_COLUMN | Release.KEY_DIGESTS,
+    Use.FILTER: _OF_EVERY_COLUMN,
+    Use.LABEL: _OF_EVERY_COLUMN | Release.LABELS | Release.STATISTICS | Release.HISTOGRAMS | Release.KEY_DIGESTS,
+    Use.FEATURE: EVERY_RELEASE & ~Release.LABELS,
+}
+"""What each use of a column leads to; the digests of a label or feature are those of its categories."""
+
+
+@dataclass(frozen=True)
+class ColumnRule:
+    """What one column may be used for, and at which level."""
+
+    uses: Use = EVERY_USE
+    level: Level = Level.PUBLIC
+
+    @property
+    def releases(self) -> Release:
+        """Everything that may be told of the column."""
+        allowed = _OF_EVERY_COLUMN
+        for use in self.uses:
+            allowed |= USES[use] & LEVELS[self.level]
+        return allowed
+
+    def joined(self, other: ColumnRule) -> ColumnRule:
+        """The rule of an expression over both: the fewest uses, the strictest level."""
+        return ColumnRule(self.uses & other.uses, max(self.level, other.level))
+
+
+@dataclass(frozen=True)
+class TableRule:
+    """The rules of one published table; names are in lower case."""
+
+    columns: Mapping[str, ColumnRule] = field(default_factory=dict)
+    others: ColumnRule | None = ColumnRule()  # of columns that are not named; None: they are hidden
+    allow: frozenset[str] | None = None  # callers; None: everybody that the policy allows
+    min_rows: int = 0
+    min_group: int = 0
+
+    def column(self, name: str) -> ColumnRule | None:
+        """The rule of one column; None if it is hidden."""
+        return self.columns.get(name.lower(), self.others)
+
+    def expression(self, columns: Iterable[str]) -> ColumnRule | None:
+        """The rule of an expression over ``columns``; None if one of them is hidden."""
+        found = ColumnRule()
+        for rule in [self.column(name) for name in columns] or [self.others or found]:
+            if rule is None:
+                return None
+            found = found.joined(rule)
+        return found
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Levels by ``table.column`` (or ``table`` for all its columns), in lower case."""
+    """All rules of a party; names of tables are in lower case. As it stands, everything is allowed to everybody."""
 
-    levels: Mapping[str, Level] = field(default_factory=dict)
-    default: Level = Level.PUBLIC
+    tables: Mapping[str, TableRule] = field(default_factory=dict)
+    others: TableRule | None = TableRule()  # of tables that are not named; None: they are hidden
+    allow: frozenset[str] | None = None  # callers; None: everybody
+    max_filters: int | None = None  # distinct ones per caller and table
+    max_expressions: int | None = None  # distinct ones over features and labels, per caller and table
+    max_prediction_rounds: int | None = None  # per caller, session and table
+    named: frozenset[str] = frozenset()  # ``table`` or ``table.column`` as somebody spelled them: they must exist
 
     @classmethod
     def from_names(cls, levels: Mapping[str, str], party: str) -> Policy:
-        """The policy that a federation file spells as names of levels."""
+        """The policy that a federation file spells: levels by ``table.column``, or ``table`` for all its columns."""
+        found = {}
         for where, name in levels.items():
             if name.upper() not in Level.__members__:
                 known = ", ".join(level.name.lower() for level in Level)
                 raise ConfigError(f"party {party!r}, level of {where!r}: {name!r} is none of {known}")
-            if Level[name.upper()] is Level.PRIVATE:
-                raise ConfigError(
-                    f"party {party!r}, level of {where!r}: private is not supported yet; leave it out of a view"
-                )
-        return cls({where.lower(): Level[name.upper()] for where, name in levels.items()})
+            found[where.lower()] = Level[name.upper()]
+        return cls(_by_table(found), named=frozenset(found))
 
-    def level(self, table: str, columns: Iterable[str]) -> Level:
-        """The strictest level of the columns that an expression reads."""
-        whole = self.levels.get(table.lower(), self.default)
-        return max((self.levels.get(f"{table}.{column}".lower(), whole) for column in columns), default=whole)
+    def table(self, name: str) -> TableRule | None:
+        """The rules of one table; None if it is hidden."""
+        return self.tables.get(name.lower(), self.others)
+
+
+def _by_table(levels: Mapping[str, Level]) -> dict[str, TableRule]:
+    """Levels by table; ``a.b`` is column b of table a, or all of a table with a dot in its name."""
+    tables = {where: TableRule(others=ColumnRule(level=level)) for where, level in levels.items()}
+    for where, level in levels.items():
+        parts = where.split(".")
+        for cut in range(1, len(parts)):
+            name, column = ".".join(parts[:cut]), ".".join(parts[cut:])
+            rule = tables.get(name, TableRule())
+            tables[name] = TableRule({**rule.columns, column: ColumnRule(level=level)}, rule.others)
+    return tables

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import mark
+from tablepuppet.errors import PartyError
 from tablepuppet.party.ops import LocalTable, Values, View, op
 from tablepuppet.party.release import Release
 
@@ -26,8 +28,23 @@ def blind_keys(table: LocalTable) -> Values:
 def use_rows(table: LocalTable, view: str, row_ids: NDArray[np.integer] | None, counts: NDArray[np.integer]) -> Values:
     """Remember which rows take part in a relation, all of them if ``row_ids`` is None, and how often."""
     rows = np.arange(table.snapshot.rows, dtype=np.int32) if row_ids is None else row_ids
+    _check_rows(table, rows, counts)
     table.views[view] = View(rows, counts)
     return {}
+
+
+def _check_rows(table: LocalTable, row_ids: NDArray[np.integer], counts: NDArray[np.integer]) -> None:
+    """Rows that take part are rows of the snapshot, are joined some number of times, and are not too few."""
+    where = f"party {table.grant.party!r}: table {table.grant.table!r}"
+    for array in (row_ids, counts):
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" or array.ndim != 1:
+            raise PartyError(f"{where}: row_ids and counts must be arrays of whole numbers")
+    if len(row_ids) != len(counts):
+        raise PartyError(f"{where}: there are {len(row_ids):,} row ids and {len(counts):,} counts")
+    if len(row_ids) and (row_ids.min() < 0 or row_ids.max() >= table.snapshot.rows or counts.min() < 0):
+        raise PartyError(f"{where}: row ids must be below {table.snapshot.rows:,}, and counts at least 0")
+    if table.grant.rules.min_rows:
+        table.grant.check_rows(int(np.count_nonzero(mark(table.snapshot.rows, row_ids[counts > 0]))))
 
 
 @op("rows.sample", releases=Release.COUNTS)

@@ -9,13 +9,18 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import tablepuppet.party.rows  # noqa: F401 - registers its ops
-from tablepuppet.errors import ConfigError, PartyError
+from tablepuppet.errors import PartyError
+from tablepuppet.party.audit import AuditLog
 from tablepuppet.party.database import Database
+from tablepuppet.party.guard import Guard
 from tablepuppet.party.ops import LocalTable, Values, category_secret, find_op
 from tablepuppet.party.policy import Policy
+from tablepuppet.party.release import Release
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.snapshot import take_snapshot
 from tablepuppet.sql.catalog import Shard
@@ -29,7 +34,8 @@ class Party:
 
     ``blinding_key`` is shared by all parties and unknown to the coordinator. ``row_secret`` orders row ids; a
     party inside the coordinator's process has nobody to hide the order from, needs none, and numbers rows as
-    its source does.
+    its source does. Every verb first asks the guard, which enforces ``policy``, and ends with a line in the
+    ``audit`` log. ``state_dir`` keeps what callers have used up of their limits.
     """
 
     def __init__(
@@ -39,11 +45,14 @@ class Party:
         blinding_key: bytes,
         policy: Policy | None = None,
         row_secret: bytes | None = None,
+        audit: AuditLog | None = None,
+        state_dir: Path | None = None,
     ):
         self.name = name
         self._database = database
         self._blinding_key = blinding_key
-        self._policy = policy or Policy()
+        self._guard = Guard(name, policy or Policy(), state_dir)
+        self._audit = audit or AuditLog(None)
         self._row_secret = row_secret
         self._sessions: dict[tuple[str, str], dict[str, LocalTable]] = {}
         self._models: dict[str, Values] = {}  # by caller
@@ -55,7 +64,7 @@ class Party:
         replies: Reply = []
         match request.verb:
             case "describe":
-                replies.append({"tables": self.describe()})
+                replies.append({"tables": self.describe(caller)})
             case "open":
                 replies.append({"rows": self.open(caller, request.session, **request.arguments)})
             case "close":
@@ -64,40 +73,41 @@ class Party:
         replies += [self.run(caller, request.session, step.op, step.table, step.arguments) for step in request.steps]
         return replies
 
-    def describe(self) -> list[Shard]:
-        """The tables this party publishes."""
-        tables = self._database.tables()
-        known = {table.name.lower() for table in tables}
-        known |= {f"{table.name}.{column}".lower() for table in tables for column in table.columns}
-        strange = [where for where in self._policy.levels if where not in known]
-        if strange:  # a misspelled level would leave the column it means public
-            raise ConfigError(
-                f"party {self.name!r}: levels name {strange[0]!r}, which is no table or column it publishes"
-            )
-        return [Shard(self.name, table.name, table.columns, table.rows) for table in tables]
+    def describe(self, caller: str) -> list[Shard]:
+        """The tables this party publishes to a caller."""
+        with self._audit.entry(caller, "", "describe", releases=Release.SCHEMA) as entry:
+            self._guard.admit(caller)  # before the database is asked
+            tables = self._guard.published(caller, self._database.tables())
+            return entry.reply([Shard(self.name, table.name, table.columns, table.rows) for table in tables])
 
     def open(self, caller: str, session: str, scans: Iterable[Scan], wire: str = "float64") -> dict[str, int]:
         """Read every shard the relation needs, as of one moment; answers with row counts by alias."""
-        tables = {}
-        with self._database.reader() as reader:
-            for scan in scans:
-                snapshot = take_snapshot(scan, reader, self._row_secret)
-                tables[scan.alias] = LocalTable(
-                    snapshot,
-                    self._policy,
-                    self._blinding_key,
-                    session,
-                    wire,
-                    models=self._models.setdefault(caller, {}),
-                    category_secrets=self._category_secrets,
-                )
-        with self._lock:
-            self._sessions[caller, session] = tables
-        return {alias: table.snapshot.rows for alias, table in tables.items()}
+        tables, listed = {}, list(scans)
+        with self._audit.entry(caller, session, "open", releases=Release.COUNTS) as entry:
+            entry.tables = sorted({scan.table for scan in listed})
+            grants = self._guard.open(caller, listed)
+            with self._database.reader() as reader:
+                for scan in listed:
+                    tables[scan.alias] = LocalTable(
+                        take_snapshot(scan, reader, self._row_secret),
+                        grants[scan.alias],
+                        self._blinding_key,
+                        session,
+                        wire,
+                        models=self._models.setdefault(caller, {}),
+                        category_secrets=self._category_secrets,
+                    )
+            with self._lock:
+                self._sessions[caller, session] = tables
+            return entry.reply({alias: table.snapshot.rows for alias, table in tables.items()})
 
     def run(self, caller: str, session: str, op: str, alias: str, arguments: Mapping[str, Any]) -> Values:
         """Compute one op on one table of a session."""
-        return find_op(op)(self.table(session, alias, caller), arguments)
+        with self._audit.entry(caller, session, "run") as entry:
+            found, table = find_op(op), self.table(session, alias, caller)
+            entry.op, entry.releases, entry.tables = found.name, found.releases, [table.grant.table]
+            self._guard.run(caller, session, found, table.grant, arguments)
+            return entry.reply(found(table, arguments))
 
     def table(self, session: str, alias: str, caller: str = HERE) -> LocalTable:
         """One table of a session; for code that runs at the party."""
@@ -126,3 +136,6 @@ class Party:
         """Free everything that a session holds."""
         with self._lock:
             self._sessions.pop((caller, session), None)
+        self._guard.close(caller, session)
+        with suppress(PartyError), self._audit.entry(caller, session, "close"):
+            pass  # nothing leaves with it: a log that cannot be written must not keep sessions open

@@ -20,6 +20,7 @@ from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
 from tablepuppet.party.blind import blind
 from tablepuppet.party.ops import LocalTable, Values, op
+from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
 from tablepuppet.prep.encoded_table import EncodedTable
 from tablepuppet.prep.statistics import CategoryStatistics, CategorySummary, NumberStatistics, key_family
@@ -108,7 +109,7 @@ def fit_encoding(
         {alias: tuple(parts[0]) for alias, parts in found.items()},
         {alias: tuple(parts[1]) for alias, parts in found.items()},
     )
-    _build(client, encoding, asked)
+    _build(client, encoding)
     return encoding
 
 
@@ -133,27 +134,19 @@ def apply_encoding(client: Client, encoding: Encoding) -> None:
     """Let every party encode its rows of another relation; the result stays there under the encoding's id."""
     if encoding.id in client.encodings:
         return
-    columns = [encoder.column for encoders in encoding.categories.values() for encoder in encoders]
-    _build(client, encoding, {c.name: CategoryStatistics(client, c, encoding.id, None) for c in columns})
+    _build(client, encoding)
 
 
-def _build(client: Client, encoding: Encoding, asked: Mapping[str, CategoryStatistics]) -> None:
-    told: dict[tuple[str, str, str], NDArray[np.int32]] = {}
-    for alias, encoders in encoding.categories.items():
-        for encoder in encoders:
-            for shard, reply in zip(client.shards(alias), asked[encoder.column.name].shards, strict=True):
-                told[alias, shard.party, encoder.column.name] = codes_of(reply["digests"], encoder.digests)
-
-    def arguments(alias: str, shard: ShardRows) -> Mapping[str, Any]:
+def _build(client: Client, encoding: Encoding) -> None:
+    def arguments(alias: str, _: ShardRows) -> Mapping[str, Any]:
         kept, categories = encoding.numbers[alias], encoding.categories[alias]
-        codes = {f"codes{i}": told[alias, shard.party, e.column.name] for i, e in enumerate(categories)}
         return {
             "encoding": encoding.id,
             "columns": [encoder.column.name for encoder in kept],
             "means": np.array([encoder.mean for encoder in kept]),
             "scales": np.array([encoder.scale for encoder in kept]),
-            "categories": [(e.column.name, key_family(e.column), len(e.digests)) for e in categories],
-            **codes,
+            "categories": [(encoder.column.name, key_family(encoder.column)) for encoder in categories],
+            **{f"digests{i}": encoder.digests for i, encoder in enumerate(categories)},
         }
 
     client.ask("encode.build", arguments)
@@ -166,7 +159,7 @@ def codes_of(digests: NDArray[np.uint8], known: NDArray[np.uint8]) -> NDArray[np
     return np.where(numbers_here < len(known), numbers_here, -1).astype(np.int32)
 
 
-@op("encode.build", releases=Release.COUNTS)
+@op("encode.build", releases=Release.COUNTS, columns=("columns", "categories"), use=Use.FEATURE)
 def build(
     table: LocalTable,
     view: str,
@@ -174,18 +167,19 @@ def build(
     columns: Sequence[str],
     means: NDArray[np.float64],
     scales: NDArray[np.float64],
-    categories: Sequence[tuple[str, str, int]],
-    **codes: NDArray[np.int32],
+    categories: Sequence[tuple[str, str]],
+    **digests: NDArray[np.uint8],
 ) -> Values:
-    """Encode the rows of a relation and keep them for the learner's ops."""
+    """Encode the rows of a relation and keep them for the learner's ops; ``digests`` are the known categories."""
     rows = len(table.view(view).row_ids)
     dense = np.empty((rows, len(columns)))
     for place, name in enumerate(columns):
         values, present = numbers(table.column(name, view))
         dense[:, place] = np.where(present, (values - means[place]) / scales[place], 0.0)
+    known = [digests[f"digests{place}"].view(np.uint8) for place in range(len(categories))]
     coded = []
-    for place, (name, kind, _) in enumerate(categories):
+    for (name, kind), codes in zip(categories, known, strict=True):
         blinded = blind([table.column(name, view)], [kind], table.category_key(encoding, name))
-        coded.append(np.append(codes[f"codes{place}"], np.int32(-1))[blinded.codes])
-    table.state[f"{view}/{encoding}"] = EncodedTable(dense, tuple(coded), tuple(size for _, _, size in categories))
+        coded.append(np.append(codes_of(blinded.digests, codes), np.int32(-1))[blinded.codes])
+    table.state[f"{view}/{encoding}"] = EncodedTable(dense, tuple(coded), tuple(map(len, known)))
     return {}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.mapping.digests import number_digests
 from tablepuppet.operators.client import Client
-from tablepuppet.party.blind import blind
+from tablepuppet.party.blind import Blinded, blind
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.policy import Level
 from tablepuppet.party.release import Release
@@ -26,13 +26,18 @@ from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import Family, family
 
 
-@op("statistics.numbers", releases=Release.STATISTICS)
+@op("statistics.numbers", releases=Release.STATISTICS, columns=("columns",))
 def number_statistics(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
-    """Count, mean and centred sum of squares of numeric columns; extremes only of public ones."""
+    """Count, mean and centred sum of squares of numeric columns; extremes only of public ones.
+
+    A column with a value in fewer rows than the policy's ``min_group`` is told as one without any.
+    """
     counts = table.view(view).counts.astype(np.float64)
     rows = []
     for name in columns:
         values, present = numbers(table.column(name, view))
+        if not table.grant.is_group(int(np.count_nonzero(present))):
+            present = np.zeros_like(present)
         weights, values = (counts, values) if present.all() else (counts[present], values[present])
         extremes = (values.min(), values.max()) if len(values) else (math.nan, math.nan)
         public = table.level(name) is Level.PUBLIC
@@ -55,12 +60,12 @@ def _centred(values: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple
     return total, mean, rest, float(weights @ (centred - rest) ** 2), odd
 
 
-@op("statistics.categories", releases=Release.KEY_DIGESTS | Release.HISTOGRAMS)
+@op("statistics.categories", releases=Release.KEY_DIGESTS | Release.HISTOGRAMS, columns=("column",))
 def category_statistics(
     table: LocalTable, view: str, column: str, family: str, blinding: str, most: int | None
 ) -> Values:
     """How often each category occurs, by digest; no digests of a column with more than ``most`` categories."""
-    blinded = blind([table.column(column, view)], [family], table.category_key(blinding, column))
+    blinded = _categories(table, view, column, family, blinding)
     weights = np.bincount(blinded.codes, table.view(view).counts, minlength=len(blinded.digests) + 1)
     told = most is None or len(blinded.digests) <= most
     return {
@@ -70,6 +75,18 @@ def category_statistics(
         "digests": blinded.digests if told else blinded.digests[:0],
         "weights": weights[:-1] if told else weights[:0],
     }
+
+
+def _categories(table: LocalTable, view: str, column: str, family: str, blinding: str) -> Blinded:
+    """A column's categories as digests; one with fewer rows than the policy's ``min_group`` counts as missing."""
+    blinded = blind([table.column(column, view)], [family], table.category_key(blinding, column))
+    rows = np.bincount(blinded.codes, minlength=len(blinded.digests) + 1)[:-1]
+    kept = table.grant.is_group(rows)
+    if kept.all():
+        return blinded
+    place = np.full(len(kept) + 1, np.count_nonzero(kept))
+    place[:-1][kept] = np.arange(np.count_nonzero(kept))
+    return Blinded(blinded.digests[kept], place[blinded.codes])
 
 
 @dataclass(frozen=True)

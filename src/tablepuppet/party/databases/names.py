@@ -15,6 +15,10 @@ from tablepuppet.party.database import POSITION
 _PLAIN_TYPE = re.compile(r"[A-Z][A-Z0-9_ ]*(\(\d+, ?\d+\))?")
 
 
+class UnknownNameError(PartyError):
+    """A table or column is not there; the message lists those that are."""
+
+
 @dataclass(frozen=True)
 class AskedColumn:
     """A column as it is asked for, and as its table has it."""
@@ -54,7 +58,7 @@ def find_table(party: str, tables: Iterable[str], wanted: str) -> str:
     known = list(tables)
     found = _spelled(known, wanted)
     if found is None:
-        raise PartyError(f"Party {party!r} has no table {wanted!r}; it has: {', '.join(sorted(known)) or 'none'}")
+        raise UnknownNameError(f"Party {party!r} has no table {wanted!r}; it has: {', '.join(sorted(known)) or 'none'}")
     return found
 
 
@@ -73,7 +77,7 @@ def _find_column(party: str, table: str, stored: Mapping[str, str], name: str, t
         raise PartyError(f"{where}: a column cannot be called {POSITION}; publish a view that renames it")
     found = _spelled(stored, name)
     if found is None:
-        raise PartyError(f"{where} has no column {name!r}; it has: {', '.join(stored)}")
+        raise UnknownNameError(f"{where} has no column {name!r}; it has: {', '.join(stored)}")
     if not _PLAIN_TYPE.fullmatch(type_name):
         raise PartyError(f"{where}: column {name!r} cannot be read as {type_name}; publish a view that casts it")
     return AskedColumn(name, type_name, found, stored[found])

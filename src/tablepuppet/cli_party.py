@@ -1,0 +1,55 @@
+"""The commands of a party's operator: ``tablepuppet party``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tablepuppet.cli_output import JsonOption, print_json
+from tablepuppet.party.report import PartyReport, TableReport, inspect
+
+party = typer.Typer(help="Run a party beside its database, and see what it lets out.", no_args_is_help=True)
+
+FileArgument = Annotated[Path, typer.Argument(help="The party file (TOML): database, tables, columns, callers.")]
+
+
+@party.command()
+def check(file: FileArgument, as_json: JsonOption = False) -> None:
+    """Try everything a party file needs, and print what it would publish, to whom, with which releases."""
+    found = inspect(file)
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+    else:
+        _show(found, Console(width=None if sys.stdout.isatty() else 120, highlight=False))
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    for text in found.warnings if not as_json else ():
+        errors.print(f"warning: {text}", style="yellow", markup=False)
+    for text in found.problems if not as_json else ():
+        errors.print(f"error: {text}", style="red", markup=False)
+    if found.problems:
+        raise typer.Exit(1)
+
+
+def _show(report: PartyReport, screen: Console) -> None:
+    how = "mutual TLS" if report.tls else "no TLS"
+    callers = ", ".join(report.callers) or "nobody"
+    screen.print(f"party {report.party} at {report.listen} ({how}); callers: {callers}", markup=False)
+    for table in report.tables:
+        screen.print(_view(table))
+        screen.print(f"  at least {table.min_rows} rows, groups of at least {table.min_group} rows\n", markup=False)
+
+
+def _view(table: TableReport) -> Table:
+    title = f"{table.name}: {table.rows:,} rows, to {', '.join(table.callers) or 'nobody'}"
+    view = Table(title=title, title_justify="left")
+    for name in ("column", "type", "uses", "level", "releases"):
+        view.add_column(name)
+    for column in table.columns:
+        view.add_row(column.name, column.type, ", ".join(column.uses), column.level, ", ".join(column.releases))
+    return view

@@ -1,0 +1,149 @@
+"""The audit log of a party: one line of JSON for every request, on disk before its reply leaves.
+
+Each line says when, who, which session, verb and op, which tables, which releases left and how many bytes, and how
+it ended; never a value, an argument or a text of SQL. What cannot be written down is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from tablepuppet.errors import PartyError, PrivacyError
+from tablepuppet.party.release import Release
+
+SYNC_SECONDS = 1.0
+_MOST_TEXT = 200  # of a name that the caller chose
+_NOTHING = Release(0)
+Reply = TypeVar("Reply")
+
+
+@dataclass
+class Entry:
+    """One request, while it is answered."""
+
+    caller: str
+    session: str
+    verb: str
+    op: str = ""
+    tables: Sequence[str] = ()
+    releases: Release = _NOTHING
+    size: int = field(default=0, init=False)  # bytes
+    counted: bool = True
+
+    def reply(self, values: Reply) -> Reply:
+        """Note the size of what is about to leave."""
+        self.size = _size(values) if self.counted else 0
+        return values
+
+    def line(self, outcome: str, rule: str) -> bytes:
+        """The entry as a line of the log."""
+        left = outcome == "ok"
+        record = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "caller": self.caller[:_MOST_TEXT],
+            "session": self.session[:_MOST_TEXT],
+            "verb": self.verb,
+            "op": self.op,
+            "tables": [table[:_MOST_TEXT] for table in self.tables],
+            "releases": [release.name for release in self.releases] if left else [],
+            "bytes": self.size if left else 0,
+            "outcome": outcome,
+            "rule": rule,
+        }
+        return msgspec.json.encode(record) + b"\n"
+
+
+class AuditLog:
+    """An append-only file; ``None`` keeps no log, as inside the analyst's own process.
+
+    A line is handed to the operating system before the reply leaves, so the end of the process loses nothing. It is
+    forced to disk at once for everything but ops, and for those once in `SYNC_SECONDS`. A file that was moved away
+    is begun anew, so that logs can be rotated.
+    """
+
+    def __init__(self, path: Path | None):
+        self.path = path
+        self._lock = threading.Lock()
+        self._file: int | None = None
+        self._torn = False  # the last line may be incomplete
+        self._synced = 0.0
+
+    @contextmanager
+    def entry(self, caller: str, session: str, verb: str, releases: Release = _NOTHING) -> Iterator[Entry]:
+        """Log what happens inside, however it ends."""
+        found = Entry(caller, session, verb, releases=releases, counted=self.path is not None)
+        try:
+            yield found
+        except PrivacyError as error:
+            self._write(found, "denied", error.rule)
+            raise
+        except BaseException as error:
+            self._write(found, "failed", type(error).__name__)
+            raise
+        self._write(found, "ok", "")
+
+    def close(self) -> None:
+        """Close the file; it is opened again when it is needed."""
+        with self._lock:
+            if self._file is not None:
+                os.close(self._file)
+            self._file = None
+
+    def _write(self, entry: Entry, outcome: str, rule: str) -> None:
+        if self.path is None:
+            return
+        line = entry.line(outcome, rule)
+        with self._lock, _told():
+            file = self._opened(self.path)
+            whole = b"\n" + line if self._torn else line
+            self._torn = True
+            if os.write(file, whole) != len(whole):
+                raise OSError("the disk is full")
+            self._torn = False
+            if outcome != "ok" or entry.verb != "run" or time.monotonic() - self._synced > SYNC_SECONDS:
+                os.fsync(file)
+                self._synced = time.monotonic()
+
+    def _opened(self, path: Path) -> int:
+        """The open file; opened again if it is no longer the one at ``path``."""
+        if self._file is not None:
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(self._file), os.stat(path)):
+                    return self._file
+            os.close(self._file)
+            self._file = None
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        return self._file
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PartyError(
+            "the party cannot write its audit log, so it answers nothing; its operator must make room for it"
+        ) from error
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=str)
+
+
+def _size(values: Any) -> int:
+    """Bytes of a reply: its arrays as they are, the rest as msgpack."""
+    if not isinstance(values, dict):
+        return len(_ENCODER.encode(values))
+    arrays = sum(value.nbytes for value in values.values() if isinstance(value, np.ndarray))
+    plain = {name: value for name, value in values.items() if not isinstance(value, np.ndarray)}
+    return arrays + len(_ENCODER.encode(plain))

@@ -1,0 +1,246 @@
+"""The party file: everything that the operator of one party decides, in TOML.
+
+Comes in: a path. Goes out: settings that were checked, with paths made absolute, and the `Policy` they spell. A
+column that the file does not name is hidden, a caller that it does not name is refused. Errors name the file and
+the field, and repeat no password.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Meta
+
+from tablepuppet.errors import ConfigError
+from tablepuppet.party.database import anchored
+from tablepuppet.party.policy import ColumnRule, Level, Policy, TableRule, Use
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(ge=0)]
+
+
+class ColumnEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A column in full; ``"feature"`` and ``["key", "filter"]`` are short for its uses."""
+
+    uses: list[str]
+    level: str = "aggregate"
+
+
+class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A published table."""
+
+    columns: Annotated[
+        dict[str, str | list[str] | ColumnEntry],
+        Meta(description="what each column may be used for, and its level; others are hidden"),
+    ]
+    sql: Annotated[
+        str | None, Meta(description="a SELECT over the database to publish; if absent, the table of this name")
+    ] = None
+    allow: Annotated[
+        list[str] | None, Meta(description="callers that may use this table; if absent, all that the party allows")
+    ] = None
+    min_rows: Annotated[Count, Meta(description="rows that must take part in a relation, or none")] = 10
+    min_group: Annotated[
+        Count, Meta(description="rows that a category, or the values of a column, must have to be told of")
+    ] = 5
+
+
+class Tls(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Files of mutual TLS."""
+
+    cert: Annotated[str, Meta(description="certificate of this party; its first DNS name is the party's name")]
+    key: Annotated[str, Meta(description="private key of that certificate")]
+    ca: Annotated[str, Meta(description="certificates that vouch for callers")]
+
+
+class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """How much callers may take."""
+
+    sessions: Annotated[Positive, Meta(description="sessions open at once; more are told to try again")] = 32
+    sessions_per_caller: Annotated[Positive, Meta(description="sessions that one caller has open at once")] = 16
+    idle: Annotated[Seconds, Meta(description="seconds after which a session that is not used ends")] = 3600.0
+    message_bytes: Annotated[Positive, Meta(description="bytes of one request")] = 4 << 30
+    snapshot_ttl: Annotated[
+        Seconds, Meta(description="seconds for which a caller's next run may reuse what was read; 0: read anew")
+    ] = 0.0
+    resume_window: Annotated[Seconds, Meta(description="seconds for which the state of an interrupted run is kept")] = (
+        86400.0
+    )
+    max_prediction_rounds: Annotated[
+        Positive,
+        Meta(description="replies with predictions, gradient sums or parameters, per session and table"),
+    ] = 1000
+    max_filters: Annotated[
+        Count, Meta(description="distinct filters, and keys that are expressions, per caller and table")
+    ] = 20
+    max_expressions: Annotated[
+        Count, Meta(description="distinct selected expressions that are more than a column, per caller and table")
+    ] = 100
+
+
+class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """What a party file may say; paths in it start at its folder."""
+
+    name: Annotated[str, Meta(description="the party's name, as SQL and certificates say it")]
+    listen: Annotated[str, Meta(description="host and port to listen at")]
+    database: Annotated[str, Meta(description="URL of the database; `${NAME}` is taken from the environment")]
+    blinding_key: Annotated[str, Meta(description="file of the key that all parties share")]
+    allow: Annotated[list[str], Meta(description="callers: the first DNS names of their certificates")]
+    tables: Annotated[dict[str, TableEntry], Meta(description="what is published, by name")]
+    tls: Annotated[Tls | None, Meta(description="files of mutual TLS")] = None
+    insecure: Annotated[bool, Meta(description="listen without TLS beyond this machine")] = False
+    audit_log: Annotated[str, Meta(description="file that every request is written to")] = "audit.jsonl"
+    state_dir: Annotated[
+        str | None, Meta(description="folder for what outlives a restart; if absent, nothing does")
+    ] = None
+    limits: Annotated[Limits, Meta(description="how much callers may take")] = Limits()
+
+    @classmethod
+    def load(cls, path: str | Path, environment: Mapping[str, str] = os.environ) -> PartyFile:
+        """The settings of a file, checked as far as the file alone can tell."""
+        file = Path(path)
+        try:
+            found = _decoded(file)
+            _check(found)
+            return _absolute(found, file.absolute().parent, environment)
+        except OSError as error:
+            raise ConfigError(f"cannot read party file {str(file)!r}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError, ConfigError) as error:
+            raise ConfigError(f"party file {str(file)!r}: {error}") from error
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port to listen at."""
+        host, _, port = self.listen.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    def policy(self) -> Policy:
+        """The policy that the file spells."""
+        return Policy(
+            {name.lower(): _table_rule(name, table) for name, table in self.tables.items()},
+            others=None,
+            allow=frozenset(self.allow),
+            max_filters=self.limits.max_filters,
+            max_expressions=self.limits.max_expressions,
+            max_prediction_rounds=self.limits.max_prediction_rounds,
+        )
+
+
+def _decoded(file: Path) -> PartyFile:
+    """The file as settings; tables one by one, so that an error can name its table."""
+    raw = tomllib.loads(file.read_text(encoding="utf-8"))
+    tables: Any = raw.get("tables", {})
+    if isinstance(tables, dict):
+        raw["tables"] = {name: _named(f"tables.{name}", table) for name, table in tables.items()}
+    return msgspec.convert(raw, PartyFile)
+
+
+def _named(where: str, table: Any) -> TableEntry:
+    try:
+        return msgspec.convert(table, TableEntry)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _check(settings: PartyFile) -> None:
+    if not _NAME.fullmatch(settings.name):
+        raise ConfigError(f"name: {settings.name!r} must be of letters, digits, _ and -, so that SQL can say it")
+    if not re.fullmatch(r"(\[[0-9A-Fa-f:]+\]|[^\s:\[\]]+):\d{1,5}", settings.listen) or settings.address[1] > 65535:
+        raise ConfigError(f"listen: {settings.listen!r} must be host:port, such as 0.0.0.0:8815 or [::1]:8815")
+    if settings.tls is None and not settings.insecure and not is_loopback(settings.address[0]):
+        raise ConfigError(
+            "tls: without certificates a party listens on this machine only; name them under [tls], listen at "
+            "127.0.0.1, or say insecure = true if the network is safe by other means"
+        )
+    if not settings.tables:
+        raise ConfigError("tables: none is published; name at least one as [tables.NAME]")
+    if len({name.lower() for name in settings.tables}) < len(settings.tables):
+        raise ConfigError("tables: two have the same name but for case, which SQL does not regard; rename one")
+    for name, table in settings.tables.items():
+        strange = sorted(set(table.allow or ()) - set(settings.allow))
+        if strange:
+            raise ConfigError(f"tables.{name}.allow: {strange[0]!r} is not in the party's own allow list")
+        _table_rule(name, table)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host name or address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _table_rule(name: str, table: TableEntry) -> TableRule:
+    if not table.columns:
+        raise ConfigError(f"tables.{name}.columns: name at least one column")
+    if len({column.lower() for column in table.columns}) < len(table.columns):
+        raise ConfigError(f"tables.{name}.columns: two have the same name but for case; rename one in sql")
+    return TableRule(
+        {column.lower(): _column_rule(f"tables.{name}.columns.{column}", e) for column, e in table.columns.items()},
+        others=None,
+        allow=None if table.allow is None else frozenset(table.allow),
+        min_rows=table.min_rows,
+        min_group=table.min_group,
+    )
+
+
+def _column_rule(where: str, given: str | list[str] | ColumnEntry) -> ColumnRule:
+    entry = given if isinstance(given, ColumnEntry) else ColumnEntry([given] if isinstance(given, str) else given)
+    levels = {level.name.lower(): level for level in Level}
+    if entry.level not in levels:
+        raise ConfigError(f"{where}.level: {entry.level!r} is none of {', '.join(levels)}")
+    known = {(use.name or "").lower(): use for use in Use}
+    uses = Use(0)
+    for use in entry.uses:
+        if use not in known:
+            raise ConfigError(f"{where}.uses: {use!r} is none of {', '.join(known)}")
+        uses |= known[use]
+    if not uses:
+        raise ConfigError(f"{where}.uses: name at least one of {', '.join(known)}, or leave the column out")
+    return ColumnRule(uses, levels[entry.level])
+
+
+def _absolute(settings: PartyFile, folder: Path, environment: Mapping[str, str]) -> PartyFile:
+    """The settings with the database's variables filled in and every path from the file's folder."""
+
+    def path(text: str) -> str:
+        return str(folder / Path(text).expanduser())
+
+    tls = settings.tls and Tls(path(settings.tls.cert), path(settings.tls.key), path(settings.tls.ca))
+    return msgspec.structs.replace(
+        settings,
+        database=anchored(_filled(settings.database, environment), folder),
+        blinding_key=path(settings.blinding_key),
+        audit_log=path(settings.audit_log),
+        state_dir=settings.state_dir and path(settings.state_dir),
+        tls=tls,
+    )
+
+
+def _filled(url: str, environment: Mapping[str, str]) -> str:
+    """The URL with ``${NAME}`` replaced: a part of it is percent-encoded, a whole URL is taken as it is.
+
+    >>> _filled("postgresql://me:${PASSWORD}@host/db", {"PASSWORD": "p@ss/word"})
+    'postgresql://me:p%40ss%2Fword@host/db'
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in environment:
+            raise ConfigError(f"database: the environment variable {match[1]} is not set")
+        found = environment[match[1]]
+        return found if match[0] == url else quote(found, safe="")
+
+    return _VARIABLE.sub(value, url)

@@ -1,0 +1,105 @@
+"""What callers have used up of a party's limits.
+
+A filter together with digests tells which rows pass it, and an expression over features tells whether it fails on
+a row, so each caller gets so many distinct ones per table: many could bisect a value. They are remembered as
+hashes, in a file of ``state_dir`` if there is one, so that a restart gives no new allowance. Rounds are counted
+while their session lives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from tablepuppet.errors import ConfigError, PartyError
+
+FILE = "used.json"
+_Used = dict[str, dict[str, dict[str, list[str]]]]  # kind -> caller -> table -> hashes
+
+
+class Counters:
+    """Distinct texts by kind, caller and table; rounds by caller, session and table. For many threads."""
+
+    def __init__(self, state_dir: Path | None = None):
+        self._file = None if state_dir is None else state_dir / FILE
+        self._used = _read(self._file) if self._file else {}
+        self._rounds: Counter[tuple[str, str, str]] = Counter()
+        self._lock = threading.Lock()
+
+    def use_texts(self, kind: str, caller: str, table: str, texts: Iterable[str], most: int | None) -> bool:
+        """Remember texts; False, and nothing is remembered, if the caller would then have used more than ``most``."""
+        if most is None:
+            return True
+        with self._lock:
+            tables = self._used.get(kind, {}).get(caller, {})
+            known = tables.get(table.lower(), [])
+            new = [text for text in dict.fromkeys(map(_hash, texts)) if text not in known]
+            if len(known) + len(new) > most:
+                return False
+            if new:
+                self._remember(kind, caller, table.lower(), [*known, *new])
+            return True
+
+    def use_round(self, caller: str, session: str, table: str, most: int | None) -> bool:
+        """Count a round; False if the session has had ``most`` of them at this table."""
+        if most is None:
+            return True
+        with self._lock:
+            if self._rounds[caller, session, table.lower()] >= most:
+                return False
+            self._rounds[caller, session, table.lower()] += 1
+            return True
+
+    def forget_session(self, caller: str, session: str) -> None:
+        """Free what is counted for a session that has ended."""
+        with self._lock:
+            for key in [key for key in self._rounds if key[:2] == (caller, session)]:
+                del self._rounds[key]
+
+    def _remember(self, kind: str, caller: str, table: str, hashes: list[str]) -> None:
+        """First in the file: what cannot be remembered is not allowed."""
+        callers = self._used.get(kind, {})
+        used = {**self._used, kind: {**callers, caller: {**callers.get(caller, {}), table: hashes}}}
+        if self._file is not None:
+            _write(self._file, used)
+        self._used = used
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _read(file: Path) -> _Used:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=_Used)
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(
+            f"{str(file)!r}, which counts what callers have used, cannot be read: restore it, or remove it "
+            f"to give every caller a new allowance"
+        ) from error
+
+
+def _write(file: Path, used: _Used) -> None:
+    """Whole or not at all, and on disk before anything is answered."""
+    draft = file.with_suffix(".new")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
+            stream.write(msgspec.json.encode(used))
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(file)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise PartyError(
+            "the party cannot store what callers have used, so it refuses; its operator is told"
+        ) from error

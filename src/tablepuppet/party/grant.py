@@ -1,0 +1,155 @@
+"""A `Grant`: what one caller may do with one table of a session, decided when it is opened.
+
+Comes in: the table's rules and the scan that the coordinator sent. Goes out: a refusal, or the grant that every
+op on the table is held against. A refusal names party, table, column and rule, and no value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PartyError, PrivacyError
+from tablepuppet.party.policy import LEVELS, ColumnRule, TableRule, Use
+from tablepuppet.sql.expression import columns_of
+from tablepuppet.sql.plan import Scan, pushable
+
+if TYPE_CHECKING:
+    from tablepuppet.party.ops import Op
+
+
+@dataclass(frozen=True)
+class Output:
+    """A selected expression: the columns it reads, and the rule they make together."""
+
+    columns: tuple[str, ...]
+    rule: ColumnRule
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What one caller may do with one table of a session."""
+
+    party: str
+    table: str
+    rules: TableRule
+    outputs: Mapping[str, Output]
+
+    @classmethod
+    def of(cls, party: str, rules: TableRule, scan: Scan) -> Grant:
+        """The grant for a scan; PrivacyError where it uses a column as the policy does not allow."""
+        _check_pushed(party, scan)
+        judge = _Judge(party, scan.table, rules)
+        judge.published(scan.columns)
+        for text in filter(None, scan.filters):
+            judge.output(text, Use.FILTER)
+        for text in (text for key in scan.keys for text in key.expressions):
+            judge.output(text, Use.KEY)
+        outputs = {name: judge.output(text, Use.FEATURE | Use.LABEL) for name, text in scan.outputs.items()}
+        return cls(party, scan.table, rules, outputs)
+
+    def check(self, op: Op, arguments: Mapping[str, Any]) -> None:
+        """Raise PrivacyError unless every column that the op works on may be told as the op tells it."""
+        for name in self._involved(op, arguments):
+            output = self.outputs[name]
+            if op.use is not None and not output.rule.uses & op.use:
+                reason = f"may not be used as {_either(op.use)}; its uses: {output.rule.uses.label}"
+                raise refusal(self.party, "uses", reason, self.table, self._strictest(output))
+            too_much = op.releases & ~output.rule.releases
+            if too_much:
+                level, uses = output.rule.level, output.rule.uses
+                rule = "uses" if too_much & LEVELS[level] else "level"
+                reason = f"as {uses.label} at level {level.name.lower()} it does not release {too_much.label}"
+                raise refusal(self.party, rule, reason, self.table, self._strictest(output))
+
+    def _strictest(self, output: Output) -> list[str]:
+        """The column that gives an expression its level."""
+        levels = {name: rule.level for name in output.columns if (rule := self.rules.column(name))}
+        return sorted(levels, key=levels.__getitem__)[-1:]
+
+    def check_rows(self, rows: int) -> None:
+        """Raise PrivacyError if some rows take part, but too few to hide among."""
+        if 0 < rows < self.rules.min_rows:
+            raise self.refusal("min_rows", f"fewer than {self.rules.min_rows} of its rows take part in the relation")
+
+    def is_group(self, rows: NDArray[np.integer] | int) -> NDArray[np.bool_]:
+        """Whether a group of so many rows may be told of; one without rows tells nothing and may."""
+        return np.asarray((rows == 0) | (np.asarray(rows) >= self.rules.min_group))
+
+    def refusal(self, rule: str, reason: str) -> PrivacyError:
+        """The error for what a rule of the table forbids."""
+        return refusal(self.party, rule, reason, self.table)
+
+    def _involved(self, op: Op, arguments: Mapping[str, Any]) -> list[str]:
+        """The outputs that an op names in its arguments; every feature, if it names none."""
+        if not op.columns:
+            return [name for name, output in self.outputs.items() if output.rule.uses & Use.FEATURE]
+        names = [name for argument in op.columns for name in _names(op, arguments.get(argument))]
+        strange = [name for name in names if name not in self.outputs]
+        if strange:
+            raise PartyError(f"party {self.party!r}: table {self.table!r}: {strange[0]!r} is no selected column")
+        return names
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """Holds expressions against the rules of one table."""
+
+    party: str
+    table: str
+    rules: TableRule
+
+    def published(self, columns: Iterable[str]) -> None:
+        hidden = [name for name in columns if self.rules.column(name) is None]
+        if hidden:
+            raise refusal(self.party, "columns", "is not published", self.table, hidden[:1])
+
+    def output(self, text: str, use: Use) -> Output:
+        if not self.rules.columns and self.rules.others == ColumnRule():  # nothing is forbidden: no need to parse
+            columns: tuple[str, ...] = ()
+        else:
+            columns = columns_of(text)
+        self.published(columns)
+        for name in columns:
+            rule = self.rules.column(name)
+            if rule and not rule.uses & use:
+                reason = f"may not be used as {_either(use)}; its uses: {rule.uses.label}"
+                raise refusal(self.party, "uses", reason, self.table, [name])
+        whole = self.rules.expression(columns)
+        if whole is None or not whole.uses & use:
+            reason = f"have no use as {_either(use)} in common, so no expression may hold them all"
+            raise refusal(self.party, "uses", reason, self.table, columns)
+        return Output(columns, whole)
+
+
+def refusal(party: str, rule: str, reason: str, table: str = "", columns: Iterable[str] = ()) -> PrivacyError:
+    """The error for what a rule of the policy forbids."""
+    names = [repr(name) for name in columns]
+    where = [f"party {party!r}", *([f"table {table!r}"] if table else [])]
+    where += [f"column{'s' if len(names) > 1 else ''} {', '.join(names)}"] if names else []
+    return PrivacyError(f"{', '.join(where)}: {reason} (policy rule {rule})", rule=rule)
+
+
+def _either(use: Use) -> str:
+    return use.label.replace(", ", " or ")
+
+
+def _names(op: Op, value: Any) -> list[str]:
+    """Output names in an argument: a name, a list of names, or a list of tuples that begin with one."""
+    items = [value] if isinstance(value, str) else value
+    if isinstance(items, list | tuple):
+        names = [item[0] if isinstance(item, list | tuple) and item else item for item in items]
+        if all(isinstance(name, str) for name in names):
+            return names
+    raise PartyError(f"op {op.name!r}: {' and '.join(op.columns)} must name selected columns")
+
+
+def _check_pushed(party: str, scan: Scan) -> None:
+    """What the source filters by must follow from the filter that is checked and counted."""
+    only = scan.filters[0] if len(scan.filters) == 1 else ""
+    if scan.pushed and (not only or not set(scan.pushed) <= set(pushable(only, scan.columns))):
+        raise PartyError(f"party {party!r}: the plan for table {scan.table!r} pushes what its filter does not say")

@@ -1,0 +1,109 @@
+"""The `Guard`: the one place where a party's policy is enforced, at `open` and on every op.
+
+Comes in: who calls, and what is asked. Goes out: nothing, or a PrivacyError that names party, table, column and
+rule. The service asks it before anything is read or computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlglot import exp
+
+from tablepuppet.errors import ConfigError
+from tablepuppet.party.counters import Counters
+from tablepuppet.party.database import SourceTable
+from tablepuppet.party.grant import Grant, refusal
+from tablepuppet.party.ops import Op
+from tablepuppet.party.policy import Policy, TableRule
+from tablepuppet.party.release import Release
+from tablepuppet.sql.expression import checked
+from tablepuppet.sql.plan import Scan
+
+SOLVABLE = Release.PREDICTIONS | Release.EMBEDDINGS | Release.GRADIENT_SUMS | Release.PARAMETERS
+"""Releases that many rounds of chosen questions could be solved for rows: ``max_prediction_rounds`` counts them."""
+
+
+class Guard:
+    """Enforces the policy of one party."""
+
+    def __init__(self, party: str, policy: Policy, state_dir: Path | None = None):
+        self.party, self.policy = party, policy
+        self._counters = Counters(state_dir)
+
+    def admit(self, caller: str) -> None:
+        """Refuse a caller that the policy does not allow."""
+        if self.policy.allow is not None and caller not in self.policy.allow:
+            raise refusal(self.party, "allow", f"caller {caller!r} is not allowed")
+
+    def published(self, caller: str, tables: Iterable[SourceTable]) -> list[SourceTable]:
+        """The tables that a caller may know of."""
+        self.admit(caller)
+        listed = list(tables)
+        self._check_names(listed)
+        return [table for table in listed if self._allowed(caller, table.name) is not None]
+
+    def open(self, caller: str, scans: Sequence[Scan]) -> dict[str, Grant]:
+        """What the caller may do with each table of a relation, by alias."""
+        self.admit(caller)
+        grants = {scan.alias: Grant.of(self.party, self._rules(caller, scan.table), scan) for scan in scans}
+        for table in dict.fromkeys(scan.table for scan in scans):
+            self._count(caller, table, [scan for scan in scans if scan.table == table])
+        return grants
+
+    def run(self, caller: str, session: str, op: Op, grant: Grant, arguments: Mapping[str, Any]) -> None:
+        """Refuse an op that would tell what the policy forbids."""
+        self.admit(caller)
+        grant.check(op, arguments)
+        most = self.policy.max_prediction_rounds
+        if op.releases & SOLVABLE and not self._counters.use_round(caller, session, grant.table, most):
+            reason = f"the session has had its {most} rounds; open the relation again, or ask the party's operator"
+            raise grant.refusal("max_prediction_rounds", reason)
+
+    def close(self, caller: str, session: str) -> None:
+        """Free what is remembered of a session."""
+        self._counters.forget_session(caller, session)
+
+    def _allowed(self, caller: str, table: str) -> TableRule | None:
+        rules = self.policy.table(table)
+        return rules if rules and (rules.allow is None or caller in rules.allow) else None
+
+    def _rules(self, caller: str, table: str) -> TableRule:
+        rules = self._allowed(caller, table)
+        if rules is None:  # the same words for a table that is hidden and for one that is not there
+            raise refusal(self.party, "allow", f"is not published to caller {caller!r}", table)
+        return rules
+
+    def _count(self, caller: str, table: str, scans: Sequence[Scan]) -> None:
+        """Count the filters, and the expressions over features, that the caller has not used before."""
+        policy = self.policy
+        keys = [text for scan in scans for key in scan.keys for text in key.expressions]
+        filters = [text for scan in scans for text in filter(None, scan.filters)]
+        if policy.max_filters is not None:
+            filters += [text for text in keys if _computes(text)]  # CASE WHEN in a key is a filter
+        if not self._counters.use_texts("filters", caller, table, filters, policy.max_filters):
+            reason = f"caller {caller!r} has used {policy.max_filters} distinct filters, or would with this one"
+            raise refusal(self.party, "max_filters", reason, table)
+        if policy.max_expressions is not None:
+            outputs = [text for scan in scans for text in scan.outputs.values() if _computes(text)]
+            if not self._counters.use_texts("expressions", caller, table, outputs, policy.max_expressions):
+                reason = (
+                    f"caller {caller!r} has used {policy.max_expressions} distinct expressions, or would with these"
+                )
+                raise refusal(self.party, "max_expressions", reason, table)
+
+    def _check_names(self, tables: Sequence[SourceTable]) -> None:
+        known = {table.name.lower() for table in tables}
+        known |= {f"{table.name}.{column}".lower() for table in tables for column in table.columns}
+        strange = sorted(self.policy.named - known)
+        if strange:  # a misspelled level would leave the column it means public
+            raise ConfigError(
+                f"party {self.party!r}: levels name {strange[0]!r}, which is no table or column it publishes"
+            )
+
+
+def _computes(text: str) -> bool:
+    """Whether an expression is more than a column."""
+    return not isinstance(checked(text).unnest(), exp.Column)

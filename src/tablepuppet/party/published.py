@@ -1,0 +1,153 @@
+"""What an operator publishes of a database: only the tables and columns that the party file names.
+
+A published table is a table of the database under its own name, or a SELECT over such tables, which DuckDB
+evaluates at the party as it evaluates everything else. It is a `Database` around a `Database`: whatever is not
+named does not exist for whoever reads through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import duckdb
+
+from tablepuppet.errors import PartyError
+from tablepuppet.party.config import PartyFile
+from tablepuppet.party.database import POSITION, Database, Reader, Source, SourceTable, open_database
+from tablepuppet.party.databases.names import UnknownNameError, find_columns, find_table, identifier, select
+from tablepuppet.party.databases.positions import numbered_by
+from tablepuppet.party.databases.sandbox import count, describe
+from tablepuppet.party.view import View, read_by
+from tablepuppet.sql.query import Comparison
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """A table to publish: its columns, and the SELECT it is made of, if it is no table of the database."""
+
+    name: str
+    columns: tuple[str, ...]
+    sql: str | None = None
+
+
+class Published:
+    """A database of which only named tables and columns can be seen."""
+
+    def __init__(self, party: str, database: Database, tables: Sequence[PublishedTable]):
+        self._party, self._database = party, database
+        self._tables = {table.name: table for table in tables}
+        self._views = {table.name: View.parsed(party, table.name, table.sql) for table in tables if table.sql}
+        self._known: Mapping[str, SourceTable] | None = None  # the database's own tables, as last seen
+
+    def tables(self) -> list[SourceTable]:
+        """Every published table; PartyError if one of them, or a column, is not there."""
+        stored = self._stored(anew=True)
+        if not any(table.sql for table in self._tables.values()):
+            return [self._plain(table, stored) for table in self._tables.values()]
+        with self._database.reader() as reader:
+            inner = _Reader(self._party, reader, self._tables, self._views, stored)
+            return [inner.described(t) if t.sql else self._plain(t, stored) for t in self._tables.values()]
+
+    @contextmanager
+    def reader(self) -> Iterator[Reader]:
+        """Open the database for reading what is published of it."""
+        stored = self._stored(anew=False)
+        with self._database.reader() as reader:
+            yield _Reader(self._party, reader, self._tables, self._views, stored)
+
+    def _stored(self, *, anew: bool) -> Mapping[str, SourceTable]:
+        known = self._known
+        if known is None or anew:
+            known = self._known = {table.name: table for table in self._database.tables()}
+        return known
+
+    def _plain(self, table: PublishedTable, stored: Mapping[str, SourceTable]) -> SourceTable:
+        with _silent(self._party, table.name):
+            found = stored[find_table(self._party, stored, table.name)]
+            return SourceTable(table.name, _narrowed(self._party, table, found.columns), found.rows)
+
+
+@contextmanager
+def _silent(party: str, table: str) -> Iterator[None]:
+    """An unknown name must not list what is hidden to a caller; the operator finds the list in the cause."""
+    try:
+        yield
+    except UnknownNameError as error:
+        raise PartyError(
+            f"Party {party!r}: its database has not all that published table {table!r} needs; "
+            f"its operator can see more with 'tablepuppet party check'"
+        ) from error
+
+
+def _narrowed(party: str, table: PublishedTable, columns: Mapping[str, str]) -> dict[str, str]:
+    """The published ones of a table's columns, in the table's order."""
+    wanted = dict.fromkeys(table.columns, "VARCHAR")
+    found = {column.stored for column in find_columns(party, table.name, columns, wanted)}
+    return {name: type_name for name, type_name in columns.items() if name in found}
+
+
+@dataclass(frozen=True)
+class _Reader:
+    party: str
+    inner: Reader
+    published: Mapping[str, PublishedTable]
+    views: Mapping[str, View]
+    stored: Mapping[str, SourceTable]
+
+    def source(self, table: str, columns: Mapping[str, str], where: Sequence[Comparison] = ()) -> Source:
+        """The columns of a published table; what is not published is not there."""
+        found = self.published[find_table(self.party, self.published, table)]
+        names = dict.fromkeys(found.columns, "")
+        find_columns(self.party, found.name, names, columns)
+        with _silent(self.party, found.name):
+            return self._select(found, columns) if found.sql else self.inner.source(found.name, columns, where)
+
+    def _select(self, found: PublishedTable, columns: Mapping[str, str]) -> Source:
+        view = self._view(found)
+        try:
+            asked = find_columns(self.party, found.name, describe(view.connection, view.sql), columns)
+        except duckdb.Error as error:
+            raise self._broken(found, error) from error
+        order = sorted(identifier(column.stored) for column in asked)
+        return Source(view.connection, select(asked, numbered_by(order), view.sql))
+
+    def described(self, table: PublishedTable) -> SourceTable:
+        """A published SELECT, with its columns and number of rows."""
+        with _silent(self.party, table.name):
+            view = self._view(table)
+            try:
+                columns = describe(view.connection, view.sql)
+            except duckdb.Error as error:
+                raise self._broken(table, error) from error
+            published = _narrowed(self.party, table, columns)
+        try:
+            return SourceTable(table.name, published, count(view.connection, view.sql))
+        except duckdb.Error as error:  # DuckDB's message may quote a value of a row
+            raise self._broken(table, error) from None
+
+    def _view(self, table: PublishedTable) -> Source:
+        """The SELECT as a subquery over the tables it reads, each a subquery of its own name."""
+        view = self.views[table.name]
+        parts, connection = [], None
+        for alias, name in view.tables.items():
+            stored = self.stored[find_table(self.party, self.stored, name)]
+            source = self.inner.source(stored.name, read_by(view, stored))
+            connection = source.connection
+            hidden = f"(SELECT * EXCLUDE ({POSITION}) FROM {source.sql})"
+            parts.append(f"{identifier(alias)} AS {hidden}")
+        assert connection is not None, "a view reads at least one table"
+        return Source(connection, f"(WITH {', '.join(parts)} SELECT * FROM ({view.sql}))")
+
+    def _broken(self, table: PublishedTable, error: duckdb.Error) -> PartyError:
+        return PartyError(
+            f"Party {self.party!r}: the SELECT of published table {table.name!r} cannot be evaluated "
+            f"({type(error).__name__}); its operator can see more with 'tablepuppet party check'"
+        )
+
+
+def open_published(settings: PartyFile) -> Published:
+    """What a party file publishes of its database, which is first opened when it is read."""
+    tables = [PublishedTable(name, tuple(table.columns), table.sql) for name, table in settings.tables.items()]
+    return Published(settings.name, open_database(settings.name, settings.database), tables)

@@ -1,0 +1,136 @@
+"""What a party file would publish, and what is wrong with it, found before anything listens.
+
+Comes in: a party file. Goes out: for the operator's eyes, every table with its callers, columns, uses, levels and
+releases, and all problems at once. Reads the database's catalog and counts rows; tells no value of any.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from tablepuppet.errors import ConfigError, PartyError, TablePuppetError
+from tablepuppet.party.blinding_key import read_blinding_key
+from tablepuppet.party.config import PartyFile
+from tablepuppet.party.counters import Counters
+from tablepuppet.party.database import SourceTable
+from tablepuppet.party.policy import ColumnRule, Level, Policy, Use
+from tablepuppet.party.published import open_published
+from tablepuppet.party.tls_files import TlsFiles, read_tls_files
+from tablepuppet.sql.types import Family, family
+
+Found = TypeVar("Found")
+
+
+class ColumnReport(msgspec.Struct, frozen=True):
+    """A published column: its type, and what may happen to it."""
+
+    name: str
+    type: str
+    uses: list[str]
+    level: str
+    releases: list[str]
+
+
+class TableReport(msgspec.Struct, frozen=True):
+    """A published table."""
+
+    name: str
+    rows: int
+    callers: list[str]
+    min_rows: int
+    min_group: int
+    columns: list[ColumnReport]
+
+
+class PartyReport(msgspec.Struct, frozen=True):
+    """What a party file means; with ``problems`` the party cannot start, ``warnings`` are likely mistakes."""
+
+    party: str
+    listen: str
+    tls: bool
+    callers: list[str]
+    tables: list[TableReport]
+    problems: list[str]
+    warnings: list[str]
+
+
+def inspect(path: Path) -> PartyReport:
+    """Try everything that a party needs; ConfigError if the file itself cannot be understood."""
+    settings = PartyFile.load(path)
+    problems: list[str] = []
+    _attempt(problems, lambda: read_blinding_key(Path(settings.blinding_key)))
+    certificate = _attempt(problems, lambda: read_tls_files(settings.tls) if settings.tls else None)
+    _attempt(problems, lambda: _check_writable(settings))
+    found = _attempt(problems, lambda: open_published(settings).tables()) or []
+    policy = settings.policy()
+    tables = [_table_report(settings, policy, table) for table in found]
+    return PartyReport(
+        settings.name,
+        settings.listen,
+        settings.tls is not None,
+        sorted(settings.allow),
+        tables,
+        problems,
+        [*_strangers(settings, certificate), *_warnings(settings, tables)],
+    )
+
+
+def _attempt(problems: list[str], check: Callable[[], Found]) -> Found | None:
+    try:
+        return check()
+    except TablePuppetError as error:
+        # What a PartyError keeps from callers, such as the names of hidden columns, its operator may see.
+        reason = error.__cause__ if isinstance(error, PartyError) else None
+        problems.append(f"{error}: {reason}" if reason is not None else str(error))
+        return None
+
+
+def _check_writable(settings: PartyFile) -> None:
+    """The audit log and the state folder."""
+    log = Path(settings.audit_log)
+    if not os.access(log if log.exists() else log.parent, os.W_OK) or log.is_dir():
+        raise ConfigError(f"audit_log: {str(log)!r} is no file that can be written; make its folder, or name another")
+    if settings.state_dir is not None:
+        if not os.access(settings.state_dir, os.W_OK | os.X_OK):
+            raise ConfigError(f"state_dir: {settings.state_dir!r} is no folder that can be written; make it first")
+        Counters(Path(settings.state_dir))
+
+
+def _table_report(settings: PartyFile, policy: Policy, table: SourceTable) -> TableReport:
+    rules = policy.table(table.name)
+    assert rules is not None, "only tables of the file are published"
+    columns = []
+    for name, type_name in table.columns.items():
+        rule = rules.column(name) or ColumnRule(Use(0))
+        uses = [(use.name or "").lower() for use in rule.uses]
+        told = [release.name or "" for release in rule.releases]
+        columns.append(ColumnReport(name, type_name, uses, rule.level.name.lower(), told))
+    callers = sorted(settings.allow if rules.allow is None else rules.allow)
+    return TableReport(table.name, table.rows, callers, rules.min_rows, rules.min_group, columns)
+
+
+def _strangers(settings: PartyFile, certificate: TlsFiles | None) -> list[str]:
+    if certificate is None or certificate.name.lower() == settings.name.lower():
+        return []
+    return [f"tls.cert belongs to {certificate.name!r}, not to party {settings.name!r}"]
+
+
+def _warnings(settings: PartyFile, tables: list[TableReport]) -> list[str]:
+    found = [] if settings.allow else ["allow is empty: nobody may call"]
+    if settings.state_dir is None:
+        found.append("there is no state_dir: a restart gives every caller a new allowance of filters")
+    for table in tables:
+        if table.rows < table.min_rows:
+            found.append(f"table {table.name}: {table.rows} rows, but min_rows is {table.min_rows}: it cannot be used")
+        for column in table.columns:
+            where = f"table {table.name}, column {column.name}"
+            if family(column.type) is Family.OTHER:
+                found.append(f"{where}: type {column.type} cannot be read; cast it in sql, or leave it out")
+            if column.level == Level.PRIVATE.name.lower() and {"label", "feature"} & set(column.uses):
+                found.append(f"{where}: a private column is neither told as label nor learned from")
+    return found

@@ -1,0 +1,62 @@
+"""The files of mutual TLS that a party file names: read, and known to fit together before anything listens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+from tablepuppet.errors import ConfigError
+from tablepuppet.party.config import Tls
+from tablepuppet.privacy.certificates import identity
+from tablepuppet.privacy.private_file import read_private_file
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """Certificate, private key and authorities in PEM, and the name that the certificate gives its owner."""
+
+    name: str
+    certificate: bytes
+    key: bytes = field(repr=False)
+    authorities: bytes
+
+
+def read_tls_files(tls: Tls) -> TlsFiles:
+    """Read the files; ConfigError unless the certificate names its owner, is good today and belongs to the key."""
+    key = read_private_file(Path(tls.key), "tls.key")
+    certificate, authorities = _read(tls.cert, "tls.cert"), _read(tls.ca, "tls.ca")
+    try:
+        x509.load_pem_x509_certificates(authorities)
+    except ValueError as error:
+        raise ConfigError(f"tls.ca {tls.ca!r} holds no certificate in PEM") from error
+    try:
+        name = identity(certificate)
+    except ConfigError as error:
+        raise ConfigError(f"tls.cert {tls.cert!r}: {error}") from None
+    _check_pair(x509.load_pem_x509_certificate(certificate), key, tls)
+    return TlsFiles(name, certificate, key, authorities)
+
+
+def _read(path: str, setting: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {setting} {path!r}: {error.strerror}") from error
+
+
+def _check_pair(certificate: x509.Certificate, key: bytes, tls: Tls) -> None:
+    if not certificate.not_valid_before_utc <= datetime.now(UTC) <= certificate.not_valid_after_utc:
+        raise ConfigError(f"tls.cert {tls.cert!r} is not good today; issue a new one")
+    try:
+        public = load_pem_private_key(key, None).public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        # The cause is not told: it may quote the key.
+        raise ConfigError(f"tls.key {tls.key!r} is no private key in PEM without a password") from None
+    form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+    if public.public_bytes(*form) != certificate.public_key().public_bytes(*form):
+        raise ConfigError(f"tls.key {tls.key!r} is not the key of {tls.cert!r}; name the two files of one certificate")

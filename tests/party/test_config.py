@@ -1,0 +1,187 @@
+"""The party file: what it may say, what it means where it says nothing, and how it says what is wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+import pytest
+
+import tablepuppet as tp
+from tablepuppet.party.config import ColumnEntry, Limits, PartyFile, TableEntry, Tls, is_loopback
+from tablepuppet.party.policy import ColumnRule, Level, Use
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "policy.md"
+SMALL = """
+name = "bank"
+listen = "127.0.0.1:8815"
+database = "duckdb:///bank.duckdb"
+blinding_key = "blinding.key"
+allow = ["analyst"]
+"""
+TABLE = '[tables.cards.columns]\ncard_id = "key"\n'
+WHOLE = """
+name = "bank"
+listen = "[::]:8815"
+database = "postgresql://reader:${BANK_PASSWORD}@db.example/bank"
+blinding_key = "keys/blinding.key"
+allow = ["analyst", "auditor"]
+audit_log = "/var/log/bank.jsonl"
+state_dir = "state"
+
+[tls]
+cert = "bank.crt"
+key = "bank.key"
+ca = "ca.crt"
+
+[limits]
+sessions = 5
+max_filters = 0
+idle = 60
+
+[tables.Cards]
+allow = ["auditor"]
+min_rows = 100
+min_group = 0
+columns.Card_Id = "key"
+columns.day = ["filter", "key"]
+columns.limit = { uses = ["feature"], level = "public" }
+
+[tables.rich]
+sql = "SELECT card_id FROM cards WHERE credit > 1000"
+columns.card_id = ["key"]
+"""
+
+
+def load(folder: Path, text: str, **environment: str) -> PartyFile:
+    """The settings of a file with that text."""
+    (folder / "party.toml").write_text(text)
+    return PartyFile.load(folder / "party.toml", environment)
+
+
+def test_a_whole_file(tmp_path: Path) -> None:
+    """Every setting is read, paths start at the file's folder, the password comes from the environment, encoded."""
+    found = load(tmp_path, WHOLE, BANK_PASSWORD="p@ss/word")
+    assert found.address == ("::", 8815)
+    assert found.database == "postgresql://reader:p%40ss%2Fword@db.example/bank"
+    assert found.blinding_key == str(tmp_path / "keys" / "blinding.key")
+    assert found.audit_log == "/var/log/bank.jsonl"
+    assert found.state_dir == str(tmp_path / "state")
+    assert found.tls == Tls(*(str(tmp_path / name) for name in ("bank.crt", "bank.key", "ca.crt")))
+    assert (found.limits.sessions, found.limits.max_filters, found.limits.idle) == (5, 0, 60.0)
+
+
+def test_the_policy_of_a_file(tmp_path: Path) -> None:
+    """Uses, levels, callers and limits become a policy; what is not named is hidden, and aggregate is the default."""
+    policy = load(tmp_path, WHOLE, BANK_PASSWORD="").policy()
+    assert policy.allow == frozenset({"analyst", "auditor"})
+    assert (policy.max_filters, policy.max_prediction_rounds, policy.max_expressions) == (0, 1000, 100)
+    table = policy.table("CARDS")
+    assert table is not None
+    assert (table.allow, table.min_rows, table.min_group) == (frozenset({"auditor"}), 100, 0)
+    assert table.column("card_id") == ColumnRule(Use.KEY, Level.AGGREGATE)
+    assert table.column("DAY") == ColumnRule(Use.KEY | Use.FILTER, Level.AGGREGATE)
+    assert table.column("limit") == ColumnRule(Use.FEATURE, Level.PUBLIC)
+    assert table.column("pin") is None
+    assert policy.table("staff") is None
+
+
+def test_a_small_file(tmp_path: Path) -> None:
+    """Only name, address, database, key, callers and a table are required; the rest is strict."""
+    found = load(tmp_path, SMALL + TABLE)
+    assert found.database == f"duckdb:///{tmp_path}/bank.duckdb"
+    assert found.audit_log == str(tmp_path / "audit.jsonl")
+    assert (found.state_dir, found.tls, found.insecure) == (None, None, False)
+    assert (found.tables["cards"].min_rows, found.tables["cards"].min_group) == (10, 5)
+    assert found.limits == Limits()
+    whole = load(tmp_path, (SMALL + TABLE).replace("duckdb:///bank.duckdb", "${URL}"), URL="postgresql://a:b@c/d")
+    assert whole.database == "postgresql://a:b@c/d"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name = ", "Invalid value"),
+        (TABLE, "missing required field `name`"),
+        (SMALL, "tables: none is published"),
+        (SMALL + "[tables]", "tables: none is published"),
+        (SMALL + "tables = 3", r"\$\.tables"),
+        (SMALL + "colour = 3\n" + TABLE, "unknown field `colour`"),
+        (SMALL + "[tables.cards]\nminrows = 3\ncolumns.a = 'key'", "tables.cards: .*unknown field `minrows`"),
+        (SMALL + "[tables.cards]\n", "tables.cards: .*missing required field `columns`"),
+        (SMALL + "[tables.cards]\ncolumns = {}", "tables.cards.columns: name at least one"),
+        (SMALL + "[tables.cards]\nmin_rows = -1\ncolumns.a = 'key'", r"tables.cards: Expected `int` >= 0.*min_rows"),
+        (SMALL + "[tables.cards]\ncolumns.a = 'keys'", "tables.cards.columns.a.uses: 'keys' is none of key, filter, l"),
+        (SMALL + "[tables.cards]\ncolumns.a = []", "tables.cards.columns.a.uses: name at least one of key"),
+        (SMALL + "[tables.cards]\ncolumns.a = 7", "tables.cards: Expected .*columns"),
+        (
+            SMALL + "[tables.cards]\ncolumns.a = { uses = ['key'], level = 'secret' }",
+            "tables.cards.columns.a.level: 'secret' is none of public, aggregate, private",
+        ),
+        (SMALL + "[tables.cards]\ncolumns.a = 'key'\ncolumns.A = 'key'", "tables.cards.columns: two have the same"),
+        (SMALL + TABLE + "[tables.CARDS]\ncolumns.a = 'key'", "tables: two have the same name"),
+        (SMALL + "[tables.cards]\nallow = ['eve']\ncolumns.a = 'key'", "tables.cards.allow: 'eve' is not in the party"),
+        (SMALL.replace('"bank"', '"the bank"') + TABLE, "name: 'the bank'"),
+        (SMALL.replace("127.0.0.1:8815", "8815") + TABLE, "listen: '8815' must be host:port"),
+        (SMALL.replace("127.0.0.1:8815", "localhost:99999") + TABLE, "listen: 'localhost:99999'"),
+        (SMALL.replace("127.0.0.1:8815", "0.0.0.0:8815") + TABLE, "tls: without certificates"),
+        (SMALL + TABLE + "[limits]\nsessions = 0", r"\$\.limits\.sessions"),
+        (SMALL + TABLE + "[tls]\ncert = 'a'", r"missing required field `key` - at `\$\.tls`"),
+        (SMALL.replace("duckdb:///", "${NOWHERE}") + TABLE, "database: the environment variable NOWHERE is not set"),
+    ],
+)
+def test_mistakes(tmp_path: Path, text: str, message: str) -> None:
+    """A mistake is a ConfigError that names the file and the field."""
+    with pytest.raises(tp.ConfigError, match=rf"party file '.*party\.toml': .*{message}"):
+        load(tmp_path, text)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    """A file that is not there is named."""
+    with pytest.raises(tp.ConfigError, match=r"cannot read party file '.*nowhere\.toml': No such file"):
+        PartyFile.load(tmp_path / "nowhere.toml")
+
+
+def test_no_error_repeats_a_password(tmp_path: Path) -> None:
+    """The database's URL is never quoted, whatever is wrong with the file."""
+    secret = "hunter2-canary"
+    for text in (SMALL + "colour = 3\n" + TABLE, SMALL, SMALL + TABLE + "[limits]\nidle = 'x'", SMALL + "="):
+        with pytest.raises(tp.ConfigError) as caught:
+            load(tmp_path, text.replace("duckdb:///bank.duckdb", f"postgresql://a:{secret}@b/c"))
+        assert secret not in str(caught.value)
+
+
+def test_loopback() -> None:
+    """Plaintext is for this machine only, or where the file says so."""
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "bank.example")] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+
+
+def test_insecure_is_said(tmp_path: Path) -> None:
+    """A party listens in plaintext beyond this machine only if its file says so."""
+    assert load(tmp_path, SMALL.replace("127.0.0.1", "0.0.0.0") + "insecure = true\n" + TABLE).tls is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "prefix"), [(PartyFile, ""), (Tls, "tls."), (Limits, "limits."), (TableEntry, "tables.NAME.")]
+)
+def test_settings_are_documented(kind: Any, prefix: str) -> None:
+    """docs/policy.md lists every setting with the default and the words that the code has."""
+    text = re.sub(r" +", " ", DOCUMENT.read_text(encoding="utf-8"))
+    hints = get_type_hints(kind, include_extras=True)
+    for field in msgspec.structs.fields(kind):
+        meta = next(part for part in hints[field.name].__metadata__[::-1] if part.description)
+        row = re.sub(r" +", " ", f"| `{prefix}{field.name}` | {_default(field)} | {meta.description} |")
+        assert row in text, row
+    assert msgspec.structs.fields(ColumnEntry)[1].default == "aggregate"
+
+
+def _default(field: Any) -> str:
+    if field.default is msgspec.NODEFAULT or isinstance(field.default, msgspec.Struct):
+        return "required" if field.default is msgspec.NODEFAULT else ""
+    if field.default is None:
+        return ""
+    return f"`{msgspec.json.encode(field.default).decode()}`"

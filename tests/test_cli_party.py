@@ -1,0 +1,95 @@
+"""``tablepuppet party check``: the operator sees what would leave, and all mistakes, before anything listens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tablepuppet.party.blinding_key import new_blinding_key
+from tablepuppet.party.report import inspect
+from tablepuppet.privacy.certificates import issue, new_authority
+from tests.party.policed import CANARY, write_file
+
+
+def check(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Check the party file of a folder in a process of its own."""
+    command = [sys.executable, "-m", "tablepuppet.cli", "party", "check", "party.toml", *options]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def new_key(folder: Path, mode: int = 0o600) -> None:
+    """A blinding key with these permissions."""
+    new_blinding_key(folder / "blinding.key")
+    (folder / "blinding.key").chmod(mode)
+
+
+def test_what_would_be_published(tmp_path: Path) -> None:
+    """Tables, callers, uses, levels and releases are listed, for people and for programs; warnings are no failure."""
+    new_key(tmp_path)
+    more = '[tables.big]\nsql = "SELECT card FROM cards WHERE credit > 0"\nallow = ["auditor"]\ncolumns.card = "key"'
+    write_file(tmp_path, more=more)
+    shown = check(tmp_path)
+    assert (shown.returncode, shown.stderr.count("error:")) == (0, 0), shown.stderr
+    assert "cards: 60 rows, to analyst, auditor" in shown.stdout
+    assert "warning: there is no state_dir" in shown.stderr
+    assert CANARY not in shown.stdout + shown.stderr
+    found = json.loads(check(tmp_path, "--json").stdout)
+    cards, big = found["tables"]
+    assert big["callers"] == ["auditor"]
+    assert 0 < big["rows"] < 60
+    columns = {column["name"]: column for column in cards["columns"]}
+    assert "pin" not in columns
+    assert columns["card"] == {
+        "name": "card", "type": "BIGINT", "uses": ["key"], "level": "aggregate",
+        "releases": ["SCHEMA", "COUNTS", "KEY_DIGESTS"],
+    }  # fmt: skip
+    assert "LABELS" in columns["fraud"]["releases"]
+    assert "LABELS" not in columns["credit"]["releases"]
+    assert not found["problems"]
+
+
+def test_every_problem_is_told(tmp_path: Path) -> None:
+    """A key that others can read, a missing state folder, a column that is not there: the exit code is 1."""
+    new_key(tmp_path, 0o644)
+    write_file(tmp_path, columns='nowhere = "key"', top='state_dir = "state"')
+    shown = check(tmp_path)
+    assert shown.returncode == 1
+    assert "blinding.key' is open to other users" in shown.stderr
+    assert "state_dir:" in shown.stderr
+    assert "has no column 'nowhere'; it has: card, day" in shown.stderr
+    assert len(json.loads(check(tmp_path, "--json").stdout)["problems"]) == 3
+
+
+def test_a_file_that_is_no_party_file(tmp_path: Path) -> None:
+    """One clear line, no traceback."""
+    (tmp_path / "party.toml").write_text("name = 3")
+    shown = check(tmp_path)
+    assert shown.returncode == 1
+    assert shown.stderr.startswith("error: party file 'party.toml':")
+    assert "Traceback" not in shown.stderr
+
+
+def test_certificates_are_tried(tmp_path: Path) -> None:
+    """A certificate without its key is a problem, another party's certificate a warning."""
+    new_key(tmp_path)
+    new_authority(tmp_path)
+    issue(tmp_path, "shop")
+    tls = 'tls = { cert = "shop.crt", key = "shop.key", ca = "ca.crt" }'
+    write_file(tmp_path, top=tls)
+    found = inspect(tmp_path / "party.toml")
+    assert (found.tls, found.problems) == (True, [])
+    assert "tls.cert belongs to 'shop', not to party 'bank'" in found.warnings
+    write_file(tmp_path, top=tls.replace("shop.key", "nowhere.key"))
+    [problem] = inspect(tmp_path / "party.toml").problems
+    assert "nowhere.key' does not exist" in problem
+
+
+def test_likely_mistakes_are_warnings(tmp_path: Path) -> None:
+    """Too few rows for the policy's own minimum, and a private column to learn from, are told."""
+    new_key(tmp_path)
+    write_file(tmp_path, table="min_rows = 100")
+    warnings = inspect(tmp_path / "party.toml").warnings
+    assert "table cards: 60 rows, but min_rows is 100: it cannot be used" in warnings
+    assert "table cards, column secret: a private column is neither told as label nor learned from" in warnings
