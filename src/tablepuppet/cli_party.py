@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tablepuppet.cli_output import JsonOption, print_json
+from tablepuppet.party.config import PartyFile
 from tablepuppet.party.report import PartyReport, TableReport, inspect
 
 party = typer.Typer(help="Run a party beside its database, and see what it lets out.", no_args_is_help=True)
@@ -34,6 +36,16 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
         errors.print(f"error: {text}", style="red", markup=False)
     if found.problems:
         raise typer.Exit(1)
+
+
+@party.command()
+def serve(file: FileArgument) -> None:
+    """Serve a party until it is stopped (Ctrl-C, SIGTERM). Logs one line for each session."""
+    from tablepuppet.wire.serve import serve as serve_party
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    settings = PartyFile.load(file)
+    serve_party(settings, lambda url: print(f"party {settings.name} is ready at {url}", flush=True))
 
 
 def _show(report: PartyReport, screen: Console) -> None:

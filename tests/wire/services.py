@@ -9,10 +9,11 @@ from typing import Any
 
 import tablepuppet as tp
 from tablepuppet.federation import Tls
+from tablepuppet.party.config import Limits
 from tablepuppet.party.database import open_database
 from tablepuppet.party.service import Party
 from tablepuppet.privacy.certificates import issue, new_authority
-from tablepuppet.wire.desk import Desk, Limits
+from tablepuppet.wire.desk import Desk
 from tablepuppet.wire.flight_server import FlightServer, ServerTls
 from tablepuppet.wire.journal import Journal
 

@@ -15,12 +15,13 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.federation import Tls
+from tablepuppet.party.config import Limits
 from tablepuppet.party.database import open_database
 from tablepuppet.party.request import Request, Step
 from tablepuppet.party.service import Party
 from tablepuppet.privacy.certificates import issue
 from tablepuppet.wire.codec import decode, encode
-from tablepuppet.wire.desk import Desk, Limits
+from tablepuppet.wire.desk import Desk
 from tablepuppet.wire.flight_engine import RemoteParty
 from tablepuppet.wire.flight_server import FlightServer
 from tablepuppet.wire.protocol import VERSION, BusyError, read_reply

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ from tablepuppet.party.ops import LocalTable, Values, category_secret, find_op
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.release import Release
 from tablepuppet.party.request import Reply, Request
-from tablepuppet.party.snapshot import take_snapshot
+from tablepuppet.party.snapshot import Snapshot, take_snapshot
 from tablepuppet.sql.catalog import Shard
 from tablepuppet.sql.plan import Scan
 
@@ -35,7 +36,8 @@ class Party:
     ``blinding_key`` is shared by all parties and unknown to the coordinator. ``row_secret`` orders row ids; a
     party inside the coordinator's process has nobody to hide the order from, needs none, and numbers rows as
     its source does. Every verb first asks the guard, which enforces ``policy``, and ends with a line in the
-    ``audit`` log. ``state_dir`` keeps what callers have used up of their limits.
+    ``audit`` log. ``state_dir`` keeps what callers have used up of their limits. What was read for a caller is read
+    anew for its next run once ``snapshot_ttl`` seconds have passed.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Party:
         row_secret: bytes | None = None,
         audit: AuditLog | None = None,
         state_dir: Path | None = None,
+        snapshot_ttl: float = 0.0,
     ):
         self.name = name
         self._database = database
@@ -57,6 +60,8 @@ class Party:
         self._sessions: dict[tuple[str, str], dict[str, LocalTable]] = {}
         self._models: dict[str, Values] = {}  # by caller
         self._category_secrets: dict[str, bytes] = {}
+        self._snapshot_ttl = snapshot_ttl
+        self._read: dict[tuple[str, str], tuple[float, list[Snapshot]]] = {}
         self._lock = threading.Lock()
 
     def answer(self, caller: str, request: Request) -> Reply:
@@ -82,24 +87,38 @@ class Party:
 
     def open(self, caller: str, session: str, scans: Iterable[Scan], wire: str = "float64") -> dict[str, int]:
         """Read every shard the relation needs, as of one moment; answers with row counts by alias."""
-        tables, listed = {}, list(scans)
+        tables, listed = {}, tuple(scans)
         with self._audit.entry(caller, session, "open", releases=Release.COUNTS) as entry:
             entry.tables = sorted({scan.table for scan in listed})
             grants = self._guard.open(caller, listed)
-            with self._database.reader() as reader:
-                for scan in listed:
-                    tables[scan.alias] = LocalTable(
-                        take_snapshot(scan, reader, self._row_secret),
-                        grants[scan.alias],
-                        self._blinding_key,
-                        session,
-                        wire,
-                        models=self._models.setdefault(caller, {}),
-                        category_secrets=self._category_secrets,
-                    )
+            for scan, snapshot in zip(listed, self._snapshots(caller, listed), strict=True):
+                tables[scan.alias] = LocalTable(
+                    snapshot,
+                    grants[scan.alias],
+                    self._blinding_key,
+                    session,
+                    wire,
+                    models=self._models.setdefault(caller, {}),
+                    category_secrets=self._category_secrets,
+                )
             with self._lock:
                 self._sessions[caller, session] = tables
             return entry.reply({alias: table.snapshot.rows for alias, table in tables.items()})
+
+    def _snapshots(self, caller: str, scans: tuple[Scan, ...]) -> list[Snapshot]:
+        """What the scans read, as of one moment; what this caller read a short time ago may do."""
+        now = time.monotonic()
+        with self._lock:
+            self._read = {key: kept for key, kept in self._read.items() if kept[0] > now}
+            known = self._read.get((caller, repr(scans)))
+        if known is not None:
+            return [snapshot.again() for snapshot in known[1]]
+        with self._database.reader() as reader:
+            found = [take_snapshot(scan, reader, self._row_secret) for scan in scans]
+        if self._snapshot_ttl > 0:
+            with self._lock:
+                self._read[caller, repr(scans)] = (now + self._snapshot_ttl, found)
+        return found
 
     def run(self, caller: str, session: str, op: str, alias: str, arguments: Mapping[str, Any]) -> Values:
         """Compute one op on one table of a session."""

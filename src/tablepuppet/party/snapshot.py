@@ -13,7 +13,7 @@ import hmac
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import duckdb
@@ -77,6 +77,10 @@ class Snapshot:
 
         self._blinded = [future.result() for future in [_BACKGROUND.submit(blind_one, *each) for each in specs]]
         return self._blinded
+
+    def again(self) -> Snapshot:
+        """The same rows for another run, whose keys are blinded anew."""
+        return replace(self, _blinded=None)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tablepuppet.errors import PartyError, TablePuppetError
+from tablepuppet.party.config import Limits
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.service import Party
 from tablepuppet.wire.codec import Encoded, encode
@@ -23,17 +24,6 @@ from tablepuppet.wire.journal import Journal, Key
 from tablepuppet.wire.protocol import BusyError, error_message, reply_message
 
 log = logging.getLogger("tablepuppet.party")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the operator allows, in sessions, seconds and bytes."""
-
-    sessions: int = 32
-    sessions_per_caller: int = 16
-    idle: float = 3600.0  # a session that is silent for so long is freed
-    resume_window: float = 24 * 3600.0  # its journal is kept for so long
-    message_bytes: int = 4 << 30
 
 
 @dataclass

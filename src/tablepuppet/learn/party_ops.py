@@ -1,0 +1,9 @@
+"""Every op of the learners, for a party that is a process of its own: importing this registers them.
+
+What only the coordinator needs, such as scikit-learn, stays out.
+"""
+
+from tablepuppet.learn import labels, linear, network_admm, network_lbfgs, networks, sgd
+from tablepuppet.prep import encode, statistics
+
+MODULES = (labels, linear, sgd, networks, network_admm, network_lbfgs, encode, statistics)
