@@ -1,0 +1,125 @@
+"""Parties as processes of their own: `tablepuppet party serve`, killed and started again at will."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import tablepuppet as tp
+from tablepuppet.party.blinding_key import new_blinding_key
+from tests.relations import write_party
+from tests.wire.services import Certificates
+
+COMMAND = [sys.executable, "-c", "from tablepuppet.cli import main; main()"]
+
+
+def free_port() -> int:
+    """A port that nobody listens at now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class PartyProcess:
+    """One party with its file, its certificate and its port."""
+
+    def __init__(self, folder: Path, name: str, url: str, tables: Mapping[str, pa.Table], files: tuple[str, str, str]):
+        self.folder, self.name, self.port = folder, name, free_port()
+        self.file = folder / f"{name}.toml"
+        self.state = folder / f"{name}-state"
+        self.state.mkdir(exist_ok=True)
+        self.process: subprocess.Popen[str] | None = None
+        self.write(url, tables, files)
+
+    def write(self, url: str, tables: Mapping[str, pa.Table], files: tuple[str, str, str], extra: str = "") -> None:
+        """The party file: every column may be used for everything."""
+        lines = [
+            f'name = "{self.name}"', f'listen = "127.0.0.1:{self.port}"', f'database = "{url}"',
+            'blinding_key = "blinding.key"', 'allow = ["analyst"]', f'state_dir = "{self.state}"',
+            f'audit_log = "{self.name}.jsonl"', extra,
+            "[tls]", f'cert = "{files[0]}"', f'key = "{files[1]}"', f'ca = "{files[2]}"',
+        ]  # fmt: skip
+        for table, rows in tables.items():
+            lines += [f"[tables.{table}]", "min_rows = 1", "min_group = 1", f"[tables.{table}.columns]"]
+            lines += [f'{column} = ["key", "filter", "label", "feature"]' for column in rows.column_names]
+        self.file.write_text("\n".join(lines))
+
+    def start(self) -> None:
+        """Start it, and wait until it is ready."""
+        log = (self.folder / f"{self.name}.log").open("a")
+        self.process = subprocess.Popen(
+            [*COMMAND, "party", "serve", str(self.file)], stdout=subprocess.PIPE, stderr=log, text=True
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert "is ready at" in line, (self.folder / f"{self.name}.log").read_text()
+
+    def kill(self) -> None:
+        """As if the machine had lost power."""
+        self.end(signal.SIGKILL)
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """Stop it; its exit code."""
+        if self.process is None:
+            return 0
+        self.process.send_signal(how)
+        code = self.process.wait(timeout=30)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self.process = None
+        return code
+
+
+class Services:
+    """A federation whose parties are processes."""
+
+    def __init__(self, folder: Path, parties: Mapping[str, Mapping[str, pa.Table]]):
+        self.folder, self.certificates = folder, Certificates(folder / "certificates")
+        new_blinding_key(folder / "blinding.key")
+        self.urls = {name: write_party(folder, name, tables) for name, tables in parties.items()}
+        self.parties = {
+            name: PartyProcess(folder, name, self.urls[name], tables, self.certificates.files(name))
+            for name, tables in parties.items()
+        }
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Services:
+        for party in self.parties.values():
+            party.start()
+            self._stack.callback(party.kill)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def federation(self, **settings: Any) -> tp.Federation:
+        """The coordinator's side."""
+        urls = {name: f"grpc+tls://127.0.0.1:{party.port}" for name, party in self.parties.items()}
+        settings.setdefault("tls", self.certificates.client("analyst"))
+        return tp.Federation(urls, **settings)
+
+    def write_federation(self, **settings: Any) -> Path:
+        """The same as a federation file."""
+        lines = [f"{name} = {value!r}".replace("'", '"') for name, value in settings.items()] + ["[parties]"]
+        lines += [f'{name} = "grpc+tls://127.0.0.1:{party.port}"' for name, party in self.parties.items()]
+        cert, key, ca = self.certificates.files("analyst")
+        lines += ["[tls]", f'cert = "{cert}"', f'key = "{key}"', f'ca = "{ca}"']
+        path = self.folder / "federation.toml"
+        path.write_text("\n".join(lines))
+        return path
+
+
+def run_command(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """The command line as a user calls it."""
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=240, env=dict(os.environ), check=False, **settings
+    )
