@@ -55,7 +55,6 @@ class Guard:
 
     def run(self, caller: str, session: str, op: Op, grant: Grant, arguments: Mapping[str, Any]) -> None:
         """Refuse an op that would tell what the policy forbids."""
-        self.admit(caller)
         grant.check(op, arguments)
         most = self.policy.max_prediction_rounds
         if op.releases & SOLVABLE and not self._counters.use_round(caller, session, grant.table, most):

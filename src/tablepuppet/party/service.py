@@ -123,6 +123,7 @@ class Party:
     def run(self, caller: str, session: str, op: str, alias: str, arguments: Mapping[str, Any]) -> Values:
         """Compute one op on one table of a session."""
         with self._audit.entry(caller, session, "run") as entry:
+            self._guard.admit(caller)
             found, table = find_op(op), self.table(session, alias, caller)
             entry.op, entry.releases, entry.tables = found.name, found.releases, [table.grant.table]
             self._guard.run(caller, session, found, table.grant, arguments)
