@@ -128,7 +128,7 @@ def bench(job: JobArgument, as_json: JsonOption = False) -> None:
     with _progress() as reader:
         result = Run.of_job(job, reader).bench()
     if as_json:
-        _print_json(result)
+        print_json(result)
         return
     typer.echo(f"{_ending(result)}, {result['seconds']:.3g} s")
     typer.echo(f"{result['trips']} trips, {result['bytes']:,} bytes")
