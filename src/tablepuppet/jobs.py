@@ -121,10 +121,10 @@ class Run:
             train, test = train.split(split.test, split.seed)
         if split is not None and split.validation != 0:
             train, validation = train.split(split.validation, split.seed)
-            if not len(validation):
-                raise LearnError("the validation side of the split is empty; hold out more, or nothing")
         if not len(train):
             raise LearnError("the train side of the split is empty; hold out less, or check the query with explain")
+        if validation is not None and not len(validation):
+            raise LearnError("the validation side of the split is empty; hold out more, or nothing")
         return Sides(train, validation, test)
 
     def train(self, job_file: Path) -> dict[str, Any]:
