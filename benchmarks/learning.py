@@ -35,11 +35,11 @@ import tablepuppet.wire.outbox
 from benchmarks.mapping import ROOT, peak_memory, seconds
 from tablepuppet.baselines import Centralized
 from tablepuppet.party.service import Party
+from tablepuppet.wire.distance import communication_seconds
 from tablepuppet.wire.engine import Engine
 
 DATA = ROOT.parent / "shared" / "data"
 RESULTS = ROOT / "benchmarks" / "results"
-NETWORKS = {"US-UK": (0.136, 0.42e9 / 8), "US-US": (0.067, 1.15e9 / 8)}  # seconds a trip, bytes a second
 CLOSE = 1e-3  # "there" is an objective within this share of the centralised one
 
 COLUMNS = "u.gender, u.age, u.occupation, g.year, g.genre"
@@ -69,10 +69,10 @@ def counted() -> Iterator[Trips]:
     bare = tablepuppet.wire.outbox.call_all
 
     def call_all(engine: Engine, calls: Any, *rest: Any) -> Any:
-        before = _bytes(engine)
+        before, number = engine.traffic.bytes, engine.traffic.trips
         replies = bare(engine, calls, *rest)
-        if calls:
-            trips.made.append((_purpose(calls), _bytes(engine) - before))
+        if engine.traffic.trips > number:
+            trips.made.append((_purpose(calls), engine.traffic.bytes - before))
         return replies
 
     try:
@@ -90,14 +90,9 @@ def _purpose(calls: Any) -> str:
     return next((op for op in ops if op.startswith(ROUND_OPS)), ops[-1])
 
 
-def _bytes(engine: Engine) -> int:
-    return sum(entry["bytes"] for entry in engine.traffic.to_list())
-
-
 def communication(trips: list[tuple[str, int]]) -> dict[str, float]:
     """Seconds that trips take between continents and within one: a latency each, and their bytes."""
-    total = sum(size for _, size in trips)
-    return {name: len(trips) * delay + total / speed for name, (delay, speed) in NETWORKS.items()}
+    return communication_seconds(len(trips), sum(size for _, size in trips))
 
 
 # MovieLens: six algorithms and the centralised model

@@ -77,6 +77,48 @@ def test_train_evaluate_predict(folder: Path) -> None:
     assert sum(right) > 380
 
 
+def test_a_job_that_stops_early(folder: Path) -> None:
+    """A share of the train side is held out for validation; metrics and history have it."""
+    with (folder / "job.toml").open("a") as job:
+        job.write("patience = 1\n[split]\ntest = 0.2\nvalidation = 0.25\n")
+    trained = json.loads(tablepuppet(folder, "train", "job.toml", "--json").stdout)
+    assert set(trained["metrics"]) == {"train", "validation", "test"}
+    history = json.loads((folder / "runs" / "returns" / "history.json").read_text())
+    best = min(history, key=lambda entry: entry["validation_loss"])
+    assert trained["best_round"] == best["round"]
+    assert trained["metrics"]["validation"]["log_loss"] == pytest.approx(best["validation_loss"], rel=1e-4)
+    assert trained["rounds"] == len(history)
+    shown = tablepuppet(folder, "train", "job.toml")
+    assert f"{trained['stopped']} after {trained['rounds']} rounds" in shown.stdout
+    measured = json.loads(tablepuppet(folder, "evaluate", "runs/returns", "--json").stdout)
+    assert measured == pytest.approx(trained["metrics"]["test"])
+
+
+def test_an_empty_side_is_refused(folder: Path) -> None:
+    """A share that leaves no rows for validation, or for training, is told."""
+    text = (folder / "job.toml").read_text()
+    for share, message in (("0.0001", "validation side of the split is empty"), ("1.0", "train side of the split")):
+        (folder / "job.toml").write_text(f"{text}[split]\nvalidation = {share}\n")
+        done = tablepuppet(folder, "train", "job.toml")
+        assert done.returncode == 1
+        assert message in done.stderr
+
+
+def test_bench(folder: Path) -> None:
+    """Rounds, seconds, bytes and trips of a job, and a latency per trip with bytes over bandwidth for two lines."""
+    result = json.loads(tablepuppet(folder, "bench", "job.toml", "--json").stdout)
+    assert result["converged"]
+    assert result["seconds"] > 0
+    assert result["trips"] == 4 + result["rounds"]  # catalog; tables and keys; split; statistics and labels; rounds
+    for line, latency, speed in (("US-UK", 0.136, 0.42e9), ("US-US", 0.067, 1.15e9)):
+        expected = result["trips"] * latency + result["bytes"] * 8 / speed
+        assert result["communication_seconds"][line] == pytest.approx(expected)
+    shown = tablepuppet(folder, "bench", "job.toml").stdout
+    assert f"{result['trips']} trips" in shown
+    assert "communication US-UK: " in shown
+    assert not (folder / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

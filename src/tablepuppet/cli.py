@@ -119,8 +119,21 @@ def train(job: JobArgument, as_json: JsonOption = False) -> None:
         print_json(result)
         return
     _print_metrics(result["metrics"])
-    state = "converged" if result["converged"] else "stopped before it converged"
-    typer.echo(f"{state} after {result['rounds']} rounds; run folder: {result['run']}")
+    typer.echo(f"{_ending(result)}; run folder: {result['run']}")
+
+
+@app.command()
+def bench(job: JobArgument, as_json: JsonOption = False) -> None:
+    """Train the learner of a job file and tell what it cost, here and over long lines; writes nothing."""
+    with _progress() as reader:
+        result = Run.of_job(job, reader).bench()
+    if as_json:
+        print_json(result)
+        return
+    typer.echo(f"{_ending(result)}, {result['seconds']:.3g} s")
+    typer.echo(f"{result['trips']} trips, {result['bytes']:,} bytes")
+    for line, seconds in result["communication_seconds"].items():
+        typer.echo(f"communication {line}: {seconds:.3g} s")
 
 
 @app.command()
@@ -156,6 +169,13 @@ def _write(table: pa.Table, output: Path) -> None:
     if output.suffix not in (".parquet", ".csv"):
         raise ConfigError(f"cannot write {str(output)!r}: the file must end in .parquet or .csv")
     pa_parquet.write_table(table, output) if output.suffix == ".parquet" else pa_csv.write_csv(table, output)
+
+
+def _ending(result: dict[str, Any]) -> str:
+    """How learning ended, for people."""
+    rounds, best = result["rounds"], result["best_round"]
+    text = f"{result['stopped']} after {rounds} rounds"
+    return text if best == rounds else f"{text}, round {best} kept"
 
 
 def _print_metrics(metrics: dict[str, dict[str, float]]) -> None:

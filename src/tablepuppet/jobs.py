@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,29 @@ from tablepuppet.learn.estimator import Learner
 from tablepuppet.learn.model_file import LEARNERS, load
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Reader
+from tablepuppet.wire.distance import communication_seconds
 
 
 class Split(msgspec.Struct, forbid_unknown_fields=True):
-    """How much is held out for testing."""
+    """How much is held out: for testing, and of what is left for stopping early."""
 
     test: float = 0.15
+    validation: float = 0.0
     seed: int = 7
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What a job learns from, stops early by, and is measured on; a side that it does not hold out is None."""
+
+    train: Relation
+    validation: Relation | None
+    test: Relation | None
+
+    def named(self) -> dict[str, Relation]:
+        """The sides there are."""
+        sides = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: side for name, side in sides.items() if side is not None}
 
 
 class Job(msgspec.Struct, forbid_unknown_fields=True):
@@ -95,21 +113,26 @@ class Run:
             sql or job.sql, job.label, categorical=job.categorical, drop=job.drop, max_categories=job.max_categories
         )
 
-    def sides(self) -> tuple[Relation, Relation | None]:
-        """(train, test); no test side where the job holds nothing out."""
-        relation = self.relation()
-        if self.job.split is None or self.job.split.test == 0:
-            return relation, None
-        return relation.split(self.job.split.test, self.job.split.seed)
+    def sides(self) -> Sides:
+        """The job's relation, split; LearnError if a side is empty."""
+        split, train = self.job.split, self.relation()
+        test = validation = None
+        if split is not None and split.test != 0:
+            train, test = train.split(split.test, split.seed)
+        if split is not None and split.validation != 0:
+            train, validation = train.split(split.validation, split.seed)
+        if not len(train):
+            raise LearnError("the train side of the split is empty; hold out less, or check the query with explain")
+        if validation is not None and not len(validation):
+            raise LearnError("the validation side of the split is empty; hold out more, or nothing")
+        return Sides(train, validation, test)
 
     def train(self, job_file: Path) -> dict[str, Any]:
         """Fit, measure on the test side, write the run folder; the metrics."""
         learner = make_learner(self.job.learner)
-        train, test = self.sides()
-        if not len(train):
-            raise LearnError("the train side of the split is empty; hold out less, or check the query with explain")
-        learner.fit(train)
-        metrics = {"train": learner.evaluate(train)} | ({"test": learner.evaluate(test)} if test is not None else {})
+        sides = self.sides()
+        learner.fit(sides.train, sides.validation)
+        metrics = {name: learner.evaluate(side) for name, side in sides.named().items()}
         self.folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(job_file, self.folder / "job.toml")
         base = os.path.relpath(job_file.parent.resolve(), self.folder.resolve())
@@ -117,7 +140,15 @@ class Run:
         (self.folder / "history.json").write_text(json.dumps(learner.history_, indent=2))
         (self.folder / "metrics.json").write_text(json.dumps(metrics, indent=2))
         learner.save(self.folder / "model")
-        return {"metrics": metrics, "rounds": len(learner.history_), "converged": learner.converged_}
+        return {"metrics": metrics} | _ending(learner)
+
+    def bench(self) -> dict[str, Any]:
+        """Fit, and tell what it cost, from the catalog on; nothing is written."""
+        learner, traffic, start = make_learner(self.job.learner), self.federation.engine.traffic, time.perf_counter()
+        sides = self.sides()
+        learner.fit(sides.train, sides.validation)
+        cost = {"seconds": time.perf_counter() - start, "bytes": traffic.bytes, "trips": traffic.trips}
+        return _ending(learner) | cost | {"communication_seconds": communication_seconds(traffic.trips, traffic.bytes)}
 
     def model(self) -> Learner:
         """The trained model."""
@@ -128,8 +159,8 @@ class Run:
         if sql is not None:
             chosen = self.relation(sql)
         else:
-            train, test = self.sides()
-            chosen = train if test is None else test
+            sides = self.sides()
+            chosen = sides.train if sides.test is None else sides.test
         metrics: dict[str, float] = self.model().evaluate(chosen)
         return metrics
 
@@ -144,3 +175,13 @@ class Run:
                     f"probability={name}", pa.array(np.ascontiguousarray(probability[:, place]))
                 )
         return table
+
+
+def _ending(learner: Learner) -> dict[str, Any]:
+    """How learning ended, for programs."""
+    return {
+        "rounds": len(learner.history_),
+        "best_round": learner.best_round_,
+        "converged": learner.converged_,
+        "stopped": learner.stopped_,
+    }

@@ -29,8 +29,8 @@ from tests.relations import federation, record_wire
 
 TASKS: dict[str, int | None] = {"paid": None, "returned": 2, "grade": 4}
 KEYS = {
-    "round", "seconds", "loss", "objective", "metric", "bytes_up", "bytes_down", "messages", "epsilon", "solver",
-    "converged",
+    "round", "seconds", "loss", "objective", "metric", "validation_loss", "validation_metric", "bytes_up", "bytes_down",
+    "messages", "epsilon", "solver", "converged",
 }  # fmt: skip
 every_solver = pytest.mark.parametrize("solver", ["auto", "lbfgs", "admm", "sgd"])
 
@@ -389,6 +389,7 @@ def test_very_many_classes(tmp_path: Path) -> None:
         ({"momentum": 1.0, "solver": "sgd"}, "momentum"),
         ({"rho": 0.0, "solver": "admm"}, "rho"),
         ({"rho": "large", "solver": "admm"}, "rho"),
+        ({"patience": 0}, "patience"),
     ],
 )
 def test_settings_out_of_range(odd: tp.Federation, settings: dict[str, Any], told: str) -> None:

@@ -68,6 +68,18 @@ def test_replies_keep_the_order_of_calls() -> None:
         call_all(engine, [(name, Request("describe")) for name in ("p0", "bad", "p1")])
 
 
+def test_trips_are_counted(tmp_path: Path) -> None:
+    """Calls made at the same time are one trip, however many; none is no trip. Bytes are those of the list."""
+    fed = federation(tmp_path, PARTIES)
+    call_all(fed.engine, [])
+    assert fed.engine.traffic.trips == 0
+    relation = fed.sql(SQL)
+    assert fed.engine.traffic.trips == 2  # the catalog; tables and keys
+    relation.describe()
+    assert fed.engine.traffic.trips == 3
+    assert fed.engine.traffic.bytes == sum(entry["bytes"] for entry in fed.traffic)
+
+
 def test_every_message_is_metered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traffic is the sum over what was really sent: messages by number, arrays by their bytes."""
     messages = record_wire(monkeypatch)

@@ -48,6 +48,7 @@ class Round:
     objective: float  # loss and penalty
     loss: float
     scores: Array
+    intercept: Array
     converged: bool
 
 
@@ -72,7 +73,7 @@ def descend(
     converged = False
     if not model.tables:  # no column to learn from: the intercept is all there is
         value = loss.value(scores)
-        report(Round(1, value, value, scores, converged=True))
+        report(Round(1, value, value, scores, intercept, converged=True))
         return intercept, True
     for number in range(1, rounds + 1):
         wanted, curvature = rule.wanted(scores)
@@ -86,7 +87,7 @@ def descend(
         spare = images.pop() if len(images) > model.memory else None
         gap = promised_decrease(begin, curvature, loss.outputs)
         converged = gap <= tol * max(abs(end.objective), 1e-12)
-        if report(Round(number, end.objective, end.loss, scores, converged)) or converged:
+        if report(Round(number, end.objective, end.loss, scores, intercept, converged)) or converged:
             break
         rule.moved(scores)
     return intercept, converged

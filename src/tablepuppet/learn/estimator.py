@@ -6,7 +6,6 @@ solver runs rounds of gather, loss, scatter; the parameters stay with the partie
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
@@ -18,8 +17,9 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 from tablepuppet.errors import LearnError
-from tablepuppet.learn.descent import Round
 from tablepuppet.learn.losses import Loss
+from tablepuppet.learn.validation import Validation, Watched, check_alike
+from tablepuppet.learn.watch import Watch
 from tablepuppet.operators.client import Client, Replies
 from tablepuppet.prep.encode import Encoding, apply_encoding
 from tablepuppet.runs.events import Event
@@ -32,7 +32,6 @@ Array = NDArray[np.float64]
 Solver = Literal["auto", "admm", "sgd", "lbfgs"]
 SOLVERS = ("auto", "admm", "sgd", "lbfgs")
 SINGLE_PRECISION_TOL = 1e-10  # what float32 on the wire can still tell
-PATIENCE = 5
 
 
 def _is_whole(value: Any, least: int) -> bool:
@@ -49,7 +48,7 @@ def _is_rate(value: Any) -> bool:
 
 RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(
-        ("rounds", "batch_size", "inner_rounds", "local_steps"),
+        ("rounds", "batch_size", "inner_rounds", "local_steps", "patience"),
         ("a whole number, at least 1", lambda v: _is_whole(v, 1)),
     ),
     **dict.fromkeys(("lr", "rho", "inner_rho"), ("'auto' or a number above 0", _is_rate)),
@@ -77,30 +76,41 @@ class Learner(BaseEstimator):  # type: ignore[misc]
     solver: Solver
     rounds: int
     l2: float
+    patience: int
     reduce: bool
     callbacks: Iterable[Callable[[Event], None]]
+    stopped_: str
+    best_round_: int
     metric_name = "metric"
 
     def fit(self, relation: Relation, validation: Relation | None = None) -> Self:
-        """Learn from a relation with a label. A ``validation`` relation, to stop early by, is not supported yet."""
-        if validation is not None:
-            raise LearnError("stopping early by a validation relation is not supported yet; leave validation out")
+        """Learn from a relation with a label.
+
+        The model is measured on the ``validation`` relation after every round. Learning stops when its loss there has
+        not fallen for ``patience`` rounds, and the parameters of the best round are kept.
+        """
         self._check_settings()
         label = label_of(relation)
-        relation = relation if self.reduce else relation.without_reduction()
+        if validation is not None:
+            check_alike(relation, validation)
+        if not self.reduce:
+            relation = relation.without_reduction()
+            validation = None if validation is None else validation.without_reduction()
         asked = self._ask_labels(relation.client, label)  # before statistics are read: both travel together
+        asked_also = None if validation is None else self._ask_labels(validation.client, label)
         self.encoding_ = relation.fit_encoding()
         loss = self._prepare(relation.client, label, asked)
         self.solver_ = self._fewest_trips(relation) if self.solver == "auto" else self.solver
         self.converged_ = False
         self.history_: list[dict[str, Any]] = []
-        model, intercept = self._train(relation, loss, _Watch(self, relation, loss))
-        self.settle(relation, self.encoding_, model, intercept)
-        state = "converged" if self.converged_ else "not converged"
-        relation.events.emit(
-            "info", "fitted", f"{type(self).__name__}: {state} after {len(self.history_)} rounds",
-            converged=self.converged_, rounds=len(self.history_), solver=self.solver_,
-        )  # fmt: skip
+        held_out = None
+        if validation is not None and asked_also is not None:
+            client = validation.client
+            apply_encoding(client, self.encoding_)
+            held_out = Validation(client, self._held_out(client, label, asked_also), self.patience)
+        watch = Watch(self, relation, loss, held_out)
+        model, intercept = self._train(relation, loss, watch)
+        self.settle(relation, self.encoding_, model, watch.end(model, intercept))
         return self
 
     def settle(self, relation: Relation, encoding: Encoding, model: Model, intercept: Array) -> None:
@@ -117,14 +127,19 @@ class Learner(BaseEstimator):  # type: ignore[misc]
     def _prepare(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
         raise AssertionError("a subclass says what is learned")
 
-    def _metric(self, loss: float, scores: Array) -> float:
+    def _held_out(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
+        """The loss over rows that are not learned from."""
+        raise AssertionError("a subclass says what is learned")
+
+    def _metric(self, loss: Loss, value: float, scores: Array) -> float:
+        """The metric of scores whose mean loss is ``value``."""
         raise AssertionError("a subclass says what is measured")
 
     def _fewest_trips(self, relation: Relation) -> Solver:
         """The solver that "auto" picks."""
         return "lbfgs"
 
-    def _train(self, relation: Relation, loss: Loss, report: Callable[[Round], bool]) -> tuple[Model, Array]:
+    def _train(self, relation: Relation, loss: Loss, watch: Watch) -> tuple[Watched, Array]:
         """Run the solver: (the model, its intercept); says in ``converged_`` whether it came to an end."""
         raise AssertionError("a subclass says by which model")
 
@@ -169,46 +184,6 @@ class Learner(BaseEstimator):  # type: ignore[misc]
         apply_encoding(client, self.encoding_)
         scores = self.model_.scores(client)
         return scores + (self.intercept_[0] if scores.ndim == 1 else self.intercept_)
-
-
-class _Watch:
-    """Turns rounds into history and events."""
-
-    def __init__(self, estimator: Learner, relation: Relation, loss: Loss):
-        self.estimator, self.relation, self.loss = estimator, relation, loss
-        self.before, self.since = self._traffic(), time.perf_counter()
-
-    def _traffic(self) -> tuple[int, int, int]:
-        entries = self.relation.client.engine.traffic.to_list()
-        up = sum(entry["bytes"] for entry in entries if entry["direction"] == "up")
-        down = sum(entry["bytes"] for entry in entries if entry["direction"] == "down")
-        return up, down, sum(entry["messages"] for entry in entries)
-
-    def __call__(self, done: Round) -> bool:
-        traffic, now = self._traffic(), time.perf_counter()
-        up, down, messages = (new - old for new, old in zip(traffic, self.before, strict=True))
-        entry = {
-            "round": done.number,
-            "seconds": now - self.since,
-            "loss": done.loss,
-            "objective": done.objective,
-            "metric": self.estimator._metric(done.loss, done.scores),
-            "bytes_up": up,
-            "bytes_down": down,
-            "messages": messages,
-            "epsilon": None,
-            "solver": self.estimator.solver_,
-            "converged": done.converged,
-        }
-        self.estimator.history_.append(entry)
-        self.before, self.since = traffic, now
-        total = self.estimator.rounds
-        message = f"round {done.number}: loss {done.loss:.6g}, {self.estimator.metric_name} {entry['metric']:.4g}, "
-        message += f"{(up + down) / 1e6:.3g} MB"
-        self.relation.events.emit("progress", "fit", message, total=total, **(entry | {"done": done.number}))
-        for callback in self.estimator.callbacks:
-            callback(Event("progress", "fit", message, entry | {"done": done.number, "total": total}))
-        return False
 
 
 def label_of(relation: Relation) -> OutputColumn:

@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from tablepuppet.learn.admm import SharingRule
-from tablepuppet.learn.descent import Round, Rule, descend, memory_for
+from tablepuppet.learn.descent import Rule, descend, memory_for
 from tablepuppet.learn.estimator import SINGLE_PRECISION_TOL, Array, Learner, Model, Solver
 from tablepuppet.learn.lbfgs import GradientRule
 from tablepuppet.learn.linear import LinearModel, by_column
@@ -18,6 +18,8 @@ from tablepuppet.learn.placed import ToldModel
 from tablepuppet.learn.sgd import Stochastic, descend_by_batches
 from tablepuppet.learn.tasks import Classifier, Regressor
 from tablepuppet.learn.threads import one_thread
+from tablepuppet.learn.validation import Watched
+from tablepuppet.learn.watch import Watch
 from tablepuppet.runs.events import Event
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class LinearLearner(Learner):
         l2: float = 1e-6,
         rho: float | Literal["auto"] = "auto",
         tol: float = 1e-15,
+        patience: int = 5,
         reduce: bool = True,
         seed: int = 0,
         callbacks: Iterable[Callable[[Event], None]] = (),
@@ -50,6 +53,7 @@ class LinearLearner(Learner):
         self.l2 = l2
         self.rho = rho
         self.tol = tol
+        self.patience = patience
         self.reduce = reduce
         self.seed = seed
         self.callbacks = callbacks
@@ -64,14 +68,15 @@ class LinearLearner(Learner):
         """A model with these parameters by table, for predictions only."""
         return ToldModel("linear", self.encoding_, thetas, wire, outputs)
 
-    def _train(self, relation: Relation, loss: Loss, report: Callable[[Round], bool]) -> tuple[Model, Array]:
+    def _train(self, relation: Relation, loss: Loss, watch: Watch) -> tuple[Watched, Array]:
         with one_thread():  # parties, and pieces of the joined rows, are worked on at the same time
-            return self._solve(relation, loss, report)
+            return self._solve(relation, loss, watch)
 
-    def _solve(self, relation: Relation, loss: Loss, report: Callable[[Round], bool]) -> tuple[Model, Array]:
+    def _solve(self, relation: Relation, loss: Loss, watch: Watch) -> tuple[Watched, Array]:
         client, wire = relation.client, relation.wire
         memory = memory_for(loss, len(relation))
         model = LinearModel(client, self.encoding_, wire, loss.outputs, self.l2, memory, client.new_name())
+        report = watch.of(model)
         if self.solver_ == "sgd":
             lr = 1 / (loss.most_curvature * model.largest) if isinstance(self.lr, str) else self.lr
             rates = [lr / (1 + epoch / 2) for epoch in range(self.rounds)]

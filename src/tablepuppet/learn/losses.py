@@ -7,7 +7,7 @@ gradients carry the factor 1 / joined_rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,11 @@ class Loss(Protocol):
     @property
     def outputs(self) -> int:
         """Scores per joined row."""
+        ...
+
+    @property
+    def labels(self) -> NDArray[Any]:
+        """Numbers, or class numbers, of the joined rows."""
         ...
 
     def value(self, scores: Scores) -> float:

@@ -88,6 +88,7 @@ def _learner(facts: dict[str, Any], arrays: dict[str, Any], federation: Federati
     learner.relation_columns_ = [(alias, name) for alias, name in facts["columns"]]
     learner.n_features_in_ = len(facts["columns"])
     learner.history_, learner.solver_, learner.converged_ = facts["history"], facts["solver"], facts["converged"]
+    learner.stopped_, learner.best_round_ = facts["stopped"], facts["best_round"]
     if facts["classes"] is not None:
         learner.classes_ = np.array(facts["classes"])
     return learner
@@ -104,6 +105,8 @@ def _facts(learner: Learner) -> dict[str, Any]:
         "classes": None if classes is None else classes.tolist(),
         "solver": learner.solver_,
         "converged": learner.converged_,
+        "stopped": learner.stopped_,
+        "best_round": learner.best_round_,
         "history": learner.history_,
         "encoding": {
             "id": learner.encoding_.id,

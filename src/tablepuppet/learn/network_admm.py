@@ -191,13 +191,13 @@ def descend_by_sharing(
     for number in range(1, rounds + 1):
         wanted, rho = rule.wanted(scores)
         predictions, square = sharing.solve(wanted, rho)
-        intercept = intercept - wanted.sum(axis=0) / rho
+        intercept = np.atleast_1d(intercept - wanted.sum(axis=0) / rho)
         scores = predictions + intercept
         rule.moved(scores)
         value = loss.value(scores)
         objective = value + 0.5 * model.l2 * square
         settled = settled + 1 if abs(objective - last) <= tol * objective else 0
         last, converged = objective, settled >= SETTLED
-        if report(Round(number, objective, value, scores, converged)) or converged:
+        if report(Round(number, objective, value, scores, intercept, converged)) or converged:
             break
-    return np.atleast_1d(intercept), converged
+    return intercept, converged

@@ -113,7 +113,7 @@ def descend_full_batch(
             value, reached = loss.value(scores), objective
         gained = objective - reached
         converged = gained <= 0 or max(gained, -slope / 2) <= tol * max(abs(reached), 1e-12)
-        if report(Round(number, reached, value, scores, converged)) or converged:
+        if report(Round(number, reached, value, scores, batch.intercept.theta, converged)) or converged:
             break
     return batch.intercept.theta, converged
 

@@ -19,6 +19,8 @@ from tablepuppet.learn.placed import ToldModel
 from tablepuppet.learn.sgd import Stochastic, descend_by_batches
 from tablepuppet.learn.table_network import TableNetwork, need_torch
 from tablepuppet.learn.tasks import Classifier, Regressor
+from tablepuppet.learn.validation import Watched
+from tablepuppet.learn.watch import Watch
 from tablepuppet.runs.events import Event
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class NetworkLearner(Learner):
         inner_rho: float | Literal["auto"] = "auto",
         local_steps: int = 20,
         tol: float = 1e-6,
+        patience: int = 5,
         reduce: bool = True,
         seed: int = 0,
         callbacks: Iterable[Callable[[Event], None]] = (),
@@ -61,6 +64,7 @@ class NetworkLearner(Learner):
         self.inner_rho = inner_rho
         self.local_steps = local_steps
         self.tol = tol
+        self.patience = patience
         self.reduce = reduce
         self.seed = seed
         self.callbacks = callbacks
@@ -85,12 +89,13 @@ class NetworkLearner(Learner):
         features = {column.alias for column in relation.query.features}
         return "lbfgs" if any(len(relation.client.shards(alias)) > 1 for alias in features) else "admm"
 
-    def _train(self, relation: Relation, loss: Loss, report: Callable[[Round], bool]) -> tuple[Model, Array]:
+    def _train(self, relation: Relation, loss: Loss, watch: Watch) -> tuple[Watched, Array]:
         loss, unit = in_units(loss)
         model = NetworkModel(
             relation.client, self.encoding_, relation.wire, loss.outputs, self.hidden, self.l2, self.seed, unit,
             relation.client.new_name(),
         )  # fmt: skip
+        report = watch.of(model)
         return model, unit * self._solve(model, loss, relation.wire, lambda done: report(_out_of_units(done, unit)))
 
     def _solve(self, model: NetworkModel, loss: Loss, wire: str, report: Callable[[Round], bool]) -> Array:
@@ -136,4 +141,8 @@ def in_units(loss: Loss) -> tuple[Loss, float]:
 def _out_of_units(done: Round, unit: float) -> Round:
     if unit == 1.0:
         return done
-    return replace(done, objective=done.objective * unit**2, loss=done.loss * unit**2, scores=done.scores * unit)
+    square = unit**2
+    return replace(
+        done, objective=done.objective * square, loss=done.loss * square,
+        scores=done.scores * unit, intercept=done.intercept * unit,
+    )  # fmt: skip

@@ -1,7 +1,8 @@
 """Parameters where they belong: with the party for a table of one shard, with the coordinator for one of several (LoU).
 
 Ops of a model are named by its family: ``<family>.predict`` uses the parameters that the party holds, ``.image``
-those it is told, ``.parameters`` lets them out.
+those it is told, ``.parameters`` lets them out. With ``model.keep`` a party of any family remembers its parameters as
+they are, with ``model.restore`` it goes back to them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.operators.lou import LearningOverUnion
-from tablepuppet.party.ops import LocalTable
+from tablepuppet.party.ops import LocalTable, Values, op
+from tablepuppet.party.release import Release
 from tablepuppet.prep.encode import Encoding
 from tablepuppet.prep.encoded_table import EncodedTable
 
@@ -57,6 +59,24 @@ def part_of(table: LocalTable, model: str) -> Any:
     return part
 
 
+@op("model.keep", releases=Release.COUNTS)
+def keep(table: LocalTable, view: str, model: str) -> Values:
+    """Remember the parameters as they are."""
+    table.models[_kept(table, model)] = part_of(table, model).theta
+    return {}
+
+
+@op("model.restore", releases=Release.COUNTS)
+def restore(table: LocalTable, view: str, model: str) -> Values:
+    """Go back to the parameters that were remembered."""
+    part_of(table, model).theta = table.models.pop(_kept(table, model))
+    return {}
+
+
+def _kept(table: LocalTable, model: str) -> str:
+    return f"{model}/{table.snapshot.scan.alias}/kept"
+
+
 class PlacedModel(Generic[PartT]):
     """The coordinator's side of a model that is a sum over tables."""
 
@@ -73,6 +93,7 @@ class PlacedModel(Generic[PartT]):
         tables = [alias for alias in client.mapping.tables if encoding.names(alias) and client.shards(alias)]
         self.alone = [alias for alias in tables if self.lou.shards(alias) == 1]
         self.together = [alias for alias in tables if alias not in self.alone]
+        self._kept: dict[str, Array] = {}
 
     @property
     def tables(self) -> list[str]:
@@ -104,17 +125,33 @@ class PlacedModel(Generic[PartT]):
         present = [alias for alias in self.tables if client.shards(alias)]
         at_home = [alias for alias in self.alone if _parties(client, alias) == _parties(self.lou.client, alias)]
         sent = [alias for alias in present if alias not in at_home]  # shards that did not train: they are told theta
-        thetas = self.thetas() if sent else {}
+        thetas = self._thetas(sent)
         replies = lou.ask(f"{self.family}.predict", at_home, encoding=self.encoding.id, model=self.model)
-        found = images(lou, self.family, self.encoding, {alias: thetas[alias] for alias in sent}, self.shape)
+        found = images(lou, self.family, self.encoding, thetas, self.shape)
         found |= self.joined(replies, at_home)
         return LearningOverJoin(client.mapping).gather(found, self.outputs)
 
     def thetas(self) -> dict[str, Array]:
         """theta of every table."""
-        replies = self.lou.ask(f"{self.family}.parameters", self.alone, model=self.model)
-        thetas = {alias: part.theta for alias, part in self.shared.items()}
-        return thetas | {alias: replies[alias][0]["theta"] for alias in self.alone}
+        return self._thetas(self.tables)
+
+    def _thetas(self, aliases: Iterable[str]) -> dict[str, Array]:
+        """theta of some tables; parties are asked only for those that the coordinator does not hold."""
+        alone = [alias for alias in aliases if alias in self.alone]
+        replies = self.lou.ask(f"{self.family}.parameters", alone, model=self.model) if alone else {}
+        thetas = {alias: self.shared[alias].theta for alias in aliases if alias in self.together}
+        return thetas | {alias: replies[alias][0]["theta"] for alias in alone}
+
+    def keep(self) -> None:
+        """Remember the parameters as they are. Nobody waits for it: it travels with what is asked next."""
+        self.lou.ask("model.keep", self.alone, model=self.model)
+        self._kept = {alias: part.theta for alias, part in self.shared.items()}
+
+    def restore(self) -> None:
+        """Go back to the parameters that were remembered, without a trip of its own."""
+        self.lou.ask("model.restore", self.alone, model=self.model)
+        for alias, theta in self._kept.items():
+            self.shared[alias].theta = theta
 
     def parameters(self) -> dict[str, Array]:
         """Parameters by table."""

@@ -184,6 +184,6 @@ def descend_by_batches(
             predictions = steps.exchange(batch, wanted, following, lr)
             batch = following
         value = total / len(mapping)
-        if report(Round(epoch, value, value, scores, converged=False)):
+        if report(Round(epoch, value, value, scores, intercept, converged=False)):
             break
     return intercept

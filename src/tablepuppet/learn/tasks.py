@@ -29,11 +29,13 @@ class Regressor(Learner):
         return ask_numbers(client, label)
 
     def _prepare(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
-        self._labels = joined_numbers(client, label, asked)
-        return Squared(self._labels)
+        return Squared(joined_numbers(client, label, asked))
 
-    def _metric(self, loss: float, scores: Array) -> float:
-        return float(np.sqrt(2 * loss))
+    def _held_out(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
+        return Squared(joined_numbers(client, label, asked))
+
+    def _metric(self, loss: Loss, value: float, scores: Array) -> float:
+        return float(np.sqrt(2 * value))
 
     def predict(self, relation: Relation) -> Array:
         """The predicted label of every joined row, in the order of ``rows()``."""
@@ -61,14 +63,29 @@ class Classifier(Learner):
 
     def _prepare(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
         found = joined_classes(client, label, asked)
-        self.classes_, self._numbers = found.values, found.numbers
-        if len(found.values) == 2:
-            return Logistic(found.numbers.astype(np.float64))
-        return Softmax(found.numbers, len(found.values))
+        self.classes_ = found.values
+        return self._log_loss(found.numbers)
 
-    def _metric(self, loss: float, scores: Array) -> float:
-        guess = (scores > 0).astype(self._numbers.dtype) if scores.ndim == 1 else scores.argmax(axis=1)
-        return float(np.mean(guess == self._numbers))
+    def _held_out(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
+        return self._log_loss(self._known(client, label, asked, "in the validation relation"))
+
+    def _log_loss(self, numbers: NDArray[np.integer]) -> Loss:
+        if len(self.classes_) == 2:
+            return Logistic(numbers.astype(np.float64))
+        return Softmax(numbers, len(self.classes_))
+
+    def _known(self, client: Client, label: OutputColumn, asked: Replies, where: str) -> NDArray[np.integer]:
+        """The class number of every joined row; LearnError for a class that the model was not fitted on."""
+        found = joined_classes(client, label, asked, least=1)
+        new = np.setdiff1d(found.values, self.classes_)
+        if len(new):
+            raise LearnError(f"label {label.qualified} has {len(new)} classes {where} that the model was not fitted on")
+        numbers: NDArray[np.integer] = np.searchsorted(self.classes_, found.values)[found.numbers]
+        return numbers
+
+    def _metric(self, loss: Loss, value: float, scores: Array) -> float:
+        guess = scores > 0 if scores.ndim == 1 else scores.argmax(axis=1)
+        return float(np.mean(guess == loss.labels))
 
     def predict_proba(self, relation: Relation) -> Array:
         """(joined rows, classes): the probability of each class, in the order of ``classes_``."""
@@ -92,14 +109,11 @@ class Classifier(Learner):
         label = label_of(relation)
         asked = ask_classes(relation.client, label)
         probability = self.predict_proba(relation)
-        found = joined_classes(relation.client, label, asked, least=1)
-        new = np.setdiff1d(found.values, self.classes_)
-        if len(new):
-            raise LearnError(f"label {label.qualified} has {len(new)} classes here that the model was not fitted on")
-        labels = found.values[found.numbers]
+        numbers = self._known(relation.client, label, asked, "here")
+        labels, all_here = self.classes_[numbers], len(np.unique(numbers)) == len(self.classes_)
         return {
             "accuracy": float(np.mean(self.classes_[probability.argmax(axis=1)] == labels)),
-            "auc": self._auc(labels, probability) if len(found.values) == len(self.classes_) else np.nan,
+            "auc": self._auc(labels, probability) if all_here else np.nan,
             "log_loss": float(metrics.log_loss(labels, probability, labels=self.classes_)),
         }
 

@@ -56,6 +56,8 @@ def call_all(
     ``answered`` is told how many have answered, each time one does. If calls fail, the first of their errors is
     raised after all have ended.
     """
+    if calls:
+        engine.traffic.add_trip()
     with ThreadPoolExecutor(max_workers=max(1, min(len(calls), cpu_count() or 1))) as pool:
         futures = [pool.submit(engine.call, *call) for call in calls]
         for number, _ in enumerate(as_completed(futures), start=1):

@@ -1,4 +1,4 @@
-"""The meter: bytes and messages per party, direction and release, counted where they are sent."""
+"""The meter: bytes and messages per party, direction and release, and trips, counted where they are sent."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ class Traffic:
     def __init__(self) -> None:
         self._totals: dict[tuple[str, Direction, str], list[int]] = {}
         self._lock = threading.Lock()
+        self._trips = 0
 
     def add(self, party: str, direction: Direction, release: str, size: int, messages: int = 1) -> None:
         """Count one message, or a part of one: ``messages`` is 0 for all parts but one."""
@@ -21,6 +22,22 @@ class Traffic:
             total = self._totals.setdefault((party, direction, release), [0, 0])
             total[0] += size
             total[1] += messages
+
+    def add_trip(self) -> None:
+        """Count one trip: calls of some parties at the same time."""
+        with self._lock:
+            self._trips += 1
+
+    @property
+    def trips(self) -> int:
+        """How often the coordinator waited for answers."""
+        return self._trips
+
+    @property
+    def bytes(self) -> int:
+        """All bytes, both ways."""
+        with self._lock:
+            return sum(size for size, _ in self._totals.values())
 
     def to_list(self) -> list[dict[str, Any]]:
         """One dict per party, direction and release."""

@@ -1,0 +1,102 @@
+"""Turns the rounds of a solver into history and events, and says when to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.learn.descent import Round
+from tablepuppet.learn.losses import Loss
+from tablepuppet.learn.validation import Validation, Watched
+from tablepuppet.runs.events import Event
+
+if TYPE_CHECKING:
+    from tablepuppet.learn.estimator import Learner
+    from tablepuppet.relation import Relation
+
+CONVERGED, EARLY, USED_UP = "converged", "early stop", "rounds used up"
+STATES = {CONVERGED: "converged", EARLY: "stopped early", USED_UP: "not converged"}
+
+
+class Watch:
+    """Looks at a learner after every round; ``validation`` are rows to stop early by."""
+
+    def __init__(self, learner: Learner, relation: Relation, loss: Loss, validation: Validation | None):
+        self.learner, self.relation, self.loss, self.validation = learner, relation, loss, validation
+        self.before, self.since = self._traffic(), time.perf_counter()
+        self._stopped = USED_UP
+
+    def _traffic(self) -> tuple[int, int, int]:
+        entries = self.relation.client.engine.traffic.to_list()
+        up = sum(entry["bytes"] for entry in entries if entry["direction"] == "up")
+        down = sum(entry["bytes"] for entry in entries if entry["direction"] == "down")
+        return up, down, sum(entry["messages"] for entry in entries)
+
+    def of(self, model: Watched) -> Callable[[Round], bool]:
+        """What a solver tells the rounds of this model to; true asks it to stop."""
+        return lambda done: self._round(model, done)
+
+    def _round(self, model: Watched, done: Round) -> bool:
+        held_out = self._held_out(model, done)
+        traffic, now = self._traffic(), time.perf_counter()
+        up, down, messages = (new - old for new, old in zip(traffic, self.before, strict=True))
+        entry = {
+            "round": done.number,
+            "seconds": now - self.since,
+            "loss": done.loss,
+            "objective": done.objective,
+            "metric": self.learner._metric(self.loss, done.loss, done.scores),
+            **held_out,
+            "bytes_up": up,
+            "bytes_down": down,
+            "messages": messages,
+            "epsilon": None,
+            "solver": self.learner.solver_,
+            "converged": done.converged,
+        }
+        self.learner.history_.append(entry)
+        self.before, self.since = traffic, now
+        self._tell(entry)
+        if self.validation is not None and self.validation.is_enough(done):
+            self._stopped = EARLY
+        return self._stopped == EARLY
+
+    def _held_out(self, model: Watched, done: Round) -> dict[str, float | None]:
+        """How the model does on the validation rows."""
+        if self.validation is None:
+            return {"validation_loss": None, "validation_metric": None}
+        seen = self.validation.look(model, done)
+        metric = self.learner._metric(self.validation.loss, seen.loss, seen.scores)
+        return {"validation_loss": seen.loss, "validation_metric": metric}
+
+    def _tell(self, entry: dict[str, Any]) -> None:
+        message = (
+            f"round {entry['round']}: loss {entry['loss']:.6g}, {self.learner.metric_name} {entry['metric']:.4g}, "
+        )
+        if entry["validation_loss"] is not None:
+            message += f"validation loss {entry['validation_loss']:.6g}, "
+        message += f"{(entry['bytes_up'] + entry['bytes_down']) / 1e6:.3g} MB"
+        fields = entry | {"done": entry["round"], "total": self.learner.rounds}
+        self.relation.events.emit("progress", "fit", message, **fields)
+        for callback in self.learner.callbacks:
+            callback(Event("progress", "fit", message, fields))
+
+    def end(self, model: Watched, intercept: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The solver is done: go back to the best round, say how it ended; the intercept."""
+        learner, rounds = self.learner, len(self.learner.history_)
+        learner.stopped_ = CONVERGED if learner.converged_ else self._stopped
+        learner.best_round_ = rounds
+        message = f"{type(learner).__name__}: {STATES[learner.stopped_]} after {rounds} rounds"
+        if self.validation is not None and self.validation.best_round < rounds:
+            learner.best_round_, intercept = self.validation.best_round, self.validation.best_intercept
+            model.restore()
+            message += f"; the parameters are those of round {learner.best_round_}, the best on the validation rows"
+        self.relation.events.emit(
+            "info", "fitted", message, converged=learner.converged_, stopped=learner.stopped_, rounds=rounds,
+            best_round=learner.best_round_, solver=learner.solver_,
+        )  # fmt: skip
+        return intercept
