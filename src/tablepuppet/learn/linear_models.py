@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from tablepuppet.learn.admm import SharingRule
-from tablepuppet.learn.descent import Round, Rule, descend, memory_for
-from tablepuppet.learn.estimator import SINGLE_PRECISION_TOL, Array, Learner, Model, Solver
+from tablepuppet.learn.consensus import CONSENSUS_TOL, Inner
+from tablepuppet.learn.descent import Round, Rule, descend
+from tablepuppet.learn.estimator import RANGES, SINGLE_PRECISION_TOL, Array, Learner, Model, Solver
 from tablepuppet.learn.lbfgs import GradientRule
 from tablepuppet.learn.linear import LinearModel, by_column
 from tablepuppet.learn.losses import Loss
@@ -24,8 +25,14 @@ if TYPE_CHECKING:
     from tablepuppet.relation import Relation
 
 
+def _is_auto_or_rounds(value: Any) -> bool:
+    return value == "auto" if isinstance(value, str) else RANGES["inner_rounds"][1](value)
+
+
 class LinearLearner(Learner):
     """A linear model over a relation."""
+
+    ranges = RANGES | {"inner_rounds": ("'auto' or a whole number, at least 1", _is_auto_or_rounds)}
 
     def __init__(
         self,
@@ -37,9 +44,13 @@ class LinearLearner(Learner):
         momentum: float = 0.0,
         l2: float = 1e-6,
         rho: float | Literal["auto"] = "auto",
+        inner_rounds: int | Literal["auto"] = "auto",
+        inner_rho: float | Literal["auto"] = "auto",
+        local_steps: int = 20,
         tol: float = 1e-15,
         reduce: bool = True,
         seed: int = 0,
+        privacy: None = None,
         callbacks: Iterable[Callable[[Event], None]] = (),
     ):
         self.solver = solver
@@ -49,9 +60,13 @@ class LinearLearner(Learner):
         self.momentum = momentum
         self.l2 = l2
         self.rho = rho
+        self.inner_rounds = inner_rounds
+        self.inner_rho = inner_rho
+        self.local_steps = local_steps
         self.tol = tol
         self.reduce = reduce
         self.seed = seed
+        self.privacy = privacy
         self.callbacks = callbacks
 
     @property
@@ -70,15 +85,15 @@ class LinearLearner(Learner):
 
     def _solve(self, relation: Relation, loss: Loss, report: Callable[[Round], bool]) -> tuple[Model, Array]:
         client, wire = relation.client, relation.wire
-        memory = memory_for(loss, len(relation))
-        model = LinearModel(client, self.encoding_, wire, loss.outputs, self.l2, memory, client.new_name())
+        inner = None if isinstance(self.inner_rounds, str) else Inner(self.inner_rounds, self.inner_rho)
+        model = LinearModel(client, self.encoding_, wire, loss.outputs, self.l2, client.new_name(), inner)
         if self.solver_ == "sgd":
             lr = 1 / (loss.most_curvature * model.largest) if isinstance(self.lr, str) else self.lr
             rates = [lr / (1 + epoch / 2) for epoch in range(self.rounds)]
             steps = Stochastic(model, self.momentum)
             return model, descend_by_batches(steps, loss, rates, self.batch_size, self.seed, report)
         rule = self._rule(model, loss, len(relation))
-        tol = max(self.tol, SINGLE_PRECISION_TOL) if wire == "float32" else self.tol
+        tol = max(self.tol, SINGLE_PRECISION_TOL if wire == "float32" else 0.0, CONSENSUS_TOL if inner else 0.0)
         intercept, self.converged_ = descend(model, loss, rule, self.rounds, tol, report)
         return model, intercept
 

@@ -47,6 +47,7 @@ class NetworkLearner(Learner):
         tol: float = 1e-6,
         reduce: bool = True,
         seed: int = 0,
+        privacy: None = None,
         callbacks: Iterable[Callable[[Event], None]] = (),
     ):
         self.hidden = hidden
@@ -63,6 +64,7 @@ class NetworkLearner(Learner):
         self.tol = tol
         self.reduce = reduce
         self.seed = seed
+        self.privacy = privacy
         self.callbacks = callbacks
 
     @property
