@@ -402,6 +402,37 @@ def test_settings_out_of_range(odd: tp.Federation, settings: dict[str, Any], tol
     assert total(odd) == before
 
 
+@pytest.mark.parametrize("make", [tp.LinearRegression, tp.LogisticRegression, tp.MLPRegressor, tp.MLPClassifier])
+def test_privacy_is_refused(odd: tp.Federation, make: Any) -> None:
+    """A promise that nobody keeps is refused before anything is asked of a party."""
+    relation = odd.sql(f"SELECT l.x, r.z {ODD}", label="x")
+    before = total(odd)
+    with pytest.raises(tp.PrivacyError, match="not supported yet"):
+        make(privacy=object()).fit(relation)
+    assert total(odd) == before
+
+
+def test_nothing_is_promised(returned: tp.Relation, fed: tp.Federation, tmp_path: Path) -> None:
+    """Without privacy the model says plainly that no epsilon holds; so does one loaded from a folder."""
+    model = tp.LogisticRegression(rounds=1).fit(returned)
+    model.save(tmp_path / "model")
+    for promise in (model.privacy_, tp.load(tmp_path / "model", fed).privacy_):
+        assert promise["epsilon"] == promise["epsilon_given_messages"] == np.inf
+        assert promise["delta"] is None
+        assert promise["assumptions"].startswith("Nothing is promised")
+
+
+CONTRACT = (
+    "solver rounds batch_size lr l2 rho inner_rounds inner_rho local_steps tol reduce seed privacy callbacks".split()
+)
+
+
+@pytest.mark.parametrize("make", [tp.LinearRegression, tp.LogisticRegression, tp.MLPRegressor, tp.MLPClassifier])
+def test_settings_that_all_learners_have(make: Any) -> None:
+    """The names of the public contract."""
+    assert set(CONTRACT) <= set(make().get_params())
+
+
 def test_a_relation_of_another_federation(odd: tp.Federation, returned: tp.Relation) -> None:
     model = tp.LogisticRegression().fit(returned)
     with pytest.raises(tp.LearnError, match="another federation"):

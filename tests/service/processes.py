@@ -121,5 +121,11 @@ class Services:
 def run_command(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
     """The command line as a user calls it."""
     return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, timeout=240, env=dict(os.environ), check=False, **settings
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=dict(os.environ),
+        check=False,
+        **settings,
     )

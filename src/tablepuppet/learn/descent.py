@@ -18,12 +18,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.learn.linear import Curvature, LinearModel
+from tablepuppet.learn.block import Curvature, without_mean
+from tablepuppet.learn.linear import LinearModel
 from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.pieces import change_pieces
-from tablepuppet.learn.plane import Place, Plane
+from tablepuppet.learn.plane import Plane
 
 Array = NDArray[np.float64]
+DRIFT = 1e-8  # of a step that rounding may have added to its image before all are forgotten
+LEAST_GAIN = 1e-13  # of the objective: a step of less is not taken while shards still agree
 LEAST_MEMORY, MOST_MEMORY = 3, 30  # earlier steps in the plane
 PLANE_SIZE = 2_000_000  # numbers that the images of these steps may take before there are fewer of them
 
@@ -68,7 +71,9 @@ def descend(
     intercept = loss.best_constant()
     shape = (len(model.loj.mapping),) if loss.outputs == 1 else (len(model.loj.mapping), loss.outputs)
     scores = np.zeros(shape, order="F") + intercept
+    memory = memory_for(loss, len(scores))
     images: list[Array] = []  # X s_k, the newest step first
+    errors: list[float] = []  # what rounding may have done to each
     spare: Array | None = None  # memory of an image that is no longer needed
     converged = False
     if not model.tables:  # no column to learn from: the intercept is all there is
@@ -78,19 +83,35 @@ def descend(
     for number in range(1, rounds + 1):
         wanted, curvature = rule.wanted(scores)
         image, products = model.direction(wanted, curvature, out=spare)
-        begin, end = Plane(loss, scores, [image, *images], model.l2, products).lowest()
+        least = LEAST_GAIN if model.unsettled else 0.0
+        begin, end = Plane(loss, scores, [image, *images], model.l2, products).lowest(least)
         mix, shift = end.point[: -loss.outputs], end.point[-loss.outputs :]
-        model.advance(mix)
+        errors, sound = _rounding(begin.bend, errors, mix)
+        kept = memory if sound or not model.unsettled else 0  # directions of consensus are much like each other
+        model.advance(mix, kept)
         _take_step(scores, [image, *images], mix, shift)
         intercept = intercept + shift
         images = [image, *images]
-        spare = images.pop() if len(images) > model.memory else None
-        gap = promised_decrease(begin, curvature, loss.outputs)
+        spare = images.pop() if len(images) > kept else None
+        del images[kept:], errors[kept:]
+        slope = 0.0 if end is begin else float(begin.slope[0])
+        gap = promised_decrease(slope, begin.bend, curvature, loss.outputs, model.unsettled)
         converged = gap <= tol * max(abs(end.objective), 1e-12)
         if report(Round(number, end.objective, end.loss, scores, intercept, converged)) or converged:
             break
         rule.moved(scores)
     return intercept, converged
+
+
+def _rounding(bend: Array, errors: list[float], mix: Array) -> tuple[list[float], bool]:
+    """(bounds of the rounding errors in the images of the new step and earlier ones, whether the new one is small).
+
+    A step that is a small difference of large ones has their errors, and so would every step made from it.
+    """
+    bend = bend[: len(mix), : len(mix)]
+    fresh = np.finfo(np.float64).eps * np.sqrt(np.diag(bend))
+    error = float(np.abs(mix) @ (fresh + np.array([0.0, *errors])))
+    return [error, *errors], error <= DRIFT * max(float(mix @ bend @ mix), 0.0) ** 0.5
 
 
 def _take_step(scores: Array, images: list[Array], mix: Array, shift: Array) -> None:
@@ -101,14 +122,18 @@ def _take_step(scores: Array, images: list[Array], mix: Array, shift: Array) -> 
         step *= mix[0]
         for weight, image in zip(mix[1:], images[1:], strict=True):
             step += weight * image[part]
+        step[:] = without_mean(step)
         scores[part] += step
         scores[part] += shift
 
     change_pieces(move, len(scores), shift.size)
 
 
-def promised_decrease(begin: Place, curvature: Curvature, outputs: int) -> float:
-    """<g, p> / 2 at the true curvature: what the step would gain if the tables did not overlap."""
+def promised_decrease(slope: float, bend: Array, curvature: Curvature, outputs: int, unsettled: float) -> float:
+    """<g, p> / 2 at the true curvature: what the step would gain if the tables did not overlap.
+
+    Where shards agree step by step (consensus.py), p is not yet the ridge solve; ``unsettled`` is what they would gain.
+    """
     asked = np.trace(curvature) if isinstance(curvature, np.ndarray) else curvature * outputs
-    true = np.trace(begin.bend[-outputs:, -outputs:])
-    return abs(float(begin.slope[0])) / 2 * float(asked / max(true, 1e-12))
+    true = np.trace(bend[-outputs:, -outputs:])
+    return (abs(slope) / 2 + unsettled) * float(asked / max(true, 1e-12))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from tablepuppet.errors import LearnError
+from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.validation import Validation, Watched, check_alike
 from tablepuppet.learn.watch import Watch
@@ -48,13 +48,22 @@ def _is_rate(value: Any) -> bool:
 
 RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(
-        ("rounds", "batch_size", "inner_rounds", "local_steps", "patience"),
+        ("rounds", "batch_size", "local_steps", "patience"),
         ("a whole number, at least 1", lambda v: _is_whole(v, 1)),
     ),
+    "inner_rounds": ("a whole number, at least 1", lambda v: _is_whole(v, 1)),
     **dict.fromkeys(("lr", "rho", "inner_rho"), ("'auto' or a number above 0", _is_rate)),
     **dict.fromkeys(("l2", "tol"), ("a number, 0 or more", _is_number)),
     "momentum": ("a number from 0 to below 1", lambda v: _is_number(v, 1.0)),
     "seed": ("a whole number, 0 or more", lambda v: _is_whole(v, 0)),
+}
+
+NOTHING_PROMISED: dict[str, Any] = {
+    "epsilon": np.inf,
+    "epsilon_given_messages": np.inf,
+    "delta": None,
+    "assumptions": "Nothing is promised: the model was fitted without differential privacy. Parties let out what "
+    "docs/privacy.md lists, and the coordinator is trusted not to solve it for rows.",
 }
 
 
@@ -78,10 +87,12 @@ class Learner(BaseEstimator):  # type: ignore[misc]
     l2: float
     patience: int
     reduce: bool
+    privacy: None
     callbacks: Iterable[Callable[[Event], None]]
     stopped_: str
     best_round_: int
     metric_name = "metric"
+    ranges = RANGES
 
     def fit(self, relation: Relation, validation: Relation | None = None) -> Self:
         """Learn from a relation with a label.
@@ -119,6 +130,7 @@ class Learner(BaseEstimator):  # type: ignore[misc]
         self.relation_columns_ = [(column.alias, column.name) for column in relation.query.features]
         self.n_features_in_ = len(relation.columns)
         self.engine_ = relation.client.engine
+        self.privacy_ = dict(NOTHING_PROMISED)
         self.relation_ = relation  # the parameters stay with its parties for as long as its session does
 
     def _ask_labels(self, client: Client, label: OutputColumn) -> Replies:
@@ -160,9 +172,11 @@ class Learner(BaseEstimator):  # type: ignore[misc]
             known = ", ".join(SOLVERS)
             raise LearnError(f"solver={self.solver!r} is not known; use one of {known}")
         for name, value in self.get_params(deep=False).items():
-            allowed, fits = RANGES.get(name, ("anything", lambda _: True))
+            allowed, fits = self.ranges.get(name, ("anything", lambda _: True))
             if not fits(value):
                 raise LearnError(f"{name} must be {allowed}, not {value!r}")
+        if self.privacy is not None:
+            raise PrivacyError("differential privacy is not supported yet; leave privacy at None")
 
     def save(self, path: str | Path) -> None:
         """Write the model as a folder; `tablepuppet.load` reads it."""

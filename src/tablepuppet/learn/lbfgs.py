@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tablepuppet.learn.block import Curvature
 from tablepuppet.learn.descent import Array
-from tablepuppet.learn.linear import Curvature
 from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.pieces import over_pieces
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from tablepuppet.learn.admm import SharingRule
-from tablepuppet.learn.descent import Rule, descend, memory_for
-from tablepuppet.learn.estimator import SINGLE_PRECISION_TOL, Array, Learner, Model, Solver
+from tablepuppet.learn.consensus import CONSENSUS_TOL, Inner
+from tablepuppet.learn.descent import Rule, descend
+from tablepuppet.learn.estimator import RANGES, SINGLE_PRECISION_TOL, Array, Learner, Model, Solver
 from tablepuppet.learn.lbfgs import GradientRule
 from tablepuppet.learn.linear import LinearModel, by_column
 from tablepuppet.learn.losses import Loss
@@ -26,8 +27,14 @@ if TYPE_CHECKING:
     from tablepuppet.relation import Relation
 
 
+def _is_auto_or_rounds(value: Any) -> bool:
+    return value == "auto" if isinstance(value, str) else RANGES["inner_rounds"][1](value)
+
+
 class LinearLearner(Learner):
     """A linear model over a relation."""
+
+    ranges = RANGES | {"inner_rounds": ("'auto' or a whole number, at least 1", _is_auto_or_rounds)}
 
     def __init__(
         self,
@@ -39,10 +46,14 @@ class LinearLearner(Learner):
         momentum: float = 0.0,
         l2: float = 1e-6,
         rho: float | Literal["auto"] = "auto",
+        inner_rounds: int | Literal["auto"] = "auto",
+        inner_rho: float | Literal["auto"] = "auto",
+        local_steps: int = 20,
         tol: float = 1e-15,
         patience: int = 5,
         reduce: bool = True,
         seed: int = 0,
+        privacy: None = None,
         callbacks: Iterable[Callable[[Event], None]] = (),
     ):
         self.solver = solver
@@ -52,10 +63,14 @@ class LinearLearner(Learner):
         self.momentum = momentum
         self.l2 = l2
         self.rho = rho
+        self.inner_rounds = inner_rounds
+        self.inner_rho = inner_rho
+        self.local_steps = local_steps
         self.tol = tol
         self.patience = patience
         self.reduce = reduce
         self.seed = seed
+        self.privacy = privacy
         self.callbacks = callbacks
 
     @property
@@ -74,8 +89,8 @@ class LinearLearner(Learner):
 
     def _solve(self, relation: Relation, loss: Loss, watch: Watch) -> tuple[Watched, Array]:
         client, wire = relation.client, relation.wire
-        memory = memory_for(loss, len(relation))
-        model = LinearModel(client, self.encoding_, wire, loss.outputs, self.l2, memory, client.new_name())
+        inner = None if isinstance(self.inner_rounds, str) else Inner(self.inner_rounds, self.inner_rho)
+        model = LinearModel(client, self.encoding_, wire, loss.outputs, self.l2, client.new_name(), inner)
         report = watch.of(model)
         if self.solver_ == "sgd":
             lr = 1 / (loss.most_curvature * model.largest) if isinstance(self.lr, str) else self.lr
@@ -83,7 +98,7 @@ class LinearLearner(Learner):
             steps = Stochastic(model, self.momentum)
             return model, descend_by_batches(steps, loss, rates, self.batch_size, self.seed, report)
         rule = self._rule(model, loss, len(relation))
-        tol = max(self.tol, SINGLE_PRECISION_TOL) if wire == "float32" else self.tol
+        tol = max(self.tol, SINGLE_PRECISION_TOL if wire == "float32" else 0.0, CONSENSUS_TOL if inner else 0.0)
         intercept, self.converged_ = descend(model, loss, rule, self.rounds, tol, report)
         return model, intercept
 

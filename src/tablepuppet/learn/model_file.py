@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import ConfigError, LearnError
-from tablepuppet.learn.estimator import Learner
+from tablepuppet.learn.estimator import NOTHING_PROMISED, Learner
 from tablepuppet.learn.linear_models import LinearRegression, LogisticRegression
 from tablepuppet.learn.network_models import MLPClassifier, MLPRegressor
 from tablepuppet.prep.encode import CategoryEncoder, Encoding, NumberEncoder
@@ -87,6 +87,7 @@ def _learner(facts: dict[str, Any], arrays: dict[str, Any], federation: Federati
     learner.engine_ = federation.engine
     learner.relation_columns_ = [(alias, name) for alias, name in facts["columns"]]
     learner.n_features_in_ = len(facts["columns"])
+    learner.privacy_ = dict(NOTHING_PROMISED)
     learner.history_, learner.solver_, learner.converged_ = facts["history"], facts["solver"], facts["converged"]
     learner.stopped_, learner.best_round_ = facts["stopped"], facts["best_round"]
     if facts["classes"] is not None:

@@ -50,6 +50,7 @@ class NetworkLearner(Learner):
         patience: int = 5,
         reduce: bool = True,
         seed: int = 0,
+        privacy: None = None,
         callbacks: Iterable[Callable[[Event], None]] = (),
     ):
         self.hidden = hidden
@@ -67,6 +68,7 @@ class NetworkLearner(Learner):
         self.patience = patience
         self.reduce = reduce
         self.seed = seed
+        self.privacy = privacy
         self.callbacks = callbacks
 
     @property

@@ -83,7 +83,7 @@ class PlacedModel(Generic[PartT]):
     family: ClassVar[str]
 
     @property
-    def shared(self) -> dict[str, PartT]:
+    def shared(self) -> Mapping[str, PartT]:
         """Parts of the tables in `together`."""
         raise AssertionError("a subclass holds them")
 

@@ -45,10 +45,10 @@ class Plane:
         self.loss, self.scores, self.images, self.l2 = loss, scores, images, l2
         self.inner, self.linear, self.own = products[:-1, :-1], products[:-1, -1], float(products[-1, -1])
 
-    def lowest(self) -> tuple[Place, Place]:
-        """(where the search began, where it ended)."""
+    def lowest(self, least: float = 0.0) -> tuple[Place, Place]:
+        """(where the search began, where it ended): the same where no step gains ``least`` of the objective."""
         begin = here = self.at(np.zeros(len(self.images) + self.loss.outputs))
-        enough = here.noise
+        enough = max(here.noise, least * abs(here.objective))
         for number in range(NEWTON_STEPS):
             step = -_solve(here.bend, here.slope)
             descent = float(here.slope @ step)

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.learn.block import Block
 from tablepuppet.learn.descent import Round
-from tablepuppet.learn.linear import Block
 from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.placed import PlacedModel, encoded, part_of
 from tablepuppet.mapping.table_mapping import Floats, TableMapping

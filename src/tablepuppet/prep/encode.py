@@ -50,6 +50,7 @@ class CategoryEncoder:
 
     column: OutputColumn
     digests: NDArray[np.uint8]  # by code
+    shares: tuple[float, ...] = ()  # of the joined rows, by code; a loaded model has none
 
     @property
     def names(self) -> list[str]:
@@ -69,6 +70,15 @@ class Encoding:
         """Encoded columns of a table: numbers, then categories."""
         encoders: list[NumberEncoder | CategoryEncoder] = [*self.numbers[alias], *self.categories[alias]]
         return [name for encoder in encoders for name in encoder.names]
+
+    def columns(self, alias: str) -> int:
+        """Columns of a table that are encoded."""
+        return len(self.numbers[alias]) + len(self.categories[alias])
+
+    def means(self, alias: str) -> NDArray[np.float64]:
+        """The means of a table's encoded columns over the joined rows that the encoders were fitted on."""
+        shares = [share for encoder in self.categories[alias] for share in encoder.shares]
+        return np.array([0.0] * len(self.numbers[alias]) + shares)
 
 
 def fit_encoding(
@@ -91,7 +101,7 @@ def fit_encoding(
     found: dict[str, tuple[list[NumberEncoder], list[CategoryEncoder]]] = {a: ([], []) for a in client.mapping.tables}
     for column in columns:
         if is_category[column.name]:
-            encoder = _fit_category(column, asked[column.name].read(), max_categories, events)
+            encoder = _fit_category(column, asked[column.name].read(), max_categories, len(client.mapping), events)
             found[column.alias][1].extend([encoder] if encoder else [])
             continue
         summary = summaries[column.name]
@@ -113,7 +123,9 @@ def fit_encoding(
     return encoding
 
 
-def _fit_category(column: OutputColumn, summary: CategorySummary, most: int, events: Events) -> CategoryEncoder | None:
+def _fit_category(
+    column: OutputColumn, summary: CategorySummary, most: int, joined_rows: int, events: Events
+) -> CategoryEncoder | None:
     if summary.distinct > most:
         reason = f"has {summary.distinct:,} or more categories; raise max_categories ({most}) or use an expression"
         _drop(column, reason, events)
@@ -122,7 +134,7 @@ def _fit_category(column: OutputColumn, summary: CategorySummary, most: int, eve
         _drop(column, "has one value only" if summary.distinct else "is empty", events)
         return None
     order = np.lexsort((np.arange(summary.distinct), -summary.weights))
-    return CategoryEncoder(column, summary.digests[order])
+    return CategoryEncoder(column, summary.digests[order], tuple((summary.weights[order] / joined_rows).tolist()))
 
 
 def _drop(column: OutputColumn, reason: str, events: Events) -> None:

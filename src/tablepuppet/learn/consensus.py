@@ -1,0 +1,167 @@
+"""Consensus among the shards of a table, where parties do not let out Gram matrices (Eq. 20-22, with Q_i for M).
+
+A table with several shards shall answer Y with its ridge solve, as in linear.py, but no shard tells a sum over its
+rows. Each keeps the eigenvectors of its own Gram matrix K_q and solves its own part of the problem, pulled to
+parameters w that all agreed on; the coordinator sees parameters only, and averages them. x_q are a shard's parameters,
+y_q its dual variable, theta^t where the model stands, C the curvature of the loss, R = inner_rho, both
+(outputs, outputs):
+
+    l_q(x) = <T_q^T Y_q, x - theta^t> + <x - theta^t, K_q (x - theta^t) C> / 2
+    x_q    = argmin of  l_q(x) + <y_q, x - w> + <x - w, (x - w) R> / 2                                   (Eq. 22)
+    w      = sum_q(x_q R + y_q) (l2 + Q R)^-1                                                           (Eq. 20)
+    y_q    = y_q + (x_q - w) R                                                                          (Eq. 21)
+
+The direction of the table is w - theta^t. Agreed parameters and dual variables are kept from round to round: while the
+model stands still they go on towards the exact ridge solve, and where it is best they stand still, too. So few inner
+rounds are enough, and the search of the plane (descent.py) makes whatever they propose a step downhill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.learn.block import Curvature, new_block, square_curvature
+from tablepuppet.learn.placed import encoded
+from tablepuppet.mapping.table_mapping import Floats
+from tablepuppet.operators.lou import LearningOverUnion
+from tablepuppet.party.ops import LocalTable, Values, op
+from tablepuppet.party.release import Release
+from tablepuppet.prep.encode import Encoding
+
+Array = NDArray[np.float64]
+AUTO_PULL = 0.3  # of the curvature that shards have in a standardised column, were they alike
+CONSENSUS_TOL = 1e-12  # agreement is reached step by step: what is left is not told from rounding
+OVER = 1.6  # over-relaxation: shards are told to have moved further than they did (Boyd et al., section 3.4.3)
+
+
+@dataclass
+class Shard:
+    """What a shard keeps: eigenvectors of its Gram matrix, its part of the problem, its parameters and their dual."""
+
+    means: Array
+    values: Array
+    vectors: Array
+    own: Array  # x_q, (width, outputs)
+    dual: Array  # y_q
+    slope: Array = field(init=False)  # of l_q at 0
+    curvature: Array = field(init=False)
+    pull: Array | None = None
+
+    def ask(self, sums: Array, theta: Array, curvature: Array) -> None:
+        """A new problem: T_q^T Y_q, where the model stands, and C."""
+        self.curvature = curvature
+        self.slope = sums - self.bend(theta)
+
+    def bend(self, x: Array) -> Array:
+        """K_q x C."""
+        return np.asarray(self.vectors @ (self.values[:, None] * (self.vectors.T @ x)) @ self.curvature)
+
+    def agree(self, agreed: Array) -> None:
+        """The dual variable after all have agreed (Eq. 21)."""
+        if self.pull is not None:
+            self.dual = self.dual + (self.own - agreed) @ self.pull
+
+    def solve(self, agreed: Array, pull: Array) -> float:
+        """The parameters for the next agreement (Eq. 22); what the shard would gain by them."""
+        curvatures, classes = np.linalg.eigh(self.curvature)
+        pulls = np.diag(classes.T @ pull @ classes)  # C and R have the same eigenvectors
+        force = self.slope + self.bend(agreed) + self.dual
+        turned = (self.vectors.T @ force @ classes) / (np.outer(self.values, curvatures) + pulls)
+        moved = -self.vectors @ turned @ classes.T
+        self.own, self.pull = agreed + OVER * moved, pull
+        return -0.5 * float(np.vdot(force, moved))
+
+
+@op("linear.shard", releases=Release.COUNTS)
+def shard(
+    table: LocalTable, view: str, encoding: str, model: str, joined_rows: int, outputs: int, means: Array
+) -> Values:
+    """Begin at a shard; its Gram matrix, centred by the ``means`` over all joined rows, stays here."""
+    data, counts = encoded(table, view, encoding), table.view(view).counts.astype(np.float64)
+    sums = np.outer(data.transposed_times(counts), means)
+    gram = data.gram(counts) - sums - sums.T + counts.sum() * np.outer(means, means)
+    values, vectors = np.linalg.eigh(gram / joined_rows)
+    start = np.zeros((data.width, outputs))
+    table.state[f"{model}/{view}/shard"] = Shard(means, np.maximum(values, 0.0), vectors, start, start)
+    return {}
+
+
+@op("linear.consensus", releases=Release.PARAMETERS)
+def consensus(
+    table: LocalTable, view: str, encoding: str, model: str, agreed: Array, theta: Array,
+    curvature: Array, pull: Array, rows: Array | None = None,
+) -> Values:  # fmt: skip
+    """One inner round at a shard; ``rows`` begin a new problem at theta."""
+    kept: Shard = table.state[f"{model}/{view}/shard"]
+    kept.agree(agreed)
+    if rows is not None:
+        wide = rows.astype(np.float64).reshape(len(rows), -1)
+        sums = encoded(table, view, encoding).transposed_times(wide) - np.outer(kept.means, wide.sum(axis=0))
+        kept.ask(sums, theta, curvature)
+    gain = kept.solve(agreed, pull)
+    return {"sum": kept.own @ pull + kept.dual, "gain": gain}
+
+
+@dataclass(frozen=True)
+class Inner:
+    """How shards come to agree."""
+
+    rounds: int
+    rho: float | str
+
+    def pull(self, curvature: Array, shards: int) -> Array:
+        """R: of the curvature of one shard, if it is not given."""
+        if isinstance(self.rho, str):
+            return AUTO_PULL / shards * curvature
+        return self.rho * np.eye(len(curvature))
+
+
+class Consensus:
+    """The coordinator's side: what the shards of each table agree on."""
+
+    def __init__(
+        self, lou: LearningOverUnion, encoding: Encoding, aliases: list[str], outputs: int, l2: float,
+        model: str, inner: Inner,
+    ):  # fmt: skip
+        self.lou, self.inner, self.l2 = lou, inner, l2
+        self.common: dict[str, Any] = {"encoding": encoding.id, "model": model}
+        widths = {alias: len(encoding.names(alias)) for alias in aliases}
+        self.blocks = {alias: new_block(width, outputs) for alias, width in widths.items()}
+        self.agreed: dict[str, Array] = {alias: np.zeros((width, outputs)) for alias, width in widths.items()}
+        self.largest = float(sum(encoding.columns(alias) for alias in aliases))  # of a Gram matrix: its trace
+        means = {alias: {"means": encoding.means(alias)} for alias in aliases}
+        rows = len(lou.client.mapping)
+        lou.ask("linear.shard", aliases, by_alias=means, joined_rows=rows, outputs=outputs, **self.common)
+
+    def turn(self, rows: Mapping[str, Floats], curvature: Curvature) -> float:
+        """Set the direction of every block; what shards would still gain by leaving what they agreed on."""
+        gain = 0.0
+        for number in range(self.inner.rounds if self.blocks else 0):
+            gain = self._round(None if number else rows, curvature)
+        for alias, block in self.blocks.items():
+            block.direction = self.agreed[alias].reshape(block.theta.shape) - block.theta
+        return gain
+
+    def _round(self, rows: Mapping[str, Floats] | None, curvature: Curvature) -> float:
+        """One inner round of every table; ``rows`` begin a new problem."""
+        told = {alias: self._told(alias, curvature) for alias in self.blocks}
+        replies = self.lou.ask("linear.consensus", told, rows, told, **self.common)
+        for alias, each in told.items():
+            whole = self.l2 * np.eye(len(each["pull"])) + self.lou.shards(alias) * each["pull"]
+            self.agreed[alias] = self.lou.add(replies[alias], "sum") @ np.linalg.inv(whole)
+        return float(sum(reply["gain"] for alias in told for reply in replies[alias]))
+
+    def _told(self, alias: str, curvature: Curvature) -> dict[str, Array]:
+        agreed = self.agreed[alias]
+        square = square_curvature(curvature, agreed.shape[1])
+        return {
+            "agreed": agreed,
+            "theta": self.blocks[alias].theta.reshape(agreed.shape),
+            "curvature": square,
+            "pull": self.inner.pull(square, self.lou.shards(alias)),
+        }
