@@ -10,7 +10,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -23,9 +23,11 @@ from tablepuppet.cli_output import JsonOption, print_json
 from tablepuppet.cli_party import party
 from tablepuppet.errors import ConfigError, TablePuppetError
 from tablepuppet.federation import Federation
-from tablepuppet.jobs import Run
 from tablepuppet.relation import Relation
 from tablepuppet.runs.progress import ProgressReader
+
+if TYPE_CHECKING:
+    from tablepuppet.jobs import Run
 
 app = typer.Typer(
     help="Machine learning over SQL joins and unions of tables that stay in their owners' databases.",
@@ -113,8 +115,27 @@ OtherSql = Annotated[str | None, typer.Option("--sql", help="Another query with 
 def train(job: JobArgument, as_json: JsonOption = False) -> None:
     """Train the learner of a job file and write its run folder."""
     with _progress() as reader:
-        run = Run.of_job(job, reader)
-        result = run.train(job) | {"run": str(run.folder)}
+        run = _runs().to_train(job, reader)
+        result = run.train() | {"run": str(run.folder)}
+    _print_result(result, as_json)
+
+
+@app.command()
+def resume(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Go on with a run that broke off: what parties elsewhere have answered is not asked again."""
+    with _progress() as reader:
+        result = _runs().to_resume(run, reader).train() | {"run": str(run)}
+    _print_result(result, as_json)
+
+
+def _runs() -> type[Run]:
+    """Jobs need scikit-learn, which takes a second to load: other commands do without."""
+    from tablepuppet.jobs import Run
+
+    return Run
+
+
+def _print_result(result: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
@@ -126,7 +147,7 @@ def train(job: JobArgument, as_json: JsonOption = False) -> None:
 def bench(job: JobArgument, as_json: JsonOption = False) -> None:
     """Train the learner of a job file and tell what it cost, here and over long lines; writes nothing."""
     with _progress() as reader:
-        result = Run.of_job(job, reader).bench()
+        result = _runs().of_job(job, reader).bench()
     if as_json:
         print_json(result)
         return
@@ -140,7 +161,7 @@ def bench(job: JobArgument, as_json: JsonOption = False) -> None:
 def evaluate(run: RunArgument, sql: OtherSql = None, as_json: JsonOption = False) -> None:
     """Measure a trained model on the rows its job held out, or on another query."""
     with _progress() as reader:
-        metrics = Run.of_folder(run, reader).evaluate(_text(sql) if sql else None)
+        metrics = _runs().of_folder(run, reader).evaluate(_text(sql) if sql else None)
     print_json(metrics) if as_json else _print_metrics({"test": metrics})
 
 
@@ -155,7 +176,7 @@ def predict(
 ) -> None:
     """Predict every joined row, with the place in its source that it comes from."""
     with _progress() as reader:
-        table = Run.of_folder(run, reader).predict(_text(sql) if sql else None)
+        table = _runs().of_folder(run, reader).predict(_text(sql) if sql else None)
     if output is not None:
         _write(table, output)
         typer.echo(f"{len(table):,} predictions in {output}", err=True)

@@ -185,12 +185,14 @@ def _csv(path: Path) -> str:
 
 def _airline(target: Path, source: Path) -> None:
     with duckdb.connect(str(target)) as connection:
+        connection.execute("SET enable_progress_bar = false")  # it would write to stdout
         connection.execute(f"CREATE TABLE flights AS FROM {_csv(source)}")
 
 
 def _registry(target: Path, source: Path) -> None:
     columns = "tailnum, year, type, manufacturer, model, engines, seats, speed, engine"
     with duckdb.connect() as reading:
+        reading.execute("SET enable_progress_bar = false")
         rows = reading.execute(f"SELECT {columns} FROM {_csv(source)}").fetchall()
     with sqlite3.connect(target) as connection:
         connection.execute(
@@ -204,4 +206,5 @@ def _registry(target: Path, source: Path) -> None:
 def _weather(target: Path, source: Path, owned: str) -> None:
     target.mkdir()
     with duckdb.connect() as reading:
+        reading.execute("SET enable_progress_bar = false")
         reading.execute(f"COPY (FROM {_csv(source)} WHERE {owned}) TO '{target / 'weather.parquet'}'")

@@ -158,6 +158,11 @@ class Federation:
         except ConfigError as error:
             raise ConfigError(f"federation file {str(file)!r}: {error}") from error
 
+    @property
+    def has_services(self) -> bool:
+        """Whether some of the parties are services elsewhere."""
+        return any(self.engine.local(party) is None for party in self.engine.parties)
+
     def __repr__(self) -> str:
         return f"<Federation: {', '.join(self.engine.parties)}>"
 

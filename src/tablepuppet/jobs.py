@@ -1,11 +1,12 @@
 """Jobs: a TOML file that says what to train on what, and the run folder that comes of it.
 
 A run folder holds ``job.toml`` as it was, ``history.json``, ``metrics.json`` and ``model``; `predict` and `evaluate`
-start from it.
+start from it. While a run is under way it holds ``record`` instead, from which `resume` goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -18,13 +19,16 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from tablepuppet.errors import ConfigError, LearnError
+from tablepuppet.errors import ConfigError, LearnError, PartyError
 from tablepuppet.federation import Federation
 from tablepuppet.learn.estimator import Learner
 from tablepuppet.learn.model_file import LEARNERS, load
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Reader
 from tablepuppet.wire.distance import communication_seconds
+from tablepuppet.wire.record import Record
+
+RECORD = "record"
 
 
 class Split(msgspec.Struct, forbid_unknown_fields=True):
@@ -88,15 +92,39 @@ def make_learner(settings: dict[str, Any]) -> Learner:
 class Run:
     """A job and its folder."""
 
-    def __init__(self, job: Job, folder: Path, base: Path, reader: Reader):
+    def __init__(self, job: Job, folder: Path, base: Path, reader: Reader, record: Record | None = None):
         self.job, self.folder = job, folder
-        self.federation = Federation.load(base / job.federation, callbacks=[reader])
+        self.federation = Federation.load(base / job.federation, record=record, callbacks=[reader])
 
     @classmethod
     def of_job(cls, path: Path, reader: Reader) -> Run:
         """A new run of a job file."""
         job = read_job(path)
         return cls(job, path.parent / job.output, path.parent, reader)
+
+    @classmethod
+    def to_train(cls, path: Path, reader: Reader) -> Run:
+        """A new run of a job file, recorded from its first question on."""
+        job = read_job(path)
+        make_learner(job.learner)
+        folder = path.parent / job.output
+        kept = folder / RECORD
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.mkdir(parents=True, mode=0o700)
+        shutil.copyfile(path, kept / "job.toml")
+        base = os.path.relpath(path.parent.resolve(), folder.resolve())
+        (kept / "run.json").write_text(json.dumps({"base": base}))
+        return cls(job, folder, path.parent, reader, Record(kept))
+
+    @classmethod
+    def to_resume(cls, folder: Path, reader: Reader) -> Run:
+        """The run that broke off and left a folder."""
+        kept = folder / RECORD
+        if not (kept / "run.json").exists():
+            state = "is finished" if (folder / "run.json").exists() else "is no run folder"
+            raise ConfigError(f"{str(folder)!r} {state}: there is nothing to resume")
+        base = (folder / json.loads((kept / "run.json").read_text())["base"]).resolve()
+        return cls(read_job(kept / "job.toml"), folder, base, reader, Record(kept))
 
     @classmethod
     def of_folder(cls, folder: Path, reader: Reader) -> Run:
@@ -127,19 +155,41 @@ class Run:
             raise LearnError("the validation side of the split is empty; hold out more, or nothing")
         return Sides(train, validation, test)
 
-    def train(self, job_file: Path) -> dict[str, Any]:
-        """Fit, measure on the test side, write the run folder; the metrics."""
+    def train(self) -> dict[str, Any]:
+        """Fit, measure on the test side, write the run folder; the metrics.
+
+        If a party elsewhere is lost, its peers keep their sessions and the record stays, so that `resume` can go on.
+        """
+        try:
+            result = self._train()
+        except PartyError as error:
+            if not self.federation.has_services:
+                self._forget()
+                raise
+            self.federation.engine.keep_open = True
+            raise PartyError(f"{error}; `tablepuppet resume {self.folder}` goes on from here") from error
+        except BaseException:
+            self._forget()
+            raise
+        self._forget()
+        return result
+
+    def _forget(self) -> None:
+        """Remove the record, and the folder if there is nothing else in it."""
+        shutil.rmtree(self.folder / RECORD, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+    def _train(self) -> dict[str, Any]:
         learner = make_learner(self.job.learner)
         sides = self.sides()
         learner.fit(sides.train, sides.validation)
         metrics = {name: learner.evaluate(side) for name, side in sides.named().items()}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(job_file, self.folder / "job.toml")
-        base = os.path.relpath(job_file.parent.resolve(), self.folder.resolve())
-        (self.folder / "run.json").write_text(json.dumps({"base": base}))
         (self.folder / "history.json").write_text(json.dumps(learner.history_, indent=2))
         (self.folder / "metrics.json").write_text(json.dumps(metrics, indent=2))
         learner.save(self.folder / "model")
+        for name in ("job.toml", "run.json"):
+            shutil.copyfile(self.folder / RECORD / name, self.folder / name)
         return {"metrics": metrics} | _ending(learner)
 
     def bench(self) -> dict[str, Any]:
@@ -167,7 +217,7 @@ class Run:
     def predict(self, sql: str | None) -> pa.Table:
         """Predictions for every joined row, beside where it comes from."""
         relation, model = self.relation(sql), self.model()
-        table = relation.rows().append_column("prediction", pa.array(model.predict(relation)))
+        table = self._places(relation).append_column("prediction", pa.array(model.predict(relation)))
         if hasattr(model, "predict_proba"):
             probability = model.predict_proba(relation)
             for place, name in enumerate(model.classes_):
@@ -175,6 +225,12 @@ class Run:
                     f"probability={name}", pa.array(np.ascontiguousarray(probability[:, place]))
                 )
         return table
+
+    def _places(self, relation: Relation) -> pa.Table:
+        """Where joined rows come from; only their number where a party keeps that to itself."""
+        if self.federation.has_services:
+            return pa.table({"row": np.arange(len(relation))})
+        return relation.rows()
 
 
 def _ending(learner: Learner) -> dict[str, Any]:

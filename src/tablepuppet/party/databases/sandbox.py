@@ -19,6 +19,7 @@ from tablepuppet.party.databases.names import text_literal
 # In this order: nothing can be set after the lock, and no file allowed after access is closed.
 _LOCK = (
     "SET TimeZone = 'UTC'",
+    "SET enable_progress_bar = false",  # it would write to stdout
     "SET autoinstall_known_extensions = false",
     "SET autoload_known_extensions = false",
     "SET enable_external_access = false",
