@@ -41,9 +41,13 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
 @party.command()
 def serve(file: FileArgument) -> None:
     """Serve a party until it is stopped (Ctrl-C, SIGTERM). Logs one line for each session."""
+    import tablepuppet.learn.party_ops  # noqa: F401 - registers the learners' ops
     from tablepuppet.wire.serve import serve as serve_party
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.getLogger("tablepuppet.party").addHandler(handler)
+    logging.getLogger("tablepuppet.party").setLevel(logging.INFO)
     settings = PartyFile.load(file)
     serve_party(settings, lambda url: print(f"party {settings.name} is ready at {url}", flush=True))
 

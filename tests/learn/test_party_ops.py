@@ -1,0 +1,27 @@
+"""A party's service knows every op, without what only coordinators need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import tablepuppet.learn.linear_models
+import tablepuppet.learn.network_models  # noqa: F401 - with these two imported, all ops are registered
+from tablepuppet.party.ops import REGISTRY
+
+CODE = """
+import json, sys
+import tablepuppet.learn.party_ops
+from tablepuppet.party.ops import REGISTRY
+print(json.dumps([sorted(REGISTRY), "sklearn" in sys.modules, "torch" in sys.modules]))
+"""
+
+
+def test_party_ops_are_all_ops() -> None:
+    """One import registers every op there is, and loads neither scikit-learn nor torch."""
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    ops, sklearn, torch = json.loads(done.stdout)
+    assert ops == sorted(REGISTRY)
+    assert not sklearn
+    assert not torch
