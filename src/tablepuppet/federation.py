@@ -175,6 +175,13 @@ class Federation:
 
     def _describe(self) -> Catalog:
         replies = call_all(self.engine, [(party, Request("describe")) for party in self.engine.parties])
+        marks = {reply[0]["key"]: party for party, reply in zip(self.engine.parties, replies, strict=True)}
+        if len(marks) > 1:
+            first, second, *_ = marks.values()
+            raise ConfigError(
+                f"parties {first!r} and {second!r} blind under different keys, so nothing would join; give all parties "
+                "the same blinding key file"
+            )
         named = zip(self.engine.parties, replies, strict=True)  # by the federation's name for it, whatever its own is
         return Catalog(replace(shard, party=party) for party, reply in named for shard in reply[0]["tables"])
 

@@ -50,13 +50,14 @@ def served(
     *,
     limits: Limits | None = None,
     state: Path | None = None,
+    key: bytes = KEY,
     told: Callable[[str, str, str], None] = lambda *_: None,
 ) -> Iterator[dict[str, FlightServer]]:
     """A server for every database URL, until the context ends."""
     with ExitStack() as stack:
         servers = {}
         for name, url in urls.items():
-            party = Party(name, open_database(name, url), KEY, row_secret=name.encode())
+            party = Party(name, open_database(name, url), key, row_secret=name.encode())
             journal = None if state is None else Journal(state / name, name)
             desk = Desk(party, limits or Limits(), journal, told)
             tls = None if certificates is None else certificates.server(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -154,6 +155,29 @@ def test_settings_of_parties_elsewhere(urls: dict[str, str], tmp_path: Path) -> 
         tp.Federation({"p": "grpc://host:8815", "q": urls["bank0"]})
     with pytest.raises(tp.ConfigError, match="does not exist"):
         tp.Federation({"p": "grpc+tls://host:8815"}, tls=Tls("a", "b", "c"))
+
+
+def test_different_blinding_keys_are_noticed(urls: dict[str, str]) -> None:
+    """Parties that blind under different keys would join nothing: the catalog says so."""
+    with (
+        served({"bank0": urls["bank0"]}) as one,
+        served({"bank1": urls["bank1"]}, key=b"z" * 32) as other,
+        pytest.raises(tp.ConfigError, match="'bank0' and 'bank1' blind under different keys"),
+    ):
+        calling(one | other).catalog()
+
+
+def test_models_go_with_their_session(urls: dict[str, str]) -> None:
+    """A party keeps its part of a model for as long as the learner lives, also for other relations, and no longer."""
+    with served({"bank0": urls["bank0"]}) as servers:
+        fed, party = calling(servers), servers["bank0"].desk.party
+        model = tp.LinearRegression(rounds=2).fit(fed.sql("SELECT age, credit FROM cards", label="credit"))
+        assert model.evaluate(fed.sql("SELECT age, credit FROM cards WHERE age > 0", label="credit"))
+        assert any(party._models.values())
+        del model
+        gc.collect()
+        assert not any(party._models.values())
+        assert not party._sessions
 
 
 # The desk

@@ -17,6 +17,7 @@ from typing import Any
 import tablepuppet.party.rows  # noqa: F401 - registers its ops
 from tablepuppet.errors import PartyError
 from tablepuppet.party.audit import AuditLog
+from tablepuppet.party.blind import derive_key
 from tablepuppet.party.database import Database
 from tablepuppet.party.guard import Guard
 from tablepuppet.party.ops import LocalTable, Values, category_secret, find_op
@@ -69,7 +70,7 @@ class Party:
         replies: Reply = []
         match request.verb:
             case "describe":
-                replies.append({"tables": self.describe(caller)})
+                replies.append({"tables": self.describe(caller), "key": self.key_mark})
             case "open":
                 replies.append({"rows": self.open(caller, request.session, **request.arguments)})
             case "close":
@@ -77,6 +78,11 @@ class Party:
                 replies.append({})
         replies += [self.run(caller, request.session, step.op, step.table, step.arguments) for step in request.steps]
         return replies
+
+    @property
+    def key_mark(self) -> str:
+        """Tells whether two parties hold the same blinding key, and nothing else of it."""
+        return derive_key(self._blinding_key, "", "mark").hex()[:16]
 
     def describe(self, caller: str) -> list[Shard]:
         """The tables this party publishes to a caller."""
@@ -153,9 +159,12 @@ class Party:
         self._category_secrets[blinding] = secret
 
     def close(self, caller: str, session: str) -> None:
-        """Free everything that a session holds."""
+        """Free everything that a session holds, the parts of its models too."""
         with self._lock:
             self._sessions.pop((caller, session), None)
+            models = self._models.get(caller, {})
+            for name in [name for name in models if name.startswith(f"{session}.")]:
+                del models[name]
         self._guard.close(caller, session)
         with suppress(PartyError), self._audit.entry(caller, session, "close"):
             pass  # nothing leaves with it: a log that cannot be written must not keep sessions open

@@ -91,5 +91,5 @@ def read_reply(message: Any, request: Request, party: str) -> Reply:
     if outcome != "ok":
         raise _ERRORS.get(str(outcome), PartyError)(str(told))
     if request.verb == "describe":
-        return [{"tables": msgspec.convert(told[0]["tables"], list[Shard])}]
+        return [told[0] | {"tables": msgspec.convert(told[0]["tables"], list[Shard])}]
     return list(told)
