@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -318,21 +319,22 @@ def one_round(fed: tp.Federation, task: str, repeats: int) -> dict[str, float]:
 
 def newton_steps(train: tp.Relation, task: str) -> float:
     """How often the z-update goes over all rows, in the mean over rounds."""
-    seen, losses = [0], tablepuppet.learn.losses
-    name = "expit" if task == "good" else "_probabilities"
+    seen, losses, inside = [0], tablepuppet.learn.losses, threading.local()
+    lock, name = threading.Lock(), ("_unlikely" if task == "good" else "_probabilities")
     bare, proximal = getattr(losses, name), (losses.Logistic if task == "good" else losses.Softmax).proximal
-    inside = [False]
 
     def count(scores: Any) -> Any:
-        seen[0] += len(scores) if inside[0] else 0
+        if getattr(inside, "proximal", False):
+            with lock:
+                seen[0] += len(scores)
         return bare(scores)
 
     def watched(self: Any, *rest: Any) -> Any:
-        inside[0] = True
+        inside.proximal = True
         try:
             return proximal(self, *rest)
         finally:
-            inside[0] = False
+            inside.proximal = False
 
     owner = losses.Logistic if task == "good" else losses.Softmax
     try:
