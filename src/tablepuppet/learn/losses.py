@@ -338,7 +338,6 @@ class Softmax:
 
     def __init__(self, labels: NDArray[np.integer], classes: int):
         self.labels, self.outputs = labels, classes
-        self._rows = np.arange(len(labels))
 
     def at(self, rows: Rows) -> Loss:
         """The loss over some of the joined rows."""
@@ -347,11 +346,15 @@ class Softmax:
     def look(self, scores: Scores) -> Look:
         """Mean of logsumexp(z) - z_y; probabilities minus the label's one; from the probabilities."""
         probability, highest, total = _probabilities(scores)
-        value = sum_of_logs(total.ravel()) + highest.sum() - scores[self._rows, self.labels].sum()
-        gradient = probability.copy(order="K")
-        gradient[self._rows, self.labels] -= 1
+        own = self._own()
+        value = sum_of_logs(total.ravel()) + float(highest.sum()) - float((scores * own).sum())
+        gradient = probability - own
         gradient /= len(gradient)
-        return Look(float(value) / len(scores), gradient, SoftmaxHessian(probability))
+        return Look(value / len(scores), gradient, SoftmaxHessian(probability))
+
+    def _own(self) -> NDArray[np.bool_]:
+        """(joined_rows, classes): where the label's class is."""
+        return np.asarray(self.labels == np.arange(self.outputs, dtype=self.labels.dtype)[:, None]).T
 
     def value(self, scores: Scores) -> float:
         """Mean of logsumexp(z) - z_y."""
@@ -371,10 +374,9 @@ class Softmax:
         The solution is z = high - p / rho. Rows where Newton's method does not come to rest, as may happen for a small
         rho, are solved for their logsumexp instead.
         """
-        high = target.copy(order="K")
-        high[self._rows, self.labels] += 1 / rho
-        z: Scores = np.clip(start, high - 1 / rho, high)
-        enough = small_step(self, rho)
+        high = target + self._own() / rho
+        z: Scores = np.clip(start, high - 1 / rho, high) if rho <= 2 * self.most_curvature else start.copy(order="K")
+        enough = small_step(self, rho) * (1 + np.abs(target).max(initial=0.0))
         for _ in range(NEWTON_STEPS):
             probability, _, _ = _probabilities(z)
             whole = probability + rho
@@ -387,11 +389,11 @@ class Softmax:
             spread *= probability.sum(axis=1, keepdims=True) / (rho * spread.sum(axis=1, keepdims=True))
             step += spread
             z -= step
-            resting = np.abs(step, out=step).max(axis=1) < enough * (1 + np.abs(z).max(initial=0.0))
-            if resting.all():
+            if np.abs(step, out=step).max(initial=0.0) < enough:
                 break
         else:
-            z[~resting] = _by_logsumexp(high[~resting], rho)
+            moving = step.max(axis=1) >= enough
+            z[moving] = _by_logsumexp(high[moving], rho)
         return z
 
     def best_constant(self) -> NDArray[np.float64]:

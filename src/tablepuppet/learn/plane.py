@@ -60,7 +60,7 @@ class Images:
     @property
     def newest(self) -> Array:
         """The newest direction's image, in the shape of scores."""
-        image = self.slots[self.order[0]]
+        image: Array = self.slots[self.order[0]]
         return image[0] if len(image) == 1 else image.T
 
     def at(self, part: slice) -> Array:

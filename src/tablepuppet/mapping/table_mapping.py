@@ -131,7 +131,7 @@ def _sums_of_runs(starts: NDArray[np.intp], columns: list[Floats]) -> list[NDArr
 
 
 def _sums_of_parts(table: MappedTable, columns: list[Floats]) -> list[NDArray[np.float64]]:
-    def add_up(part: slice) -> list[NDArray[np.float64]]:
+    def add_up(part: slice) -> list[NDArray[Any]]:
         index = table.index[part].astype(np.intp)
         return [np.bincount(index, column[part], minlength=table.rows) for column in columns]
 
