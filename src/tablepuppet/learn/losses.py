@@ -129,7 +129,7 @@ class RowWeights:
     def form(self, images: Images) -> tuple[Form, Form]:
         """Weighted products and sums."""
         weighted = images[:, 0] * self.weights
-        return weighted @ images[:, 0].T, weighted.sum(axis=1, keepdims=True)
+        return weighted @ images[:, 0].T, (images[:, 0] @ self.weights)[:, None]
 
     def on_constants(self) -> NDArray[np.float64]:
         """The sum of all weights."""

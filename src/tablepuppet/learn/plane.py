@@ -17,7 +17,7 @@ from tablepuppet.pieces import over_pieces
 
 Array = NDArray[np.float64]
 NEWTON_STEPS = 12
-ENOUGH = 0.1  # of what the first step promised to gain: the next round corrects what is left
+ENOUGH = 0.01  # of what the first step promised to gain: the next round corrects what is left
 
 
 @dataclass(frozen=True)
