@@ -19,7 +19,7 @@ DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 # From the bottom up: a module imports from its own layer and from those below it.
 LAYERS = [
-    {"errors", "arrays"},
+    {"errors", "arrays", "pieces"},
     {"runs"},
     {"privacy", "sql"},
     {"party"},

@@ -70,16 +70,19 @@ def test_gradient_is_the_slope_of_the_value(make: Callable[[], Loss]) -> None:
 
 @every_loss
 def test_hessian_is_the_slope_of_the_gradient(make: Callable[[], Loss]) -> None:
-    """Its products, its form on constants and its mean all come from the matrix of second differences."""
+    """Its form on directions and constants, and its mean, all come from the matrix of second differences."""
     loss = make()
     scores = scores_for(loss)
     hessian, size = loss.hessian(scores), scores.size
     units = np.eye(size).reshape(size, *scores.shape)
     rows = [loss.gradient(scores + 1e-5 * unit) - loss.gradient(scores - 1e-5 * unit) for unit in units]
     matrix = np.array(rows).reshape(size, size) / 2e-5
-    direction = scores_for(loss, seed=1)
-    np.testing.assert_allclose(hessian.times(direction).ravel(), matrix @ direction.ravel(), atol=1e-9)
+    directions = np.stack([scores_for(loss, seed=seed).ravel() for seed in (1, 2)])  # (2, rows * outputs)
+    images = directions.reshape(2, ROWS, loss.outputs).swapaxes(1, 2)
+    pairs, mixed = hessian.form(images)
+    np.testing.assert_allclose(pairs, directions @ matrix @ directions.T, atol=1e-9)
     constants = np.kron(np.ones((ROWS, 1)), np.eye(loss.outputs))  # (rows * outputs, outputs)
+    np.testing.assert_allclose(mixed, directions @ matrix @ constants, atol=1e-9)
     np.testing.assert_allclose(hessian.on_constants(), constants.T @ matrix @ constants, atol=1e-9)
     assert hessian.mean() == pytest.approx(np.trace(matrix) / loss.outputs, abs=1e-9)
     assert np.linalg.eigvalsh(matrix).max() * ROWS <= loss.most_curvature + 1e-9

@@ -75,6 +75,19 @@ def test_long_mappings_are_moved_in_pieces(monkeypatch: pytest.MonkeyPatch, dtyp
     np.testing.assert_array_equal(mapping.counts("t"), np.bincount(index))
 
 
+def test_runs_of_a_base_row_are_added_up_at_once() -> None:
+    """Joined rows in the order of long runs give the same sums; rows out of order are no runs."""
+    random = np.random.default_rng(2)
+    index = np.repeat(np.arange(50), random.integers(20, 60, 50))
+    weights = random.normal(size=(len(index), 2))
+    mapping = mapping_of(index.tolist(), [20, 30])
+    assert mapping.tables["t"].runs is not None
+    expected = np.stack([np.bincount(index, column) for column in weights.T], axis=1)
+    np.testing.assert_allclose(mapping.scatter_sum("t", weights), expected, atol=1e-12)
+    np.testing.assert_allclose(mapping.scatter_sum("t", weights[:, 0]), expected[:, 0], atol=1e-12)
+    assert mapping_of(index[::-1].tolist(), [50]).tables["t"].runs is None
+
+
 def test_scatter_sum_adds_in_double_precision() -> None:
     """Sums of float32 values are float64: a million small values do not stop at 2^24."""
     mapping = mapping_of([0] * 100_000 + [1], [2])

@@ -31,12 +31,22 @@ def test_rows_are_announced_once(relation: tp.Relation, monkeypatch: pytest.Monk
     relation.describe()
     told = {(m.party, m.request.table): m.request.arguments for m in messages if m.request.op == "rows.use"}
     assert sum(m.request.op == "rows.use" for m in messages) == len(told) == 3
-    assert told["p0", "t"]["row_ids"].tolist() == [0, 1, 3]
+    assert np.unpackbits(told["p0", "t"]["chosen"], count=4).tolist() == [1, 1, 0, 1]
     assert told["p0", "t"]["counts"].tolist() == [300, 300, 1]
-    assert told["p1", "t"]["row_ids"] is None  # all of them
+    assert told["p1", "t"]["chosen"] is None  # all of them
     assert told["p0", "t"]["counts"].dtype == np.uint16
     assert told["p2", "u"]["counts"].dtype == np.uint8
     assert set(told["p2", "u"]["counts"].tolist()) == {2, 3}
+
+
+def test_few_rows_are_told_by_their_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a bit for every row would take more bytes than the row ids, a shard hears these; either means the same."""
+    parties = {"p": {"t": pa.table({"k": range(1000), "x": range(1000)}), "u": pa.table({"k": [7, 990], "y": [1, 2]})}}
+    messages = record_wire(monkeypatch)
+    told = federation(tmp_path, parties).sql(SQL).describe().to_arrow().to_pylist()
+    chosen = [m.request.arguments["chosen"] for m in messages if (m.request.op, m.request.table) == ("rows.use", "t")]
+    assert [ids.tolist() for ids in chosen] == [[7, 990]]
+    assert [entry["mean"] for entry in told if entry["column"] == "x"] == [498.5]
 
 
 def test_shards_without_rows_are_left_alone(relation: tp.Relation, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def scans(party: Party, sql: str, label: str | None = None) -> tuple[Scan, ...]:
 def opened(party: Party, sql: str, label: str | None = None, rows: int = 60) -> Party:
     """The party with a session ``s`` in which ``rows`` rows of a query take part as view ``v``."""
     party.open("analyst", "s", scans(party, sql, label))
-    use = {"view": "v", "row_ids": np.arange(rows, dtype=np.int32), "counts": np.ones(rows, np.int64)}
+    use = {"view": "v", "chosen": np.arange(rows, dtype=np.int32), "counts": np.ones(rows, np.int64)}
     party.run("analyst", "s", "rows.use", "cards", use)
     return party
 
@@ -214,7 +214,7 @@ def test_too_few_rows_are_refused(tmp_path: Path) -> None:
     """A relation in which some, but fewer than min_rows, different rows take part gets no answer."""
     party = open_party(write_file(tmp_path, table="min_rows = 20"))
     opened(party, "SELECT credit FROM cards", rows=20)
-    nothing = {"view": "w", "row_ids": np.zeros(0, np.int32), "counts": np.zeros(0, np.int64)}
+    nothing = {"view": "w", "chosen": np.zeros(0, np.int32), "counts": np.zeros(0, np.int64)}
     party.run("analyst", "s", "rows.use", "cards", nothing)
     for row_ids, counts in (
         (np.arange(19), np.ones(19, np.int64)),
@@ -222,7 +222,7 @@ def test_too_few_rows_are_refused(tmp_path: Path) -> None:
         (np.arange(60), np.eye(1, 60, dtype=np.int64)[0] * 1000),
     ):
         with pytest.raises(tp.PrivacyError, match=r"fewer than 20 of its rows take part .*policy rule min_rows"):
-            party.run("analyst", "s", "rows.use", "cards", {"view": "x", "row_ids": row_ids, "counts": counts})
+            party.run("analyst", "s", "rows.use", "cards", {"view": "x", "chosen": row_ids, "counts": counts})
     with pytest.raises(tp.PartyError, match="no rows are announced for relation 'x'"):
         party.run("analyst", "s", "statistics.numbers", "cards", {"view": "x", "columns": ["credit"]})
 
@@ -236,13 +236,14 @@ def test_too_few_rows_are_refused(tmp_path: Path) -> None:
         (np.array([-1, 5]), np.ones(2, np.int64), "below 60"),
         (np.arange(60), np.full(60, -1), "at least 0"),
         (np.arange(60), np.ones(59, np.int64), "60 row ids and 59 counts"),
+        (np.full(9, 255, np.uint8), np.ones(59, np.int64), "60 row ids and 59 counts"),  # bits
     ],
 )
 def test_rows_that_cannot_be(tmp_path: Path, row_ids: Any, counts: Any, message: str) -> None:
     """Row ids outside of the snapshot, and counts that count nothing, are errors."""
     party = opened(open_party(write_file(tmp_path)), "SELECT credit FROM cards")
     with pytest.raises(tp.PartyError, match=message):
-        party.run("analyst", "s", "rows.use", "cards", {"view": "x", "row_ids": row_ids, "counts": counts})
+        party.run("analyst", "s", "rows.use", "cards", {"view": "x", "chosen": row_ids, "counts": counts})
 
 
 def test_small_groups_count_as_missing(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_sample_follows_the_source(tmp_path: Path) -> None:
         catalog = Catalog(party.describe(HERE))
         party.open(HERE, "s", plan(parse("SELECT x FROM t", catalog), catalog).scans)
         row_ids = np.arange(20, 60, dtype=np.int32)
-        party.run(HERE, "s", "rows.use", "t", {"view": "v", "row_ids": row_ids, "counts": np.ones(40, np.uint8)})
+        party.run(HERE, "s", "rows.use", "t", {"view": "v", "chosen": row_ids, "counts": np.ones(40, np.uint8)})
         told = party.run(HERE, "s", "rows.sample", "t", {"view": "v", "ranks": np.array([0, 3, 39])})["chosen"]
         picked = row_ids[np.unpackbits(told, count=40).astype(bool)]
         snapshot = party.table("s", "t").snapshot

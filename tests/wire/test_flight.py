@@ -204,7 +204,7 @@ def outcome(desk: Desk, request: Request, caller: str = "a") -> Any:
 
 
 def using(rows: int, sequence: int, view: str = "v") -> Request:
-    arguments = {"view": view, "row_ids": None, "counts": np.ones(rows, np.uint8)}
+    arguments = {"view": view, "chosen": None, "counts": np.ones(rows, np.uint8)}
     return Request("run", "s", {}, (Step("rows.use", "cards", arguments),), sequence)
 
 

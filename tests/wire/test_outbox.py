@@ -38,7 +38,7 @@ def test_steps_wait_for_a_reader(tmp_path: Path, trips: list[list[str]]) -> None
     relation = federation(tmp_path, {"p": ROWS}).sql("SELECT x, c FROM t")
     outbox = Outbox(relation.client.engine, relation.client.session)
     blinded = outbox.ask("p", Step("keys.blind", "t"))
-    used = outbox.ask("p", Step("rows.use", "t", {"view": "w", "row_ids": None, "counts": np.ones(3, np.uint8)}))
+    used = outbox.ask("p", Step("rows.use", "t", {"view": "w", "chosen": None, "counts": np.ones(3, np.uint8)}))
     assert trips == []
     assert used.read() == {}
     assert trips == [["keys.blind", "rows.use"]]

@@ -12,9 +12,11 @@ Over-relaxation is replaced by the plane search of `descent`, which picks the be
 
 from __future__ import annotations
 
+import numpy as np
+
 from tablepuppet.learn.descent import Array
 from tablepuppet.learn.losses import Loss
-from tablepuppet.learn.pieces import change_pieces
+from tablepuppet.pieces import over_pieces
 
 AUTO_RHO = 100.0  # times the mean curvature of the loss at the start
 
@@ -25,24 +27,23 @@ class SharingRule:
     def __init__(self, loss: Loss, tables: int, rho: float | str, scores: Array):
         self.loss, self.parts = loss, tables + 1
         self.rho = AUTO_RHO * max(loss.hessian(scores).mean(), 1e-12) if isinstance(rho, str) else rho
-        rows = len(scores)
-        self.shared = scores / self.parts  # zbar, which is the mean of the tables' predictions at the start
         self.residual = loss.gradient(scores)
-        self.dual = self.residual * (rows / self.rho)  # u: where zbar is optimal
+        self.dual = self.residual * (self.parts * len(scores) / self.rho)  # M u: where zbar is optimal
 
     def wanted(self, scores: Array) -> tuple[Array, float]:
         """The residual times rho, by joined rows; the ridge solves have curvature rho."""
         return self.residual, self.rho
 
     def moved(self, scores: Array) -> None:
-        """The z-update and the dual update."""
+        """The z-update and the dual update: then r = 2 u - (u before)."""
+        rho = self.rho / self.parts
 
         def update(part: slice) -> None:
-            mean, dual, shared = scores[part] / self.parts, self.dual[part], self.shared[part]
-            target = self.parts * (mean + dual)
-            shared[:] = self.loss.at(part).proximal(target, self.rho / self.parts, self.parts * shared) / self.parts
-            mean -= shared
-            dual += mean
-            self.residual[part] = (mean + dual) * (self.rho / len(scores))
+            now, dual, residual = scores[part], self.dual[part], self.residual[part]
+            target = now + dual
+            target -= self.loss.at(part).proximal(target, rho, now)
+            np.subtract(2 * target, dual, out=residual)
+            residual *= rho / len(scores)
+            dual[:] = target
 
-        change_pieces(update, len(scores), self.loss.outputs)
+        over_pieces(update, len(scores), self.loss.outputs)

@@ -11,7 +11,7 @@ is the rule of the algorithm: the gradient of the loss (lbfgs.py), or the residu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from tablepuppet.learn.block import Curvature, without_mean
 from tablepuppet.learn.linear import LinearModel
-from tablepuppet.learn.losses import Loss
-from tablepuppet.learn.pieces import change_pieces
-from tablepuppet.learn.plane import Plane
+from tablepuppet.learn.losses import Look, Loss
+from tablepuppet.learn.plane import Images, Plane
+from tablepuppet.pieces import over_pieces
 
 Array = NDArray[np.float64]
 DRIFT = 1e-8  # of a step that rounding may have added to its image before all are forgotten
@@ -72,9 +72,9 @@ def descend(
     shape = (len(model.loj.mapping),) if loss.outputs == 1 else (len(model.loj.mapping), loss.outputs)
     scores = np.zeros(shape, order="F") + intercept
     memory = memory_for(loss, len(scores))
-    images: list[Array] = []  # X s_k, the newest step first
+    images = Images(np.empty((memory + 1, loss.outputs, len(scores))))  # X s_k
     errors: list[float] = []  # what rounding may have done to each
-    spare: Array | None = None  # memory of an image that is no longer needed
+    looks: Mapping[int, Look] = {}
     converged = False
     if not model.tables:  # no column to learn from: the intercept is all there is
         value = loss.value(scores)
@@ -82,18 +82,19 @@ def descend(
         return intercept, True
     for number in range(1, rounds + 1):
         wanted, curvature = rule.wanted(scores)
-        image, products = model.direction(wanted, curvature, out=spare)
+        _, products = model.direction(wanted, curvature, out=images.new())
         least = LEAST_GAIN if model.unsettled else 0.0
-        begin, end = Plane(loss, scores, [image, *images], model.l2, products).lowest(least)
+        begin, end = Plane(loss, scores, images, model.l2, products).lowest(looks, least)
         mix, shift = end.point[: -loss.outputs], end.point[-loss.outputs :]
         errors, sound = _rounding(begin.bend, errors, mix)
         kept = memory if sound or not model.unsettled else 0  # directions of consensus are much like each other
         model.advance(mix, kept)
-        _take_step(scores, [image, *images], mix, shift)
+        _take_step(scores, images, mix, shift)
+        looks = end.looks
         intercept = intercept + shift
-        images = [image, *images]
-        spare = images.pop() if len(images) > kept else None
-        del images[kept:], errors[kept:]
+        if not kept:
+            images.order.clear()
+        del errors[kept:]
         slope = 0.0 if end is begin else float(begin.slope[0])
         gap = promised_decrease(slope, begin.bend, curvature, loss.outputs, model.unsettled)
         converged = gap <= tol * max(abs(end.objective), 1e-12)
@@ -114,19 +115,16 @@ def _rounding(bend: Array, errors: list[float], mix: Array) -> tuple[list[float]
     return [error, *errors], error <= DRIFT * max(float(mix @ bend @ mix), 0.0) ** 0.5
 
 
-def _take_step(scores: Array, images: list[Array], mix: Array, shift: Array) -> None:
-    """Move scores by the weighted images and the change of the intercept; the first image becomes that of the step."""
+def _take_step(scores: Array, images: Images, mix: Array, shift: Array) -> None:
+    """Move scores by the mixed images and the change of the intercept; the newest image becomes that of the step."""
 
     def move(part: slice) -> None:
-        step = images[0][part]
-        step *= mix[0]
-        for weight, image in zip(mix[1:], images[1:], strict=True):
-            step += weight * image[part]
-        step[:] = without_mean(step)
+        step = without_mean(images.mixed(part, mix))
+        images.newest[part] = step
+        step += shift
         scores[part] += step
-        scores[part] += shift
 
-    change_pieces(move, len(scores), shift.size)
+    over_pieces(move, len(scores), shift.size)
 
 
 def promised_decrease(slope: float, bend: Array, curvature: Curvature, outputs: int, unsettled: float) -> float:

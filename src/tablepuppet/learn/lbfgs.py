@@ -15,7 +15,7 @@ import numpy as np
 from tablepuppet.learn.block import Curvature
 from tablepuppet.learn.descent import Array
 from tablepuppet.learn.losses import Loss
-from tablepuppet.learn.pieces import over_pieces
+from tablepuppet.pieces import over_pieces
 
 
 @dataclass(frozen=True)

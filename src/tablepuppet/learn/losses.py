@@ -11,12 +11,14 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, log_softmax, logsumexp, wrightomega
+from scipy.special import log_softmax, logsumexp, wrightomega
 
 Scores = NDArray[np.float64]
 Rows = NDArray[np.intp] | slice
+Images = NDArray[np.float64]  # (directions, outputs, joined_rows)
 NEWTON_STEPS = 30
 LOGSUMEXP_STEPS = 200
+LOGS_AT_ONCE = 32  # numbers up to 2 ** 32 whose product is still a number
 
 
 class Loss(Protocol):
@@ -71,11 +73,14 @@ class Loss(Protocol):
         ...
 
 
+Form = NDArray[np.float64]  # (directions, directions) or (directions, outputs)
+
+
 class Hessian(Protocol):
     """The second derivative of a mean loss, a small block per joined row."""
 
-    def times(self, direction: Scores) -> Scores:
-        """Its product with a direction."""
+    def form(self, images: Images) -> tuple[Form, Form]:
+        """Its quadratic form on pairs of directions, and on a direction and a constant of one output."""
         ...
 
     def on_constants(self) -> NDArray[np.float64]:
@@ -97,14 +102,34 @@ class Look:
 
 
 @dataclass(frozen=True)
+class EqualWeights:
+    """The second derivative of the mean of half the squares: 1 / joined_rows for each."""
+
+    rows: int
+
+    def form(self, images: Images) -> tuple[Form, Form]:
+        """Mean products and means."""
+        return images[:, 0] @ images[:, 0].T / self.rows, images.sum(axis=2) / self.rows
+
+    def on_constants(self) -> Form:
+        """One."""
+        return np.ones((1, 1))
+
+    def mean(self) -> float:
+        """One."""
+        return 1.0
+
+
+@dataclass(frozen=True)
 class RowWeights:
     """A diagonal second derivative: one weight per joined row."""
 
     weights: Scores
 
-    def times(self, direction: Scores) -> Scores:
-        """Weights times direction."""
-        return self.weights * direction
+    def form(self, images: Images) -> tuple[Form, Form]:
+        """Weighted products and sums."""
+        weighted = images[:, 0] * self.weights
+        return weighted @ images[:, 0].T, (images[:, 0] @ self.weights)[:, None]
 
     def on_constants(self) -> NDArray[np.float64]:
         """The sum of all weights."""
@@ -113,6 +138,20 @@ class RowWeights:
     def mean(self) -> float:
         """The sum of weights, which carry 1 / joined_rows."""
         return float(self.weights.sum())
+
+
+def sum_of_logs(values: Scores) -> float:
+    """Of numbers from 1 to 2 ** 32; a product takes less time than a logarithm."""
+    products = np.multiply.reduceat(values, np.arange(0, len(values), LOGS_AT_ONCE))
+    return float(np.log(products).sum())
+
+
+def small_step(loss: Loss, rho: float) -> float:
+    """The step of a proximal problem's Newton method after which it is solved to about 1e-12.
+
+    An error e becomes at most e^2 / (2 rho). If rho does not outweigh the loss, a step may be far from the error.
+    """
+    return 1e-6 * float(np.sqrt(rho)) if rho > 2 * loss.most_curvature else 1e-12
 
 
 class Squared:
@@ -147,11 +186,14 @@ class Squared:
 
     def hessian(self, scores: Scores) -> Hessian:
         """One for every row."""
-        return RowWeights(np.broadcast_to(np.float64(1 / len(self.labels)), len(self.labels)))
+        return EqualWeights(len(self.labels))
 
     def proximal(self, target: Scores, rho: float, start: Scores) -> Scores:
         """In closed form."""
-        return (self.labels + rho * target) / (1 + rho)
+        z: Scores = rho * target
+        z += self.labels
+        z /= 1 + rho
+        return z
 
     def best_constant(self) -> NDArray[np.float64]:
         """The mean label."""
@@ -174,14 +216,21 @@ class Logistic:
 
     def look(self, scores: Scores) -> Look:
         """Mean of log(1 + exp(z)) - y z; probability minus label; p (1 - p)."""
-        small = np.exp(-np.abs(scores))
-        whole = 1 + small
-        value = np.log(whole).sum() + np.maximum(scores, 0).sum() - self.labels @ scores
-        probability = np.where(scores < 0, small, 1.0)
-        probability /= whole
-        weights = small / (whole * whole * len(scores))
-        gradient = (probability - self.labels) / len(scores)
-        return Look(float(value) / len(scores), gradient, RowWeights(weights))
+        unlikely, whole = _unlikely(scores)
+        value = sum_of_logs(whole) + float(np.maximum(scores, 0).sum()) - float(self.labels @ scores)
+        gradient, weights = self._derivatives(scores, unlikely)
+        gradient /= len(scores)
+        weights /= len(scores)
+        return Look(value / len(scores), gradient, RowWeights(weights))
+
+    def _derivatives(self, scores: Scores, unlikely: Scores) -> tuple[Scores, Scores]:
+        """(probability minus label, p (1 - p)) from the probability of the less likely class, which is used up."""
+        gradient = 0.5 - unlikely
+        np.copysign(gradient, scores, out=gradient)
+        gradient += 0.5
+        gradient -= self.labels
+        unlikely -= unlikely * unlikely
+        return gradient, unlikely
 
     def value(self, scores: Scores) -> float:
         """Mean of log(1 + exp(z)) - y z."""
@@ -189,26 +238,30 @@ class Logistic:
 
     def gradient(self, scores: Scores) -> Scores:
         """Probability minus label."""
-        gradient: Scores = expit(scores)
-        gradient -= self.labels
-        gradient /= len(gradient)
-        return gradient
+        return self.look(scores).gradient
 
     def hessian(self, scores: Scores) -> Hessian:
         """p (1 - p) for every row."""
         return self.look(scores).hessian
 
     def proximal(self, target: Scores, rho: float, start: Scores) -> Scores:
-        """Newton's method in every row. Steps stop at zero, where the slope bends: from there they cannot overshoot."""
-        z: Scores = start
+        """Newton's method in every row.
+
+        Where the loss may outweigh rho, steps stop at zero, where the slope bends: from there they cannot overshoot.
+        """
+        z, enough = start.copy(), small_step(self, rho) * (1 + np.abs(target).max(initial=0.0))
         for _ in range(NEWTON_STEPS):
-            probability = expit(z)
-            step = (probability - self.labels + rho * (z - target)) / (probability * (1 - probability) + rho)
-            moved = z - step
-            moved[z * moved < 0] = 0.0
-            done = np.abs(moved - z).max(initial=0.0) < 1e-12 * (1 + np.abs(z).max(initial=0.0))
-            z = moved
-            if done:
+            step, bend = self._derivatives(z, _unlikely(z)[0])
+            away = z - target
+            away *= rho
+            step += away
+            bend += rho
+            step /= bend
+            if rho <= 2 * self.most_curvature:
+                over = z * (z - step) < 0
+                step[over] = z[over]
+            z -= step
+            if np.abs(step, out=step).max(initial=0.0) < enough:
                 break
         return z
 
@@ -218,18 +271,28 @@ class Logistic:
         return np.array([np.log(share) - np.log1p(-share)])
 
 
+def _unlikely(scores: Scores) -> tuple[Scores, Scores]:
+    """(p, 1 / (1 - p)) for the less likely of two classes."""
+    small = np.copysign(scores, -1.0)
+    np.exp(small, out=small)
+    whole = 1 + small
+    small /= whole
+    return small, whole
+
+
 @dataclass(frozen=True)
 class SoftmaxHessian:
     """diag(p) - p p^T for every row."""
 
     probability: Scores
 
-    def times(self, direction: Scores) -> Scores:
-        """p * (d - sum_c p_c d_c), by joined rows."""
-        weighted = self.probability * direction
-        weighted -= self.probability * weighted.sum(axis=1, keepdims=True)
-        weighted /= len(weighted)
-        return weighted
+    def form(self, images: Images) -> tuple[Form, Form]:
+        """Mean of sum_c p_c d_c e_c - (sum_c p_c d_c) (sum_c p_c e_c)."""
+        probability, rows = self.probability.T, len(self.probability)
+        weighted = images * probability  # (directions, outputs, rows)
+        means = weighted.sum(axis=1)  # (directions, rows)
+        pairs = sum(a @ b.T for a, b in zip(weighted.swapaxes(0, 1), images.swapaxes(0, 1), strict=True))
+        return (pairs - means @ means.T) / rows, (weighted.sum(axis=2) - means @ probability.T) / rows
 
     def on_constants(self) -> NDArray[np.float64]:
         """Mean of diag(p) - p p^T."""
@@ -275,7 +338,6 @@ class Softmax:
 
     def __init__(self, labels: NDArray[np.integer], classes: int):
         self.labels, self.outputs = labels, classes
-        self._rows = np.arange(len(labels))
 
     def at(self, rows: Rows) -> Loss:
         """The loss over some of the joined rows."""
@@ -284,11 +346,15 @@ class Softmax:
     def look(self, scores: Scores) -> Look:
         """Mean of logsumexp(z) - z_y; probabilities minus the label's one; from the probabilities."""
         probability, highest, total = _probabilities(scores)
-        value = np.log(total).sum() + highest.sum() - scores[self._rows, self.labels].sum()
-        gradient = probability.copy(order="K")
-        gradient[self._rows, self.labels] -= 1
+        own = self._own()
+        value = sum_of_logs(total.ravel()) + float(highest.sum()) - float((scores * own).sum())
+        gradient = probability - own
         gradient /= len(gradient)
-        return Look(float(value) / len(scores), gradient, SoftmaxHessian(probability))
+        return Look(value / len(scores), gradient, SoftmaxHessian(probability))
+
+    def _own(self) -> NDArray[np.bool_]:
+        """(joined_rows, classes): where the label's class is."""
+        return np.asarray(self.labels == np.arange(self.outputs, dtype=self.labels.dtype)[:, None]).T
 
     def value(self, scores: Scores) -> float:
         """Mean of logsumexp(z) - z_y."""
@@ -308,23 +374,26 @@ class Softmax:
         The solution is z = high - p / rho. Rows where Newton's method does not come to rest, as may happen for a small
         rho, are solved for their logsumexp instead.
         """
-        high = target.copy(order="K")
-        high[self._rows, self.labels] += 1 / rho
-        z: Scores = np.clip(start, high - 1 / rho, high)
+        high = target + self._own() / rho
+        z: Scores = np.clip(start, high - 1 / rho, high) if rho <= 2 * self.most_curvature else start.copy(order="K")
+        enough = small_step(self, rho) * (1 + np.abs(target).max(initial=0.0))
         for _ in range(NEWTON_STEPS):
             probability, _, _ = _probabilities(z)
-            spread = probability / (probability + rho)
+            whole = probability + rho
             step = z - high  # becomes the gradient over p + rho: (p + rho (z - high)) / (p + rho)
             step *= rho
             step += probability
-            step /= probability + rho
-            step += spread * ((probability * step).sum(axis=1) / (rho * spread.sum(axis=1)))[:, None]
+            step /= whole
+            spread = np.divide(probability, whole, out=whole)
+            probability *= step
+            spread *= probability.sum(axis=1, keepdims=True) / (rho * spread.sum(axis=1, keepdims=True))
+            step += spread
             z -= step
-            resting = np.abs(step).max(axis=1) < 1e-12 * (1 + np.abs(z).max(initial=0.0))
-            if resting.all():
+            if np.abs(step, out=step).max(initial=0.0) < enough:
                 break
         else:
-            z[~resting] = _by_logsumexp(high[~resting], rho)
+            moving = step.max(axis=1) >= enough
+            z[moving] = _by_logsumexp(high[moving], rho)
         return z
 
     def best_constant(self) -> NDArray[np.float64]:

@@ -1,18 +1,19 @@
 """The lowest point of the objective over a few directions and the intercept, found without traffic.
 
-The coordinator holds what every direction does to the joined rows. Newton's method needs one pass over these images per
-step.
+The coordinator holds what every direction does to the joined rows. Newton's method needs one pass over these images to
+know the slope at a point, and a second one for the second derivative if it goes on from there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.learn.losses import Loss
-from tablepuppet.learn.pieces import over_pieces
+from tablepuppet.learn.losses import Look, Loss
+from tablepuppet.pieces import over_pieces
 
 Array = NDArray[np.float64]
 NEWTON_STEPS = 12
@@ -27,12 +28,51 @@ class Place:
     loss: float
     objective: float  # loss and penalty
     slope: Array
-    bend: Array
+    bend: Array  # the second derivative; empty if it was not asked for
+    looks: Mapping[int, Look]  # at the loss of every piece of the joined rows, by its first row
 
     @property
     def noise(self) -> float:
         """What rounding does to the objective."""
         return 1e-16 * abs(self.objective)
+
+    def gain(self, bend: Array) -> float:
+        """Twice what a step of Newton's method would gain with this second derivative."""
+        return float(self.slope @ _solve(bend, self.slope))
+
+
+@dataclass
+class Images:
+    """What the newest direction and the steps before it do to the joined rows, in memory that is used again."""
+
+    slots: Array  # (directions, outputs, joined_rows)
+    order: list[int] = field(default_factory=list)  # slots in use, that of the newest first
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def new(self) -> Array:
+        """Room for a new direction's image, in the shape of scores: that of the oldest if all is used."""
+        slot = len(self.order) if len(self.order) < len(self.slots) else self.order.pop()
+        self.order.insert(0, slot)
+        return self.newest
+
+    @property
+    def newest(self) -> Array:
+        """The newest direction's image, in the shape of scores."""
+        image: Array = self.slots[self.order[0]]
+        return image[0] if len(image) == 1 else image.T
+
+    def at(self, part: slice) -> Array:
+        """All images of some joined rows, in the order of slots: (directions, outputs, rows of the part)."""
+        return self.slots[: len(self.order), :, part]
+
+    def mixed(self, part: slice, weights: Array) -> Array:
+        """Their sum by weights, the newest's first, in the shape of scores."""
+        by_slot = np.empty(len(weights))
+        by_slot[self.order] = weights
+        outputs = [by_slot @ images for images in self.at(part).swapaxes(0, 1)]
+        return outputs[0] if len(outputs) == 1 else np.stack(outputs).T
 
 
 class Plane:
@@ -41,78 +81,85 @@ class Plane:
     ``products`` are the inner products of all d_k, and of theta as the last.
     """
 
-    def __init__(self, loss: Loss, scores: Array, images: list[Array], l2: float, products: Array):
+    def __init__(self, loss: Loss, scores: Array, images: Images, l2: float, products: Array):
         self.loss, self.scores, self.images, self.l2 = loss, scores, images, l2
         self.inner, self.linear, self.own = products[:-1, :-1], products[:-1, -1], float(products[-1, -1])
 
-    def lowest(self, least: float = 0.0) -> tuple[Place, Place]:
-        """(where the search began, where it ended): the same where no step gains ``least`` of the objective."""
-        begin = here = self.at(np.zeros(len(self.images) + self.loss.outputs))
-        enough = max(here.noise, least * abs(here.objective))
-        for number in range(NEWTON_STEPS):
-            step = -_solve(here.bend, here.slope)
-            descent = float(here.slope @ step)
-            if -descent <= enough:
+    def lowest(self, looks: Mapping[int, Look], least: float = 0.0) -> tuple[Place, Place]:
+        """(where the search began, where it ended): the same where no step gains ``least`` of the objective.
+
+        ``looks`` are those of the beginning, or none.
+        """
+        begin = here = self.at(np.zeros(len(self.images) + self.loss.outputs), looks, bend=True)
+        least = max(here.noise, least * abs(here.objective))
+        enough = max(least, ENOUGH * here.gain(here.bend))
+        for _ in range(NEWTON_STEPS):
+            if here.gain(here.bend) <= least:
                 break
-            if number == 0:
-                enough = max(enough, -ENOUGH * descent)
+            step = -_solve(here.bend, here.slope)
             if self.loss.quadratic:
                 here = self._after(here, step)
                 break
-            length, there = 1.0, self.at(here.point + step)
-            # the objective is convex: it is enough that the slope along the step has not turned uphill much
-            while float(there.slope @ step) > -0.5 * descent and length > 1e-6:
-                length /= 2
-                there = self.at(here.point + length * step)
-            here = there
+            there = self._downhill(here, step)
+            if there.gain(here.bend) <= enough:
+                here = there
+                break
+            here = self.at(there.point, there.looks, bend=True)
         return begin, here
 
-    def at(self, point: Array) -> Place:
-        """Value, slope and second derivative at a point, in one pass over the joined rows."""
-        count, outputs, rows = len(self.images), self.loss.outputs, len(self.scores)
-        value, slope = 0.0, np.zeros(count + outputs)
-        bend = np.zeros((count + outputs, count + outputs))
-        for part, found in over_pieces(lambda part: self._at(point, part), rows, outputs):
-            share = (part.stop - part.start) / rows
-            value += share * found[0]
-            slope += share * found[1]
-            bend += share * found[2]
-        weights = point[:count]
-        slope[:count] += self.l2 * (self.linear + self.inner @ weights)
-        bend[:count, :count] += self.l2 * self.inner
-        return Place(point, value, value + self._penalty(weights), slope, bend)
+    def _downhill(self, here: Place, step: Array) -> Place:
+        """Where the step leads, or a part of it. The objective is convex: it is enough that the slope along the step
+        has not turned uphill much.
+        """
+        length, there, allowed = 1.0, self.at(here.point + step), -0.5 * float(here.slope @ step)
+        while float(there.slope @ step) > allowed and length > 1e-6:
+            length /= 2
+            there = self.at(here.point + length * step)
+        return there
 
-    def _at(self, point: Array, part: slice) -> tuple[float, Array, Array]:
-        """(value, slope, second derivative) of the loss of some joined rows."""
-        count, outputs = len(self.images), self.loss.outputs
-        images = np.stack([_flat(image[part]) for image in self.images])  # (directions, outputs * rows of the part)
-        scores = self.scores[part] + point[count:]
-        if point[:count].any():
-            scores += _columns(point[:count] @ images, outputs)
-        look = self.loss.at(part).look(scores)
-        turned = np.stack([_flat(look.hessian.times(_columns(image, outputs))) for image in images])
-        slope = np.concatenate([images @ _flat(look.gradient), np.atleast_1d(look.gradient.sum(axis=0))])
-        mixed = turned.reshape(count, outputs, -1).sum(axis=2)
-        return look.value, slope, np.block([[turned @ images.T, mixed], [mixed.T, look.hessian.on_constants()]])
+    def at(self, point: Array, looks: Mapping[int, Look] | None = None, bend: bool = False) -> Place:
+        """Value, slope and, if asked, second derivative at a point, in one pass; ``looks`` at the loss if known."""
+        count, rows, known = len(self.images), len(self.scores), looks or {}
+        found = over_pieces(lambda part: self._at(point, part, known, bend), rows, self.loss.outputs)
+        value, slope, total = (
+            sum(each * ((part.stop - part.start) / rows) for part, sums in found for each in [sums[place]])
+            for place in (1, 2, 3)
+        )
+        slope[:count] += self.l2 * (self.linear + self.inner @ point[:count])
+        if bend:
+            total[:count, :count] += self.l2 * self.inner
+        seen = {part.start: sums[0] for part, sums in found}
+        return Place(point, value, value + self._penalty(point[:count]), slope, total, seen)
+
+    def _at(self, point: Array, part: slice, known: Mapping[int, Look], bend: bool) -> tuple[Look, float, Array, Array]:
+        """(the loss, its value, slope and second derivative) of some joined rows."""
+        images, order = self.images.at(part), self.images.order
+        look = known.get(part.start) or self.loss.at(part).look(self._scores(point, part))
+        gradients = look.gradient.reshape(part.stop - part.start, -1).T  # (outputs, rows of the part)
+        slopes = sum(image @ gradient for image, gradient in zip(images.swapaxes(0, 1), gradients, strict=True))
+        slope = np.concatenate([slopes[order], gradients.sum(axis=1)])
+        if not bend:
+            return look, look.value, slope, np.empty((0, 0))
+        pairs, mixed = (form[order] for form in look.hessian.form(images))
+        total = np.block([[pairs[:, order], mixed], [mixed.T, look.hessian.on_constants()]])
+        return look, look.value, slope, total
+
+    def _scores(self, point: Array, part: slice) -> Array:
+        if not point.any():
+            return self.scores[part]
+        scores = self.images.mixed(part, point[: len(self.images)])
+        scores += self.scores[part]
+        scores += point[len(self.images) :]
+        return scores
 
     def _after(self, here: Place, step: Array) -> Place:
         """Where a step leads if the second derivative is the same everywhere: no pass is needed to know."""
         point, slope = here.point + step, here.slope + here.bend @ step
         objective = here.objective + 0.5 * float((here.slope + slope) @ step)
-        return Place(point, objective - self._penalty(point[: len(self.images)]), objective, slope, here.bend)
+        return Place(point, objective - self._penalty(point[: len(self.images)]), objective, slope, here.bend, {})
 
     def _penalty(self, weights: Array) -> float:
         return 0.5 * self.l2 * (self.own + 2 * float(weights @ self.linear) + float(weights @ self.inner @ weights))
-
-
-def _flat(values: Array) -> Array:
-    """(rows,) or (rows, outputs) as one row, output by output."""
-    return np.ravel(values.T)
-
-
-def _columns(flat: Array, outputs: int) -> Array:
-    """What `_flat` made flat."""
-    return flat if outputs == 1 else flat.reshape(outputs, -1).T
 
 
 def _solve(matrix: Array, right: Array) -> Array:

@@ -14,6 +14,7 @@ from tablepuppet.learn.estimator import Array, Learner, label_of
 from tablepuppet.learn.labels import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tablepuppet.learn.losses import Logistic, Loss, Softmax, Squared
 from tablepuppet.operators.client import Client, Replies
+from tablepuppet.pieces import over_pieces
 from tablepuppet.sql.query import OutputColumn
 
 if TYPE_CHECKING:
@@ -53,6 +54,17 @@ class Regressor(Learner):
         }
 
 
+def _right(scores: Array, numbers: NDArray[np.integer[Any]]) -> int:
+    """How many rows have their highest score at their own class number."""
+    if scores.ndim == 1:
+        return int(np.count_nonzero((scores > 0) == numbers))
+    highest, guess = scores[:, 0].copy(), np.zeros_like(numbers)
+    for number, column in enumerate(scores.T[1:], start=1):
+        np.copyto(guess, number, where=column > highest)
+        np.maximum(highest, column, out=highest)
+    return int(np.count_nonzero(guess == numbers))
+
+
 class Classifier(Learner):
     """Learns a class by log loss: of one score for two classes, of a score for each class for more."""
 
@@ -84,8 +96,8 @@ class Classifier(Learner):
         return numbers
 
     def _metric(self, loss: Loss, value: float, scores: Array) -> float:
-        guess = scores > 0 if scores.ndim == 1 else scores.argmax(axis=1)
-        return float(np.mean(guess == loss.labels))
+        right = over_pieces(lambda part: _right(scores[part], loss.labels[part]), len(scores), loss.outputs)
+        return float(sum(count for _, count in right) / len(scores))
 
     def predict_proba(self, relation: Relation) -> Array:
         """(joined rows, classes): the probability of each class, in the order of ``classes_``."""

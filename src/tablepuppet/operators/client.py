@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from tablepuppet.arrays import mark
 from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
 from tablepuppet.party.request import Step
 from tablepuppet.sql.plan import Plan
@@ -79,6 +81,15 @@ class Client:
         """Which rows of a shard take part and how often: told once, before the first op."""
         counts = self.mapping.counts(alias)[shard.slice]
         read = self.rows_read[shard.party, alias]
-        everything = len(shard.row_ids) == read and bool(np.all(shard.row_ids == np.arange(read, dtype=np.int32)))
         narrow = counts.astype(np.min_scalar_type(int(counts.max(initial=0))))
-        return {"row_ids": None if everything else shard.row_ids, "counts": narrow}
+        return {"chosen": _chosen(shard.row_ids, read), "counts": narrow}
+
+
+def _chosen(row_ids: NDArray[np.int32], read: int) -> NDArray[np.integer] | None:
+    """None for all rows in order; else a bit for each row that was read, or row ids where those take fewer bytes."""
+    rising = bool(np.all(row_ids[1:] > row_ids[:-1]))
+    if rising and len(row_ids) == read:
+        return None
+    if not rising or row_ids.nbytes <= -(-read // 8):
+        return row_ids
+    return np.packbits(mark(read, row_ids))

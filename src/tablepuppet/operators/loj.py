@@ -12,10 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.arrays import take
 from tablepuppet.mapping.table_mapping import Floats, TableMapping
-
-PIECE = 1 << 15  # joined rows at a time: the tables' parts of a sum are added up in the cache
+from tablepuppet.pieces import over_pieces
 
 
 @dataclass(frozen=True)
@@ -34,19 +32,24 @@ class LearningOverJoin:
             scores[:] = 0.0
         for column in range(outputs):
             target = scores if outputs == 1 else scores[:, column]
-            self._add_up({a: v if outputs == 1 else v[:, column].copy() for a, v in predictions.items()}, target)
+            one = {alias: values if outputs == 1 else values[:, column] for alias, values in predictions.items()}
+            self._add_up(one, target)
         return scores
 
     def _add_up(self, predictions: Mapping[str, Floats], target: NDArray[np.float64]) -> None:
-        for start in range(0, len(target), PIECE):
-            part = slice(start, start + PIECE)
-            for number, (alias, values) in enumerate(predictions.items()):
+        bases = {alias: np.ascontiguousarray(values, np.float64) for alias, values in predictions.items()}
+
+        def add_up(part: slice) -> None:
+            for number, (alias, values) in enumerate(bases.items()):
                 table = self.mapping.tables[alias]
-                found = values[part] if table.is_identity else take(values, table.index[part])
+                # mode="clip" skips the bounds check
+                found = values[part] if table.is_identity else values.take(table.index[part], mode="clip")
                 if number:
                     target[part] += found
                 else:
                     target[part] = found
+
+        over_pieces(add_up, len(target))
 
     def scatter(self, values: Floats, aliases: Iterable[str]) -> dict[str, NDArray[np.float64]]:
         """Values of joined rows, summed at the base rows of each table."""
@@ -54,8 +57,9 @@ class LearningOverJoin:
 
     def scatter_centred(self, values: Floats, aliases: Iterable[str]) -> dict[str, NDArray[np.float64]]:
         """The same of values from which their mean over joined rows is taken."""
-        mean = values.mean(axis=0)
+        sums = self.scatter(values, aliases)
+        total = next(iter(sums.values())).sum(axis=0) if sums else 0.0
         return {
-            alias: self.mapping.scatter_sum(alias, values) - np.multiply.outer(self.mapping.counts(alias), mean)
-            for alias in aliases
+            alias: found - np.multiply.outer(self.mapping.counts(alias), total / len(self.mapping))
+            for alias, found in sums.items()
         }

@@ -25,12 +25,23 @@ def blind_keys(table: LocalTable) -> Values:
 
 
 @op("rows.use", releases=Release.COUNTS)
-def use_rows(table: LocalTable, view: str, row_ids: NDArray[np.integer] | None, counts: NDArray[np.integer]) -> Values:
-    """Remember which rows take part in a relation, all of them if ``row_ids`` is None, and how often."""
-    rows = np.arange(table.snapshot.rows, dtype=np.int32) if row_ids is None else row_ids
+def use_rows(table: LocalTable, view: str, chosen: NDArray[np.integer] | None, counts: NDArray[np.integer]) -> Values:
+    """Remember which rows take part in a relation and how often: ``chosen`` are all of them if it is None, those with a
+    bit set if it is bytes, else those with these row ids.
+    """
+    rows = _row_ids(table, chosen)
     _check_rows(table, rows, counts)
     table.views[view] = View(rows, counts)
     return {}
+
+
+def _row_ids(table: LocalTable, chosen: NDArray[np.integer] | None) -> NDArray[np.integer]:
+    if chosen is None:
+        return np.arange(table.snapshot.rows, dtype=np.int32)
+    if isinstance(chosen, np.ndarray) and chosen.dtype == np.uint8 and chosen.ndim == 1:
+        bits = np.unpackbits(chosen.view(np.uint8), count=table.snapshot.rows)
+        return np.flatnonzero(bits).astype(np.int32)
+    return chosen
 
 
 def _check_rows(table: LocalTable, row_ids: NDArray[np.integer], counts: NDArray[np.integer]) -> None:
@@ -38,7 +49,7 @@ def _check_rows(table: LocalTable, row_ids: NDArray[np.integer], counts: NDArray
     where = f"party {table.grant.party!r}: table {table.grant.table!r}"
     for array in (row_ids, counts):
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" or array.ndim != 1:
-            raise PartyError(f"{where}: row_ids and counts must be arrays of whole numbers")
+            raise PartyError(f"{where}: chosen rows and counts must be arrays of whole numbers")
     if len(row_ids) != len(counts):
         raise PartyError(f"{where}: there are {len(row_ids):,} row ids and {len(counts):,} counts")
     if len(row_ids) and (row_ids.min() < 0 or row_ids.max() >= table.snapshot.rows or counts.min() < 0):
