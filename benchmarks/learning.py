@@ -232,6 +232,28 @@ def compare(folder: Path, task: str, quick: bool) -> dict[str, Any]:
     return figures
 
 
+def networks(folder: Path) -> dict[str, Any]:
+    """A network of 16 hidden units per table: test RMSE of every algorithm against the pooled rows."""
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is None:
+        return {"skipped": "torch is not installed"}
+    figures: dict[str, Any] = {}
+    for shards in (1, 2):
+        fed = tp.Federation(write_movielens(folder / f"networks{shards}", shards))
+        train, test = movielens(fed, "regression").split(test=0.15, seed=7)
+        if shards == 1:
+            figures["centralised"] = Centralized(tp.MLPRegressor(hidden=(16,), rounds=30)).fit(train).evaluate(test)
+        for solver, rounds in (("admm", 30), ("lbfgs", 30), ("sgd", 3)):
+            start = time.perf_counter()
+            model = tp.MLPRegressor(hidden=(16,), solver=solver, rounds=rounds).fit(train)  # type: ignore[arg-type]
+            found = model.evaluate(test) | {"rounds": len(model.history_), "seconds": time.perf_counter() - start}
+            found["test_ratio"] = found["rmse"] / figures["centralised"]["rmse"]
+            figures[f"{solver}, {shards} shards"] = found
+            print("networks", solver, shards, json.dumps(found), flush=True)
+    return figures
+
+
 # Curves
 
 
@@ -524,7 +546,7 @@ def main() -> None:
     def measure(name: str, work: Callable[[], Any]) -> None:
         start = time.perf_counter()
         result[name] = work()
-        if "centralised" not in result[name] or name == "mimic-iii-demo":
+        if name not in LABELS and name != "networks":
             print(name, json.dumps(result[name], indent=2))
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
 
@@ -535,6 +557,8 @@ def main() -> None:
             for task in tasks:
                 measure(task, lambda task=task: compare(folder / "compare", task, quick))  # type: ignore[misc]
                 draw(task, result[task])
+            if not quick:
+                measure("networks", lambda: networks(folder))
             for task in ("regression", "good"):
                 measure(f"whole fit, {task}", lambda task=task: whole_fit(folder, task, 1 if quick else 2))  # type: ignore[misc]
             urls = write_movielens(folder / "round", 1)
