@@ -9,7 +9,7 @@ from functools import cache
 from itertools import count
 from typing import TypeVar
 
-PIECE = 1 << 15  # numbers at a time: with fewer, threads would mostly wait for Python
+PIECE = 1 << 17  # numbers at a time: with fewer, threads mostly wait for Python
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 

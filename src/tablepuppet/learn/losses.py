@@ -109,7 +109,8 @@ class EqualWeights:
 
     def form(self, images: Images) -> tuple[Form, Form]:
         """Mean products and means."""
-        return images[:, 0] @ images[:, 0].T / self.rows, images.sum(axis=2) / self.rows
+        flat = images[:, 0]
+        return flat @ flat.T / self.rows, (flat @ np.ones(self.rows))[:, None] / self.rows
 
     def on_constants(self) -> Form:
         """One."""

@@ -119,30 +119,33 @@ class Plane:
 
     def at(self, point: Array, looks: Mapping[int, Look] | None = None, bend: bool = False) -> Place:
         """Value, slope and, if asked, second derivative at a point, in one pass; ``looks`` at the loss if known."""
-        count, rows, known = len(self.images), len(self.scores), looks or {}
-        found = over_pieces(lambda part: self._at(point, part, known, bend), rows, self.loss.outputs)
-        value, slope, total = (
-            sum(each * ((part.stop - part.start) / rows) for part, sums in found for each in [sums[place]])
-            for place in (1, 2, 3)
-        )
-        slope[:count] += self.l2 * (self.linear + self.inner @ point[:count])
+        weights, order, known = point[: len(self.images)], self.images.order, looks or {}
+        found = over_pieces(lambda part: self._at(point, part, known, bend), len(self.scores), self.loss.outputs)
+        value, slopes, constants, *form = self._means(found)
+        slope = np.concatenate([slopes[order] + self.l2 * (self.linear + self.inner @ weights), constants])
+        total = np.empty((0, 0))
         if bend:
-            total[:count, :count] += self.l2 * self.inner
-        seen = {part.start: sums[0] for part, sums in found}
-        return Place(point, value, value + self._penalty(point[:count]), slope, total, seen)
+            pairs, mixed, on_constants = form
+            pairs = pairs[np.ix_(order, order)] + self.l2 * self.inner
+            total = np.block([[pairs, mixed[order]], [mixed[order].T, on_constants]])
+        seen = {part.start: look for part, (look, _) in found}
+        return Place(point, float(value), float(value + self._penalty(weights)), slope, total, seen)
 
-    def _at(self, point: Array, part: slice, known: Mapping[int, Look], bend: bool) -> tuple[Look, float, Array, Array]:
-        """(the loss, its value, slope and second derivative) of some joined rows."""
-        images, order = self.images.at(part), self.images.order
+    def _means(self, found: list[tuple[slice, tuple[Look, tuple[Array, ...]]]]) -> list[Array]:
+        """Over all joined rows, from those over pieces."""
+        shares = np.array([part.stop - part.start for part, _ in found]) / len(self.scores)
+        return [
+            np.tensordot(shares, np.stack(each), 1) for each in zip(*(means for _, (_, means) in found), strict=True)
+        ]
+
+    def _at(self, point: Array, part: slice, known: Mapping[int, Look], bend: bool) -> tuple[Look, tuple[Array, ...]]:
+        """The loss of some joined rows, and its value, slopes and second derivatives, in the order of slots."""
+        images = self.images.at(part)
         look = known.get(part.start) or self.loss.at(part).look(self._scores(point, part))
         gradients = look.gradient.reshape(part.stop - part.start, -1).T  # (outputs, rows of the part)
         slopes = sum(image @ gradient for image, gradient in zip(images.swapaxes(0, 1), gradients, strict=True))
-        slope = np.concatenate([slopes[order], gradients.sum(axis=1)])
-        if not bend:
-            return look, look.value, slope, np.empty((0, 0))
-        pairs, mixed = (form[order] for form in look.hessian.form(images))
-        total = np.block([[pairs[:, order], mixed], [mixed.T, look.hessian.on_constants()]])
-        return look, look.value, slope, total
+        form = (*look.hessian.form(images), look.hessian.on_constants()) if bend else ()
+        return look, (np.asarray(look.value), slopes, gradients.sum(axis=1), *form)
 
     def _scores(self, point: Array, part: slice) -> Array:
         if not point.any():
