@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,9 +12,10 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.party.database import open_database
 from tablepuppet.party.service import HERE, Party
+from tablepuppet.party.snapshot import Snapshot, take_snapshot
 from tablepuppet.sql.catalog import Catalog, Shard
 from tablepuppet.sql.parse import parse
-from tablepuppet.sql.plan import plan
+from tablepuppet.sql.plan import Scan, plan
 from tests.relations import write_party
 
 ROWS = pa.table({"k": [3, 1, None, 1], "x": [0.5, 1.5, 2.5, None]})
@@ -85,3 +87,28 @@ def test_sample_follows_the_source(tmp_path: Path) -> None:
         assert sorted(snapshot.position(picked).tolist()) == everything[[0, 3, 39]].tolist()
         chosen.append(tuple(picked.tolist()))
     assert len(set(chosen)) == 3
+
+
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+def test_a_callers_next_run_may_reuse_what_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """Within ``snapshot_ttl`` a caller's same query is not read again; keys are blinded anew, nobody shares it."""
+    database = open_database("p0", write_party(tmp_path, "p0", {"t": ROWS}))
+    party = Party("p0", database, b"secret of all parties", row_secret=b"order", snapshot_ttl=seconds)
+    catalog = Catalog(party.describe(HERE))
+    scans = plan(parse("SELECT a.x FROM t a JOIN t b USING (k)", catalog), catalog).scans
+    read: list[str] = []
+
+    def taking(scan: Scan, *rest: Any) -> Snapshot:
+        read.append(scan.alias)
+        return take_snapshot(scan, *rest)
+
+    monkeypatch.setattr("tablepuppet.party.service.take_snapshot", taking)
+    digests = []
+    for caller, session in (("a", "s1"), ("a", "s2"), ("b", "s1")):
+        party.open(caller, session, scans)
+        digests.append(party.run(caller, session, "keys.blind", "a", {})["digests0"].tolist())
+    assert len(read) == (2 * 2 if seconds else 3 * 2)
+    assert digests[0] != digests[1]
+    assert digests[0] == digests[2]  # the same run at another party would blind like this
