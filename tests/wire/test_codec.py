@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 
 import tablepuppet as tp
 from tablepuppet.party.request import Request, Step
-from tablepuppet.wire.codec import ARRAY, CHUNK, ArrayHeader, decode, decode_header, encode
+from tablepuppet.wire.codec import ARRAY, CHUNK, SMALL, ArrayHeader, decode, decode_header, encode
 from tablepuppet.wire.protocol import VERSION, read_reply, read_request, reply_message, request_message
 
 KINDS = st.sampled_from([np.bool_, np.int8, np.uint8, np.int16, np.int32, np.int64, np.float32, np.float64])
@@ -100,10 +100,22 @@ def test_sizes_are_known_before_memory_is_taken() -> None:
     """A header tells how many bytes follow, however many it claims; too few or too many are refused."""
     huge = msgspec.msgpack.encode(ArrayHeader("<f8", (1 << 40, 1 << 20), False))
     assert decode_header(msgspec.msgpack.encode(msgspec.msgpack.Ext(ARRAY, huge))).nbytes == 1 << 63
-    encoded = encode(np.ones(4))
-    for frames in ([b"12345678"], [b"1" * 33], []):
+    encoded = encode(np.ones(SMALL))
+    for frames in ([b"12345678"], [b"1" * (8 * SMALL + 1)], []):
         with pytest.raises(tp.PartyError, match=r"(shorter|longer) than its header"):
             decode_header(encoded.header).fill(pa.py_buffer(frame) for frame in frames)
+
+
+def test_small_arrays_travel_in_the_header() -> None:
+    """Small arrays need no frame of their own, a larger one does; one that is not as long as it says is refused."""
+    small, large = np.ones(4), np.ones(SMALL)
+    assert len(list(encode([small, small]).frames())) == 1
+    encoded = encode([small, large, small])
+    assert [array.shape for array in encoded.arrays] == [large.shape]
+    assert [array.shape for array in decode(encoded)] == [small.shape, large.shape, small.shape]
+    lying = msgspec.msgpack.encode(ArrayHeader("<f8", (1 << 30,), False, b"12345678"))
+    with pytest.raises(tp.PartyError, match="not as long as its header says"):
+        decode_header(msgspec.msgpack.encode(msgspec.msgpack.Ext(ARRAY, lying)))
 
 
 def test_other_values_do_not_travel() -> None:

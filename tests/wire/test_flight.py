@@ -22,7 +22,7 @@ from tablepuppet.party.database import open_database
 from tablepuppet.party.request import Request, Step
 from tablepuppet.party.service import Party
 from tablepuppet.privacy.certificates import issue
-from tablepuppet.wire.codec import decode, encode
+from tablepuppet.wire.codec import SMALL, decode, encode
 from tablepuppet.wire.desk import Desk
 from tablepuppet.wire.flight_engine import RemoteParty
 from tablepuppet.wire.flight_server import FlightServer
@@ -339,7 +339,7 @@ def test_strange_requests_get_an_error_reply(urls: dict[str, str]) -> None:
     """Noise, other versions, unknown verbs and sizes beyond the limit are answered with an error, not with silence."""
     with served({"bank0": urls["bank0"]}, limits=Limits(message_bytes=1000)) as servers:
         server = servers["bank0"]
-        too_long = encode([VERSION, "run", "s", 1, {"x": np.zeros(1000)}, []])
+        too_long = encode([VERSION, "run", "s", 1, {"x": np.zeros(SMALL)}, []])
         for frames, words in (
             ([], "empty"),
             ([b"\xc1"], "cannot be read"),

@@ -56,7 +56,7 @@ class Entry:
             "verb": self.verb,
             "op": self.op,
             "tables": [table[:_MOST_TEXT] for table in self.tables],
-            "releases": [release.name for release in self.releases] if left else [],
+            "releases": self.releases.names if left else [],
             "bytes": self.size if left else 0,
             "outcome": outcome,
             "rule": rule,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -92,10 +93,14 @@ class Op:
     def __call__(self, table: LocalTable, arguments: Mapping[str, Any]) -> Values:
         """Run the op after checking that the arguments are those it takes."""
         try:
-            inspect.signature(self.function).bind(table, **arguments)
+            self._signature.bind(table, **arguments)
         except TypeError as error:
             raise PartyError(f"op {self.name!r}: {error}") from error
         return self.function(table, **arguments)
+
+    @cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self.function)
 
 
 REGISTRY: dict[str, Op] = {}

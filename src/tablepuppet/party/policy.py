@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Flag, IntEnum, auto
+from functools import cached_property
 
 from tablepuppet.errors import ConfigError
 from tablepuppet.party.release import Release
@@ -64,7 +65,7 @@ class ColumnRule:
     uses: Use = EVERY_USE
     level: Level = Level.PUBLIC
 
-    @property
+    @cached_property
     def releases(self) -> Release:
         """Everything that may be told of the column."""
         allowed = _OF_EVERY_COLUMN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Flag, auto
+from functools import cached_property
 
 
 class Release(Flag):
@@ -21,7 +22,12 @@ class Release(Flag):
     HISTOGRAMS = auto()  # how often each (blinded) category occurs
     METRICS = auto()
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the kinds."""
+        return tuple(member.name or "" for member in self)
+
     @property
     def label(self) -> str:
         """The name in traffic figures, logs and documents."""
-        return "|".join(member.name or "" for member in self)
+        return "|".join(self.names)

@@ -1,11 +1,13 @@
 """Messages as bytes: a msgpack header that names every array, then the arrays' own buffers. No pickle.
 
 An array stands in the header as its type and shape; the buffers follow in the order of the header. Whoever reads a
-header knows how many bytes will follow before any memory is taken for them.
+header knows how many bytes will follow before any memory is taken for them. Small arrays stand in the header whole: a
+frame of their own would cost more than they do.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +22,7 @@ from tablepuppet.errors import PartyError
 ARRAY = 1  # msgpack extension: one array
 TYPES = frozenset("?bBhHiIlLqQefd")
 CHUNK = 1 << 20  # bytes of arrays in one frame
+SMALL = 128 << 10  # bytes of arrays that stand in a header, in all
 
 
 class ArrayHeader(msgspec.Struct, array_like=True, frozen=True):
@@ -28,17 +31,20 @@ class ArrayHeader(msgspec.Struct, array_like=True, frozen=True):
     dtype: str
     shape: tuple[int, ...]
     columns_first: bool  # Fortran order
+    data: bytes | None = None  # of a small array
 
     @property
     def nbytes(self) -> int:
         """Bytes of its buffer."""
-        return int(np.prod(self.shape, dtype=object)) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def check(self) -> None:
         """PartyError if no array can look like this."""
         plain = len(self.dtype) == 3 and self.dtype[0] in "<|" and np.dtype(self.dtype).char in TYPES
         if not plain or len(self.shape) > 4 or any(size < 0 for size in self.shape):
             raise PartyError("a message names an array of a kind that does not travel")
+        if self.data is not None and len(self.data) != self.nbytes:
+            raise PartyError("a message holds an array that is not as long as its header says")
 
 
 @dataclass(frozen=True)
@@ -57,21 +63,33 @@ class Encoded:
         """The header, then all arrays in pieces."""
         yield pa.py_buffer(self.header)
         for array in self.arrays:
-            whole = pa.py_buffer(array.reshape(-1, order="A" if array.flags.f_contiguous else "C").view(np.uint8))
+            whole = pa.py_buffer(_flat(array))
             for start in range(0, whole.size, CHUNK):
                 yield whole.slice(start, min(CHUNK, whole.size - start))
+
+
+def _flat(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """The bytes of an array as they stand in memory."""
+    return array.reshape(-1, order="A" if array.flags.f_contiguous else "C").view(np.uint8)
 
 
 def encode(message: Any) -> Encoded:
     """A message of plain values, dataclasses and NumPy arrays."""
     arrays: list[NDArray[Any]] = []
+    room = SMALL
 
     def hook(value: Any) -> Any:
+        nonlocal room
         if isinstance(value, np.ndarray):
             solid = value if value.flags.c_contiguous or value.flags.f_contiguous else np.ascontiguousarray(value)
-            arrays.append(solid)
+            data = None
+            if solid.nbytes <= room:
+                room -= solid.nbytes
+                data = _flat(solid).tobytes()
+            else:
+                arrays.append(solid)
             columns_first = solid.ndim > 1 and not solid.flags.c_contiguous
-            header = ArrayHeader(solid.dtype.newbyteorder("<").str, solid.shape, columns_first)
+            header = ArrayHeader(solid.dtype.newbyteorder("<").str, solid.shape, columns_first, data)
             return msgspec.msgpack.Ext(ARRAY, msgspec.msgpack.encode(header))
         if isinstance(value, np.generic):
             return value.item()
@@ -145,6 +163,8 @@ def decode_header(header: bytes | memoryview) -> Incoming:
             raise PartyError("a message holds a value of unknown kind")
         found = msgspec.msgpack.decode(data, type=ArrayHeader)
         found.check()
+        if found.data is not None:
+            return _shaped(np.frombuffer(found.data, np.uint8).copy(), found)
         incoming.headers.append(found)
         return _Place(len(incoming.headers) - 1)
 

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from os import cpu_count
+from threading import BoundedSemaphore
 from typing import Protocol
 
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.service import HERE, Party
 from tablepuppet.wire.messages import meter
 from tablepuppet.wire.traffic import Traffic
+
+_CALLS = ThreadPoolExecutor(256, thread_name_prefix="tablepuppet-call")  # kept: threads made anew cost as much as a call
+_CORES = BoundedSemaphore(cpu_count() or 1)  # parties in this process share its cores; those elsewhere have their own
 
 
 class Remote(Protocol):
@@ -58,10 +62,12 @@ def call_all(
     """
     if calls:
         engine.traffic.add_trip()
-    with ThreadPoolExecutor(max_workers=max(1, min(len(calls), cpu_count() or 1))) as pool:
-        futures = [pool.submit(engine.call, *call) for call in calls]
+    futures = [_CALLS.submit(engine.call, *call) for call in calls]
+    try:
         for number, _ in enumerate(as_completed(futures), start=1):
             answered(number)
+    finally:
+        wait(futures)
     return [future.result() for future in futures]
 
 
@@ -93,6 +99,10 @@ class InProcessEngine:
         remote = self._remote.get(party)
         if request.verb == "close" and remote is not None and self.keep_open:
             return [{}]
-        reply = self._parties[party].answer(HERE, request) if remote is None else remote.call(request)
+        if remote is not None:
+            reply = remote.call(request)
+        else:
+            with _CORES:
+                reply = self._parties[party].answer(HERE, request)
         meter(self.traffic, party, request, reply)
         return reply
