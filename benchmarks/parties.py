@@ -34,7 +34,7 @@ def tls_files(folder: Path, name: str) -> Tls:
 
 @contextmanager
 def serving(folder: Path, urls: Mapping[str, str], *, state: bool = False) -> Iterator[dict[str, int]]:
-    """A process for every database URL until the context ends: ports by name. With ``state``, requests are journalled."""
+    """A process for every database URL until the context ends: ports by name. With ``state`` there is a journal."""
     folder.mkdir()
     new_blinding_key(folder / "blinding.key")
     new_certificates(folder / "certificates", list(urls))

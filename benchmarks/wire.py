@@ -1,7 +1,7 @@
 """What the wire costs: rounds over mutual TLS against bare Flight, and a whole fit against one in this process.
 
-Run with ``python -m benchmarks.wire`` (``--quick`` for fewer rounds). Parties are processes that `tablepuppet party serve`
-started on this machine; ours and the bare calls are measured in turn. Writes ``benchmarks/results/wire.json``.
+Run with ``python -m benchmarks.wire`` (``--quick`` for fewer rounds). Parties are processes on this machine, started by
+`tablepuppet party serve`; ours and the bare calls are measured in turn. Writes ``benchmarks/results/wire.json``.
 MovieLens-1M is read from ``../shared/data`` and skipped where that is absent.
 """
 

@@ -230,8 +230,8 @@ def test_too_few_rows_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row_ids", "counts", "message"),
     [
-        (np.arange(3.0), np.ones(3, np.int64), "whole numbers"),
-        (np.arange(3), [1, 1, 1], "whole numbers"),
+        (np.arange(3.0), np.ones(3, np.int64), "'chosen' is not of the kind"),
+        (np.arange(3), [1, 1, 1], "'counts' is not of the kind"),
         (np.array([0, 60]), np.ones(2, np.int64), "below 60"),
         (np.array([-1, 5]), np.ones(2, np.int64), "below 60"),
         (np.arange(60), np.full(60, -1), "at least 0"),

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
+import tablepuppet as tp
 from tablepuppet.prep.encoded_table import EncodedTable, sums_by_code
 
 
@@ -70,7 +71,20 @@ def test_sums_keep_every_category() -> None:
     close(sums_by_code(codes, 5, np.ones((4, 2)))[:, 1], [0, 2, 0, 1, 0])
 
 
-def test_theta_of_another_width_is_refused() -> None:
-    """A product with parameters of a model with more columns is an error, not a wrong answer."""
-    with pytest.raises((ValueError, IndexError)):
-        table(5, 2, ()).times(np.zeros(3)[:1])
+def test_other_lengths_are_refused() -> None:
+    """Parameters, values and places that do not fit the table are an error, not a wrong answer."""
+    data = table(5, 2, (3,))
+    for theta in (np.zeros(4), np.zeros(6), np.zeros(())):
+        with pytest.raises(tp.PartyError, match="parameters of shape"):
+            data.times(theta)
+    with pytest.raises(tp.PartyError, match="values of shape"):
+        data.transposed_times(np.zeros(6))
+    for places in (np.array([5]), np.array([-1]), np.zeros((1, 1), int)):
+        with pytest.raises(tp.PartyError, match="below 5"):
+            data.rows(places)
+
+
+def test_a_gram_matrix_has_bounds() -> None:
+    """A table of so many columns that their Gram matrix would fill the memory is refused before it is made."""
+    with pytest.raises(tp.PartyError, match="too wide"):
+        EncodedTable(np.zeros((1, 0)), (np.zeros(1, np.int32),), (1 << 20,)).gram(np.ones(1))

@@ -63,6 +63,23 @@ class PartyProcess:
         line = self.process.stdout.readline()
         assert "is ready at" in line, (self.folder / f"{self.name}.log").read_text()
 
+    def is_running(self) -> bool:
+        """Whether the process lives."""
+        return self.process is not None and self.process.poll() is None
+
+    def memory(self) -> int:
+        """Bytes of memory that it has now (Linux)."""
+        return int((self._proc / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def open_files(self) -> int:
+        """File descriptors that it has now (Linux)."""
+        return len(list((self._proc / "fd").iterdir()))
+
+    @property
+    def _proc(self) -> Path:
+        assert self.process is not None
+        return Path(f"/proc/{self.process.pid}")
+
     def kill(self) -> None:
         """As if the machine had lost power."""
         self.end(signal.SIGKILL)

@@ -25,10 +25,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.errors import PartyError
 from tablepuppet.learn.block import Curvature, new_block, square_curvature
 from tablepuppet.learn.placed import encoded
 from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.lou import LearningOverUnion
+from tablepuppet.party.arguments import Positive, Some
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.prep.encode import Encoding
@@ -79,7 +81,7 @@ class Shard:
 
 @op("linear.shard", releases=Release.COUNTS)
 def shard(
-    table: LocalTable, view: str, encoding: str, model: str, joined_rows: int, outputs: int, means: Array
+    table: LocalTable, view: str, encoding: str, model: str, joined_rows: Positive, outputs: Some, means: Array
 ) -> Values:
     """Begin at a shard; its Gram matrix, centred by the ``means`` over all joined rows, stays here."""
     data, counts = encoded(table, view, encoding), table.view(view).counts.astype(np.float64)
@@ -97,7 +99,9 @@ def consensus(
     curvature: Array, pull: Array, rows: Array | None = None,
 ) -> Values:  # fmt: skip
     """One inner round at a shard; ``rows`` begin a new problem at theta."""
-    kept: Shard = table.state[f"{model}/{view}/shard"]
+    kept = table.state.get(f"{model}/{view}/shard")
+    if not isinstance(kept, Shard):
+        raise PartyError(f"party {table.grant.party!r} has not begun this model; fit it again")
     kept.agree(agreed)
     if rows is not None:
         wide = rows.astype(np.float64).reshape(len(rows), -1)

@@ -27,6 +27,7 @@ from tablepuppet.learn.placed import PlacedModel, encoded, keep_part, part_of
 from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.lou import LearningOverUnion
+from tablepuppet.party.arguments import Positive, Some, SomeOrNone
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.prep.encode import Encoding
@@ -41,7 +42,7 @@ def gram_and_means(table: LocalTable, view: str, encoding: str, joined_rows: int
 
 
 @op("linear.start", releases=Release.STATISTICS)
-def start(table: LocalTable, view: str, encoding: str, model: str, joined_rows: int, outputs: int) -> Values:
+def start(table: LocalTable, view: str, encoding: str, model: str, joined_rows: Positive, outputs: Some) -> Values:
     """Begin a model at a table with one shard: everything but a bound of its eigenvalues stays here."""
     block = new_ridge_block(*gram_and_means(table, view, encoding, joined_rows), outputs)
     keep_part(table, model, block)
@@ -49,7 +50,7 @@ def start(table: LocalTable, view: str, encoding: str, model: str, joined_rows: 
 
 
 @op("linear.gram", releases=Release.GRAM)
-def gram(table: LocalTable, view: str, encoding: str, joined_rows: int) -> Values:
+def gram(table: LocalTable, view: str, encoding: str, joined_rows: Positive) -> Values:
     """A shard's part of the Gram matrix and the means of its table."""
     gram, means = gram_and_means(table, view, encoding, joined_rows)
     return {"gram": gram, "means": means}
@@ -67,7 +68,7 @@ def direction(
 
 
 @op("linear.advance", releases=Release.COUNTS)
-def advance(table: LocalTable, view: str, model: str, mix: Array, memory: int) -> Values:
+def advance(table: LocalTable, view: str, model: str, mix: Array, memory: SomeOrNone) -> Values:
     """Take the step that the coordinator decided on."""
     block: Block = part_of(table, model)
     block.advance(mix, memory)

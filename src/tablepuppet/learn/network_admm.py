@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from tablepuppet.errors import PartyError
 from tablepuppet.learn.admm import SharingRule
 from tablepuppet.learn.descent import Round
 from tablepuppet.learn.losses import Loss
@@ -33,6 +34,7 @@ from tablepuppet.learn.placed import encoded, part_of
 from tablepuppet.learn.table_network import TableNetwork, need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.table_mapping import Floats
+from tablepuppet.party.arguments import Some
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.prep.encoded_table import EncodedTable
@@ -87,7 +89,7 @@ class Share:
 
 @op("network.solve", releases=Release.PREDICTIONS)
 def solve(
-    table: LocalTable, view: str, encoding: str, model: str, rows: Array, pull: float, l2: float, steps: int
+    table: LocalTable, view: str, encoding: str, model: str, rows: Array, pull: float, l2: float, steps: Some
 ) -> Values:
     """The theta-update at a table with one shard (Eq. 16); predictions after it, and |theta|^2."""
     part: Weights = part_of(table, model)
@@ -109,8 +111,8 @@ class Consensus:
 
 @op("network.consensus", releases=Release.PARAMETERS)
 def consensus(
-    table: LocalTable, view: str, encoding: str, model: str, hidden: Sequence[int], outputs: int,
-    theta: Array, pull: float, inner_rho: float, steps: int, rows: Array | None = None,
+    table: LocalTable, view: str, encoding: str, model: str, hidden: Sequence[Some], outputs: Some,
+    theta: Array, pull: float, inner_rho: float, steps: Some, rows: Array | None = None,
 ) -> Values:  # fmt: skip
     """A shard's theta-update, pulled to the parameters all agreed on (Eq. 21, 22); ``rows`` begin a new problem."""
     name = f"{model}/{view}/consensus"
@@ -120,6 +122,8 @@ def consensus(
         share = Share.of(table, view, encoding, network, theta, rows, pull)
         own, dual = (theta, np.zeros_like(theta)) if kept is None else (kept.theta, kept.dual)
         table.state[name] = kept = Consensus(share, own, dual)
+    if not isinstance(kept, Consensus):
+        raise PartyError(f"party {table.grant.party!r} has not begun this model; fit it again")
     kept.dual = kept.dual + kept.theta - theta
     kept.theta = kept.share.minimise(kept.theta, theta - kept.dual, inner_rho, steps)
     return {"sum": kept.theta + kept.dual}

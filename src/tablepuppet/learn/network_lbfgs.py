@@ -18,6 +18,7 @@ from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.networks import NetworkModel, Weights, given, network_of
 from tablepuppet.learn.placed import encoded, part_of
 from tablepuppet.learn.table_network import TableNetwork
+from tablepuppet.party.arguments import Some, SomeOrNone
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
 
@@ -28,7 +29,7 @@ ENOUGH = 1e-4  # share of the decrease that the slope promises (Armijo)
 
 
 @op("network.turn", releases=Release.GRADIENT_SUMS)
-def turn(table: LocalTable, view: str, encoding: str, model: str, rows: Array, l2: float, memory: int) -> Values:
+def turn(table: LocalTable, view: str, encoding: str, model: str, rows: Array, l2: float, memory: SomeOrNone) -> Values:
     """The gradient stays here; its inner products with what is remembered go out."""
     part: Weights = part_of(table, model)
     gradient = network_of(part).pull_back(part.theta, encoded(table, view, encoding), given(rows))
@@ -37,7 +38,7 @@ def turn(table: LocalTable, view: str, encoding: str, model: str, rows: Array, l
 
 @op("network.gradient", releases=Release.GRADIENT_SUMS)
 def gradient(
-    table: LocalTable, view: str, encoding: str, rows: Array, theta: Array, hidden: Sequence[int], outputs: int
+    table: LocalTable, view: str, encoding: str, rows: Array, theta: Array, hidden: Sequence[Some], outputs: Some
 ) -> Values:
     """A shard's part of the gradient of its table (Eq. 18)."""
     data = encoded(table, view, encoding)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tablepuppet.learn.placed import PlacedModel, encoded, keep_part, part_of
 from tablepuppet.learn.table_network import TableNetwork
 from tablepuppet.operators.client import Client
+from tablepuppet.party.arguments import Seed, Some
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.prep.encode import Encoding
@@ -67,7 +68,7 @@ def new_weights(seed: int, alias: str, numbers: int, width: int, hidden: Sequenc
 
 @op("network.start", releases=Release.COUNTS)
 def start(
-    table: LocalTable, view: str, encoding: str, model: str, seed: int, hidden: Sequence[int], outputs: int
+    table: LocalTable, view: str, encoding: str, model: str, seed: Seed, hidden: Sequence[Some], outputs: Some
 ) -> Values:
     """Begin a model at a table with one shard."""
     rows = encoded(table, view, encoding)
@@ -84,7 +85,7 @@ def predict(table: LocalTable, view: str, encoding: str, model: str) -> Values:
 
 
 @op("network.image", releases=Release.PREDICTIONS)
-def image(table: LocalTable, view: str, encoding: str, theta: Array, hidden: Sequence[int], outputs: int) -> Values:
+def image(table: LocalTable, view: str, encoding: str, theta: Array, hidden: Sequence[Some], outputs: Some) -> Values:
     """h for parameters that the coordinator holds."""
     rows = encoded(table, view, encoding)
     return {"image": TableNetwork.over(rows.width, hidden, outputs).predict(theta, rows).astype(table.wire)}
@@ -117,7 +118,7 @@ def sgd(
 @op("network.sgd_gradient", releases=Release.GRADIENT_SUMS)
 def sgd_gradient(
     table: LocalTable, view: str, encoding: str,
-    places: Places, rows: Array, theta: Array, hidden: Sequence[int], outputs: int,
+    places: Places, rows: Array, theta: Array, hidden: Sequence[Some], outputs: Some,
 ) -> Values:  # fmt: skip
     """A shard's part of a batch's gradient (Eq. 18)."""
     data = encoded(table, view, encoding)
@@ -127,7 +128,13 @@ def sgd_gradient(
 
 @op("network.sgd_image", releases=Release.PREDICTIONS)
 def sgd_image(
-    table: LocalTable, view: str, encoding: str, next_places: Places, theta: Array, hidden: Sequence[int], outputs: int
+    table: LocalTable,
+    view: str,
+    encoding: str,
+    next_places: Places,
+    theta: Array,
+    hidden: Sequence[Some],
+    outputs: Some,
 ) -> Values:
     """Predictions of a shard's rows of the next batch, with the parameters that all shards share (Eq. 19)."""
     data = encoded(table, view, encoding)

@@ -41,7 +41,9 @@ PartT = TypeVar("PartT", bound=Part)
 
 def encoded(table: LocalTable, view: str, encoding: str) -> EncodedTable:
     """The encoded rows that ``encode.build`` left at the party."""
-    found: EncodedTable = table.state[f"{view}/{encoding}"]
+    found = table.state.get(f"{view}/{encoding}")
+    if not isinstance(found, EncodedTable):
+        raise PartyError(f"party {table.grant.party!r} has not encoded the rows of this relation; fit the model again")
     return found
 
 
@@ -69,7 +71,10 @@ def keep(table: LocalTable, view: str, model: str) -> Values:
 @op("model.restore", releases=Release.COUNTS)
 def restore(table: LocalTable, view: str, model: str) -> Values:
     """Go back to the parameters that were remembered."""
-    part_of(table, model).theta = table.models.pop(_kept(table, model))
+    part, kept = part_of(table, model), table.models.pop(_kept(table, model), None)
+    if kept is None:
+        raise PartyError(f"party {table.grant.party!r} remembers no parameters of this model; fit it again")
+    part.theta = kept
     return {}
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Array = NDArray[np.float64]
+MOST_PARAMETERS = 1 << 26  # half a GiB
 CHUNK = 1 << 16  # rows at a time: what the way back needs of them is kept
 
 
@@ -43,8 +44,14 @@ class TableNetwork:
 
     @classmethod
     def over(cls, width: int, hidden: Sequence[int], outputs: int) -> TableNetwork:
-        """The network of a table with ``width`` encoded columns."""
-        return cls((width, *hidden, outputs))
+        """The network of a table with ``width`` encoded columns; LearnError if it is too large."""
+        network = cls((width, *hidden, outputs))
+        parameters = sum((into + 1) * out for into, out in pairwise(network.sizes))
+        if parameters > MOST_PARAMETERS:
+            raise LearnError(
+                f"a table's network has {parameters:,} parameters; at most {MOST_PARAMETERS:,} are allowed"
+            )
+        return network
 
     @property
     def outputs(self) -> int:

@@ -8,6 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tablepuppet.errors import PartyError
+
 Digests = NDArray[np.uint8]  # (distinct, 16)
 
 
@@ -24,5 +26,7 @@ def number_digests(lists: Sequence[Digests]) -> tuple[list[NDArray[np.int32]], i
 
 
 def _as_binary(digests: Digests) -> pa.Array:
+    if digests.dtype != np.uint8 or digests.shape[1:] != (16,):  # Arrow would read beyond the end of shorter ones
+        raise PartyError("digests must be rows of 16 bytes")
     buffer = pa.py_buffer(np.ascontiguousarray(digests))
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(digests), [None, buffer])

@@ -6,7 +6,6 @@ declares its releases; the service checks them. Algorithms register their ops be
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
+from tablepuppet.party.arguments import Parameters
 from tablepuppet.party.blind import derive_key
 from tablepuppet.party.grant import Grant
 from tablepuppet.party.policy import Level, Use
@@ -92,15 +92,13 @@ class Op:
 
     def __call__(self, table: LocalTable, arguments: Mapping[str, Any]) -> Values:
         """Run the op after checking that the arguments are those it takes."""
-        try:
-            self._signature.bind(table, **arguments)
-        except TypeError as error:
-            raise PartyError(f"op {self.name!r}: {error}") from error
+        self.parameters.check(arguments)
         return self.function(table, **arguments)
 
     @cached_property
-    def _signature(self) -> inspect.Signature:
-        return inspect.signature(self.function)
+    def parameters(self) -> Parameters:
+        """What the op takes."""
+        return Parameters(self.name, self.function)
 
 
 REGISTRY: dict[str, Op] = {}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.errors import LearnError
+from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.mapping.digests import number_digests
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
@@ -183,12 +183,16 @@ def build(
     **digests: NDArray[np.uint8],
 ) -> Values:
     """Encode the rows of a relation and keep them for the learner's ops; ``digests`` are the known categories."""
+    if means.shape != (len(columns),) or scales.shape != means.shape:
+        raise PartyError(f"party {table.grant.party!r}: encode.build needs a mean and a scale for each of its columns")
+    if set(digests) != {f"digests{place}" for place in range(len(categories))}:
+        raise PartyError(f"party {table.grant.party!r}: encode.build needs digests for each of its categories")
     rows = len(table.view(view).row_ids)
     dense = np.empty((rows, len(columns)))
     for place, name in enumerate(columns):
         values, present = numbers(table.column(name, view))
         dense[:, place] = np.where(present, (values - means[place]) / scales[place], 0.0)
-    known = [digests[f"digests{place}"].view(np.uint8) for place in range(len(categories))]
+    known = [digests[f"digests{place}"] for place in range(len(categories))]
     coded = []
     for (name, kind), codes in zip(categories, known, strict=True):
         blinded = blind([table.column(name, view)], [kind], table.category_key(encoding, name))

@@ -9,6 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import take
+from tablepuppet.errors import PartyError
+
+MOST_IN_GRAM = 1 << 14  # columns: the Gram matrix then takes 2 GiB
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,13 @@ class EncodedTable:
 
     def rows(self, places: NDArray[np.integer]) -> EncodedTable:
         """Only some of the rows."""
+        if places.ndim != 1 or (len(places) and (places.min() < 0 or places.max() >= len(self.dense))):
+            raise PartyError(f"places of rows must be at least 0 and below {len(self.dense):,}")
         return EncodedTable(self.dense[places], tuple(codes[places] for codes in self.codes), self.sizes)
 
     def times(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:
         """T theta: (width,) or (width, outputs) to one row of outputs per base row."""
+        _check_length("parameters", theta, self.width)
         numbers = self.dense.shape[1]
         product: NDArray[np.float64] = self.dense @ theta[:numbers]
         for codes, block in self._blocks(theta):
@@ -38,6 +44,7 @@ class EncodedTable:
 
     def transposed_times(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """T^T values: sums over base rows, one per encoded column and output."""
+        _check_length("values", values, len(self.dense))
         parts = [self.dense.T @ values]
         for codes, size in zip(self.codes, self.sizes, strict=True):
             parts.append(sums_by_code(codes, size, values))
@@ -45,6 +52,11 @@ class EncodedTable:
 
     def gram(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """T^T diag(weights) T."""
+        if self.width > MOST_IN_GRAM:
+            raise PartyError(
+                f"a table of {self.width:,} encoded columns is too wide for a Gram matrix; at most {MOST_IN_GRAM:,} "
+                "are allowed: leave out categories, or use solver='sgd'"
+            )
         numbers = self.dense.shape[1]
         gram = np.zeros((self.width, self.width))
         weighted = self.dense * weights[:, None]
@@ -79,6 +91,12 @@ class EncodedTable:
         for codes, size in zip(self.codes, self.sizes, strict=True):
             blocks.append(np.eye(size + 1, size)[codes])  # the code -1 finds the last row, all zeros
         return np.concatenate(blocks, axis=1)
+
+
+def _check_length(what: str, values: NDArray[np.float64], length: int) -> None:
+    """An array of another length would be used in part, and nobody would know."""
+    if values.ndim not in (1, 2) or len(values) != length:
+        raise PartyError(f"{what} of shape {values.shape} do not fit: {length:,} are needed")
 
 
 def sums_by_code(codes: NDArray[np.int32], size: int, values: NDArray[np.float64]) -> NDArray[np.float64]:

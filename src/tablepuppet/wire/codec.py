@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PartyError
 
 ARRAY = 1  # msgpack extension: one array
+MOST_SIZE = 1 << 48  # of an array in one direction
 TYPES = frozenset("?bBhHiIlLqQefd")
 CHUNK = 1 << 20  # bytes of arrays in one frame
 SMALL = 128 << 10  # bytes of arrays that stand in a header, in all
@@ -41,7 +42,7 @@ class ArrayHeader(msgspec.Struct, array_like=True, frozen=True):
     def check(self) -> None:
         """PartyError if no array can look like this."""
         plain = len(self.dtype) == 3 and self.dtype[0] in "<|" and np.dtype(self.dtype).char in TYPES
-        if not plain or len(self.shape) > 4 or any(size < 0 for size in self.shape):
+        if not plain or len(self.shape) > 4 or any(not 0 <= size < MOST_SIZE for size in self.shape):
             raise PartyError("a message names an array of a kind that does not travel")
         if self.data is not None and len(self.data) != self.nbytes:
             raise PartyError("a message holds an array that is not as long as its header says")

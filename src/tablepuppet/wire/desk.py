@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from tablepuppet.errors import PartyError, TablePuppetError
 from tablepuppet.party.config import Limits
-from tablepuppet.party.request import Reply, Request
+from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
 from tablepuppet.wire.codec import Encoded, encode
 from tablepuppet.wire.journal import Journal, Key
@@ -56,7 +56,7 @@ class Desk:
         try:
             match request.verb:
                 case "describe":
-                    return encode(reply_message(self._answer(request, caller)))
+                    return self._answer(request, caller)
                 case "close":
                     self.close((caller, request.session), "closed")
                     return encode(reply_message([{}]))
@@ -90,7 +90,7 @@ class Desk:
     def _computed(self, key: Key, request: Request) -> Encoded:
         """The reply, or an error that belongs to this request and is stored like a reply."""
         try:
-            encoded = encode(reply_message(self._answer(request, key[0])))
+            encoded = self._answer(request, key[0])
         except TablePuppetError as error:
             if request.verb == "open":
                 raise
@@ -99,9 +99,9 @@ class Desk:
             self._compare(key)
         return encoded
 
-    def _answer(self, request: Request, caller: str) -> Reply:
+    def _answer(self, request: Request, caller: str) -> Encoded:
         try:
-            return self.party.answer(caller, request)
+            return encode(reply_message(self.party.answer(caller, request)))
         except TablePuppetError:
             raise
         except Exception as error:  # whatever it says may quote a row: only its kind is told

@@ -17,7 +17,7 @@ from tablepuppet.party.service import HERE, Party
 from tablepuppet.wire.messages import meter
 from tablepuppet.wire.traffic import Traffic
 
-_CALLS = ThreadPoolExecutor(256, thread_name_prefix="tablepuppet-call")  # kept: threads made anew cost as much as a call
+_CALLS = ThreadPoolExecutor(256, thread_name_prefix="tablepuppet-call")  # threads made anew cost as much as a call
 _CORES = BoundedSemaphore(cpu_count() or 1)  # parties in this process share its cores; those elsewhere have their own
 
 

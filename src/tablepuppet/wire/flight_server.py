@@ -19,7 +19,7 @@ from tablepuppet.wire.codec import Encoded, decode_header, encode
 from tablepuppet.wire.desk import Desk
 from tablepuppet.wire.protocol import error_message, read_request, read_version
 
-MOST_HEADER = 64 << 20  # bytes
+MOST_HEADER = 2 << 20  # bytes; as objects they may take a hundred times as many
 ANONYMOUS = "anonymous"  # the caller where there is no TLS
 
 
@@ -59,11 +59,19 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_exchange(self, context: Any, descriptor: Any, reader: flight.MetadataRecordBatchReader, writer: Any) -> None:
         """Read one request, write one reply."""
+        frames = frames_of(reader)
         try:
-            reply = self.desk.answer(self._caller(context), self._read(reader))
-        except TablePuppetError as error:
-            reply = encode(error_message(error))
+            reply = self.desk.answer(self._caller(context), self._read(frames))
+        except (TablePuppetError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+            reply = encode(error_message(_told(error)))
+            self._skip(frames)
         _write(writer, reply)
+
+    def _skip(self, frames: Iterator[pa.Buffer]) -> None:
+        """Let the rest of a refused request pass by: a caller that still writes would not hear why it is refused."""
+        left = self.desk.limits.message_bytes
+        while left > 0 and (frame := next(frames, None)) is not None:
+            left -= frame.size
 
     def _caller(self, context: Any) -> str:
         if self._tls is None:
@@ -73,8 +81,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             raise PrivacyError(f"party {self.desk.party.name!r}: the certificate of the caller names nobody")
         return name
 
-    def _read(self, reader: flight.MetadataRecordBatchReader) -> Request:
-        frames = frames_of(reader)
+    def _read(self, frames: Iterator[pa.Buffer]) -> Request:
         header = next(frames, None)
         if header is None:
             raise PartyError("the request is empty")
@@ -89,6 +96,12 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 f"{self.desk.party.name!r} reads"
             )
         return read_request(incoming.fill(frames))
+
+
+def _told(error: Exception) -> TablePuppetError:
+    if isinstance(error, TablePuppetError):
+        return error
+    return PartyError(f"the request cannot be read ({type(error).__name__})")
 
 
 def frames_of(reader: flight.MetadataRecordBatchReader) -> Iterator[pa.Buffer]:

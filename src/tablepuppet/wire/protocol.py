@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -43,7 +43,7 @@ class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 class _Opening(msgspec.Struct, forbid_unknown_fields=True):
     scans: tuple[Scan, ...]
-    wire: str
+    wire: Literal["float32", "float64"]
 
 
 def read_request(message: Any) -> Request:

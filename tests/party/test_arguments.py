@@ -1,0 +1,72 @@
+"""Arguments of ops: what fits the declared type is taken, all else is refused before the op runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import tablepuppet as tp
+import tablepuppet.learn.party_ops
+from tablepuppet.party.arguments import Parameters, Positive, Seed, Some, SomeOrNone, fits
+from tablepuppet.party.ops import REGISTRY
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "taken"),
+    [
+        ("a", str, True),
+        (1, str, False),
+        (1, float, True),
+        (np.float64(1.5), float, True),
+        (float("nan"), float, False),
+        (True, int, False),
+        (1.0, int, False),
+        (np.int64(3), int, True),
+        (0, Positive, False),
+        (0, SomeOrNone, True),
+        (10**9, Some, False),
+        (-1, Seed, False),
+        (None, int | None, True),
+        ([1, 2], Sequence[Some], True),
+        ("ab", Sequence[str], False),
+        ([["a", "b"]], Sequence[tuple[str, str]], True),
+        ([["a"]], Sequence[tuple[str, str]], False),
+        (np.ones(2, np.float32), NDArray[np.float64], True),
+        (np.ones(2, np.int32), NDArray[np.float64], False),
+        (np.ones(2, np.uint8), NDArray[np.int32], True),
+        (np.ones(2), NDArray[np.integer[Any]], False),
+        (np.ones(2, np.int8), NDArray[np.uint8], False),
+        ([1.0], NDArray[np.float64], False),
+    ],
+)
+def test_values_and_types(value: Any, hint: Any, taken: bool) -> None:
+    """A value fits its type or does not; arrays fit by the kind of their numbers."""
+    assert fits(value, hint) is taken
+
+
+def test_parameters_are_checked() -> None:
+    """An argument too many, too few or of a wrong kind is an error that names it and not its value."""
+
+    def scale(table: Any, view: str, factor: float, **digests: NDArray[np.uint8]) -> None: ...
+
+    parameters = Parameters("scale", scale)
+    parameters.check({"view": "v", "factor": 2, "digests0": np.zeros(1, np.uint8)})
+    with pytest.raises(tp.PartyError, match="missing a required argument"):
+        parameters.check({"view": "v"})
+    with pytest.raises(tp.PartyError, match="'factor' is not of the kind") as raised:
+        parameters.check({"view": "v", "factor": "CANARY"})
+    assert "CANARY" not in str(raised.value)
+    with pytest.raises(tp.PartyError, match="'digests0' is not of the kind"):
+        parameters.check({"view": "v", "factor": 2, "digests0": np.zeros(1)})
+
+
+@pytest.mark.parametrize("op", sorted(REGISTRY))
+def test_every_op_declares_types_that_can_be_checked(op: str) -> None:
+    """No parameter of any op is left open, so that nothing reaches an op unchecked."""
+    for hint in REGISTRY[op].parameters.hints.values():
+        assert hint is not Any
+        fits(None, hint)
