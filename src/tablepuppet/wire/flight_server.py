@@ -60,18 +60,28 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_exchange(self, context: Any, descriptor: Any, reader: flight.MetadataRecordBatchReader, writer: Any) -> None:
         """Read one request, write one reply."""
         try:
-            reply = self.desk.answer(self._caller(context), self._read(reader))
+            reply = self.desk.answer(*self._asked(context, reader))
         except TablePuppetError as error:
             reply = encode(error_message(error))
         _write(writer, reply)
 
+    def _asked(self, context: Any, reader: flight.MetadataRecordBatchReader) -> tuple[str, Request]:
+        """Who calls, and what is asked: read only of those who may call."""
+        caller = self._caller(context)
+        with self.desk.noting(caller):
+            self._check_caller(caller)
+            return caller, self._read(reader)
+
     def _caller(self, context: Any) -> str:
-        if self._tls is None:
-            return ANONYMOUS
-        name: str = context.peer_identity().decode(errors="replace")
-        if not name:
-            raise PrivacyError(f"party {self.desk.party.name!r}: the certificate of the caller names nobody")
+        name: str = ANONYMOUS if self._tls is None else context.peer_identity().decode(errors="replace")
         return name
+
+    def _check_caller(self, name: str) -> None:
+        if not name:
+            raise PrivacyError(
+                f"party {self.desk.party.name!r}: the certificate of the caller names nobody", rule="allow"
+            )
+        self.desk.party.admit(name)
 
     def _read(self, reader: flight.MetadataRecordBatchReader) -> Request:
         frames = frames_of(reader)
