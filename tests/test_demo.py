@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import duckdb
 import pytest
 
 from tablepuppet.demo import LABEL, build_databases
+from tablepuppet.demo_parties import OWNERS, write_party_files
+from tablepuppet.party.report import inspect
 
 
 def test_demo(tmp_path: Path) -> None:
@@ -44,6 +49,89 @@ def test_databases_are_built_once(tmp_path: Path) -> None:
     """A folder that has them is left as it is."""
     build_databases(tmp_path / "demo")
     assert {path.name for path in tmp_path.iterdir()} == {"demo"}
+
+
+PARTIES = [sys.executable, "-m", "tablepuppet.cli", "demo", "--parties", "--json", "--folder", "demo"]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the demonstration has the flights of a few days."""
+    folder = tmp_path_factory.mktemp("small")
+    build_databases(folder / "demo")
+    with duckdb.connect(str(folder / "demo" / "airline.duckdb")) as airline:
+        airline.execute("DELETE FROM flights WHERE month > 1 OR day > 5")
+    return folder
+
+
+def test_demo_with_parties(small: Path) -> None:
+    """Four processes and mutual TLS: the same model as pooled, every party's log tells of it, and none is left."""
+    done = subprocess.run(PARTIES, cwd=small, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    federated, centralised = (shown["results"][name] for name in ("federated", "centralised"))
+    assert federated["log_loss"] == pytest.approx(centralised["log_loss"], rel=0.05)  # rare categories are not told
+    assert federated["bytes_moved"] < centralised["bytes_moved"]
+    assert {row["min"] for row in shown["describe"]} == {None}  # no value of a row: columns are not public
+    for name in OWNERS:
+        lines = [json.loads(line) for line in (small / "demo/services" / name / "audit.jsonl").read_text().splitlines()]
+        assert {(line["caller"], line["outcome"]) for line in lines} == {("analyst", "ok")}
+        assert lines[-1]["verb"] == "close"
+    assert _running(small) == []
+
+
+def test_parties_of_the_demo_are_checked(small: Path) -> None:
+    """Its party files are good ones: nothing to warn of, and no column is told as it is but for the label."""
+    write_party_files(small / "demo" / "services")
+    for name in OWNERS:
+        (small / "demo/services" / name / "state").mkdir()
+        found = inspect(small / "demo/services" / name / "party.toml")
+        assert (found.problems, found.warnings) == ([], [])
+        columns = [column for table in found.tables for column in table.columns]
+        assert {column.level for column in columns} == {"aggregate"}
+        assert [column.name for column in columns if "LABELS" in column.releases] == ["arr_delay"] * (name == "airline")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_no_party_is_left_behind(small: Path, how: signal.Signals) -> None:
+    """Ctrl-C and SIGTERM end the parties too."""
+    (small / "demo/services/airline").mkdir(parents=True, exist_ok=True)
+    audit = small / "demo/services/airline/audit.jsonl"
+    audit.unlink(missing_ok=True)
+    analyst = subprocess.Popen(PARTIES, cwd=small, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while not audit.exists() and analyst.poll() is None:
+        time.sleep(0.05)
+    assert len(_running(small)) == len(OWNERS)
+    analyst.send_signal(how)
+    _, said = analyst.communicate(timeout=120)
+    assert analyst.returncode not in (0, 1), said
+    assert "Traceback" not in said
+    assert _running(small) == []
+
+
+def test_a_party_that_cannot_start(small: Path) -> None:
+    """An error says which party and why; the others end."""
+    (small / "demo/registry.sqlite").rename(small / "away")
+    try:
+        done = subprocess.run(PARTIES, cwd=small, capture_output=True, text=True, timeout=300)
+    finally:
+        (small / "away").rename(small / "demo/registry.sqlite")
+    assert done.returncode == 1
+    assert "party 'registry' of the demonstration did not start: error:" in done.stderr
+    assert _running(small) == []
+
+
+def _running(folder: Path) -> list[int]:
+    """The processes that serve parties of a folder's demonstration."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            serves = b"party\0serve\0demo/services/" in (process / "cmdline").read_bytes()
+            if serves and os.readlink(process / "cwd") == str(folder):
+                found.append(int(process.name))
+        except OSError:  # it has ended
+            continue
+    return found
 
 
 def _planes(path: Path) -> list[dict[str, str]]:

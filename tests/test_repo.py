@@ -33,6 +33,7 @@ LAYERS = [
         "cli_output",
         "cli_party",
         "demo",
+        "demo_parties",
         "federation",
         "jobs",
         "relation",

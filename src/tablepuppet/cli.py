@@ -55,13 +55,15 @@ def demo(
     folder: Annotated[Path, typer.Option(help="Where the demonstration keeps its databases.")] = Path(
         "tablepuppet-demo"
     ),
+    parties: Annotated[bool, typer.Option("--parties", help="Every owner is a process, called by mutual TLS.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the whole way on real data: flights, aircraft and weather in four databases of four kinds of owner."""
     from tablepuppet.demo import run_demo  # its data is an extra: the other commands do without
 
     with _progress() as reader:
-        run_demo(folder, reader, None if as_json else _screen(), print_json if as_json else None)
+        screen, report = (None, print_json) if as_json else (_screen(), None)
+        run_demo(folder, reader, screen, report, parties=parties)
 
 
 @app.command()

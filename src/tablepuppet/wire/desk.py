@@ -4,6 +4,8 @@ reply that was stored before it was sent.
 A caller's session is a line of requests with numbers. The next number is computed; the last one again is answered from
 store; any other is refused. With a `Journal` the line outlives the process: a party that was killed computes its
 requests anew when the caller comes back, and stands where it stood.
+
+What is refused here, before the party sees it, is in the party's audit log like what the party refuses.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tablepuppet.errors import PartyError, TablePuppetError
+from tablepuppet.party.audit import Outcome
 from tablepuppet.party.config import Limits
 from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
@@ -51,6 +55,15 @@ class Desk:
         self._lock = threading.Lock()
         self._closing = False
 
+    @contextmanager
+    def noting(self, caller: str, session: str = "", verb: str = "") -> Iterator[None]:
+        """Put an error inside into the audit log; for what the party itself does not see."""
+        try:
+            yield
+        except TablePuppetError as error:
+            self.party.note_refusal(caller, session, verb, error)
+            raise
+
     def answer(self, caller: str, request: Request) -> Encoded:
         """The reply to a request, or the error it met, as it travels."""
         try:
@@ -66,19 +79,15 @@ class Desk:
             return encode(error_message(error))
 
     def _in_line(self, key: Key, request: Request) -> Encoded:
-        line = self._line(key, request)
+        with self.noting(*key, request.verb):
+            line = self._line(key, request)
         with line.lock:
             line.used = time.monotonic()
             if request.sequence == line.done and line.reply is not None:
                 return line.reply
-            if request.sequence != line.done + 1:
-                raise PartyError(
-                    f"party {self.party.name!r}: request {request.sequence} of this session came after request "
-                    f"{line.done}; one was lost or came twice"
-                )
             try:
-                if self.journal is not None:
-                    self.journal.add(key, request)
+                with self.noting(*key, request.verb):
+                    self._accept(key, line, request)
                 line.reply = self._computed(key, request)
             except TablePuppetError:
                 if request.verb == "open":  # nothing was opened: the caller may try again
@@ -87,10 +96,20 @@ class Desk:
             line.done, line.used = request.sequence, time.monotonic()
             return line.reply
 
-    def _computed(self, key: Key, request: Request) -> Encoded:
+    def _accept(self, key: Key, line: Line, request: Request) -> None:
+        """Write down the next request of a line; PartyError if it is not the next, or cannot be written down."""
+        if request.sequence != line.done + 1:
+            raise PartyError(
+                f"party {self.party.name!r}: request {request.sequence} of this session came after request "
+                f"{line.done}; one was lost or came twice"
+            )
+        if self.journal is not None:
+            self.journal.add(key, request)
+
+    def _computed(self, key: Key, request: Request, outcome: Outcome = "ok") -> Encoded:
         """The reply, or an error that belongs to this request and is stored like a reply."""
         try:
-            encoded = self._answer(request, key[0])
+            encoded = self._answer(request, key[0], outcome)
         except TablePuppetError as error:
             if request.verb == "open":
                 raise
@@ -99,9 +118,9 @@ class Desk:
             self._compare(key)
         return encoded
 
-    def _answer(self, request: Request, caller: str) -> Encoded:
+    def _answer(self, request: Request, caller: str, outcome: Outcome = "ok") -> Encoded:
         try:
-            return encode(reply_message(self.party.answer(caller, request)))
+            return encode(reply_message(self.party.answer(caller, request, outcome)))
         except TablePuppetError:
             raise
         except Exception as error:  # whatever it says may quote a row: only its kind is told
@@ -132,15 +151,18 @@ class Desk:
                 self._lines[key] = Line()
                 self.told(*key, "opened")
                 return self._lines[key]
-        return self._restored(key)
+        return self._restored(key, request.sequence)
 
     def _check_room(self, caller: str) -> None:
         mine = sum(1 for owner, _ in self._lines if owner == caller)
         if len(self._lines) >= self.limits.sessions or mine >= self.limits.sessions_per_caller:
             raise BusyError(f"party {self.party.name!r} is busy: it has as many sessions as it allows; try again")
 
-    def _restored(self, key: Key) -> Line:
-        """The line of a session that this process does not know, from its journal."""
+    def _restored(self, key: Key, asked: int) -> Line:
+        """The line of a session that this process does not know, from its journal.
+
+        Only the reply to the request that is ``asked`` for leaves; of others, none is kept.
+        """
         if self.journal is None or not self.journal.has(key):
             raise PartyError(
                 f"party {self.party.name!r} knows no such session: it was closed, was silent for too long, or its "
@@ -154,8 +176,9 @@ class Desk:
             line.lock.acquire()
         try:
             for request in self.journal.read(key):
-                line.reply = self._computed(key, request)
-                line.done = request.sequence
+                leaves = request.sequence == asked
+                reply = self._computed(key, request, "ok" if leaves else "restored")
+                line.done, line.reply = request.sequence, reply if leaves else None
             self.told(*key, "restored")
             return line
         except BaseException:

@@ -61,7 +61,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         """Read one request, write one reply."""
         frames = frames_of(reader)
         try:
-            reply = self.desk.answer(self._caller(context), self._read(frames))
+            reply = self.desk.answer(*self._asked(context, frames))
         except (TablePuppetError, ValueError, OverflowError, RecursionError, MemoryError) as error:
             reply = encode(error_message(_told(error)))
             self._skip(frames)
@@ -73,13 +73,23 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         while left > 0 and (frame := next(frames, None)) is not None:
             left -= frame.size
 
+    def _asked(self, context: Any, frames: Iterator[pa.Buffer]) -> tuple[str, Request]:
+        """Who calls, and what is asked: read only of those who may call."""
+        caller = self._caller(context)
+        with self.desk.noting(caller):
+            self._check_caller(caller)
+            return caller, self._read(frames)
+
     def _caller(self, context: Any) -> str:
-        if self._tls is None:
-            return ANONYMOUS
-        name: str = context.peer_identity().decode(errors="replace")
-        if not name:
-            raise PrivacyError(f"party {self.desk.party.name!r}: the certificate of the caller names nobody")
+        name: str = ANONYMOUS if self._tls is None else context.peer_identity().decode(errors="replace")
         return name
+
+    def _check_caller(self, name: str) -> None:
+        if not name:
+            raise PrivacyError(
+                f"party {self.desk.party.name!r}: the certificate of the caller names nobody", rule="allow"
+            )
+        self.desk.party.admit(name)
 
     def _read(self, frames: Iterator[pa.Buffer]) -> Request:
         header = next(frames, None)

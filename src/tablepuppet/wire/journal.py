@@ -16,6 +16,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 
@@ -61,9 +62,12 @@ class Journal:
                     file.write(memoryview(frame))
         except OSError as error:
             self._cut(path, start)
-            raise PartyError(
-                f"party {self.party!r} cannot write down a request ({error.strerror}); its operator must make room"
-            ) from error
+            raise self._no_room(error) from error
+
+    def _no_room(self, error: OSError) -> PartyError:
+        return PartyError(
+            f"party {self.party!r} cannot write down a request ({error.strerror}); its operator must make room"
+        )
 
     @staticmethod
     def _cut(path: Path, size: int) -> None:
@@ -74,10 +78,13 @@ class Journal:
     def seal(self, key: Key, fingerprint: str) -> str:
         """The fingerprint of the rows that the session began with; this one if it begins now."""
         path = self._file(key).with_suffix(".rows")
-        if not path.exists():
-            path.touch(0o600)
-            path.write_text(fingerprint)
-        return path.read_text()
+        try:
+            if not path.exists():
+                path.touch(0o600)
+                path.write_text(fingerprint)
+            return path.read_text()
+        except OSError as error:
+            raise self._no_room(error) from error
 
     def read(self, key: Key) -> Iterator[Request]:
         """The requests of a session in their order; what a crash left half written is not one."""
@@ -100,8 +107,9 @@ class Journal:
                 return
             self._checked = time.monotonic()
         for path in self.folder.glob("*.journal"):
-            if path.stat().st_mtime < time.time() - seconds:
-                _drop(path)
+            with suppress(FileNotFoundError):  # its session was closed just now
+                if path.stat().st_mtime < time.time() - seconds:
+                    _drop(path)
 
 
 def _drop(path: Path) -> None:
