@@ -397,10 +397,10 @@ def party_seconds() -> Iterator[list[float]]:
     spent: list[float] = []
     bare = Party.run
 
-    def run(party: Party, session: str, op: str, alias: str, arguments: Any) -> Any:
+    def run(party: Party, caller: str, session: str, op: str, *rest: Any) -> Any:
         start = time.perf_counter()
         try:
-            return bare(party, session, op, alias, arguments)
+            return bare(party, caller, session, op, *rest)
         finally:
             if op.startswith(ROUND_OPS):
                 spent.append(time.perf_counter() - start)
