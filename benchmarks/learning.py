@@ -275,9 +275,11 @@ def draw(task: str, figures: Mapping[str, Any]) -> None:
             colour = next(value for part, value in colours.items() if part in name)
             style = "-" if name.endswith("-V") else "--" if name.startswith("RFL") else ":"
             above = [max(point["objective"] / best - 1, 1e-9) for point in points]
+            wide = "LBFGS" in name  # its points may lie under those of ADMM
             axis.plot(
-                [point[key] for point in points], above, style, marker="o", ms=4, color=colour, label=name, lw=1.6
-            )
+                [point[key] for point in points], above, style, marker="s" if wide else "o", ms=8 if wide else 4,
+                markerfacecolor="none" if wide else colour, color=colour, label=name, lw=1.6,
+            )  # fmt: skip
         axis.axhline(CLOSE, color="0.6", lw=0.8)
         axis.set_yscale("log")
         axis.set_ylim(3e-10, 1)
