@@ -169,7 +169,9 @@ def run_algorithm(
         train, test = whole.split(test=0.15, seed=7)
         prepared = len(trips.made)
         ends: list[int] = []  # trips at the end of each round
-        model = learner(task, **settings, callbacks=[lambda _: ends.append(len(trips.made))]).fit(train)
+        model = learner(
+            task, **settings, callbacks=[lambda event: ends.append(len(trips.made)) if event.name == "fit" else None]
+        ).fit(train)
     first = next(place for place, (op, _) in enumerate(trips.made) if op.startswith(ROUND_OPS))
     setup = trips.made[:mapped] + trips.made[prepared:first]  # a split is the experiment's, not the training's
     curve = []

@@ -177,6 +177,10 @@ def predict(
     as_json: JsonOption = False,
 ) -> None:
     """Predict every joined row, with the place in its source that it comes from."""
+    if output is not None and (output.suffix not in (".parquet", ".csv") or not output.parent.is_dir()):
+        raise ConfigError(
+            f"cannot write {str(output)!r}: name a file in a folder that exists, ending in .parquet or .csv"
+        )
     with _progress() as reader:
         table = _runs().of_folder(run, reader).predict(_text(sql) if sql else None)
     if output is not None:
@@ -189,8 +193,6 @@ def predict(
 
 
 def _write(table: pa.Table, output: Path) -> None:
-    if output.suffix not in (".parquet", ".csv"):
-        raise ConfigError(f"cannot write {str(output)!r}: the file must end in .parquet or .csv")
     pa_parquet.write_table(table, output) if output.suffix == ".parquet" else pa_csv.write_csv(table, output)
 
 

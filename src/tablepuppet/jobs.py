@@ -82,11 +82,13 @@ def make_learner(settings: dict[str, Any]) -> Learner:
     kind, rest = settings.get("kind"), {name: value for name, value in settings.items() if name != "kind"}
     if kind not in LEARNERS:
         raise ConfigError(f"learner kind {kind!r} is none of {', '.join(LEARNERS)}")
-    known = LEARNERS[kind]().get_params()
+    known = [name for name in LEARNERS[kind]().get_params() if name != "callbacks"]
     unknown = [name for name in rest if name not in known]
     if unknown:
         raise ConfigError(f"{kind} has no setting {unknown[0]!r}; it has: {', '.join(known)}")
-    return LEARNERS[kind](**rest)
+    found = LEARNERS[kind](**rest)
+    found.check_settings()
+    return found
 
 
 class Run:

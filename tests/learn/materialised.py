@@ -41,7 +41,9 @@ class JoinedTable:
                 continue
             known = np.array([value for value in values if value is not None], float)
             if len(known) and np.ptp(known) > 0:
-                self.numbers[column.qualified] = (float(known.mean()), float(known.std()))
+                filled = np.where([value is None for value in values], known.mean(), 0.0)  # missing: the mean
+                filled[[value is not None for value in values]] = known
+                self.numbers[column.qualified] = (float(known.mean()), float(filled.std()))
         self.matrix = self._encode(columns, len(relation))
         assert relation.query.label is not None
         label = relation.query.label

@@ -7,7 +7,7 @@ sharing form lets each answer the mean residual, with the same messages. M count
     zbar   = argmin of  loss(M zbar) / N + M rho / (2N) |zbar - mean(h) - u|^2                       (Eq. 7)
     u      = u + mean(h) - zbar                                                                      (Eq. 8)
 
-Over-relaxation is replaced by the plane search of `descent`, which picks the best step: rho then hardly matters.
+Over-relaxation is replaced by the plane search of `descent`, which picks the best step: most values of rho then do.
 """
 
 from __future__ import annotations

@@ -61,12 +61,13 @@ def memory_for(loss: Loss, joined_rows: int) -> int:
 
 
 def descend(
-    model: LinearModel, loss: Loss, rule: Rule, rounds: int, tol: float, report: Callable[[Round], bool]
+    model: LinearModel, loss: Loss, rule: Rule, gradient: Rule, rounds: int, tol: float, report: Callable[[Round], bool]
 ) -> tuple[Array, bool]:
     """Run to tolerance: (intercept, whether it converged). ``report`` may ask to stop.
 
     Stops when the decrease that a round promised, the tables' ridge solves taken together, is below ``tol`` times
-    the objective.
+    the objective. A direction other than that of the ``gradient`` may promise little far from the optimum: where it
+    does, the next round asks for the gradient's, and that decides.
     """
     intercept = loss.best_constant()
     shape = (len(model.loj.mapping),) if loss.outputs == 1 else (len(model.loj.mapping), loss.outputs)
@@ -75,13 +76,14 @@ def descend(
     images = Images(np.empty((memory + 1, loss.outputs, len(scores))))  # X s_k
     errors: list[float] = []  # what rounding may have done to each
     looks: Mapping[int, Look] = {}
-    converged = False
+    converged = doubtful = False
     if not model.tables:  # no column to learn from: the intercept is all there is
         value = loss.value(scores)
         report(Round(1, value, value, scores, intercept, converged=True))
         return intercept, True
     for number in range(1, rounds + 1):
-        wanted, curvature = rule.wanted(scores)
+        asking = gradient if doubtful else rule
+        wanted, curvature = asking.wanted(scores)
         _, products = model.direction(wanted, curvature, out=images.new())
         least = LEAST_GAIN if model.unsettled else 0.0
         begin, end = Plane(loss, scores, images, model.l2, products).lowest(looks, least)
@@ -97,7 +99,8 @@ def descend(
         del errors[kept:]
         slope = 0.0 if end is begin else float(begin.slope[0])
         gap = promised_decrease(slope, begin.bend, curvature, loss.outputs, model.unsettled)
-        converged = gap <= tol * max(abs(end.objective), 1e-12)
+        small = gap <= tol * max(abs(end.objective), 1e-12)
+        converged, doubtful = small and asking is gradient, small and asking is not gradient
         if report(Round(number, end.objective, end.loss, scores, intercept, converged)) or converged:
             break
         rule.moved(scores)

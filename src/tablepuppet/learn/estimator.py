@@ -6,7 +6,7 @@ solver runs rounds of gather, loss, scatter; the parameters stay with the partie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
@@ -24,6 +24,7 @@ from tablepuppet.operators.client import Client, Replies
 from tablepuppet.prep.encode import Encoding, apply_encoding
 from tablepuppet.runs.events import Event
 from tablepuppet.sql.query import OutputColumn
+from tablepuppet.sql.types import Family, family
 
 if TYPE_CHECKING:
     from tablepuppet.relation import Relation
@@ -34,8 +35,17 @@ SOLVERS = ("auto", "admm", "sgd", "lbfgs")
 SINGLE_PRECISION_TOL = 1e-10  # what float32 on the wire can still tell
 
 
+def is_text(type_: str) -> bool:
+    """Whether a column of this type is one of categories, unless it is said."""
+    return family(type_) in (Family.TEXT, Family.UUID)
+
+
 def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, Integral) and int(value) >= least
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def _is_callables(value: Any) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, Iterator) and all(callable(each) for each in value)
 
 
 def _is_number(value: Any, below: float = np.inf) -> bool:
@@ -51,7 +61,9 @@ RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         ("rounds", "batch_size", "local_steps", "patience"),
         ("a whole number, at least 1", lambda v: _is_whole(v, 1)),
     ),
-    "inner_rounds": ("a whole number, at least 1", lambda v: _is_whole(v, 1)),
+    "inner_rounds": ("'auto' or a whole number, at least 1", lambda v: v == "auto" or _is_whole(v, 1)),
+    "reduce": ("True or False", lambda v: isinstance(v, bool)),
+    "callbacks": ("a list of functions that take an event", _is_callables),
     **dict.fromkeys(("lr", "rho", "inner_rho"), ("'auto' or a number above 0", _is_rate)),
     **dict.fromkeys(("l2", "tol"), ("a number, 0 or more", _is_number)),
     "momentum": ("a number from 0 to below 1", lambda v: _is_number(v, 1.0)),
@@ -92,15 +104,27 @@ class Learner(BaseEstimator):  # type: ignore[misc]
     stopped_: str
     best_round_: int
     metric_name = "metric"
-    ranges = RANGES
 
     def fit(self, relation: Relation, validation: Relation | None = None) -> Self:
         """Learn from a relation with a label.
 
         The model is measured on the ``validation`` relation after every round. Learning stops when its loss there has
-        not fallen for ``patience`` rounds, and the parameters of the best round are kept.
+        not fallen for ``patience`` rounds, and the parameters of the best round are kept. If it fails, the learner is
+        as it was before.
         """
-        self._check_settings()
+        before = dict(self.__dict__)
+        try:
+            return self._fit(relation, validation)
+        except BaseException:
+            self.__dict__ = before
+            raise
+
+    def _fit(self, relation: Relation, validation: Relation | None) -> Self:
+        self.check_settings()
+        if not hasattr(relation, "query"):
+            raise LearnError(
+                f"fit learns from a relation, as fed.sql(...) makes one, not from {type(relation).__name__}"
+            )
         label = label_of(relation)
         if validation is not None:
             check_alike(relation, validation)
@@ -127,8 +151,9 @@ class Learner(BaseEstimator):  # type: ignore[misc]
     def settle(self, relation: Relation, encoding: Encoding, model: Model, intercept: Array) -> None:
         """Keep what was learned."""
         self.encoding_, self.model_, self.intercept_ = encoding, model, intercept
-        self.relation_columns_ = [(column.alias, column.name) for column in relation.query.features]
+        self.relation_columns_ = [(column.alias, column.name, column.type) for column in relation.query.features]
         self.n_features_in_ = len(relation.columns)
+        self.parties_ = relation.plan.parties
         self.engine_ = relation.client.engine
         self.privacy_ = dict(NOTHING_PROMISED)
         self.relation_ = relation  # the parameters stay with its parties for as long as its session does
@@ -167,12 +192,13 @@ class Learner(BaseEstimator):  # type: ignore[misc]
         """Metrics over the joined rows."""
         raise AssertionError("a subclass says what is measured")
 
-    def _check_settings(self) -> None:
+    def check_settings(self) -> None:
+        """LearnError if a setting is none that can be."""
         if self.solver not in SOLVERS:
             known = ", ".join(SOLVERS)
             raise LearnError(f"solver={self.solver!r} is not known; use one of {known}")
         for name, value in self.get_params(deep=False).items():
-            allowed, fits = self.ranges.get(name, ("anything", lambda _: True))
+            allowed, fits = RANGES.get(name, ("anything", lambda _: True))
             if not fits(value):
                 raise LearnError(f"{name} must be {allowed}, not {value!r}")
         if self.privacy is not None:
@@ -191,13 +217,25 @@ class Learner(BaseEstimator):  # type: ignore[misc]
         client = relation.client
         if client.engine is not self.engine_:
             raise LearnError("this relation is of another federation than the one the model was fitted in")
-        columns = {(column.alias, column.name) for column in relation.query.features}
-        missing = [f"{alias}.{name}" for alias, name in self.relation_columns_ if (alias, name) not in columns]
-        if missing:
-            raise LearnError(f"the relation lacks columns the model was fitted on: {', '.join(missing)}")
+        self._check_columns(relation)
         apply_encoding(client, self.encoding_)
         scores = self.model_.scores(client)
+        if not np.isfinite(scores).all():
+            raise LearnError(
+                "the relation has feature values that are not finite (NaN or infinity); filter them in WHERE"
+            )
         return scores + (self.intercept_[0] if scores.ndim == 1 else self.intercept_)
+
+    def _check_columns(self, relation: Relation) -> None:
+        """LearnError unless the relation has the columns that the model was fitted on, of the same kind."""
+        types = {(column.alias, column.name): column.type for column in relation.query.features}
+        missing = [f"{alias}.{name}" for alias, name, _ in self.relation_columns_ if (alias, name) not in types]
+        if missing:
+            raise LearnError(f"the relation lacks columns the model was fitted on: {', '.join(missing)}")
+        for alias, name, type_ in self.relation_columns_:
+            now = types[alias, name]
+            if is_text(now) != is_text(type_):
+                raise LearnError(f"column {alias}.{name} is {now} here; the model was fitted on {type_}")
 
 
 def label_of(relation: Relation) -> OutputColumn:

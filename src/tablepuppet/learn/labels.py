@@ -95,6 +95,8 @@ def joined_classes(client: Client, label: OutputColumn, asked: Replies, least: i
     most = max(reply["found"] for reply in replies)
     classes = [_classes(reply["classes"], reply["days"]) for reply in replies]
     values = np.array(sorted({value for told in classes for value in told}))
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise LearnError(f"label {label.qualified} has values that are not finite; filter them in WHERE")
     if most > MOST_CLASSES or len(values) > MOST_CLASSES:
         raise LearnError(f"label {label.qualified} has more than {MOST_CLASSES} classes; use a regressor, or CASE")
     if len(values) < least:

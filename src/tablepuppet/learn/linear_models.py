@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 from tablepuppet.learn.admm import SharingRule
 from tablepuppet.learn.consensus import CONSENSUS_TOL, Inner
 from tablepuppet.learn.descent import Rule, descend
-from tablepuppet.learn.estimator import RANGES, SINGLE_PRECISION_TOL, Array, Learner, Model, Solver
+from tablepuppet.learn.estimator import SINGLE_PRECISION_TOL, Array, Learner, Model, Solver
 from tablepuppet.learn.lbfgs import GradientRule
 from tablepuppet.learn.linear import LinearModel, by_column
 from tablepuppet.learn.losses import Loss
@@ -27,14 +27,8 @@ if TYPE_CHECKING:
     from tablepuppet.relation import Relation
 
 
-def _is_auto_or_rounds(value: Any) -> bool:
-    return value == "auto" if isinstance(value, str) else RANGES["inner_rounds"][1](value)
-
-
 class LinearLearner(Learner):
     """A linear model over a relation."""
-
-    ranges = RANGES | {"inner_rounds": ("'auto' or a whole number, at least 1", _is_auto_or_rounds)}
 
     def __init__(
         self,
@@ -97,14 +91,13 @@ class LinearLearner(Learner):
             rates = [lr / (1 + epoch / 2) for epoch in range(self.rounds)]
             steps = Stochastic(model, self.momentum)
             return model, descend_by_batches(steps, loss, rates, self.batch_size, self.seed, report)
-        rule = self._rule(model, loss, len(relation))
+        gradient = GradientRule(loss)
+        rule = gradient if self.solver_ == "lbfgs" else self._sharing(model, loss, len(relation))
         tol = max(self.tol, SINGLE_PRECISION_TOL if wire == "float32" else 0.0, CONSENSUS_TOL if inner else 0.0)
-        intercept, self.converged_ = descend(model, loss, rule, self.rounds, tol, report)
+        intercept, self.converged_ = descend(model, loss, rule, gradient, self.rounds, tol, report)
         return model, intercept
 
-    def _rule(self, model: LinearModel, loss: Loss, joined_rows: int) -> Rule:
-        if self.solver_ == "lbfgs":
-            return GradientRule(loss)
+    def _sharing(self, model: LinearModel, loss: Loss, joined_rows: int) -> Rule:
         shape = (joined_rows,) if loss.outputs == 1 else (joined_rows, loss.outputs)
         return SharingRule(loss, len(model.tables), self.rho, np.zeros(shape, order="F") + loss.best_constant())
 

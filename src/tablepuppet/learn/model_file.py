@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 import zipfile
+from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +53,8 @@ def save(learner: Learner, path: str | Path) -> None:
         with os.fdopen(secret_file, "w") as stream:
             json.dump(_secrets(learner), stream)
         if target.exists():
-            shutil.rmtree(target)
-        shutil.move(made, target)
+            target.rename(Path(scratch) / "old")  # it goes with the scratch folder
+        made.rename(target)
 
 
 def load(path: str | Path, federation: Federation) -> Learner:
@@ -85,13 +85,14 @@ def _learner(facts: dict[str, Any], arrays: dict[str, Any], federation: Federati
     learner.encoding_, learner.intercept_ = _encoding(facts["encoding"], arrays), arrays["intercept"]
     learner.model_ = learner.told(thetas, federation.wire, outputs)
     learner.engine_ = federation.engine
-    learner.relation_columns_ = [(alias, name) for alias, name in facts["columns"]]
+    learner.relation_columns_ = [(alias, name, type_) for alias, name, type_ in facts["columns"]]
     learner.n_features_in_ = len(facts["columns"])
     learner.privacy_ = dict(NOTHING_PROMISED)
+    learner.parties_ = tuple(facts["parties"])
     learner.history_, learner.solver_, learner.converged_ = facts["history"], facts["solver"], facts["converged"]
     learner.stopped_, learner.best_round_ = facts["stopped"], facts["best_round"]
     if facts["classes"] is not None:
-        learner.classes_ = np.array(facts["classes"])
+        learner.classes_ = _classes(facts["classes"], facts["class_type"])
     return learner
 
 
@@ -103,7 +104,9 @@ def _facts(learner: Learner) -> dict[str, Any]:
         "learner": type(learner).__name__,
         "settings": settings,
         "columns": learner.relation_columns_,
+        "parties": learner.parties_,
         "classes": None if classes is None else classes.tolist(),
+        "class_type": None if classes is None else type(classes.tolist()[0]).__name__,
         "solver": learner.solver_,
         "converged": learner.converged_,
         "stopped": learner.stopped_,
@@ -143,11 +146,20 @@ def _encoding(facts: dict[str, Any], arrays: dict[str, Any]) -> Encoding:
 def _secrets(learner: Learner) -> dict[str, str]:
     """The category secrets of parties in this process; one elsewhere keeps its own."""
     found = {}
-    for party in learner.engine_.parties:
+    for party in learner.parties_:
         local = learner.engine_.local(party)
         if local is not None:
             found[party] = local.category_secret(learner.encoding_.id).hex()
     return found
+
+
+def _classes(values: list[Any], kind: str) -> NDArray[Any]:
+    """Classes as they were: JSON has no dates."""
+    if kind == "date":
+        return np.array([date.fromisoformat(value) for value in values])
+    if kind == "datetime":
+        return np.array([datetime.fromisoformat(value) for value in values])
+    return np.array(values)
 
 
 def _plain(value: Any) -> Any:

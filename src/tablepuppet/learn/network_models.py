@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Literal
 
 from sklearn.utils.validation import check_is_fitted
@@ -43,7 +44,7 @@ class NetworkLearner(Learner):
         momentum: float = 0.9,
         l2: float = 1e-6,
         rho: float | Literal["auto"] = "auto",
-        inner_rounds: int = 1,
+        inner_rounds: int | Literal["auto"] = "auto",
         inner_rho: float | Literal["auto"] = "auto",
         local_steps: int = 20,
         tol: float = 1e-6,
@@ -106,7 +107,9 @@ class NetworkLearner(Learner):
             steps = Stochastic(model, self.momentum)
             return descend_by_batches(steps, loss, self._rates(), self.batch_size, self.seed, report)
         if self.solver_ == "admm":
-            inner = Inner(self.local_steps, self.inner_rounds, self.inner_rho)
+            inner = Inner(
+                self.local_steps, 1 if isinstance(self.inner_rounds, str) else self.inner_rounds, self.inner_rho
+            )
             intercept, self.converged_ = descend_by_sharing(model, loss, self.rho, inner, self.rounds, tol, report)
         else:
             intercept, self.converged_ = descend_full_batch(model, loss, self.rounds, tol, report)
@@ -117,10 +120,12 @@ class NetworkLearner(Learner):
         lr = AUTO_LR if isinstance(self.lr, str) else self.lr
         return [lr * (1 - epoch / self.rounds) for epoch in range(self.rounds)]
 
-    def _check_settings(self) -> None:
-        super()._check_settings()
-        if not all(size >= 1 for size in self.hidden):
-            raise LearnError(f"hidden gives the width of each hidden layer, 1 or more, not {self.hidden!r}")
+    def check_settings(self) -> None:
+        """LearnError if a setting is none that can be, or torch is not there."""
+        super().check_settings()
+        layers = self.hidden if isinstance(self.hidden, Sequence) and not isinstance(self.hidden, str) else [None]
+        if not all(isinstance(size, Integral) and size >= 1 for size in layers):
+            raise LearnError(f"hidden gives the width of each hidden layer, as in hidden=(16,), not {self.hidden!r}")
         need_torch()
 
 

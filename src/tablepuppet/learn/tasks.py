@@ -122,14 +122,15 @@ class Classifier(Learner):
         asked = ask_classes(relation.client, label)
         probability = self.predict_proba(relation)
         numbers = self._known(relation.client, label, asked, "here")
-        labels, all_here = self.classes_[numbers], len(np.unique(numbers)) == len(self.classes_)
+        known = np.arange(len(self.classes_))
         return {
-            "accuracy": float(np.mean(self.classes_[probability.argmax(axis=1)] == labels)),
-            "auc": self._auc(labels, probability) if all_here else np.nan,
-            "log_loss": float(metrics.log_loss(labels, probability, labels=self.classes_)),
+            "accuracy": float(np.mean(probability.argmax(axis=1) == numbers)),
+            "auc": self._auc(numbers, probability) if len(np.unique(numbers)) == len(known) else np.nan,
+            "log_loss": float(metrics.log_loss(numbers, probability, labels=known)),
         }
 
-    def _auc(self, labels: NDArray[Any], probability: Array) -> float:
+    def _auc(self, numbers: NDArray[np.integer], probability: Array) -> float:
         if len(self.classes_) == 2:
-            return float(metrics.roc_auc_score(labels, probability[:, 1]))
-        return float(metrics.roc_auc_score(labels, probability, multi_class="ovr", labels=self.classes_))
+            return float(metrics.roc_auc_score(numbers, probability[:, 1]))
+        known = np.arange(len(self.classes_))
+        return float(metrics.roc_auc_score(numbers, probability, multi_class="ovr", labels=known))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tablepuppet.learn.descent import Round
 from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.validation import Validation, Watched
-from tablepuppet.runs.events import Event
+from tablepuppet.runs.events import Event, Kind
 
 if TYPE_CHECKING:
     from tablepuppet.learn.estimator import Learner
@@ -81,9 +81,13 @@ class Watch:
             message += f"validation loss {entry['validation_loss']:.6g}, "
         message += f"{(entry['bytes_up'] + entry['bytes_down']) / 1e6:.3g} MB"
         fields = entry | {"done": entry["round"], "total": self.learner.rounds}
-        self.relation.events.emit("progress", "fit", message, **fields)
+        self._emit("progress", "fit", message, fields)
+
+    def _emit(self, kind: Kind, name: str, message: str, fields: dict[str, Any]) -> None:
+        """Tell the federation's readers, and the learner's own."""
+        self.relation.events.emit(kind, name, message, **fields)
         for callback in self.learner.callbacks:
-            callback(Event("progress", "fit", message, fields))
+            callback(Event(kind, name, message, fields))
 
     def end(self, model: Watched, intercept: NDArray[np.float64]) -> NDArray[np.float64]:
         """The solver is done: go back to the best round, say how it ended; the intercept."""
@@ -95,8 +99,7 @@ class Watch:
             learner.best_round_, intercept = self.validation.best_round, self.validation.best_intercept
             model.restore()
             message += f"; the parameters are those of round {learner.best_round_}, the best on the validation rows"
-        self.relation.events.emit(
-            "info", "fitted", message, converged=learner.converged_, stopped=learner.stopped_, rounds=rounds,
-            best_round=learner.best_round_, solver=learner.solver_,
-        )  # fmt: skip
+        fields = {"converged": learner.converged_, "stopped": learner.stopped_, "rounds": rounds}
+        fields |= {"best_round": learner.best_round_, "solver": learner.solver_}
+        self._emit("info", "fitted", message, fields)
         return intercept

@@ -113,7 +113,7 @@ def fit_encoding(
         if not summary.count or summary.squares == 0.0:
             _drop(column, "is empty" if not summary.count else "has one value only", events)
             continue
-        found[column.alias][0].append(NumberEncoder(column, summary.mean, summary.std(0)))
+        found[column.alias][0].append(NumberEncoder(column, summary.mean, summary.filled_std))
     encoding = Encoding(
         identity,
         {alias: tuple(parts[0]) for alias, parts in found.items()},

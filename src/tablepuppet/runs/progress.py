@@ -53,7 +53,9 @@ class ProgressReader:
     def _advance(self, event: Event) -> None:
         done, total = event.fields["done"], event.fields["total"]
         if not self._console.is_terminal:
-            if done == total:
+            if event.name in self._ended.values():  # each step of it has something of its own to say
+                self._console.print(event.message, markup=False, highlight=False)
+            elif done == total:
                 self._console.print(f"{event.message}: done", markup=False, highlight=False)
             return
         if done == 0 or event.name not in self._tasks:

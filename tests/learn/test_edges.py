@@ -1,0 +1,128 @@
+"""Edges of learning: poor settings, odd columns and labels, fits that fail. Each is right, or one clear error."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import tablepuppet as tp
+from tests.relations import federation
+
+
+@pytest.mark.parametrize("rho", [1e-4, 1e-2, 1.0, 1e3])
+@pytest.mark.parametrize("learner", [tp.LinearRegression, tp.LogisticRegression])
+def test_admm_converges_whatever_rho(tmp_path: Path, learner: Any, rho: float) -> None:
+    """With a poor rho a round of ADMM may promise little; it is not called converged before the gradient says so."""
+    rng = np.random.default_rng(1)
+    common = rng.normal(size=(300, 1))
+    tables = {f"t{i}": common + 0.3 * rng.normal(size=(300, 3)) for i in range(3)}
+    score = sum(values @ rng.normal(size=3) for values in tables.values()) + rng.normal(size=300)
+    parties: dict[str, Any] = {
+        name: {name: pa.table({"k": np.arange(300)} | {f"{name}x{j}": values[:, j] for j in range(3)})}
+        for name, values in tables.items()
+    }
+    parties["label"] = {"y": pa.table({"k": np.arange(300), "y": score, "c": score > 0})}
+    label = "y" if learner is tp.LinearRegression else "c"
+    sql = f"SELECT t0.*, t1.*, t2.*, y.{label} FROM y JOIN t0 USING (k) JOIN t1 USING (k) JOIN t2 USING (k)"
+    relation = federation(tmp_path, parties, wire="float64").sql(sql, label=label)
+    best = learner(l2=1e-3).fit(relation).history_[-1]["objective"]
+    found = learner(l2=1e-3, solver="admm", rho=rho, rounds=500).fit(relation)
+    assert found.converged_
+    assert found.history_[-1]["objective"] == pytest.approx(best, abs=1e-9)
+
+
+def tiny(tmp_path: Path, **settings: Any) -> tp.Federation:
+    table = pa.table(
+        {
+            "x": np.arange(20.0),
+            "text": ["a", "b"] * 10,
+            "one": [1] * 20,
+            "half": [0.5, 1.0, 1.5, 2.0] * 5,
+            "day": [date(2024, 1, 1 + i % 2) for i in range(20)],
+            "holes": [None if i % 4 == 0 else float(i) for i in range(20)],
+            "nan": [np.nan if i == 3 else float(i % 2) for i in range(20)],
+        }
+    )
+    return federation(tmp_path, {"p": {"t": table}}, **settings)
+
+
+def test_a_fit_that_fails_leaves_the_model(tmp_path: Path) -> None:
+    """After a fit on bad input the learner predicts as before."""
+    fed = tiny(tmp_path)
+    good = fed.sql("SELECT x, text FROM t", label="text")
+    model = tp.LogisticRegression().fit(good)
+    before = model.predict_proba(good)
+    with pytest.raises(tp.LearnError, match="one class"):
+        model.fit(fed.sql("SELECT x, one FROM t", label="one"))
+    assert np.array_equal(model.predict_proba(good), before)
+
+
+def test_missing_numbers_are_filled_then_standardised(tmp_path: Path) -> None:
+    """The scale is the standard deviation over all joined rows, those without a value at the mean (ddof 0)."""
+    relation = tiny(tmp_path).sql("SELECT holes, x FROM t", label="x")
+    values = np.array([np.nan if i % 4 == 0 else float(i) for i in range(20)])
+    filled = np.where(np.isnan(values), np.nanmean(values), values)
+    [encoder] = relation.fit_encoding().numbers["t"]
+    assert (encoder.mean, encoder.scale) == pytest.approx((filled.mean(), filled.std()))
+
+
+def test_predicting_other_kinds_of_columns(tmp_path: Path) -> None:
+    """Text where the model knows a number, and values that are not finite, are LearnErrors without a value."""
+    fed = tiny(tmp_path)
+    model = tp.LinearRegression().fit(fed.sql("SELECT x, half FROM t", label="half"))
+    with pytest.raises(tp.LearnError, match=r"t\.x is VARCHAR here; the model was fitted on DOUBLE"):
+        model.predict(fed.sql("SELECT text AS x FROM t"))
+    with pytest.raises(tp.LearnError, match="not finite"):
+        model.predict(fed.sql("SELECT nan AS x FROM t"))
+    with pytest.raises(tp.LearnError, match=r"label t\.nan has values that are not finite"):
+        tp.LogisticRegression().fit(fed.sql("SELECT x, nan FROM t", label="nan"))
+
+
+@pytest.mark.parametrize("label", ["half", "day"])
+def test_classes_of_all_kinds(tmp_path: Path, label: str) -> None:
+    """Classes that are fractions or dates are measured, and are the same after saving and loading."""
+    fed = tiny(tmp_path)
+    relation = fed.sql(f"SELECT x, text, {label} FROM t", label=label)
+    model = tp.LogisticRegression().fit(relation)
+    assert set(model.evaluate(relation)) == {"accuracy", "auc", "log_loss"}
+    model.save(tmp_path / "model.tpm")
+    assert tp.load(tmp_path / "model.tpm", fed).classes_.tolist() == model.classes_.tolist()
+
+
+def test_callbacks_hear_the_end(tmp_path: Path) -> None:
+    """A learner's own readers get every round, and the event that says how it ended."""
+    heard: list[tp.Event] = []
+    tp.LinearRegression(callbacks=[heard.append]).fit(tiny(tmp_path).sql("SELECT x, half FROM t", label="half"))
+    assert [event.name for event in heard[-2:]] == ["fit", "fitted"]
+    assert heard[-1].fields["converged"]
+
+
+def test_a_model_needs_only_its_own_parties(tmp_path: Path) -> None:
+    """A federation without the parties that a model never met can load it."""
+    rows = {"t": pa.table({"x": [1.0, 2.0, 3.0], "c": ["a", "b", "a"], "y": [0.0, 1.0, 1.0]})}
+    other = {"u": pa.table({"z": [1.0]})}
+    fed = federation(tmp_path, {"p": rows, "q": other})
+    tp.LinearRegression().fit(fed.sql("SELECT x, c, y FROM t", label="y")).save(tmp_path / "model.tpm")
+    assert tp.load(tmp_path / "model.tpm", tp.Federation({"p": f"parquet:///{tmp_path / 'p'}"}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"callbacks": None}, "callbacks must be"),
+        ({"reduce": "x"}, "reduce must be"),
+        ({"rounds": True}, "rounds must be"),
+    ],
+)
+def test_odd_settings(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    """A setting that cannot be is a LearnError that names it."""
+    relation = tiny(tmp_path).sql("SELECT x, half FROM t", label="half")
+    with pytest.raises(tp.LearnError, match=message):
+        tp.LinearRegression(**settings).fit(relation)
+    with pytest.raises(tp.LearnError, match="fit learns from a relation"):
+        tp.LinearRegression().fit(np.zeros((3, 2)))  # type: ignore[arg-type]
