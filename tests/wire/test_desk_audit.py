@@ -128,6 +128,18 @@ def test_a_restored_reply_leaves_once_it_is_logged(tmp_path: Path) -> None:
         outcome(desk, using(1))
 
 
+@pytest.mark.parametrize("secret", ["_row_secret", "_blinding_key"])
+def test_other_secrets_end_a_session(tmp_path: Path, secret: str) -> None:
+    """With another order of rows or another key, a session does not go on as if nothing had happened."""
+    file = write_file(tmp_path)
+    party, journal = open_party(file), Journal(tmp_path / "sessions", "bank")
+    outcome(Desk(party, Limits(), journal), opening(party))
+    again = open_party(file)
+    setattr(again, secret, b"another secret of 32 bytes......")
+    with pytest.raises(tp.PartyError, match="its data or its secrets have changed"):
+        outcome(Desk(again, Limits(), journal), using(1))
+
+
 def served(party: Party, certificates: Certificates) -> FlightServer:
     return FlightServer(Desk(party, Limits(message_bytes=2000)), "127.0.0.1:0", certificates.server("bank"))
 

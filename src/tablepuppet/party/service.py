@@ -7,6 +7,7 @@ frees them. Sessions belong to their caller: nothing is shared between callers, 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -161,9 +162,14 @@ class Party:
             ) from None
 
     def fingerprint(self, session: str, caller: str = HERE) -> str:
-        """A hash of all rows that a session read: the same as long as the data is."""
+        """A hash of all rows that a session read, and of the secrets that order and blind them.
+
+        With another secret the rows are the same, but row ids and digests mean others.
+        """
         tables = self._sessions[caller, session]
-        prints = [f"{alias} {tables[alias].snapshot.fingerprint}" for alias in sorted(tables)]
+        order = hmac.digest(self._row_secret or b"", b"fingerprint", "sha256").hex()
+        prints = [self.key_mark, order]
+        prints += [f"{alias} {tables[alias].snapshot.fingerprint}" for alias in sorted(tables)]
         return hashlib.sha256("\n".join(prints).encode()).hexdigest()
 
     def category_secret(self, blinding: str) -> bytes:
