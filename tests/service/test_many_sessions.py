@@ -36,8 +36,14 @@ def test_fifty_sessions_at_once(services: Services) -> None:
     values = table()["x"].to_numpy()
     all_open = threading.Barrier(SESSIONS)
 
+    federations = [services.federation(timeout=120.0) for _ in range(SESSIONS)]
+
     def one(number: int) -> None:
-        relation = services.federation(timeout=120.0).sql(f"SELECT x, z FROM items WHERE x > {number / 100}")
+        try:
+            relation = federations[number].sql(f"SELECT x, z FROM items WHERE x > {number / 100}")
+        except tp.TablePuppetError:
+            all_open.abort()
+            raise
         passing = values[values > number / 100]
         all_open.wait(timeout=200)
         described = relation.describe().to_arrow().to_pylist()
@@ -45,8 +51,8 @@ def test_fifty_sessions_at_once(services: Services) -> None:
         assert described[0]["mean"] == pytest.approx(passing.mean())
 
     with ThreadPoolExecutor(SESSIONS) as pool:
-        for done in [pool.submit(one, number) for number in range(SESSIONS)]:
-            done.result()
+        failed = [done.exception() for done in [pool.submit(one, number) for number in range(SESSIONS)]]
+    assert [error for error in failed if not isinstance(error, threading.BrokenBarrierError | None)] == []
 
 
 def test_sessions_leave_nothing_behind(services: Services) -> None:
