@@ -140,7 +140,11 @@ def test_history(fed: tp.Federation, solver: str, label: str) -> None:
     """One entry per round; its loss and metric are those of the joined rows, its bytes those that were metered."""
     relation = fed.sql(f"SELECT {PLAIN}, o.{label} {JOIN}", label=label)
     seen: list[tuple[int, int, int]] = []
-    callback = lambda event: event.name == "fit" and seen.append((*total(fed), event.fields["done"]))  # noqa: E731
+
+    def callback(event: tp.Event) -> None:
+        if event.name == "fit":
+            seen.append((*total(fed), event.fields["done"]))
+
     settings = {"rounds": 3, "batch_size": 60} if solver == "sgd" else {}
     model = learner(TASKS[label], solver=solver, callbacks=[callback], **settings).fit(relation)
     history = model.history_
