@@ -50,10 +50,8 @@ def standardised(values: Sequence[Any]) -> NDArray[np.float64]:
     """Missing filled with the mean, then centred and scaled by the deviation with ddof 0."""
     numbers = np.array([math.nan if value is None else float(value) for value in values])
     filled = np.where(np.isnan(numbers), np.nanmean(numbers), numbers)
-    scale: NDArray[np.float64] = (filled - np.nanmean(numbers)) / np.sqrt(
-        np.nanmean((numbers - np.nanmean(numbers)) ** 2)
-    )
-    return scale
+    scaled: NDArray[np.float64] = (filled - filled.mean()) / filled.std()
+    return scaled
 
 
 def indicators(columns: dict[str, NDArray[np.float64]], name: str) -> set[tuple[float, ...]]:
@@ -197,7 +195,7 @@ def test_prediction_uses_what_was_fitted(tmp_path: Path) -> None:
     fitted = relation.sql("SELECT x, c FROM t WHERE part = 0")
     encoding = fit(fitted)
     columns = encoded(relation.sql("SELECT x, c FROM t WHERE part = 1"), encoding)
-    assert columns["t.x"].tolist() == [9.0, 0.0]
+    assert columns["t.x"].tolist() == pytest.approx([9.0 / np.sqrt(2 / 3), 0.0])
     assert columns["t.c=0"].tolist() == [0.0, 0.0]
     assert columns["t.c=1"].tolist() == [0.0, 1.0]
     assert encoded(fitted, encoding)["t.c=0"].tolist() == [1.0, 0.0, 1.0]
@@ -211,9 +209,11 @@ def test_split_is_encoded_by_its_training_rows(tmp_path: Path, shop: Parties) ->
     here, there = encoded(train, encoding), encoded(test, encoding)
     assert list(here) == list(there)
     assert "s.paid" not in here
-    prices = [value for value in materialised(train, shop, "s", "price") if value is not None]
-    told = [np.mean(prices) if v is None else v for v in materialised(test, shop, "s", "price")]
-    np.testing.assert_allclose(there["s.price"], (np.array(told) - np.mean(prices)) / np.std(prices), atol=1e-9)
+    prices = materialised(train, shop, "s", "price")
+    mean = np.mean([value for value in prices if value is not None])
+    filled = [mean if value is None else value for value in prices]
+    told = [mean if value is None else value for value in materialised(test, shop, "s", "price")]
+    np.testing.assert_allclose(there["s.price"], (np.array(told) - mean) / np.std(filled), atol=1e-9)
     meaning: dict[str, set[Any]] = {}
     for side, columns in ((train, here), (test, there)):
         shops = materialised(side, shop, "s", "shop")

@@ -66,8 +66,8 @@ def descend(
     """Run to tolerance: (intercept, whether it converged). ``report`` may ask to stop.
 
     Stops when the decrease that a round promised, the tables' ridge solves taken together, is below ``tol`` times
-    the objective. A direction other than that of the ``gradient`` may promise little far from the optimum: where it
-    does, the next round asks for the gradient's, and that decides.
+    the objective. A direction other than that of the ``gradient`` may promise little far from the optimum: from there
+    on the gradient's is asked for, and decides.
     """
     intercept = loss.best_constant()
     shape = (len(model.loj.mapping),) if loss.outputs == 1 else (len(model.loj.mapping), loss.outputs)
@@ -76,14 +76,13 @@ def descend(
     images = Images(np.empty((memory + 1, loss.outputs, len(scores))))  # X s_k
     errors: list[float] = []  # what rounding may have done to each
     looks: Mapping[int, Look] = {}
-    converged = doubtful = False
+    converged = False
     if not model.tables:  # no column to learn from: the intercept is all there is
         value = loss.value(scores)
         report(Round(1, value, value, scores, intercept, converged=True))
         return intercept, True
     for number in range(1, rounds + 1):
-        asking = gradient if doubtful else rule
-        wanted, curvature = asking.wanted(scores)
+        wanted, curvature = rule.wanted(scores)
         _, products = model.direction(wanted, curvature, out=images.new())
         least = LEAST_GAIN if model.unsettled else 0.0
         begin, end = Plane(loss, scores, images, model.l2, products).lowest(looks, least)
@@ -100,9 +99,10 @@ def descend(
         slope = 0.0 if end is begin else float(begin.slope[0])
         gap = promised_decrease(slope, begin.bend, curvature, loss.outputs, model.unsettled)
         small = gap <= tol * max(abs(end.objective), 1e-12)
-        converged, doubtful = small and asking is gradient, small and asking is not gradient
+        converged = small and rule is gradient
         if report(Round(number, end.objective, end.loss, scores, intercept, converged)) or converged:
             break
+        rule = gradient if small else rule
         rule.moved(scores)
     return intercept, converged
 
