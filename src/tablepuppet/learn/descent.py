@@ -88,7 +88,12 @@ def descend(
         begin, end = Plane(loss, scores, images, model.l2, products).lowest(looks, least)
         mix, shift = end.point[: -loss.outputs], end.point[-loss.outputs :]
         errors, sound = _rounding(begin.bend, errors, mix)
+        slope = 0.0 if end is begin else float(begin.slope[0])
+        gap = promised_decrease(slope, begin.bend, curvature, loss.outputs, model.unsettled)
+        small = gap <= tol * max(abs(end.objective), 1e-12)
         kept = memory if sound or not model.unsettled else 0  # directions of consensus are much like each other
+        if small and rule is not gradient:
+            kept = 0  # nor is it any use to remember steps that gained nothing
         model.advance(mix, kept)
         _take_step(scores, images, mix, shift)
         looks = end.looks
@@ -96,9 +101,6 @@ def descend(
         if not kept:
             images.order.clear()
         del errors[kept:]
-        slope = 0.0 if end is begin else float(begin.slope[0])
-        gap = promised_decrease(slope, begin.bend, curvature, loss.outputs, model.unsettled)
-        small = gap <= tol * max(abs(end.objective), 1e-12)
         converged = small and rule is gradient
         if report(Round(number, end.objective, end.loss, scores, intercept, converged)) or converged:
             break
