@@ -193,7 +193,7 @@ def draw_curve(results: dict[str, Result], path: Path) -> None:
     for name, style in (("federated", "-"), ("centralised", "--")):
         value = results[name].metrics["log_loss"]
         axes.axhline(value, color="tab:red", linestyle=style, alpha=0.6, label=f"test log loss, {name}: {value:.4f}")
-    axes.set(xlabel="round (one trip to every party)", ylabel="log loss", title="Will a flight arrive 15 minutes late?")
+    axes.set(xlabel="round", ylabel="log loss", title="Will a flight arrive 15 minutes late?")
     axes.legend()
     figure.savefig(path, dpi=120)
 
