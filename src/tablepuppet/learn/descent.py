@@ -66,7 +66,8 @@ def descend(
     """Run to tolerance: (intercept, whether it converged). ``report`` may ask to stop.
 
     Stops when the decrease that a round promised, the tables' ridge solves taken together, is below ``tol`` times
-    the objective.
+    the objective. While a party is lost it has not converged; when there is nothing to gain without it, the party has
+    one more timeout to come back.
     """
     intercept = loss.best_constant()
     shape = (len(model.loj.mapping),) if loss.outputs == 1 else (len(model.loj.mapping), loss.outputs)
@@ -83,11 +84,16 @@ def descend(
     for number in range(1, rounds + 1):
         wanted, curvature = rule.wanted(scores)
         _, products = model.direction(wanted, curvature, out=images.new())
+        changed = model.absence.changed
+        if changed:
+            images.forget_earlier()
+            errors, looks, scores = [], {}, model.absence.corrected(scores, intercept)
         least = LEAST_GAIN if model.unsettled else 0.0
         begin, end = Plane(loss, scores, images, model.l2, products).lowest(looks, least)
         mix, shift = end.point[: -loss.outputs], end.point[-loss.outputs :]
         errors, sound = _rounding(begin.bend, errors, mix)
         kept = memory if sound or not model.unsettled else 0  # directions of consensus are much like each other
+        kept = min(kept, 1) if changed else kept
         model.advance(mix, kept)
         _take_step(scores, images, mix, shift)
         looks = end.looks
@@ -97,8 +103,11 @@ def descend(
         del errors[kept:]
         slope = 0.0 if end is begin else float(begin.slope[0])
         gap = promised_decrease(slope, begin.bend, curvature, loss.outputs, model.unsettled)
-        converged = gap <= tol * max(abs(end.objective), 1e-12)
+        settled = model.was_steady() and gap <= tol * max(abs(end.objective), 1e-12)
+        converged = settled and model.is_whole
         if report(Round(number, end.objective, end.loss, scores, intercept, converged)) or converged:
+            break
+        if settled and not model.all_return():
             break
         rule.moved(scores)
     return intercept, converged
