@@ -30,6 +30,8 @@ from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import plan
 from tablepuppet.wire.engine import InProcessEngine, Remote, call_all
 from tablepuppet.wire.flight_engine import ClientTls, RemoteParty
+from tablepuppet.wire.outbox import StandIn, WhenLost
+from tablepuppet.wire.protocol import LostError
 from tablepuppet.wire.record import Record
 
 Wire = Literal["float32", "float64"]
@@ -126,11 +128,22 @@ class Federation:
         if record is None:
             self.engine = InProcessEngine(here, remote)
         else:
-            recorded = {name: record.of(name, party) for name, party in remote.items()}
+            losses = self._stand_in is not None
+            recorded = {name: record.of(name, party, losses=losses) for name, party in remote.items()}
             self.engine = InProcessEngine(here, recorded, record.new_session)
 
     def _warn(self, message: str) -> None:
         self.events.emit("warning", "party.silent", message)
+
+    def _lost_or_back(self, party: str, error: LostError | None) -> None:
+        if error is None:
+            self.events.emit("info", "party.back", f"party {party!r} is back", party=party)
+        else:
+            self.events.emit("warning", "party.lost", f"{error}; learning goes on without it", party=party)
+
+    @property
+    def _stand_in(self) -> StandIn | None:
+        return self.on_party_lost if self.on_party_lost == "cache" or self.on_party_lost == "zeros" else None
 
     @classmethod
     def load(cls, path: str | Path, *, record: Record | None = None, callbacks: Iterable[Reader] = ()) -> Federation:
@@ -209,7 +222,8 @@ class Federation:
             raise QueryError("categorical and drop take lists of column names, such as drop=['a']")
         catalog = self._describe()
         query = parse(text, catalog, label, categorical, drop)
-        settings = Settings(self.wire, self._memory_limit, max_categories)
+        when_lost = WhenLost(self._stand_in, self.timeout, self._lost_or_back)
+        settings = Settings(self.wire, self._memory_limit, max_categories, when_lost)
         return Relation(Session(plan(query, catalog), self.engine, self.events, settings))
 
     @property
@@ -237,8 +251,6 @@ def _check_settings(
     if on_party_lost not in OnPartyLost.__args__:  # type: ignore[attr-defined]
         known = ", ".join(OnPartyLost.__args__)  # type: ignore[attr-defined]
         raise ConfigError(f"on_party_lost={on_party_lost!r} is none of {known}")
-    if on_party_lost in ("cache", "zeros"):
-        raise ConfigError(f"on_party_lost={on_party_lost!r} is not supported yet; use 'fail' or 'wait'")
     if not isinstance(timeout, Real) or not timeout > 0:
         raise ConfigError(f"timeout must be a number of seconds above 0, not {timeout!r}")
     if memory_limit is not None and (not isinstance(memory_limit, Integral) or memory_limit < 0):

@@ -30,7 +30,7 @@ from tablepuppet.sql.explain import ShardSize, Sizes, explain
 from tablepuppet.sql.plan import Plan, Scan
 from tablepuppet.sql.query import Query
 from tablepuppet.wire.engine import Engine, call_all
-from tablepuppet.wire.outbox import Outbox
+from tablepuppet.wire.outbox import Outbox, WhenLost
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Settings:
     wire: str
     memory_limit: int | None
     max_categories: int
+    when_lost: WhenLost
 
 
 class Session:
@@ -50,7 +51,7 @@ class Session:
         self.id = engine.new_session()
         self._views = itertools.count()
         self._finalizer = weakref.finalize(self, _close, engine, plan.parties, self.id)
-        self.outbox = Outbox(engine, self.id)
+        self.outbox = Outbox(engine, self.id, settings.when_lost)
         self.rows_read: dict[tuple[str, str], int] = {}
         self._keys: dict[tuple[str, str], dict[str, NDArray[np.integer]]] = {}
         self._open()

@@ -30,7 +30,7 @@ from tests.relations import federation, record_wire
 TASKS: dict[str, int | None] = {"paid": None, "returned": 2, "grade": 4}
 KEYS = {
     "round", "seconds", "loss", "objective", "metric", "validation_loss", "validation_metric", "bytes_up", "bytes_down",
-    "messages", "epsilon", "solver", "converged",
+    "messages", "epsilon", "solver", "converged", "lost",
 }  # fmt: skip
 every_solver = pytest.mark.parametrize("solver", ["auto", "lbfgs", "admm", "sgd"])
 

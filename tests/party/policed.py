@@ -92,7 +92,7 @@ class CallingEngine(InProcessEngine):
         super().__init__(parties)
         self._caller = caller
 
-    def call(self, party: str, request: Request) -> Reply:
+    def call(self, party: str, request: Request, patience: float | None = None) -> Reply:
         """Hand the request to the party."""
         reply = self._parties[party].answer(self._caller, request)
         meter(self.traffic, party, request, reply)

@@ -55,7 +55,7 @@ def test_replies_keep_the_order_of_calls() -> None:
     """Many calls at once are answered in the order in which they were made; an error of one is raised."""
 
     class Echo(InProcessEngine):
-        def call(self, party: str, request: Request) -> Reply:
+        def call(self, party: str, request: Request, patience: float | None = None) -> Reply:
             if party == "bad":
                 raise tp.PartyError("party 'bad' does not answer")
             return [{"party": party}]

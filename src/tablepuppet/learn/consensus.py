@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.block import Curvature, new_block, square_curvature
 from tablepuppet.learn.placed import encoded
-from tablepuppet.mapping.table_mapping import Floats
+from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.arguments import Positive, Some
 from tablepuppet.party.ops import LocalTable, Values, op
@@ -138,6 +138,7 @@ class Consensus:
         self.blocks = {alias: new_block(width, outputs) for alias, width in widths.items()}
         self.agreed: dict[str, Array] = {alias: np.zeros((width, outputs)) for alias, width in widths.items()}
         self.largest = float(sum(encoding.columns(alias) for alias in aliases))  # of a Gram matrix: its trace
+        self._told: dict[tuple[str, str], Array] = {}  # by alias and party: the last sum
         means = {alias: {"means": encoding.means(alias)} for alias in aliases}
         rows = len(lou.client.mapping)
         lou.ask("linear.shard", aliases, by_alias=means, joined_rows=rows, outputs=outputs, **self.common)
@@ -153,14 +154,20 @@ class Consensus:
 
     def _round(self, rows: Mapping[str, Floats] | None, curvature: Curvature) -> float:
         """One inner round of every table; ``rows`` begin a new problem."""
-        told = {alias: self._told(alias, curvature) for alias in self.blocks}
-        replies = self.lou.ask("linear.consensus", told, rows, told, **self.common)
+        told = {alias: self._problem(alias, curvature) for alias in self.blocks}
+        replies = self.lou.ask("linear.consensus", told, rows, told, self._as_before, **self.common)
         for alias, each in told.items():
+            shards = zip(self.lou.client.shards(alias), replies[alias], strict=True)
+            self._told |= {(alias, shard.party): reply["sum"] for shard, reply in shards}
             whole = self.l2 * np.eye(len(each["pull"])) + self.lou.shards(alias) * each["pull"]
             self.agreed[alias] = self.lou.add(replies[alias], "sum") @ np.linalg.inv(whole)
         return float(sum(reply["gain"] for alias in told for reply in replies[alias]))
 
-    def _told(self, alias: str, curvature: Curvature) -> dict[str, Array]:
+    def _as_before(self, alias: str, shard: ShardRows) -> dict[str, Any]:
+        """A shard that is lost stays where it was."""
+        return {"sum": self._told.get((alias, shard.party), np.zeros_like(self.agreed[alias])), "gain": 0.0}
+
+    def _problem(self, alias: str, curvature: Curvature) -> dict[str, Array]:
         agreed = self.agreed[alias]
         square = square_curvature(curvature, agreed.shape[1])
         return {

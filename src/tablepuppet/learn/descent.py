@@ -67,7 +67,8 @@ def descend(
 
     Stops when the decrease that a round promised, the tables' ridge solves taken together, is below ``tol`` times
     the objective. A direction other than that of the ``gradient`` may promise little far from the optimum: from there
-    on the gradient's is asked for, and decides.
+    on the gradient's is asked for, and decides. While a party is lost it has not converged; when there is nothing to
+    gain without it, the party has one more timeout to come back.
     """
     intercept = loss.best_constant()
     shape = (len(model.loj.mapping),) if loss.outputs == 1 else (len(model.loj.mapping), loss.outputs)
@@ -84,6 +85,10 @@ def descend(
     for number in range(1, rounds + 1):
         wanted, curvature = rule.wanted(scores)
         _, products = model.direction(wanted, curvature, out=images.new())
+        changed = model.absence.changed
+        if changed:
+            images.forget_earlier()
+            errors, looks, scores = [], {}, model.absence.corrected(scores, intercept)
         least = LEAST_GAIN if model.unsettled else 0.0
         begin, end = Plane(loss, scores, images, model.l2, products).lowest(looks, least)
         mix, shift = end.point[: -loss.outputs], end.point[-loss.outputs :]
@@ -94,6 +99,7 @@ def descend(
         kept = memory if sound or not model.unsettled else 0  # directions of consensus are much like each other
         if small and rule is not gradient:
             kept = 0  # nor is it any use to remember steps that gained nothing
+        kept = min(kept, 1) if changed else kept
         model.advance(mix, kept)
         _take_step(scores, images, mix, shift)
         looks = end.looks
@@ -101,8 +107,11 @@ def descend(
         if not kept:
             images.order.clear()
         del errors[kept:]
-        converged = small and rule is gradient
+        settled = model.was_steady() and small and rule is gradient
+        converged = settled and model.is_whole
         if report(Round(number, end.objective, end.loss, scores, intercept, converged)) or converged:
+            break
+        if settled and not model.all_return():
             break
         rule = gradient if small else rule
         rule.moved(scores)

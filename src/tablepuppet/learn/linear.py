@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.learn.absence import Absence
 from tablepuppet.learn.block import Block, Curvature, RidgeBlock, new_ridge_block
 from tablepuppet.learn.consensus import Consensus, Inner
 from tablepuppet.learn.placed import PlacedModel, encoded, keep_part, part_of
-from tablepuppet.mapping.table_mapping import Floats
+from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.arguments import Positive, Some, SomeOrNone
@@ -125,10 +126,14 @@ class Sums:
 
     def turn(self, rows: Mapping[str, Floats], curvature: Curvature) -> float:
         """Set the direction of every block; nothing is left to agree on."""
-        sums = self.lou.ask("linear.gradient", self.aliases, rows, encoding=self.encoding.id)
+        sums = self.lou.ask("linear.gradient", self.aliases, rows, instead=self._left_out, encoding=self.encoding.id)
         for alias, block in self.blocks.items():
             block.turn(self.lou.add(sums[alias], "sums"), self.l2, curvature)
         return 0.0
+
+    def _left_out(self, alias: str, _: ShardRows) -> dict[str, Array]:
+        """The sums of a shard that is lost: its rows are left out."""
+        return {"sums": np.zeros_like(self.blocks[alias].theta)}
 
 
 class LinearModel(PlacedModel[Block]):
@@ -142,6 +147,7 @@ class LinearModel(PlacedModel[Block]):
     ):  # fmt: skip
         super().__init__(client, encoding, wire, outputs, l2, model)
         self.unsettled = 0.0  # what shards would gain by leaving what they agreed on
+        self.absence, self._steps = Absence(self), 0
         common: dict[str, Any] = {"encoding": encoding.id, "joined_rows": len(client.mapping)}
         self._started = self.lou.ask("linear.start", self.alone, **common, model=model, outputs=outputs)
         self._union: Consensus | Sums = (
@@ -165,21 +171,26 @@ class LinearModel(PlacedModel[Block]):
         """(X p for every joined row, inner products over all tables); X p is written to ``out`` if that is given."""
         rows = self.loj.scatter_centred(wanted, self.tables)  # what is left is the intercept's to answer
         replies = self.lou.ask(
-            "linear.direction", self.alone, rows,
+            "linear.direction", self.alone, rows, instead=self.absence.instead,
             encoding=self.encoding.id, model=self.model, l2=self.l2, curvature=curvature,
         )  # fmt: skip
         self.unsettled = self._union.turn(rows, curvature)
-        images = self.images({alias: block.direction for alias, block in self.shared.items()})
-        images |= self.joined(replies, self.alone)
-        products = [reply["products"] for alias in self.alone for reply in replies[alias]]
+        directions = {alias: block.direction for alias, block in self.shared.items()}
+        moved, missed = self.ask_images(directions, self.absence.instead), self.absence.ask_missed()
+        images = self.joined(moved, self.together) | self.joined(replies, self.alone)
+        self.absence.look(replies, moved, missed)
+        products = [replies[alias][0]["products"] for alias in self.alone if alias not in self.absence.still]
         products += [block.products() for block in self.shared.values()]
-        return self.loj.gather(images, self.outputs, out), np.sum(products, axis=0)
+        return self.loj.gather(images, self.outputs, out), self.absence.total(products, self._steps)
 
     def advance(self, mix: Array, memory: int) -> None:
         """Take the step that is this mix of the new direction and earlier steps; remember ``memory`` steps."""
-        self.lou.ask("linear.advance", self.alone, model=self.model, mix=mix, memory=memory)
+        moving = [alias for alias in self.alone if alias not in self.absence.still]
+        self.lou.ask("linear.advance", moving, model=self.model, mix=mix, memory=memory)
         for block in self.shared.values():
             block.advance(mix, memory)
+        self.absence.advance(mix)
+        self._steps = min(len(mix), memory)
 
 
 def by_column(encoding: Encoding, thetas: Mapping[str, Array]) -> dict[str, Array]:

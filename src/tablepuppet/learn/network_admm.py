@@ -33,7 +33,7 @@ from tablepuppet.learn.networks import NetworkModel, Weights, network_of
 from tablepuppet.learn.placed import encoded, part_of
 from tablepuppet.learn.table_network import TableNetwork, need_torch
 from tablepuppet.learn.threads import one_thread
-from tablepuppet.mapping.table_mapping import Floats
+from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.party.arguments import Some
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
@@ -143,6 +143,8 @@ class Sharing:
 
     def __init__(self, model: NetworkModel, inner: Inner):
         self.model, self.inner = model, inner
+        self._squares: dict[str, float] = {}  # |theta|^2 by table, of those with one shard
+        self._sums: dict[tuple[str, str], Array] = {}  # by alias and party: what shards answered last
 
     def solve(self, wanted: Array, rho: float) -> tuple[Array, float]:
         """(the sum over tables of their new predictions, |theta|^2), after tables have answered the residual."""
@@ -154,14 +156,18 @@ class Sharing:
             "pull": rho / len(wanted),
             "steps": self.inner.steps,
         }
-        replies = model.lou.ask("network.solve", model.alone, rows, l2=model.l2, **common)
+        replies = model.lou.ask("network.solve", model.alone, rows, instead=self._as_before, l2=model.l2, **common)
         if model.together:
             self._agree(rows, rho, common)
-        images = model.images({alias: part.theta for alias, part in model.shared.items()})
-        images |= model.joined(replies, model.alone)
-        square = sum(replies[alias][0]["square"] for alias in model.alone)
+        predictions = model.gathered(replies)
+        self._squares |= {alias: replies[alias][0]["square"] for alias in model.alone}
+        square = sum(self._squares.values())
         square += sum(float(part.theta @ part.theta) for part in model.shared.values())
-        return model.loj.gather(images, model.outputs), square
+        return predictions, square
+
+    def _as_before(self, alias: str, shard: ShardRows) -> dict[str, Any]:
+        """A table that is lost stays where it was."""
+        return {**self.model.instead(self.model.lou.client)(alias, shard), "square": self._squares.get(alias, 0.0)}
 
     def _agree(self, rows: Mapping[str, Floats], rho: float, common: Mapping[str, Any]) -> None:
         """Consensus among the shards of each table (Eq. 20)."""
@@ -170,12 +176,18 @@ class Sharing:
         for number in range(self.inner.rounds):
             told = {alias: {"theta": part.theta} for alias, part in model.shared.items()}
             replies = model.lou.ask(
-                "network.consensus", model.together, None if number else rows, told,
+                "network.consensus", model.together, None if number else rows, told, self._own_before,
                 inner_rho=pull, **common, **model.shape,
             )  # fmt: skip
             for alias, part in model.shared.items():
+                shards = zip(model.lou.client.shards(alias), replies[alias], strict=True)
+                self._sums |= {(alias, shard.party): reply["sum"] for shard, reply in shards}
                 weight = pull * model.lou.shards(alias)
                 part.theta = pull * model.lou.add(replies[alias], "sum") / (model.l2 + weight)
+
+    def _own_before(self, alias: str, shard: ShardRows) -> dict[str, Array]:
+        """A shard that is lost stays where it was."""
+        return {"sum": self._sums.get((alias, shard.party), self.model.shared[alias].theta)}
 
 
 def descend_by_sharing(
@@ -200,8 +212,12 @@ def descend_by_sharing(
         rule.moved(scores)
         value = loss.value(scores)
         objective = value + 0.5 * model.l2 * square
-        settled = settled + 1 if abs(objective - last) <= tol * objective else 0
-        last, converged = objective, settled >= SETTLED
+        settled = settled + 1 if model.was_steady() and abs(objective - last) <= tol * objective else 0
+        last, converged = objective, settled >= SETTLED and model.is_whole
         if report(Round(number, objective, value, scores, intercept, converged)) or converged:
             break
+        if settled >= SETTLED:
+            if not model.all_return():
+                break
+            settled = 0
     return intercept, converged

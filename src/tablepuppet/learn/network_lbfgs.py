@@ -18,6 +18,7 @@ from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.networks import NetworkModel, Weights, given, network_of
 from tablepuppet.learn.placed import encoded, part_of
 from tablepuppet.learn.table_network import TableNetwork
+from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.party.arguments import Some, SomeOrNone
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
@@ -54,36 +55,61 @@ def move(table: LocalTable, view: str, encoding: str, model: str, mix: Array) ->
 
 
 class FullBatch:
-    """The coordinator's side: the gradient over all joined rows, and steps along combinations of what is known."""
+    """The coordinator's side: the gradient over all joined rows, and steps along combinations of what is known.
+
+    A table whose party is lost stands still. Whenever one is lost or comes back, what tables remember of earlier rounds
+    is no longer of the same rounds, and is forgotten: ``changed``.
+    """
 
     def __init__(self, model: NetworkModel, intercept: Array):
         self.model, self.intercept = model, Weights(intercept)
+        self.changed, self._changes = False, model.lou.client.outbox.changes
+        self._still: set[str] = set()
+        self._products: dict[str, Array] = {}
+        self._squares: dict[str, float] = {}  # |theta|^2 by table, of those with one shard
 
     def turn(self, wanted: Array) -> tuple[Array, Array]:
         """Inner products (over tables, over tables and intercept) at the gradient by scores ``wanted``."""
         model, rows = self.model, self.model.loj.scatter(wanted, self.model.tables)
+        memory = 1 if self.changed else MEMORY
         replies = model.lou.ask(
-            "network.turn", model.alone, rows,
-            encoding=model.encoding.id, model=model.model, l2=model.l2, memory=MEMORY,
+            "network.turn", model.alone, rows, instead=lambda *_: {},
+            encoding=model.encoding.id, model=model.model, l2=model.l2, memory=memory,
         )  # fmt: skip
         told = {alias: {"theta": part.theta} for alias, part in model.shared.items()}
-        sums = model.lou.ask("network.gradient", model.together, rows, told, encoding=model.encoding.id, **model.shape)
-        products = [replies[alias][0]["products"] for alias in model.alone]
+        sums = model.lou.ask(
+            "network.gradient", model.together, rows, told, self._left_out, encoding=model.encoding.id, **model.shape
+        )
+        answers = {alias: replies[alias][0] for alias in model.alone}
+        self._products = {alias: answer["products"] for alias, answer in answers.items() if answer}
+        products = [*self._products.values()]
         for alias, part in model.shared.items():
-            products.append(part.turn(model.lou.add(sums[alias], "sums") + model.l2 * part.theta, MEMORY))
-        own = self.intercept.turn(np.atleast_1d(wanted.sum(axis=0)), MEMORY)
-        tables = np.sum(products, axis=0) if products else np.zeros_like(own)
+            products.append(part.turn(model.lou.add(sums[alias], "sums") + model.l2 * part.theta, memory))
+        own = self.intercept.turn(np.atleast_1d(wanted.sum(axis=0)), memory)
+        self._still = set(model.alone) - set(self._products)
+        self.changed, self._changes = self._changes != model.lou.client.outbox.changes, model.lou.client.outbox.changes
+        if self.changed:
+            products, own = [each[-2:, -2:] for each in products], own[-2:, -2:]
+        tables = np.sum([np.zeros_like(own), *products], axis=0)
+        tables[-1, -1] += sum(self._squares.get(alias, 0.0) for alias in self._still)
         return tables, tables + own
+
+    def _left_out(self, alias: str, _: ShardRows) -> dict[str, Array]:
+        """The sums of a shard that is lost: its rows are left out."""
+        return {"sums": np.zeros_like(self.model.shared[alias].theta)}
 
     def move(self, mix: Array) -> Array:
         """Scores after a step from the last gradient's place."""
         model = self.model
         for part in (self.intercept, *model.shared.values()):
             part.move(mix)
-        replies = model.lou.ask("network.move", model.alone, encoding=model.encoding.id, model=model.model, mix=mix)
-        images = model.images({alias: part.theta for alias, part in model.shared.items()})
-        images |= model.joined(replies, model.alone)
-        return np.asarray(model.loj.gather(images, model.outputs) + self.intercept.theta)
+        replies = model.lou.ask(
+            "network.move", self._products, instead=model.instead(model.lou.client),
+            encoding=model.encoding.id, model=model.model, mix=mix,
+        )  # fmt: skip
+        last = len(mix) + 1
+        self._squares |= {alias: _square(each[-last:, -last:], mix) for alias, each in self._products.items()}
+        return np.asarray(model.gathered(replies, self._still) + self.intercept.theta)
 
 
 def descend_full_batch(
@@ -100,6 +126,8 @@ def descend_full_batch(
         tables, products = batch.turn(loss.gradient(scores))
         mix = two_loop(products[:-1, :-1])
         slope = float(mix @ products[:-1, -2])
+        if batch.changed:
+            value = loss.value(batch.move(0.0 * mix))
         objective = value + 0.5 * model.l2 * float(tables[-1, -1])
         length = 1.0
         for _ in range(TRIALS):
@@ -113,8 +141,12 @@ def descend_full_batch(
             scores = batch.move(0.0 * mix)
             value, reached = loss.value(scores), objective
         gained = objective - reached
-        converged = gained <= 0 or max(gained, -slope / 2) <= tol * max(abs(reached), 1e-12)
+        settled = gained <= 0 or max(gained, -slope / 2) <= tol * max(abs(reached), 1e-12)
+        settled = model.was_steady() and settled
+        converged = settled and model.is_whole
         if report(Round(number, reached, value, scores, batch.intercept.theta, converged)) or converged:
+            break
+        if settled and not model.all_return():
             break
     return batch.intercept.theta, converged
 

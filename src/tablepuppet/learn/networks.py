@@ -56,8 +56,8 @@ class Weights:
         return np.asarray(vectors @ vectors.T)
 
     def move(self, mix: Array) -> None:
-        """theta = base + a combination of (steps, changes, gradient)."""
-        self.theta = self.base + mix @ np.stack([*self.steps, *self.changes, self.gradient])
+        """theta = base + a combination of (steps, changes, gradient), or of the last of them."""
+        self.theta = self.base + mix @ np.stack([*self.steps, *self.changes, self.gradient])[-len(mix) :]
 
 
 def new_weights(seed: int, alias: str, numbers: int, width: int, hidden: Sequence[int], outputs: int) -> Weights:
@@ -187,15 +187,9 @@ class NetworkModel(PlacedModel[Weights]):
         """The parameters: unlike that of a linear model, the gradient depends on them."""
         return {"theta": self.shared[alias].theta, **self.shape}
 
-    def scores(self, client: Client) -> Array:
+    def scores(self, client: Client, *, learning: bool = False) -> Array:
         """The sum over tables for the rows of a relation, in the label's own units."""
-        return super().scores(client) * self.unit
-
-    def predictions(self) -> Array:
-        """The sum over tables for the joined rows it learns from, as it stands."""
-        replies = self.lou.ask("network.predict", self.alone, encoding=self.encoding.id, model=self.model)
-        images = self.images({alias: part.theta for alias, part in self.shared.items()})
-        return self.loj.gather(images | self.joined(replies, self.alone), self.outputs)
+        return super().scores(client, learning=learning) * self.unit
 
     def parameters(self) -> dict[str, Array]:
         """Parameters by table, in the label's own units."""

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
-from tablepuppet.mapping.table_mapping import Floats
-from tablepuppet.operators.client import Client
+from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.operators.client import Client, Replies
 from tablepuppet.operators.loj import LearningOverJoin
-from tablepuppet.operators.lou import LearningOverUnion
+from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.prep.encode import Encoding
@@ -99,6 +99,8 @@ class PlacedModel(Generic[PartT]):
         self.alone = [alias for alias in tables if self.lou.shards(alias) == 1]
         self.together = [alias for alias in tables if alias not in self.alone]
         self._kept: dict[str, Array] = {}
+        self._changes = client.outbox.changes
+        self._told: dict[tuple[str, str, str], Floats] = {}  # by view, alias and party: the last predictions
 
     @property
     def tables(self) -> list[str]:
@@ -114,16 +116,74 @@ class PlacedModel(Generic[PartT]):
         """What the shards of a table must be told to differentiate at their rows."""
         return {}
 
-    def images(self, thetas: Mapping[str, Array]) -> dict[str, Floats]:
-        """Predictions of base rows for parameters that the coordinator tells."""
-        return images(self.lou, self.family, self.encoding, thetas, self.shape)
+    def ask_images(self, thetas: Mapping[str, Array], instead: Instead | None = None) -> Replies:
+        """Ask for predictions of base rows for parameters that the coordinator tells."""
+        return ask_images(self.lou, self.family, self.encoding, thetas, self.shape, instead)
 
     def joined(self, replies: Mapping[str, list[Mapping[str, Any]]], aliases: Iterable[str]) -> dict[str, Floats]:
         """The predictions in replies, over the rows of each table."""
         return {alias: self.lou.concatenate(replies[alias], "image") for alias in aliases}
 
-    def scores(self, client: Client) -> Array:
-        """The sum over tables for the rows of a relation, without the intercept."""
+    def nothing(self, shard: ShardRows) -> Array:
+        """Predictions of a shard that has none."""
+        rows = len(shard.row_ids)
+        return np.zeros(rows if self.outputs == 1 else (rows, self.outputs))
+
+    def instead(self, client: Client) -> Instead:
+        """What stands in for predictions of a shard that is lost: the last that it told, or zeros."""
+
+        def stand_in(alias: str, shard: ShardRows) -> dict[str, Any]:
+            told = self._told.get((client.view, alias, shard.party))
+            return {"image": self.nothing(shard) if told is None else told}
+
+        return stand_in
+
+    def predicted(self, client: Client, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
+        """The predictions in replies, over the rows of each table; they are kept in case a party is lost."""
+        if client.outbox.when_lost.stand_in == "cache":
+            for alias in aliases:
+                for shard, reply in zip(client.shards(alias), replies[alias], strict=True):
+                    self._told[client.view, alias, shard.party] = reply["image"]
+        return self.joined(replies, aliases)
+
+    def gathered(self, replies: Replies, still: Iterable[str] = ()) -> Array:
+        """The sum over tables for the joined rows it learns from; ``replies`` are those of tables in `alone`, but for
+        those that are ``still`` lost.
+        """
+        client, instead = self.lou.client, self.instead(self.lou.client)
+        shared = self.ask_images({alias: part.theta for alias, part in self.shared.items()}, instead)
+        asked = [alias for alias in self.alone if alias not in still]
+        found = self.predicted(client, shared, self.together) | self.predicted(client, replies, asked)
+        found |= {alias: instead(alias, client.shards(alias)[0])["image"] for alias in still}
+        return self.loj.gather(found, self.outputs)
+
+    def predictions(self) -> Array:
+        """The sum over tables for the joined rows it learns from, as it stands."""
+        replies = self.lou.ask(
+            f"{self.family}.predict", self.alone, instead=self.instead(self.lou.client),
+            encoding=self.encoding.id, model=self.model,
+        )  # fmt: skip
+        return self.gathered(replies)
+
+    def all_return(self) -> bool:
+        """Whether nobody is lost; who is has one more timeout to come back."""
+        return self.lou.client.outbox.wait_for_all()
+
+    def was_steady(self) -> bool:
+        """Whether nobody was lost or came back since this was last asked."""
+        before, self._changes = self._changes, self.lou.client.outbox.changes
+        return before == self._changes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nobody is lost."""
+        return not self.lou.client.outbox.lost
+
+    def scores(self, client: Client, *, learning: bool = False) -> Array:
+        """The sum over tables for the rows of a relation, without the intercept.
+
+        While ``learning``, something stands in for parties that are lost; predictions are not made without them.
+        """
         if client.outbox is not self.lou.client.outbox:
             self.lou.client.outbox.send()  # the last step may still wait there
         lou = LearningOverUnion(client, self.lou.wire)
@@ -131,9 +191,12 @@ class PlacedModel(Generic[PartT]):
         at_home = [alias for alias in self.alone if _parties(client, alias) == _parties(self.lou.client, alias)]
         sent = [alias for alias in present if alias not in at_home]  # shards that did not train: they are told theta
         thetas = self._thetas(sent)
-        replies = lou.ask(f"{self.family}.predict", at_home, encoding=self.encoding.id, model=self.model)
-        found = images(lou, self.family, self.encoding, thetas, self.shape)
-        found |= self.joined(replies, at_home)
+        instead = self.instead(client) if learning else None
+        replies = lou.ask(
+            f"{self.family}.predict", at_home, instead=instead, encoding=self.encoding.id, model=self.model
+        )
+        told = ask_images(lou, self.family, self.encoding, thetas, self.shape, instead)
+        found = self.predicted(client, told, thetas) | self.predicted(client, replies, at_home)
         return LearningOverJoin(client.mapping).gather(found, self.outputs)
 
     def thetas(self) -> dict[str, Array]:
@@ -163,15 +226,13 @@ class PlacedModel(Generic[PartT]):
         return self.thetas()
 
 
-def images(
-    lou: LearningOverUnion, family: str, encoding: Encoding, thetas: Mapping[str, Array], shape: Mapping[str, Any]
-) -> dict[str, Floats]:
-    """Predictions of base rows for parameters that parties are told."""
-    if not thetas:
-        return {}
+def ask_images(
+    lou: LearningOverUnion, family: str, encoding: Encoding, thetas: Mapping[str, Array], shape: Mapping[str, Any],
+    instead: Instead | None = None,
+) -> Replies:  # fmt: skip
+    """Ask for predictions of base rows for parameters that parties are told."""
     told = {alias: {"theta": theta} for alias, theta in thetas.items()}
-    replies = lou.ask(f"{family}.image", told, by_alias=told, encoding=encoding.id, **shape)
-    return {alias: lou.concatenate(replies[alias], "image") for alias in told}
+    return lou.ask(f"{family}.image", told, by_alias=told, instead=instead, encoding=encoding.id, **shape)
 
 
 def _parties(client: Client, alias: str) -> list[str]:
@@ -196,7 +257,9 @@ class ToldModel:
     def scores(self, client: Client) -> Array:
         """The sum over tables for the rows of a relation, without the intercept."""
         thetas = {alias: theta for alias, theta in self.thetas.items() if client.shards(alias)}
-        found = images(LearningOverUnion(client, self.wire), self.family, self.encoding, thetas, self.shape)
+        lou = LearningOverUnion(client, self.wire)
+        replies = ask_images(lou, self.family, self.encoding, thetas, self.shape)
+        found = {alias: lou.concatenate(replies[alias], "image") for alias in thetas}
         return LearningOverJoin(client.mapping).gather(found, self.outputs)
 
     def parameters(self) -> dict[str, Array]:

@@ -57,6 +57,10 @@ class Images:
         self.order.insert(0, slot)
         return self.newest
 
+    def forget_earlier(self) -> None:
+        """Keep the newest direction's image only."""
+        self.slots[0], self.order = self.slots[self.order[0]], [0]
+
     @property
     def newest(self) -> Array:
         """The newest direction's image, in the shape of scores."""

@@ -18,8 +18,9 @@ from tablepuppet.learn.block import Block
 from tablepuppet.learn.descent import Round
 from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.placed import PlacedModel, encoded, part_of
-from tablepuppet.mapping.table_mapping import Floats, TableMapping
+from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
 from tablepuppet.operators.client import Replies
+from tablepuppet.operators.lou import Instead
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
 
@@ -106,23 +107,34 @@ class Stochastic:
     def __init__(self, model: PlacedModel[Any], momentum: float):
         self.model, self.momentum = model, momentum
         self.mapping, self.tables = model.loj.mapping, model.tables
+        self._told: dict[str, Array] = {}  # by table: the last prediction of every base row
 
     def exchange(
         self, batch: Batch | None, wanted: Array | None, following: Batch | None, lr: float
     ) -> dict[str, Floats]:
-        """Take the step that ``batch`` asks for; the predictions for the ``following`` batch."""
+        """Take the step that ``batch`` asks for; the predictions for the ``following`` batch.
+
+        A table whose party is lost stands still, and the gradient of a shard that is lost is left out. The last
+        predictions of their rows stand in for new ones, or zeros.
+        """
         model = self.model
+
+        def as_before(alias: str, shard: ShardRows) -> dict[str, Any]:
+            return {"image": self._known(alias)[shard.slice][_within(following, alias, shard.slice)]}
+
         sums = {} if batch is None or wanted is None else {a: batch.scatter(a, wanted) for a in self.tables}
         rates = {"lr": lr, "momentum": self.momentum, "l2": model.l2}
         alone = self._ask(
             "sgd", model.alone,
             lambda alias, part: self._sums(batch, sums, alias, part)
             | {"next_places": _within(following, alias, part), "model": model.model, **rates},
+            as_before,
         )  # fmt: skip
         if batch is not None:
             replies = self._ask(
                 "sgd_gradient", model.together,
                 lambda alias, part: self._sums(batch, sums, alias, part) | model.for_gradient(alias),
+                lambda alias, _: {"sums": np.zeros_like(model.shared[alias].theta)},
             )  # fmt: skip
             for alias, part in model.shared.items():
                 part.descend(model.lou.add(replies[alias], "sums"), **rates)
@@ -133,14 +145,29 @@ class Stochastic:
             lambda alias, part: {
                 "next_places": _within(following, alias, part), "theta": model.shared[alias].theta, **model.shape
             },
+            as_before,
         )  # fmt: skip
-        return model.joined(alone, model.alone) | model.joined(together, model.together)
+        found = model.joined(alone, model.alone) | model.joined(together, model.together)
+        if model.lou.client.outbox.when_lost.stand_in == "cache":
+            for alias, values in found.items():
+                self._known(alias)[following.places[alias]] = values
+        return found
 
-    def _ask(self, name: str, aliases: list[str], arguments: Callable[[str, slice], dict[str, Any]]) -> Replies:
+    def _known(self, alias: str) -> Array:
+        """The last prediction of every base row of a table; zeros where there is none."""
+        if alias not in self._told:
+            rows, outputs = self.mapping.tables[alias].rows, self.model.outputs
+            self._told[alias] = np.zeros(rows if outputs == 1 else (rows, outputs))
+        return self._told[alias]
+
+    def _ask(
+        self, name: str, aliases: list[str], arguments: Callable[[str, slice], dict[str, Any]], instead: Instead
+    ) -> Replies:
         model, chosen = self.model, set(aliases)
         return model.lou.client.ask(
             f"{model.family}.{name}",
             lambda a, shard: arguments(a, shard.slice) | {"encoding": model.encoding.id} if a in chosen else None,
+            instead,
         )
 
     def _sums(self, batch: Batch | None, sums: Mapping[str, Array], alias: str, part: slice) -> dict[str, Any]:

@@ -27,8 +27,8 @@ Array = NDArray[np.float64]
 class Watched(Protocol):
     """A model that is being learned."""
 
-    def scores(self, client: Client) -> Array:
-        """Scores over the rows of a relation, without the intercept."""
+    def scores(self, client: Client, *, learning: bool = False) -> Array:
+        """Scores over the rows of a relation, without the intercept; ``learning``: also while parties are lost."""
         ...
 
     def parameters(self) -> dict[str, Array]:
@@ -65,7 +65,7 @@ class Validation:
 
     def look(self, model: Watched, done: Round) -> Seen:
         """Measure the model after a round; remember it if it is the first or the best."""
-        scores = model.scores(self.client) + done.intercept
+        scores = model.scores(self.client, learning=True) + done.intercept
         if np.isfinite(done.loss) and not np.isfinite(scores).all():
             raise LearnError(
                 "the validation relation has feature values that are not finite (NaN or infinity); filter them in WHERE"

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from tablepuppet.learn.estimator import Learner
     from tablepuppet.relation import Relation
 
-CONVERGED, EARLY, USED_UP = "converged", "early stop", "rounds used up"
-STATES = {CONVERGED: "converged", EARLY: "stopped early", USED_UP: "not converged"}
+CONVERGED, EARLY, USED_UP, LOST = "converged", "early stop", "rounds used up", "party lost"
+STATES = {
+    CONVERGED: "converged", EARLY: "stopped early", USED_UP: "not converged", LOST: "nothing to gain without the lost",
+}  # fmt: skip
 
 
 class Watch:
@@ -57,6 +59,7 @@ class Watch:
             "epsilon": None,
             "solver": self.learner.solver_,
             "converged": done.converged,
+            "lost": self._lost(),
         }
         self.learner.history_.append(entry)
         self.before, self.since = traffic, now
@@ -64,6 +67,13 @@ class Watch:
         if self.validation is not None and self.validation.is_enough(done):
             self._stopped = EARLY
         return self._stopped == EARLY
+
+    def _lost(self) -> list[str]:
+        """Parties that were lost in this round."""
+        outboxes = {self.relation.client.outbox}
+        if self.validation is not None:
+            outboxes.add(self.validation.client.outbox)
+        return sorted(set().union(*(outbox.take_missed() for outbox in outboxes)))
 
     def _held_out(self, model: Watched, done: Round) -> dict[str, float | None]:
         """How the model does on the validation rows."""
@@ -79,6 +89,8 @@ class Watch:
         )
         if entry["validation_loss"] is not None:
             message += f"validation loss {entry['validation_loss']:.6g}, "
+        if entry["lost"]:
+            message += f"without {', '.join(entry['lost'])}, "
         message += f"{(entry['bytes_up'] + entry['bytes_down']) / 1e6:.3g} MB"
         fields = entry | {"done": entry["round"], "total": self.learner.rounds}
         self._emit("progress", "fit", message, fields)
@@ -92,6 +104,9 @@ class Watch:
     def end(self, model: Watched, intercept: NDArray[np.float64]) -> NDArray[np.float64]:
         """The solver is done: go back to the best round, say how it ended; the intercept."""
         learner, rounds = self.learner, len(self.learner.history_)
+        lost = sorted(self.relation.client.outbox.lost)
+        if lost and self._stopped == USED_UP and rounds < learner.rounds:
+            self._stopped = LOST
         learner.stopped_ = CONVERGED if learner.converged_ else self._stopped
         learner.best_round_ = rounds
         message = f"{type(learner).__name__}: {STATES[learner.stopped_]} after {rounds} rounds"
@@ -99,7 +114,9 @@ class Watch:
             learner.best_round_, intercept = self.validation.best_round, self.validation.best_intercept
             model.restore()
             message += f"; the parameters are those of round {learner.best_round_}, the best on the validation rows"
-        fields = {"converged": learner.converged_, "stopped": learner.stopped_, "rounds": rounds}
+        if lost:
+            message += f"; lost: {', '.join(lost)}"
+        fields = {"converged": learner.converged_, "stopped": learner.stopped_, "rounds": rounds, "lost": lost}
         fields |= {"best_round": learner.best_round_, "solver": learner.solver_}
         self._emit("info", "fitted", message, fields)
         return intercept

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,10 @@ class Replies(Mapping[str, list[Mapping[str, Any]]]):
     def __len__(self) -> int:
         return len(self._answers)
 
+    def missed(self, alias: str) -> list[bool]:
+        """For each of these replies, whether it only stands in for that of a party that is lost."""
+        return [answer.missed for answer in self._answers[alias]]
+
 
 @dataclass
 class Client:
@@ -63,8 +68,16 @@ class Client:
         """The shards of a table with at least one row in the relation."""
         return [shard for shard in self.mapping.tables[alias].shards if len(shard.row_ids)]
 
-    def ask(self, op: str, arguments: Callable[[str, ShardRows], Mapping[str, Any] | None]) -> Replies:
-        """Run ``op`` at every shard; ``arguments`` gives those of one shard, or None to leave it out."""
+    def ask(
+        self,
+        op: str,
+        arguments: Callable[[str, ShardRows], Mapping[str, Any] | None],
+        instead: Callable[[str, ShardRows], Mapping[str, Any]] | None = None,
+    ) -> Replies:
+        """Run ``op`` at every shard; ``arguments`` gives those of one shard, or None to leave it out.
+
+        ``instead`` gives the reply that stands in for that of a shard whose party is lost.
+        """
         if not self._announced:
             self._announced = True
             self.ask("rows.use", self._rows)
@@ -74,7 +87,8 @@ class Client:
                 given = arguments(alias, shard)
                 if given is not None:
                     step = Step(op, alias, {"view": self.view, **given})
-                    answers[alias].append(self.outbox.ask(shard.party, step))
+                    stand_in = None if instead is None else partial(instead, alias, shard)
+                    answers[alias].append(self.outbox.ask(shard.party, step, stand_in))
         return Replies(answers)
 
     def _rows(self, alias: str, shard: ShardRows) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ Arrays over a table's rows are cut into its shards on the way down and put toget
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Client, Replies
+
+Instead = Callable[[str, ShardRows], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,11 @@ class LearningOverUnion:
         aliases: Iterable[str],
         rows: Mapping[str, Floats] | None = None,
         by_alias: Mapping[str, Mapping[str, Any]] | None = None,
+        instead: Instead | None = None,
         **values: Any,
     ) -> Replies:
         """Run ``op`` at the shards of ``aliases``: ``rows`` gives each its part of an array over the table's rows,
-        ``by_alias`` values of one table, ``values`` those of all.
+        ``by_alias`` values of one table, ``values`` those of all. ``instead`` stands in for shards that are lost.
         """
         chosen = set(aliases)
 
@@ -45,7 +48,7 @@ class LearningOverUnion:
                 given["rows"] = rows[alias][shard.slice].astype(self.wire)
             return given
 
-        return self.client.ask(op, arguments)
+        return self.client.ask(op, arguments, instead)
 
     def shards(self, alias: str) -> int:
         """How many shards of a table take part."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from os import cpu_count
 from threading import BoundedSemaphore
 from typing import Protocol
@@ -15,6 +15,7 @@ from typing import Protocol
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.service import HERE, Party
 from tablepuppet.wire.messages import meter
+from tablepuppet.wire.protocol import LostError
 from tablepuppet.wire.traffic import Traffic
 
 _CALLS = ThreadPoolExecutor(256, thread_name_prefix="tablepuppet-call")  # threads made anew cost as much as a call
@@ -24,8 +25,12 @@ _CORES = BoundedSemaphore(cpu_count() or 1)  # parties in this process share its
 class Remote(Protocol):
     """A party in another process."""
 
-    def call(self, request: Request) -> Reply:
-        """One request, one reply."""
+    def call(self, request: Request, patience: float | None = None) -> Reply:
+        """One request, one reply; LostError if it is silent for its timeout, or tried once for ``patience`` seconds."""
+        ...
+
+    def take_back(self, losses: int) -> None:
+        """Take the last losses off the record, if there is one."""
         ...
 
 
@@ -39,8 +44,12 @@ class Engine(Protocol):
         """The names of all parties."""
         ...
 
-    def call(self, party: str, request: Request) -> Reply:
-        """One request, one reply."""
+    def call(self, party: str, request: Request, patience: float | None = None) -> Reply:
+        """One request, one reply; a party elsewhere is tried once for ``patience`` seconds, if that is given."""
+        ...
+
+    def take_back(self, party: str, losses: int) -> None:
+        """Forget that a party was lost, so many times: the run ends because of it."""
         ...
 
     def local(self, party: str) -> Party | None:
@@ -60,15 +69,36 @@ def call_all(
     ``answered`` is told how many have answered, each time one does. If calls fail, the first of their errors is
     raised after all have ended.
     """
+    return [future.result() for future in _ended(engine, calls, answered)]
+
+
+def try_all(
+    engine: Engine, calls: Sequence[tuple[str, Request]], patience: float | None = None
+) -> list[Reply | LostError]:
+    """The same, where a party that is lost has its error in the place of its reply; see `Engine.call`."""
+    ended = _ended(engine, calls, lambda _: None, *([] if patience is None else [patience]))
+    return [_reply_or_loss(future) for future in ended]
+
+
+def _ended(
+    engine: Engine, calls: Sequence[tuple[str, Request]], answered: Callable[[int], None], *patience: float
+) -> list[Future[Reply]]:
     if calls:
         engine.traffic.add_trip()
-    futures = [_CALLS.submit(engine.call, *call) for call in calls]
+    futures = [_CALLS.submit(engine.call, *call, *patience) for call in calls]
     try:
         for number, _ in enumerate(as_completed(futures), start=1):
             answered(number)
     finally:
         wait(futures)
-    return [future.result() for future in futures]
+    return futures
+
+
+def _reply_or_loss(ended: Future[Reply]) -> Reply | LostError:
+    try:
+        return ended.result()
+    except LostError as error:
+        return error
 
 
 class InProcessEngine:
@@ -90,17 +120,21 @@ class InProcessEngine:
         """The names of all parties."""
         return [*self._parties, *self._remote]
 
+    def take_back(self, party: str, losses: int) -> None:
+        """Take the last losses of a party off its record."""
+        self._remote[party].take_back(losses)
+
     def local(self, party: str) -> Party | None:
         """The party itself."""
         return self._parties.get(party)
 
-    def call(self, party: str, request: Request) -> Reply:
+    def call(self, party: str, request: Request, patience: float | None = None) -> Reply:
         """Hand the request to the party, and meter both ways."""
         remote = self._remote.get(party)
         if request.verb == "close" and remote is not None and self.keep_open:
             return [{}]
         if remote is not None:
-            reply = remote.call(request)
+            reply = remote.call(request, patience)
         else:
             with _CORES:
                 reply = self._parties[party].answer(HERE, request)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
@@ -21,7 +22,7 @@ from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.wire.codec import Encoded, decode_header, encode
 from tablepuppet.wire.flight_server import frames_of
-from tablepuppet.wire.protocol import BusyError, read_reply, request_message
+from tablepuppet.wire.protocol import BusyError, LostError, read_reply, request_message
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds
 CLOSING = 3.0  # seconds to wait for a party that is told goodbye
@@ -59,26 +60,32 @@ class RemoteParty:
         self._connection: flight.FlightClient | None = None
         self._lock = threading.Lock()
 
-    def call(self, request: Request) -> Reply:
-        """The reply to a request; PartyError if the party stays silent for the whole timeout."""
-        closing = request.verb == "close"
-        timeout = min(self.timeout, CLOSING) if closing else self.timeout
+    def call(self, request: Request, patience: float | None = None) -> Reply:
+        """The reply to a request; LostError if the party stays silent for the whole timeout.
+
+        With ``patience`` it is tried once, for at most so many seconds.
+        """
+        once, closing = patience is not None, request.verb == "close"
+        timeout = min(self.timeout, CLOSING if closing else np.inf, np.inf if patience is None else patience)
         message, deadline, pause = encode(request_message(request)), time.monotonic() + timeout, FIRST_PAUSE
         while True:
             try:
                 left = timeout if self.wait else max(0.05, deadline - time.monotonic())
                 return read_reply(self._exchange(message, left), request, self.name)
             except (pa.ArrowException, OSError, BusyError) as error:
+                if not isinstance(error, BusyError):
+                    self._disconnect()
                 patient = (self.wait and not closing) or time.monotonic() + pause < deadline
-                if not _worth_repeating(error) or not patient:
-                    raise self._lost(error) from None
+                if once or not patient or not _worth_repeating(error):
+                    raise self._lost(error, timeout) from None
                 if time.monotonic() > deadline:
                     deadline = time.monotonic() + timeout
                     self._silent(f"party {self.name!r} is silent; waiting for it")
-                if not isinstance(error, BusyError):
-                    self._disconnect()
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, LONGEST_PAUSE)
+
+    def take_back(self, losses: int) -> None:
+        """There is no record of them."""
 
     def _exchange(self, message: Encoded, timeout: float) -> Any:
         options = flight.FlightCallOptions(timeout=timeout)
@@ -116,11 +123,12 @@ class RemoteParty:
         if old is not None:
             old.close()
 
-    def _lost(self, error: Exception) -> PartyError:
+    def _lost(self, error: Exception, timeout: float) -> PartyError:
         if isinstance(error, BusyError):
             return error
         reason = str(error).split(". ")[0].splitlines()[0][:200]
-        return PartyError(f"party {self.name!r} at {self.url} does not answer within {self.timeout:g} s ({reason})")
+        kind = LostError if _worth_repeating(error) else PartyError
+        return kind(f"party {self.name!r} at {self.url} does not answer within {timeout:g} s ({reason})")
 
 
 def _worth_repeating(error: Exception) -> bool:

@@ -1,50 +1,119 @@
-"""Fewer trips: what is asked before an answer is read travels together.
+"""Fewer trips: what is asked before an answer is read travels together; and parties that are lost for a while.
 
 `ask` only puts a step down. When the first answer is read, every party gets all its steps in one request, and all
 parties at the same time. So what nobody waits for, such as telling a party to encode its rows, costs no trip.
+
+A step may say what stands in for its answer if the party is lost. Such a party is tried again with every trip, briefly.
+When it is back it first gets the request that it has not answered, then the steps that nobody could stand in for.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import threading
+import time
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from tablepuppet.errors import TablePuppetError
-from tablepuppet.party.request import Request, Step
-from tablepuppet.wire.engine import Engine, call_all
+from tablepuppet.party.request import Reply, Request, Step
+from tablepuppet.wire.engine import Engine, call_all, try_all
+from tablepuppet.wire.protocol import LostError
+
+Values = Mapping[str, Any]
+StandIn = Literal["cache", "zeros"]
+BRIEFLY = 1.0  # seconds to try a party that is lost
+LONGEST_REST = 10  # trips without a try
 
 
 class Answer:
     """What a step will be answered with; reading it sends what waits."""
 
-    def __init__(self, outbox: Outbox):
-        self._outbox = outbox
-        self._values: Mapping[str, Any] | None = None
+    def __init__(self, outbox: Outbox, party: str, instead: Callable[[], Values] | None):
+        self._outbox, self._party, self._instead = outbox, party, instead
+        self._values: Values | None = None
         self._error: BaseException | None = None
+        self.missed = False  # whether something else stands in for the answer
 
-    def read(self) -> Mapping[str, Any]:
-        """The answer; raises what went wrong on its trip."""
-        if self._values is None and self._error is None:
-            self._outbox.send()
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing has come back yet."""
+        return self._values is None and self._error is None
+
+    def read(self) -> Values:
+        """The answer, or what stands in for it; raises what went wrong on its trip."""
+        if self.is_open:
+            self._outbox.fetch(self, self._party)
+        if self.is_open:
+            raise self._outbox.lost[self._party]
         if self._error is not None:
             raise self._error
-        assert self._values is not None, "a sent step is answered or has failed"
+        assert self._values is not None, "a sent step is answered, has failed, or its party is lost"
         return self._values
 
-    def settle(self, values: Mapping[str, Any] | None, error: BaseException | None) -> None:
+    def settle(self, values: Values | None, error: BaseException | None) -> None:
         """What came back."""
         self._values, self._error = values, error
+
+    def stand_in(self) -> bool:
+        """Take what stands in for the answer; false if nothing does."""
+        if self._instead is None:
+            return False
+        self._values, self.missed = self._instead(), True
+        return True
+
+
+Asked = list[tuple[Step, Answer]]
+
+
+@dataclass
+class Away:
+    """A party that is lost: the request that it has not answered, and how long it is left alone."""
+
+    request: Request
+    asked: Asked
+    error: LostError
+    tries: int = 0
+    rest: int = 0  # trips until it is tried again
+
+    def has_just_lost(self, answer: Answer) -> bool:
+        """Whether the answer is one of the request that it has not answered, and it was not tried since."""
+        return not self.tries and any(answer is each for _, each in self.asked)
+
+    def back(self, reply: Reply) -> None:
+        """It has answered; what stood in for answers stays."""
+        for (_, answer), values in zip(self.asked, reply, strict=True):
+            if answer.is_open:
+                answer.settle(values, None)
+
+    def still(self) -> None:
+        """It was tried in vain: a try may take a second, so they grow rare."""
+        self.tries += 1
+        self.rest = min(self.tries - 1, LONGEST_REST)
+
+
+@dataclass(frozen=True)
+class WhenLost:
+    """What stands in for a party that stays silent (None: the run ends), and who is told that one is lost or back."""
+
+    stand_in: StandIn | None = None
+    timeout: float = 60.0
+    told: Callable[[str, LostError | None], None] = lambda party, error: None
 
 
 class Outbox:
     """The steps of one session that wait for the next trip, by party."""
 
-    def __init__(self, engine: Engine, session: str):
-        self._engine, self.session = engine, session
-        self._waiting: dict[str, list[tuple[Step, Answer]]] = {}
+    def __init__(self, engine: Engine, session: str, when_lost: WhenLost | None = None):
+        self._engine, self.session, self.when_lost = engine, session, when_lost or WhenLost()
+        self._waiting: dict[str, Asked] = {}
+        self._away: dict[str, Away] = {}
+        self._missed: set[str] = set()
+        self._losses: Counter[str] = Counter()  # calls in vain
+        self.changes = 0  # how often a party was lost or came back
         self._names = itertools.count()
         self._sent: Counter[str] = Counter()
         self._lock = threading.RLock()
@@ -53,28 +122,118 @@ class Outbox:
         """A name for something of this session: no other session has it."""
         return f"{self.session}.{next(self._names)}"
 
-    def ask(self, party: str, step: Step) -> Answer:
-        """Put a step down for a party."""
-        answer = Answer(self)
+    def ask(self, party: str, step: Step, instead: Callable[[], Values] | None = None) -> Answer:
+        """Put a step down for a party; ``instead`` gives what stands in for its answer if the party is lost."""
+        answer = Answer(self, party, instead)
         with self._lock:
             self._waiting.setdefault(party, []).append((step, answer))
         return answer
 
+    @property
+    def lost(self) -> dict[str, LostError]:
+        """The parties that are lost now, and how."""
+        return {party: away.error for party, away in self._away.items()}
+
+    def take_missed(self) -> set[str]:
+        """The parties that are lost, or were since this was last asked."""
+        with self._lock:
+            missed, self._missed = self._missed | set(self._away), set()
+        return missed
+
+    def fetch(self, answer: Answer, party: str) -> None:
+        """Send what waits. If nothing stands in for the answer of a party that was lost before, it has one more
+        timeout.
+        """
+        with self._lock:
+            away, losses = self._away.get(party), self._losses[party]
+            if away is not None and away.has_just_lost(answer):
+                losses -= 1  # another reader has sent it
+            else:
+                self.send()
+                if away is not None and answer.is_open and self._wait(lambda: party not in self._away):
+                    self.send()
+            if answer.is_open:
+                self._engine.take_back(party, self._losses[party] - losses)
+                self._away[party].tries += 1  # what is taken back is so once
+
+    def wait_for_all(self) -> bool:
+        """Give parties that are lost one more timeout; whether all are here."""
+        with self._lock:
+            return self._wait(lambda: not self._away)
+
+    def _wait(self, enough: Callable[[], bool]) -> bool:
+        """Try parties that are lost for a timeout. Tries are counted: a run that is repeated from its record has as
+        many.
+        """
+        pause = min(BRIEFLY, self.when_lost.timeout / 4)
+        for _ in range(math.ceil(self.when_lost.timeout / pause)):
+            if enough():
+                break
+            began = time.monotonic()
+            for away in self._away.values():
+                away.rest = 0
+            self._bring_back()
+            if not enough():
+                time.sleep(max(0.0, pause - (time.monotonic() - began)))
+        return enough()
+
     def send(self) -> None:
         """One trip with everything that waits. What failed is told to whoever reads an answer of this trip."""
         with self._lock:
-            waiting, self._waiting = self._waiting, {}
-            self._sent.update(waiting.keys())
+            self._bring_back()
+            ready = {party: asked for party, asked in self._waiting.items() if party not in self._away}
+            self._waiting = {party: self._not_stood_in(party) for party in self._waiting if party in self._away}
+            self._sent.update(ready.keys())
             calls = [
                 (party, Request("run", self.session, {}, tuple(step for step, _ in asked), self._sent[party]))
-                for party, asked in waiting.items()
+                for party, asked in ready.items()
             ]
             try:
-                replies = call_all(self._engine, calls)
+                replies = self._replies(calls)
             except (TablePuppetError, KeyboardInterrupt) as error:
-                for _, answer in (each for asked in waiting.values() for each in asked):
+                for _, answer in (each for asked in ready.values() for each in asked):
                     answer.settle(None, error)
                 raise
-            for asked, reply in zip(waiting.values(), replies, strict=True):
+            for (party, request), asked, reply in zip(calls, ready.values(), replies, strict=True):
+                if isinstance(reply, LostError):
+                    self._lose(party, Away(request, asked, reply))
+                    continue
                 for (_, answer), values in zip(asked, reply, strict=True):
                     answer.settle(values, None)
+
+    def _replies(self, calls: list[tuple[str, Request]]) -> list[Reply | LostError]:
+        if self.when_lost.stand_in is None:
+            return [*call_all(self._engine, calls)]
+        return try_all(self._engine, calls)
+
+    def _lose(self, party: str, away: Away) -> None:
+        self._losses[party] += 1
+        self._away[party] = away
+        for _, answer in away.asked:
+            answer.stand_in()
+        self._tell(party, away.error)
+
+    def _tell(self, party: str, error: LostError | None) -> None:
+        self._missed.add(party)
+        self.changes += 1
+        self.when_lost.told(party, error)
+
+    def _not_stood_in(self, party: str) -> Asked:
+        """What waits for a party that is lost, after all that something can stand in for."""
+        return [(step, answer) for step, answer in self._waiting[party] if not answer.stand_in()]
+
+    def _bring_back(self) -> None:
+        """Try parties that are lost. The request that one has not answered must come first: it may have arrived."""
+        due = []
+        for party, away in self._away.items():
+            if not away.rest:
+                due.append(party)
+            away.rest = max(away.rest - 1, 0)
+        replies = try_all(self._engine, [(party, self._away[party].request) for party in due], BRIEFLY) if due else []
+        for party, reply in zip(due, replies, strict=True):
+            if isinstance(reply, LostError):
+                self._losses[party] += 1
+                self._away[party].still()
+            else:
+                self._away.pop(party).back(reply)
+                self._tell(party, None)

@@ -72,8 +72,12 @@ def error_message(error: TablePuppetError) -> Any:
     return [VERSION, type(error).__name__, str(error)]
 
 
-class BusyError(PartyError):
-    """The party has as many sessions as it allows; try again."""
+class LostError(PartyError):
+    """The party does not answer; the same request may fare better later."""
+
+
+class BusyError(LostError):
+    """The party has as many sessions as it allows, or is stopping; try again."""
 
 
 _ERRORS: dict[str, type[TablePuppetError]] = {

@@ -3,7 +3,8 @@
 Nothing of an algorithm is saved. A run that is resumed starts from the beginning and asks the same questions; answers
 that are on record are read instead of asked for, until the record ends. The parties stand where they stood, and the
 last request, which may or may not have reached them, is answered from their store. A question that differs from the one
-on record ends the run: the job or the software is no longer the same.
+on record ends the run: the job or the software is no longer the same. Where a run goes on without a party that is lost,
+that it was lost is on record too.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from tablepuppet.errors import LearnError
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.wire.codec import Encoded, decode_header, encode
 from tablepuppet.wire.engine import Remote
-from tablepuppet.wire.protocol import read_reply, reply_message, request_message
+from tablepuppet.wire.protocol import LostError, read_reply, reply_message, request_message
 
+NO_REPLY = Encoded(b"", [])
 _FRAME = struct.Struct("<32sQQ")  # digest of the request, lengths of the reply's header and arrays
 
 
@@ -45,31 +47,41 @@ class Record:
         self._used += 1
         return self._known[self._used - 1]
 
-    def of(self, name: str, party: Remote) -> RecordedParty:
-        """A party whose answers are recorded."""
-        return RecordedParty(name, party, self.folder / f"{name}.replies")
+    def of(self, name: str, party: Remote, *, losses: bool = False) -> RecordedParty:
+        """A party whose answers are recorded, with ``losses`` also that it gave none."""
+        return RecordedParty(name, party, self.folder / f"{name}.replies", losses=losses)
 
 
 class RecordedParty:
     """Answers from the record as far as it goes, then asks."""
 
-    def __init__(self, name: str, party: Remote, path: Path):
-        self._name, self._party, self._path = name, party, path
+    def __init__(self, name: str, party: Remote, path: Path, *, losses: bool = False):
+        self._name, self._party, self._path, self._losses = name, party, path, losses
         self._reading: BufferedReader | None = path.open("rb") if path.exists() else None
         self._writing: BinaryIO | None = None
 
-    def call(self, request: Request) -> Reply:
+    def call(self, request: Request, patience: float | None = None) -> Reply:
         """The reply on record, or one that is recorded now."""
         if request.verb == "close":
-            return self._party.call(request)
+            return self._party.call(request, patience)
         digest = _digest(encode(request_message(request)))
         if self._reading is not None:
             reply = self._recorded(self._reading, request, digest)
             if reply is not None:
                 return reply
-        reply = self._party.call(request)
+        try:
+            reply = self._party.call(request, patience)
+        except LostError:
+            if self._losses:
+                self._write(digest, NO_REPLY)
+            raise
         self._write(digest, encode(reply_message(reply)))
         return reply
+
+    def take_back(self, losses: int) -> None:
+        """Take the last losses off the record: the run ends because of them, and shall ask again if it is resumed."""
+        if self._writing is not None:
+            os.truncate(self._path, self._path.stat().st_size - losses * _FRAME.size)
 
     def _recorded(self, file: BufferedReader, request: Request, digest: bytes) -> Reply | None:
         """The next reply on record; None at its end, where what a crash left half written is cut off."""
@@ -84,6 +96,8 @@ class RecordedParty:
                         f"this run cannot be resumed: it asks party {self._name!r} something else than before; was the "
                         "job changed, or the version of tablepuppet? train it anew"
                     )
+                if not header:
+                    raise LostError(f"party {self._name!r} did not answer then, as the record of this run says")
                 frames = iter([pa.py_buffer(arrays)] if arrays else [])
                 return read_reply(decode_header(header).fill(frames), request, self._name)
         file.close()
@@ -95,7 +109,7 @@ class RecordedParty:
         if self._writing is None:
             self._writing = self._path.open("ab")
         self._writing.write(_FRAME.pack(digest, len(reply.header), reply.nbytes - len(reply.header)))
-        for frame in reply.frames():
+        for frame in reply.frames() if reply.header else ():
             self._writing.write(memoryview(frame))
         self._writing.flush()  # the end of this process loses nothing then
 
