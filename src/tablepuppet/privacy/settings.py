@@ -1,0 +1,114 @@
+"""`Privacy`: what an analyst asks parties to promise while a model is learned.
+
+Comes in: a learner's settings or a job file's. Goes out: settings that make sense together, or a PrivacyError with
+advice. Whether they fit a table is only known to its party: it checks again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from tablepuppet.errors import PrivacyError
+from tablepuppet.privacy.accountant import check_delta
+from tablepuppet.privacy.label import MOST_CLASSES, check_label_epsilon
+
+LabelMechanism = Literal["auto", "randomised_response", "laplace"]
+LABEL_MECHANISMS = ("auto", "randomised_response", "laplace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """Promises, each optional; with none of them nothing is noised.
+
+    ``label_epsilon``: labels are noised before they leave. Numbers need ``label_bounds``, classes ``label_classes``,
+    here or in the policy of the label's party, never from the data. ``label_mechanism`` "auto" is randomised response
+    for classes and Laplace noise for numbers. ``feature_epsilon``: what is learned from features is noised, each row's
+    part clipped to ``clip_norm``. ``prediction_epsilon``: so are the predictions of every round. Both hold
+    at ``delta``. ``secure_sum``: shards of one table reach the coordinator as a sum only.
+
+    >>> Privacy(label_epsilon=2.0, label_classes=("no", "yes")).is_label_private
+    True
+    """
+
+    label_epsilon: float | None = None
+    label_bounds: tuple[float, float] | None = None
+    label_classes: tuple[str | int | float | bool, ...] | None = None
+    label_mechanism: LabelMechanism = "auto"
+    feature_epsilon: float | None = None
+    prediction_epsilon: float | None = None
+    delta: float = 1e-5
+    clip_norm: float = 1.0
+    secure_sum: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("label_epsilon", "feature_epsilon", "prediction_epsilon", "delta", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None or not name.endswith("epsilon"):
+                _check_number(name, value)
+        self._check_label()
+        for name in ("feature_epsilon", "prediction_epsilon"):
+            _check_positive(name, getattr(self, name), "0.1 to 10 is usual, less is more private")
+        check_delta(self.delta)
+        _check_positive("clip_norm", self.clip_norm, "1 is usual")
+        if not isinstance(self.secure_sum, bool):
+            raise PrivacyError("secure_sum must be True or False")
+
+    @property
+    def is_label_private(self) -> bool:
+        """Whether labels are noised."""
+        return self.label_epsilon is not None
+
+    @property
+    def is_feature_private(self) -> bool:
+        """Whether anything learned from features is noised."""
+        return self.feature_epsilon is not None or self.prediction_epsilon is not None
+
+    def check_rows(self, rows: int) -> None:
+        """Raise PrivacyError if delta would allow a table of so many rows to be told one row whole."""
+        if self.is_feature_private and self.delta >= 1 / max(rows, 1):
+            raise PrivacyError(
+                f"delta {self.delta:g} is not below one over the {rows:,} rows of a table: such a promise would allow "
+                f"to publish a row; use {0.1 / max(rows, 1):.0e} or less"
+            )
+
+    def _check_label(self) -> None:
+        if self.label_mechanism not in LABEL_MECHANISMS:
+            raise PrivacyError(f"label_mechanism {self.label_mechanism!r} is none of {', '.join(LABEL_MECHANISMS)}")
+        if self.label_epsilon is not None:
+            check_label_epsilon(self.label_epsilon)
+        elif self.label_bounds is not None or self.label_classes is not None or self.label_mechanism != "auto":
+            raise PrivacyError("labels would leave without noise: set label_epsilon too, 1 to 8 is usual")
+        if self.label_bounds is not None and self.label_classes is not None:
+            raise PrivacyError("label_bounds are for numbers and label_classes for classes: give one of them")
+        if self.label_bounds is not None:
+            self._check_bounds(self.label_bounds)
+        if self.label_classes is not None:
+            self._check_classes(self.label_classes)
+
+    def _check_bounds(self, bounds: tuple[float, float]) -> None:
+        if not isinstance(bounds, tuple) or len(bounds) != 2:
+            raise PrivacyError("label_bounds must be a pair such as (0.0, 5.0)")
+        for bound in bounds:
+            _check_number("label_bounds", bound)
+        if not (math.isfinite(bounds[0]) and math.isfinite(bounds[1]) and bounds[0] < bounds[1]):
+            raise PrivacyError(f"label_bounds ({bounds[0]:g}, {bounds[1]:g}): finite numbers, the lower one first")
+        if self.label_mechanism == "randomised_response":
+            raise PrivacyError("randomised response is for classes: numbers use label_mechanism 'laplace' or 'auto'")
+
+    def _check_classes(self, classes: tuple[str | int | float | bool, ...]) -> None:
+        if not isinstance(classes, tuple) or not 2 <= len(classes) <= MOST_CLASSES:
+            raise PrivacyError("label_classes must be a tuple of all classes that there may be, two or more")
+        if len(set(classes)) < len(classes):
+            raise PrivacyError("label_classes: one of them is listed twice")
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise PrivacyError(f"{name} must be a number, not {type(value).__name__}")
+
+
+def _check_positive(name: str, value: float | None, advice: str) -> None:
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise PrivacyError(f"{name} {value:g}: it must be a positive number; {advice}")
