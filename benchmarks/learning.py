@@ -368,11 +368,11 @@ def newton_steps(train: tp.Relation, task: str) -> float:
     lock, name = threading.Lock(), ("_unlikely" if task == "good" else "_probabilities")
     bare, proximal = getattr(losses, name), (losses.Logistic if task == "good" else losses.Softmax).proximal
 
-    def count(scores: Any) -> Any:
+    def count(scores: Any, *rest: Any) -> Any:
         if getattr(inside, "proximal", False):
             with lock:
                 seen[0] += len(scores)
-        return bare(scores)
+        return bare(scores, *rest)
 
     def watched(self: Any, *rest: Any) -> Any:
         inside.proximal = True

@@ -12,11 +12,12 @@ Over-relaxation is replaced by the plane search of `descent`, which picks the be
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from tablepuppet.learn.descent import Array
-from tablepuppet.learn.losses import Loss
-from tablepuppet.pieces import over_pieces
+from tablepuppet.learn.losses import Look, Loss
 
 AUTO_RHO = 100.0  # times the mean curvature of the loss at the start
 
@@ -30,20 +31,16 @@ class SharingRule:
         self.residual = loss.gradient(scores)
         self.dual = self.residual * (self.parts * len(scores) / self.rho)  # M u: where zbar is optimal
 
-    def wanted(self, scores: Array) -> tuple[Array, float]:
+    def wanted(self, scores: Array, looks: Mapping[int, Look]) -> tuple[Array, float]:
         """The residual times rho, by joined rows; the ridge solves have curvature rho."""
         return self.residual, self.rho
 
-    def moved(self, scores: Array) -> None:
-        """The z-update and the dual update: then r = 2 u - (u before)."""
-        rho = self.rho / self.parts
-
-        def update(part: slice) -> None:
-            now, dual, residual = scores[part], self.dual[part], self.residual[part]
-            target = now + dual
-            target -= self.loss.at(part).proximal(target, rho, now)
-            np.subtract(2 * target, dual, out=residual)
-            residual *= rho / len(scores)
-            dual[:] = target
-
-        over_pieces(update, len(scores), self.loss.outputs)
+    def moved(self, part: slice, now: Array, look: Look | None) -> None:
+        """The z-update and the dual update of some joined rows: then r = 2 u - (u before)."""
+        rho, dual, residual = self.rho / self.parts, self.dual[part], self.residual[part]
+        pulled = self.loss.at(part).pull(now + dual, rho, now, look)
+        scale = rho / len(self.dual)
+        np.multiply(pulled, 2 * scale, out=residual)
+        dual *= scale
+        residual -= dual
+        dual[:] = pulled

@@ -27,19 +27,22 @@ from tablepuppet.pieces import over_pieces
 Array = NDArray[np.float64]
 DRIFT = 1e-8  # of a step that rounding may have added to its image before all are forgotten
 LEAST_GAIN = 1e-13  # of the objective: a step of less is not taken while shards still agree
-LEAST_MEMORY, MOST_MEMORY = 3, 30  # earlier steps in the plane
-PLANE_SIZE = 2_000_000  # numbers that the images of these steps may take before there are fewer of them
+LEAST_MEMORY, MOST_MEMORY = 5, 30  # earlier steps in the plane
+PLANE_SIZE = 32_000_000  # numbers that the images of these steps may take before there are fewer of them
 
 
 class Rule(Protocol):
     """What an algorithm asks of the tables in each round."""
 
-    def wanted(self, scores: Array) -> tuple[Array, Curvature]:
-        """(a value per joined row that tables shall answer, the curvature of their ridge solve)."""
+    def wanted(self, scores: Array, looks: Mapping[int, Look]) -> tuple[Array, Curvature]:
+        """(a value per joined row that tables shall answer, the curvature of their ridge solve).
+
+        ``looks`` are those at the loss of these scores, by the first row of a piece, where they are known.
+        """
         ...
 
-    def moved(self, scores: Array) -> None:
-        """The step is taken: scores are now these."""
+    def moved(self, part: slice, now: Array, look: Look | None) -> None:
+        """The step is taken: the scores of some joined rows are now these; ``look`` is that at their loss if known."""
         ...
 
 
@@ -74,7 +77,7 @@ def descend(
     shape = (len(model.loj.mapping),) if loss.outputs == 1 else (len(model.loj.mapping), loss.outputs)
     scores = np.zeros(shape, order="F") + intercept
     memory = memory_for(loss, len(scores))
-    images = Images(np.empty((memory + 1, loss.outputs, len(scores))))  # X s_k
+    images = Images.of(memory + 1, loss.outputs, len(scores))  # X s_k
     errors: list[float] = []  # what rounding may have done to each
     looks: Mapping[int, Look] = {}
     converged = False
@@ -83,7 +86,7 @@ def descend(
         report(Round(1, value, value, scores, intercept, converged=True))
         return intercept, True
     for number in range(1, rounds + 1):
-        wanted, curvature = rule.wanted(scores)
+        wanted, curvature = rule.wanted(scores, looks)
         _, products = model.direction(wanted, curvature, out=images.new())
         changed = model.absence.changed
         if changed:
@@ -101,20 +104,20 @@ def descend(
             kept = 0  # nor is it any use to remember steps that gained nothing
         kept = min(kept, 1) if changed else kept
         model.advance(mix, kept)
-        _take_step(scores, images, mix, shift)
-        looks = end.looks
-        intercept = intercept + shift
+        looks, intercept = end.looks, intercept + shift
+        settled = model.was_steady() and small and rule is gradient
+        rule = gradient if small else rule
+        _take_step(scores, images, mix, shift, looks, rule)
+        if loss.quadratic:
+            images.newest_is_mixed(mix, sound)
         if not kept:
             images.order.clear()
         del errors[kept:]
-        settled = model.was_steady() and small and rule is gradient
         converged = settled and model.is_whole
         if report(Round(number, end.objective, end.loss, scores, intercept, converged)) or converged:
             break
         if settled and not model.all_return():
             break
-        rule = gradient if small else rule
-        rule.moved(scores)
     return intercept, converged
 
 
@@ -129,14 +132,15 @@ def _rounding(bend: Array, errors: list[float], mix: Array) -> tuple[list[float]
     return [error, *errors], error <= DRIFT * max(float(mix @ bend @ mix), 0.0) ** 0.5
 
 
-def _take_step(scores: Array, images: Images, mix: Array, shift: Array) -> None:
+def _take_step(scores: Array, images: Images, mix: Array, shift: Array, looks: Mapping[int, Look], rule: Rule) -> None:
     """Move scores by the mixed images and the change of the intercept; the newest image becomes that of the step."""
 
     def move(part: slice) -> None:
-        step = without_mean(images.mixed(part, mix))
+        step, now = without_mean(images.mixed(part, mix)), scores[part]
         images.newest[part] = step
         step += shift
-        scores[part] += step
+        now += step
+        rule.moved(part, now, looks.get(part.start))
 
     over_pieces(move, len(scores), shift.size)
 

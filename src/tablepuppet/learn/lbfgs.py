@@ -8,13 +8,14 @@ preconditioned conjugate gradient method.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from tablepuppet.learn.block import Curvature
 from tablepuppet.learn.descent import Array
-from tablepuppet.learn.losses import Loss
+from tablepuppet.learn.losses import Look, Loss
 from tablepuppet.pieces import over_pieces
 
 
@@ -24,12 +25,13 @@ class GradientRule:
 
     loss: Loss
 
-    def wanted(self, scores: Array) -> tuple[Array, Curvature]:
+    def wanted(self, scores: Array, looks: Mapping[int, Look]) -> tuple[Array, Curvature]:
         """The gradient by scores, and the mean curvature by pairs of outputs."""
         gradient, rows = np.empty_like(scores), len(scores)
 
         def look(part: slice) -> Array:
-            found, share = self.loss.at(part).look(scores[part]), (part.stop - part.start) / rows
+            found = looks.get(part.start) or self.loss.at(part).look(scores[part])
+            share = (part.stop - part.start) / rows
             np.multiply(found.gradient, share, out=gradient[part])
             curvature: Array = share * found.hessian.on_constants()
             return curvature
@@ -37,5 +39,5 @@ class GradientRule:
         parts = [curvature for _, curvature in over_pieces(look, rows, self.loss.outputs)]
         return gradient, np.sum(parts, axis=0)
 
-    def moved(self, scores: Array) -> None:
+    def moved(self, part: slice, now: Array, look: Look | None) -> None:
         """Nothing to remember."""

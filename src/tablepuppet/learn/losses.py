@@ -46,8 +46,12 @@ class Loss(Protocol):
         """The second derivative of the mean loss at scores."""
         ...
 
-    def proximal(self, target: Scores, rho: float, start: Scores) -> Scores:
-        """argmin over z of loss(z) + rho / 2 * |z - target|^2, row by row (Eq. 7)."""
+    def proximal(self, target: Scores, rho: float, start: Scores, look: Look | None = None) -> Scores:
+        """argmin over z of loss(z) + rho / 2 * |z - target|^2, row by row (Eq. 7); ``look`` is that at the start."""
+        ...
+
+    def pull(self, target: Scores, rho: float, start: Scores, look: Look | None = None) -> Scores:
+        """How far the loss pulls scores from their target: target - proximal(target)."""
         ...
 
     def best_constant(self) -> NDArray[np.float64]:
@@ -189,12 +193,15 @@ class Squared:
         """One for every row."""
         return EqualWeights(len(self.labels))
 
-    def proximal(self, target: Scores, rho: float, start: Scores) -> Scores:
+    def proximal(self, target: Scores, rho: float, start: Scores, look: Look | None = None) -> Scores:
         """In closed form."""
-        z: Scores = rho * target
-        z += self.labels
-        z /= 1 + rho
-        return z
+        return target - self.pull(target, rho, start)
+
+    def pull(self, target: Scores, rho: float, start: Scores, look: Look | None = None) -> Scores:
+        """In closed form."""
+        pulled = target - self.labels
+        pulled *= 1 / (1 + rho)
+        return pulled
 
     def best_constant(self) -> NDArray[np.float64]:
         """The mean label."""
@@ -245,14 +252,17 @@ class Logistic:
         """p (1 - p) for every row."""
         return self.look(scores).hessian
 
-    def proximal(self, target: Scores, rho: float, start: Scores) -> Scores:
+    def proximal(self, target: Scores, rho: float, start: Scores, look: Look | None = None) -> Scores:
         """Newton's method in every row.
 
         Where the loss may outweigh rho, steps stop at zero, where the slope bends: from there they cannot overshoot.
         """
         z, enough = start.copy(), small_step(self, rho) * (1 + np.abs(target).max(initial=0.0))
-        for _ in range(NEWTON_STEPS):
-            step, bend = self._derivatives(z, _unlikely(z)[0])
+        for number in range(NEWTON_STEPS):
+            if number == 0 and look is not None and isinstance(look.hessian, RowWeights):
+                step, bend = look.gradient * len(z), look.hessian.weights * len(z)
+            else:
+                step, bend = self._derivatives(z, _unlikely(z)[0])
             away = z - target
             away *= rho
             step += away
@@ -265,6 +275,10 @@ class Logistic:
             if np.abs(step, out=step).max(initial=0.0) < enough:
                 break
         return z
+
+    def pull(self, target: Scores, rho: float, start: Scores, look: Look | None = None) -> Scores:
+        """By Newton's method."""
+        return target - self.proximal(target, rho, start, look)
 
     def best_constant(self) -> NDArray[np.float64]:
         """The log odds of class 1."""
@@ -306,10 +320,11 @@ class SoftmaxHessian:
         return float((self.probability * (1 - self.probability)).mean())
 
 
-def _probabilities(scores: Scores) -> tuple[Scores, Scores, Scores]:
+def _probabilities(scores: Scores, out: Scores | None = None) -> tuple[Scores, Scores, Scores]:
     """(softmax, the highest score, the sum that its exponentials were divided by) of every row."""
     highest = scores.max(axis=1, keepdims=True)
-    probability = np.exp(scores - highest)
+    probability = np.subtract(scores, highest, out=out)
+    np.exp(probability, out=probability)
     total = probability.sum(axis=1, keepdims=True)
     probability /= total
     return probability, highest, total
@@ -369,23 +384,28 @@ class Softmax:
         """From the probabilities."""
         return self.look(scores).hessian
 
-    def proximal(self, target: Scores, rho: float, start: Scores) -> Scores:
+    def proximal(self, target: Scores, rho: float, start: Scores, look: Look | None = None) -> Scores:
         """Newton's method in every row: (diag(p + rho) - p p^T) is solved by the Sherman-Morrison formula.
 
         The solution is z = high - p / rho. Rows where Newton's method does not come to rest, as may happen for a small
         rho, are solved for their logsumexp instead.
         """
-        high = target + self._own() / rho
-        z: Scores = np.clip(start, high - 1 / rho, high) if rho <= 2 * self.most_curvature else start.copy(order="K")
+        high, clipped = target.copy(order="K"), rho <= 2 * self.most_curvature
+        np.add(high, 1 / rho, out=high, where=self._own())
+        z: Scores = np.clip(start, high - 1 / rho, high) if clipped else start.copy(order="K")
         enough = small_step(self, rho) * (1 + np.abs(target).max(initial=0.0))
-        for _ in range(NEWTON_STEPS):
-            probability, _, _ = _probabilities(z)
-            whole = probability + rho
-            step = z - high  # becomes the gradient over p + rho: (p + rho (z - high)) / (p + rho)
+        step, probability, spread = np.empty_like(z), np.empty_like(z), np.empty_like(z)
+        for number in range(NEWTON_STEPS):
+            if number == 0 and not clipped and look is not None and isinstance(look.hessian, SoftmaxHessian):
+                probability[:] = look.hessian.probability
+            else:
+                _probabilities(z, probability)
+            whole = np.add(probability, rho, out=spread)
+            np.subtract(z, high, out=step)  # becomes the gradient over p + rho: (p + rho (z - high)) / (p + rho)
             step *= rho
             step += probability
             step /= whole
-            spread = np.divide(probability, whole, out=whole)
+            np.divide(probability, whole, out=spread)
             probability *= step
             spread *= probability.sum(axis=1, keepdims=True) / (rho * spread.sum(axis=1, keepdims=True))
             step += spread
@@ -396,6 +416,10 @@ class Softmax:
             moving = step.max(axis=1) >= enough
             z[moving] = _by_logsumexp(high[moving], rho)
         return z
+
+    def pull(self, target: Scores, rho: float, start: Scores, look: Look | None = None) -> Scores:
+        """By Newton's method."""
+        return target - self.proximal(target, rho, start, look)
 
     def best_constant(self) -> NDArray[np.float64]:
         """Log shares of the classes, centred."""

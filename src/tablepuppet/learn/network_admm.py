@@ -37,6 +37,7 @@ from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.party.arguments import Some
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
+from tablepuppet.pieces import over_pieces
 from tablepuppet.prep.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
@@ -205,11 +206,11 @@ def descend_by_sharing(
     rule, sharing = SharingRule(loss, len(model.tables), rho, scores), Sharing(model, inner)
     last, settled, converged = np.inf, 0, False
     for number in range(1, rounds + 1):
-        wanted, rho = rule.wanted(scores)
+        wanted, rho = rule.wanted(scores, {})
         predictions, square = sharing.solve(wanted, rho)
         intercept = np.atleast_1d(intercept - wanted.sum(axis=0) / rho)
         scores = predictions + intercept
-        rule.moved(scores)
+        _update(rule, scores, loss.outputs)
         value = loss.value(scores)
         objective = value + 0.5 * model.l2 * square
         settled = settled + 1 if model.was_steady() and abs(objective - last) <= tol * objective else 0
@@ -221,3 +222,7 @@ def descend_by_sharing(
                 break
             settled = 0
     return intercept, converged
+
+
+def _update(rule: SharingRule, scores: Array, outputs: int) -> None:
+    over_pieces(lambda part: rule.moved(part, scores[part], None), len(scores), outputs)

@@ -6,7 +6,7 @@ know the slope at a point, and a second one for the second derivative if it goes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,7 +46,13 @@ class Images:
     """What the newest direction and the steps before it do to the joined rows, in memory that is used again."""
 
     slots: Array  # (directions, outputs, joined_rows)
+    products: Array  # mean products of images and, as the last, of ones; only kept for a loss that weighs rows alike
     order: list[int] = field(default_factory=list)  # slots in use, that of the newest first
+
+    @classmethod
+    def of(cls, directions: int, outputs: int, joined_rows: int) -> Images:
+        """Room for so many."""
+        return cls(np.empty((directions, outputs, joined_rows)), np.eye(directions + 1))
 
     def __len__(self) -> int:
         return len(self.order)
@@ -60,6 +66,34 @@ class Images:
     def forget_earlier(self) -> None:
         """Keep the newest direction's image only."""
         self.slots[0], self.order = self.slots[self.order[0]], [0]
+
+    def newest_is_mixed(self, weights: Array, sound: bool) -> None:
+        """The newest image has become the sum of all by weights: so have its products, if rounding is ``sound``."""
+        if sound:
+            mixed = np.zeros(len(self.products))
+            mixed[self.order] = weights
+            row = mixed @ self.products
+            row[self.order[0]] = row @ mixed
+            self._set_products(row)
+        else:
+            found = over_pieces(lambda part: (self.products_of(part),), self.slots.shape[2])
+            self._set_products(*means_of(found))
+
+    def products_of(self, part: slice) -> Array:
+        """Mean products of the newest with all images and with ones, over some joined rows."""
+        found, newest = np.zeros(len(self.products)), self.slots[self.order[0], 0, part]
+        found[: len(self.order)], found[-1] = self.at(part)[:, 0] @ newest, newest.sum()
+        found /= len(newest)
+        return found
+
+    def with_newest(self, row: Array) -> tuple[Array, Array, Array]:
+        """Products of pairs of images, of images and ones, and of ones, as the newest's ``row`` completes them."""
+        self._set_products(row)
+        return self.products[:-1, :-1], self.products[:-1, -1:], self.products[-1:, -1:]
+
+    def _set_products(self, row: Array) -> None:
+        slot = self.order[0]
+        self.products[slot] = self.products[:, slot] = row
 
     @property
     def newest(self) -> Array:
@@ -125,22 +159,15 @@ class Plane:
         """Value, slope and, if asked, second derivative at a point, in one pass; ``looks`` at the loss if known."""
         weights, order, known = point[: len(self.images)], self.images.order, looks or {}
         found = over_pieces(lambda part: self._at(point, part, known, bend), len(self.scores), self.loss.outputs)
-        value, slopes, constants, *form = self._means(found)
+        value, slopes, constants, *form = means_of([(part, means) for part, (_, means) in found])
         slope = np.concatenate([slopes[order] + self.l2 * (self.linear + self.inner @ weights), constants])
         total = np.empty((0, 0))
         if bend:
-            pairs, mixed, on_constants = form
+            pairs, mixed, on_constants = self.images.with_newest(*form) if self.loss.quadratic else form
             pairs = pairs[np.ix_(order, order)] + self.l2 * self.inner
             total = np.block([[pairs, mixed[order]], [mixed[order].T, on_constants]])
         seen = {part.start: look for part, (look, _) in found}
         return Place(point, float(value), float(value + self._penalty(weights)), slope, total, seen)
-
-    def _means(self, found: list[tuple[slice, tuple[Look, tuple[Array, ...]]]]) -> list[Array]:
-        """Over all joined rows, from those over pieces."""
-        shares = np.array([part.stop - part.start for part, _ in found]) / len(self.scores)
-        return [
-            np.tensordot(shares, np.stack(each), 1) for each in zip(*(means for _, (_, means) in found), strict=True)
-        ]
 
     def _at(self, point: Array, part: slice, known: Mapping[int, Look], bend: bool) -> tuple[Look, tuple[Array, ...]]:
         """The loss of some joined rows, and its value, slopes and second derivatives, in the order of slots."""
@@ -148,7 +175,11 @@ class Plane:
         look = known.get(part.start) or self.loss.at(part).look(self._scores(point, part))
         gradients = look.gradient.reshape(part.stop - part.start, -1).T  # (outputs, rows of the part)
         slopes = sum(image @ gradient for image, gradient in zip(images.swapaxes(0, 1), gradients, strict=True))
-        form = (*look.hessian.form(images), look.hessian.on_constants()) if bend else ()
+        form: tuple[Array, ...] = ()
+        if bend and self.loss.quadratic:  # earlier images have the products that they had
+            form = (self.images.products_of(part),)
+        elif bend:
+            form = (*look.hessian.form(images), look.hessian.on_constants())
         return look, (np.asarray(look.value), slopes, gradients.sum(axis=1), *form)
 
     def _scores(self, point: Array, part: slice) -> Array:
@@ -167,6 +198,12 @@ class Plane:
 
     def _penalty(self, weights: Array) -> float:
         return 0.5 * self.l2 * (self.own + 2 * float(weights @ self.linear) + float(weights @ self.inner @ weights))
+
+
+def means_of(found: Sequence[tuple[slice, tuple[Array, ...]]]) -> list[Array]:
+    """Over all joined rows, from those over pieces."""
+    sizes = np.array([part.stop - part.start for part, _ in found])
+    return [np.tensordot(sizes / sizes.sum(), np.stack(each), 1) for each in zip(*(m for _, m in found), strict=True)]
 
 
 def _solve(matrix: Array, right: Array) -> Array:
