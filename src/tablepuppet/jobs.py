@@ -23,6 +23,7 @@ from tablepuppet.errors import ConfigError, LearnError, PartyError
 from tablepuppet.federation import Federation
 from tablepuppet.learn.estimator import Learner
 from tablepuppet.learn.model_file import LEARNERS, load
+from tablepuppet.learn.promise import check_demanded
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Reader
 from tablepuppet.wire.distance import communication_seconds
@@ -136,16 +137,22 @@ class Run:
         base = Path(json.loads((folder / "run.json").read_text())["base"])
         return cls(read_job(folder / "job.toml"), folder, (folder / base).resolve(), reader)
 
-    def relation(self, sql: str | None = None) -> Relation:
-        """The job's relation, or another with the same columns."""
+    def relation(self, sql: str | None = None, learner: Learner | None = None) -> Relation:
+        """The job's relation, or another with the same columns.
+
+        A ``learner`` that does not promise what a party demands is refused before a party reads.
+        """
         job = self.job
-        return self.federation.sql(
+        planned = self.federation.plan(
             sql or job.sql, job.label, categorical=job.categorical, drop=job.drop, max_categories=job.max_categories
         )
+        if learner is not None:
+            check_demanded(planned.plan, learner.privacy)
+        return self.federation.open(planned)
 
-    def sides(self) -> Sides:
+    def sides(self, learner: Learner | None = None) -> Sides:
         """The job's relation, split; LearnError if a side is empty."""
-        split, train = self.job.split, self.relation()
+        split, train = self.job.split, self.relation(learner=learner)
         test = validation = None
         if split is not None and split.test != 0:
             train, test = train.split(split.test, split.seed)
@@ -184,7 +191,7 @@ class Run:
 
     def _train(self) -> dict[str, Any]:
         learner = make_learner(self.job.learner)
-        sides = self.sides()
+        sides = self.sides(learner)
         learner.fit(sides.train, sides.validation)
         metrics = {name: learner.evaluate(side) for name, side in sides.named().items()}
         (self.folder / "history.json").write_text(json.dumps(learner.history_, indent=2))
@@ -197,7 +204,7 @@ class Run:
     def bench(self) -> dict[str, Any]:
         """Fit, and tell what it cost, from the catalog on; nothing is written."""
         learner, traffic, start = make_learner(self.job.learner), self.federation.engine.traffic, time.perf_counter()
-        sides = self.sides()
+        sides = self.sides(learner)
         learner.fit(sides.train, sides.validation)
         cost = {"seconds": time.perf_counter() - start, "bytes": traffic.bytes, "trips": traffic.trips}
         return _ending(learner) | cost | {"communication_seconds": communication_seconds(traffic.trips, traffic.bytes)}

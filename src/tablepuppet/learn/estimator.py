@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.errors import LearnError
 from tablepuppet.learn.losses import Loss
+from tablepuppet.learn.promise import check_demanded, check_supported
 from tablepuppet.learn.validation import Validation, Watched, check_alike
 from tablepuppet.learn.watch import Watch
 from tablepuppet.operators.client import Client, Replies
 from tablepuppet.prep.encode import Encoding, apply_encoding
+from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.events import Event
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import Family, family
@@ -99,7 +101,7 @@ class Learner(BaseEstimator):  # type: ignore[misc]
     l2: float
     patience: int
     reduce: bool
-    privacy: None
+    privacy: Privacy | None
     callbacks: Iterable[Callable[[Event], None]]
     stopped_: str
     best_round_: int
@@ -125,8 +127,10 @@ class Learner(BaseEstimator):  # type: ignore[misc]
             raise LearnError(
                 f"fit learns from a relation, as fed.sql(...) makes one, not from {type(relation).__name__}"
             )
+        check_demanded(relation.plan, self.privacy)
         label = label_of(relation)
         if validation is not None:
+            check_demanded(validation.plan, self.privacy)
             check_alike(relation, validation)
         if not self.reduce:
             relation = relation.without_reduction()
@@ -201,8 +205,7 @@ class Learner(BaseEstimator):  # type: ignore[misc]
             allowed, fits = RANGES.get(name, ("anything", lambda _: True))
             if not fits(value):
                 raise LearnError(f"{name} must be {allowed}, not {value!r}")
-        if self.privacy is not None:
-            raise PrivacyError("differential privacy is not supported yet; leave privacy at None")
+        check_supported(self.privacy)
 
     def save(self, path: str | Path) -> None:
         """Write the model as a folder; `tablepuppet.load` reads it."""

@@ -22,8 +22,14 @@ from tablepuppet.party.grant import Grant
 from tablepuppet.party.policy import Level, Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.snapshot import Snapshot
+from tablepuppet.privacy.accountant import Spending
 
 Values = dict[str, Any]  # plain values and NumPy arrays by name
+Charge = Callable[[Spending, str, str | None], None]  # cost, purpose, release
+
+
+def _uncharged(cost: Spending, purpose: str, release: str | None) -> None:
+    """Where nobody keeps a ledger."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,8 @@ class LocalTable:
     state: Values = field(default_factory=dict)  # of this session
     models: Values = field(default_factory=dict)  # of the party: models outlive the session they were trained in
     category_secrets: dict[str, bytes] = field(default_factory=dict)  # of the party: those of loaded models
+    noise_secret: bytes = b""  # of the party, unknown to others: for noise that is the same whenever it is asked for
+    charged: Charge = _uncharged
 
     def view(self, name: str) -> View:
         """The rows of a relation that was announced with the op ``rows.use``."""
@@ -60,6 +68,14 @@ class LocalTable:
         if self.snapshot.in_source_order and len(row_ids) == self.snapshot.rows:
             return column
         return column.take(pa.array(self.snapshot.place(row_ids)))
+
+    def charge(self, cost: Spending, purpose: str, release: str | None = None) -> None:
+        """Spend ``cost`` of the table's budget in the caller's name; PrivacyError if there is not as much left.
+
+        To be called before a release; when it returns, the charge is on disk. ``release`` names one that is the same
+        whenever it is asked for: it costs once. Inside the coordinator's own process there is no budget, and no charge.
+        """
+        self.charged(cost, purpose, release)
 
     def category_key(self, blinding: str, column: str) -> bytes:
         """The digest key of a column's categories under the secret that ``blinding`` names."""
@@ -81,7 +97,8 @@ class Op:
     """A registered op.
 
     ``columns`` are the arguments that name the outputs it works on; an op without any works on every feature.
-    ``use`` is one of which those outputs must have at least one; None: what the releases are allowed for.
+    ``use`` is one of which those outputs must have at least one; None: what the releases are allowed for. A ``private``
+    op adds noise to all that it lets out and charges for it, with `LocalTable.charge`, before it returns.
     """
 
     name: str
@@ -89,6 +106,7 @@ class Op:
     function: Callable[..., Values]
     columns: tuple[str, ...] = ()
     use: Use | None = None
+    private: bool = False
 
     def __call__(self, table: LocalTable, arguments: Mapping[str, Any]) -> Values:
         """Run the op after checking that the arguments are those it takes."""
@@ -105,13 +123,13 @@ REGISTRY: dict[str, Op] = {}
 
 
 def op(
-    name: str, *, releases: Release, columns: tuple[str, ...] = (), use: Use | None = None
+    name: str, *, releases: Release, columns: tuple[str, ...] = (), use: Use | None = None, private: bool = False
 ) -> Callable[[Callable[..., Values]], Callable[..., Values]]:
     """Register a function as an op that lets out ``releases`` of ``columns`` and nothing else; see `Op`."""
 
     def register(function: Callable[..., Values]) -> Callable[..., Values]:
         assert name not in REGISTRY, f"two ops are called {name}"
-        REGISTRY[name] = Op(name, releases, function, columns, use)
+        REGISTRY[name] = Op(name, releases, function, columns, use, private)
         return function
 
     return register
