@@ -41,9 +41,10 @@ class Centralized:
 
     def fit(self, relation: Relation) -> Self:
         """Materialise the encoded join and minimise the learner's objective on it."""
-        label = label_of(relation)
         self.learner_ = clone(self.learner)
         self.learner_.check_settings()
+        self.learner_.check_promise(relation)
+        label = label_of(relation)
         asked = self.learner_._ask_labels(relation.client, label)
         encoding = relation.fit_encoding()
         loss = self.learner_._prepare(relation.client, label, asked)

@@ -24,6 +24,7 @@ from tablepuppet.federation import Federation
 from tablepuppet.learn.estimator import Learner
 from tablepuppet.learn.model_file import LEARNERS, load
 from tablepuppet.learn.promise import check_demanded
+from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Reader
 from tablepuppet.wire.distance import communication_seconds
@@ -87,6 +88,10 @@ def make_learner(settings: dict[str, Any]) -> Learner:
     unknown = [name for name in rest if name not in known]
     if unknown:
         raise ConfigError(f"{kind} has no setting {unknown[0]!r}; it has: {', '.join(known)}")
+    if rest.get("privacy") is not None:
+        if not isinstance(rest["privacy"], dict):
+            raise ConfigError("learner privacy is a section: [learner.privacy], with label_epsilon and so on")
+        rest["privacy"] = Privacy.of_settings(rest["privacy"])
     found = LEARNERS[kind](**rest)
     found.check_settings()
     return found

@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.losses import Loss
-from tablepuppet.learn.promise import check_demanded, check_supported
+from tablepuppet.learn.promise import check_demanded, check_label_apart, check_supported, promised
 from tablepuppet.learn.validation import Validation, Watched, check_alike
 from tablepuppet.learn.watch import Watch
 from tablepuppet.operators.client import Client, Replies
@@ -64,20 +64,12 @@ RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         ("a whole number, at least 1", lambda v: _is_whole(v, 1)),
     ),
     "inner_rounds": ("'auto' or a whole number, at least 1", lambda v: v == "auto" or _is_whole(v, 1)),
-    "reduce": ("True or False", lambda v: isinstance(v, bool)),
+    **dict.fromkeys(("reduce", "label_correction"), ("True or False", lambda v: isinstance(v, bool))),
     "callbacks": ("a list of functions that take an event", _is_callables),
     **dict.fromkeys(("lr", "rho", "inner_rho"), ("'auto' or a number above 0", _is_rate)),
     **dict.fromkeys(("l2", "tol"), ("a number, 0 or more", _is_number)),
     "momentum": ("a number from 0 to below 1", lambda v: _is_number(v, 1.0)),
     "seed": ("a whole number, 0 or more", lambda v: _is_whole(v, 0)),
-}
-
-NOTHING_PROMISED: dict[str, Any] = {
-    "epsilon": np.inf,
-    "epsilon_given_messages": np.inf,
-    "delta": None,
-    "assumptions": "Nothing is promised: the model was fitted without differential privacy. Parties let out what "
-    "docs/privacy.md lists, and the coordinator is trusted not to solve it for rows.",
 }
 
 
@@ -102,9 +94,11 @@ class Learner(BaseEstimator):  # type: ignore[misc]
     patience: int
     reduce: bool
     privacy: Privacy | None
+    label_correction: bool
     callbacks: Iterable[Callable[[Event], None]]
     stopped_: str
     best_round_: int
+    evaluated_on_: str
     metric_name = "metric"
 
     def fit(self, relation: Relation, validation: Relation | None = None) -> Self:
@@ -127,10 +121,11 @@ class Learner(BaseEstimator):  # type: ignore[misc]
             raise LearnError(
                 f"fit learns from a relation, as fed.sql(...) makes one, not from {type(relation).__name__}"
             )
-        check_demanded(relation.plan, self.privacy)
+        for side in (relation, validation):
+            if side is not None:
+                self.check_promise(side)
         label = label_of(relation)
         if validation is not None:
-            check_demanded(validation.plan, self.privacy)
             check_alike(relation, validation)
         if not self.reduce:
             relation = relation.without_reduction()
@@ -159,7 +154,7 @@ class Learner(BaseEstimator):  # type: ignore[misc]
         self.n_features_in_ = len(relation.columns)
         self.parties_ = relation.plan.parties
         self.engine_ = relation.client.engine
-        self.privacy_ = dict(NOTHING_PROMISED)
+        self.privacy_ = promised(relation.plan, self.privacy)
         self.relation_ = relation  # the parameters stay with its parties for as long as its session does
 
     def _ask_labels(self, client: Client, label: OutputColumn) -> Replies:
@@ -206,6 +201,25 @@ class Learner(BaseEstimator):  # type: ignore[misc]
             if not fits(value):
                 raise LearnError(f"{name} must be {allowed}, not {value!r}")
         check_supported(self.privacy)
+        if self.label_correction and (self.privacy is None or not self.privacy.is_label_private):
+            raise LearnError("label_correction is for labels with noise: set privacy=tp.Privacy(label_epsilon=...) too")
+
+    def check_promise(self, relation: Relation) -> None:
+        """PrivacyError unless what is promised is what the relation's parties demand, and the query lets it be kept."""
+        check_demanded(relation.plan, self.privacy)
+        check_label_apart(relation.plan, self.privacy)
+
+    def _tell_labels(self, relation: Relation) -> None:
+        """Say in ``evaluated_on_``, and by an event if they have noise, which labels a metric was measured on."""
+        noisy = self.privacy is not None and self.privacy.is_label_private
+        self.evaluated_on_ = "noisy labels" if noisy else "labels"
+        if noisy and self.privacy is not None:
+            relation.events.emit(
+                "warning", "labels.noisy",
+                f"metrics are measured on labels with noise for epsilon {self.privacy.label_epsilon:g}; on true labels "
+                "the model is likely better",
+                epsilon=self.privacy.label_epsilon,
+            )  # fmt: skip
 
     def save(self, path: str | Path) -> None:
         """Write the model as a folder; `tablepuppet.load` reads it."""

@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 import zipfile
+from dataclasses import asdict
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import ConfigError, LearnError
-from tablepuppet.learn.estimator import NOTHING_PROMISED, Learner
+from tablepuppet.learn.estimator import Learner
 from tablepuppet.learn.linear_models import LinearRegression, LogisticRegression
 from tablepuppet.learn.network_models import MLPClassifier, MLPRegressor
 from tablepuppet.prep.encode import CategoryEncoder, Encoding, NumberEncoder
+from tablepuppet.privacy.settings import Privacy
 from tablepuppet.sql.query import OutputColumn
 
 if TYPE_CHECKING:
@@ -79,7 +81,9 @@ def load(path: str | Path, federation: Federation) -> Learner:
 
 
 def _learner(facts: dict[str, Any], arrays: dict[str, Any], federation: Federation) -> Learner:
-    learner = LEARNERS[facts["learner"]](**facts["settings"])
+    settings = facts["settings"]
+    privacy = None if settings["privacy"] is None else Privacy.of_settings(settings["privacy"])
+    learner = LEARNERS[facts["learner"]](**settings | {"privacy": privacy})
     thetas = {name.split("/", 1)[1]: array for name, array in arrays.items() if name.startswith("theta/")}
     outputs = len(arrays["intercept"])
     learner.encoding_, learner.intercept_ = _encoding(facts["encoding"], arrays), arrays["intercept"]
@@ -87,7 +91,7 @@ def _learner(facts: dict[str, Any], arrays: dict[str, Any], federation: Federati
     learner.engine_ = federation.engine
     learner.relation_columns_ = [(alias, name, type_) for alias, name, type_ in facts["columns"]]
     learner.n_features_in_ = len(facts["columns"])
-    learner.privacy_ = dict(NOTHING_PROMISED)
+    learner.privacy_ = facts["promise"]
     learner.parties_ = tuple(facts["parties"])
     learner.history_, learner.solver_, learner.converged_ = facts["history"], facts["solver"], facts["converged"]
     learner.stopped_, learner.best_round_ = facts["stopped"], facts["best_round"]
@@ -98,6 +102,7 @@ def _learner(facts: dict[str, Any], arrays: dict[str, Any], federation: Federati
 
 def _facts(learner: Learner) -> dict[str, Any]:
     settings = {name: value for name, value in learner.get_params(deep=False).items() if name != "callbacks"}
+    settings["privacy"] = None if learner.privacy is None else asdict(learner.privacy)
     classes = getattr(learner, "classes_", None)
     return {
         "format": FORMAT,
@@ -112,6 +117,7 @@ def _facts(learner: Learner) -> dict[str, Any]:
         "stopped": learner.stopped_,
         "best_round": learner.best_round_,
         "history": learner.history_,
+        "promise": learner.privacy_,
         "encoding": {
             "id": learner.encoding_.id,
             "numbers": {

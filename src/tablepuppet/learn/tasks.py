@@ -13,6 +13,7 @@ from tablepuppet.errors import LearnError
 from tablepuppet.learn.estimator import Array, Learner, label_of
 from tablepuppet.learn.labels import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tablepuppet.learn.losses import Logistic, Loss, Softmax, Squared
+from tablepuppet.learn.private_labels import class_question, kept, number_question
 from tablepuppet.operators.client import Client, Replies
 from tablepuppet.pieces import over_pieces
 from tablepuppet.sql.query import OutputColumn
@@ -27,7 +28,9 @@ class Regressor(Learner):
     metric_name = "rmse"
 
     def _ask_labels(self, client: Client, label: OutputColumn) -> Replies:
-        return ask_numbers(client, label)
+        if self.privacy is None or not self.privacy.is_label_private:
+            return ask_numbers(client, label)
+        return ask_numbers(client, label, number_question(self.privacy))
 
     def _prepare(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
         return Squared(joined_numbers(client, label, asked))
@@ -45,9 +48,10 @@ class Regressor(Learner):
     def evaluate(self, relation: Relation) -> dict[str, float]:
         """Root mean squared error and R2."""
         label = label_of(relation)
-        asked = ask_numbers(relation.client, label)
+        asked = self._ask_labels(relation.client, label)
         predicted = self.predict(relation)
         labels = joined_numbers(relation.client, label, asked)
+        self._tell_labels(relation)
         return {
             "rmse": float(metrics.root_mean_squared_error(labels, predicted)),
             "r2": float(metrics.r2_score(labels, predicted)),
@@ -71,7 +75,9 @@ class Classifier(Learner):
     metric_name = "accuracy"
 
     def _ask_labels(self, client: Client, label: OutputColumn) -> Replies:
-        return ask_classes(client, label)
+        if self.privacy is None or not self.privacy.is_label_private:
+            return ask_classes(client, label)
+        return ask_classes(client, label, class_question(self.privacy))
 
     def _prepare(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
         found = joined_classes(client, label, asked)
@@ -82,9 +88,10 @@ class Classifier(Learner):
         return self._log_loss(self._known(client, label, asked, "in the validation relation"))
 
     def _log_loss(self, numbers: NDArray[np.integer]) -> Loss:
+        keep = kept(self.privacy, len(self.classes_)) if self.label_correction else 1.0
         if len(self.classes_) == 2:
-            return Logistic(numbers.astype(np.float64))
-        return Softmax(numbers, len(self.classes_))
+            return Logistic(numbers.astype(np.float64), keep)
+        return Softmax(numbers, len(self.classes_), keep)
 
     def _known(self, client: Client, label: OutputColumn, asked: Replies, where: str) -> NDArray[np.integer]:
         """The class number of every joined row; LearnError for a class that the model was not fitted on."""
@@ -119,10 +126,11 @@ class Classifier(Learner):
         The area is NaN where a class has no row.
         """
         label = label_of(relation)
-        asked = ask_classes(relation.client, label)
+        asked = self._ask_labels(relation.client, label)
         probability = self.predict_proba(relation)
         numbers = self._known(relation.client, label, asked, "here")
         known = np.arange(len(self.classes_))
+        self._tell_labels(relation)
         return {
             "accuracy": float(np.mean(probability.argmax(axis=1) == numbers)),
             "auc": self._auc(numbers, probability) if len(np.unique(numbers)) == len(known) else np.nan,

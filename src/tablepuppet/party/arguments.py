@@ -25,7 +25,9 @@ Some = Annotated[int, Meta(ge=1, le=10_000)]
 """How many of something that takes time or memory for each: outputs, units of a layer, steps."""
 SomeOrNone = Annotated[int, Meta(ge=0, le=10_000)]
 
-_PLAIN: Mapping[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (int, float), NoneType: (NoneType,)}
+_PLAIN: Mapping[Any, tuple[type, ...]] = {
+    str: (str,), int: (int,), float: (int, float), bool: (bool,), NoneType: (NoneType,),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, list | tuple) and len(value) == len(inner) and all(map(fits, value, inner))
     if origin is Sequence:
         return isinstance(value, list | tuple) and all(fits(each, inner[0]) for each in value)
-    plain = isinstance(value, _PLAIN[hint]) and not isinstance(value, bool)
+    plain = isinstance(value, _PLAIN[hint]) and (hint is bool or not isinstance(value, bool))
     return plain and (not isinstance(value, float) or math.isfinite(value))
 
 

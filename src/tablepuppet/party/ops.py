@@ -23,6 +23,7 @@ from tablepuppet.party.policy import Level, Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.snapshot import Snapshot
 from tablepuppet.privacy.accountant import Spending
+from tablepuppet.sql.plan import Scan
 
 Values = dict[str, Any]  # plain values and NumPy arrays by name
 Charge = Callable[[Spending, str, str | None], None]  # cost, purpose, release
@@ -30,6 +31,10 @@ Charge = Callable[[Spending, str, str | None], None]  # cost, purpose, release
 
 def _uncharged(cost: Spending, purpose: str, release: str | None) -> None:
     """Where nobody keeps a ledger."""
+
+
+def _unread(scan: Scan) -> Snapshot:
+    raise PartyError(f"party {scan.party!r}: its database is not there to be read again")
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class LocalTable:
     category_secrets: dict[str, bytes] = field(default_factory=dict)  # of the party: those of loaded models
     noise_secret: bytes = b""  # of the party, unknown to others: for noise that is the same whenever it is asked for
     charged: Charge = _uncharged
+    read: Callable[[Scan], Snapshot] = _unread
 
     def view(self, name: str) -> View:
         """The rows of a relation that was announced with the op ``rows.use``."""

@@ -136,10 +136,16 @@ class Party:
                     category_secrets=self._category_secrets,
                     noise_secret=self._noise_secret,
                     charged=partial(self._charge, caller, grants[scan.alias]),
+                    read=self._whole,
                 )
             with self._lock:
                 self._sessions[caller, session] = tables
             return entry.reply({alias: table.snapshot.rows for alias, table in tables.items()})
+
+    def _whole(self, scan: Scan) -> Snapshot:
+        """What a scan reads now, for the party's own eyes."""
+        with self._database.reader() as reader:
+            return take_snapshot(scan, reader, None)
 
     def _charge(self, caller: str, grant: Grant, cost: Spending, purpose: str, release: str | None) -> None:
         if self._ledger is not None:

@@ -7,8 +7,9 @@ advice. Whether they fit a table is only known to its party: it checks again.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.privacy.accountant import check_delta
@@ -54,6 +55,16 @@ class Privacy:
         _check_positive("clip_norm", self.clip_norm, "1 is usual")
         if not isinstance(self.secure_sum, bool):
             raise PrivacyError("secure_sum must be True or False")
+
+    @classmethod
+    def of_settings(cls, settings: Mapping[str, Any]) -> Privacy:
+        """The promises that a file spells, where pairs and classes are lists."""
+        known = [each.name for each in fields(cls)]
+        unknown = [name for name in settings if name not in known]
+        if unknown:
+            raise PrivacyError(f"privacy has no setting {unknown[0]!r}; it has: {', '.join(known)}")
+        found: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in settings.items()}
+        return cls(**found)
 
     @property
     def is_label_private(self) -> bool:
