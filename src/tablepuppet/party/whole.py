@@ -1,8 +1,8 @@
 """The state of a whole column of a table, as a fingerprint: what noise that repeats is drawn for.
 
 Comes in: a snapshot and one of its outputs. Goes out, to ops of the same party only: a hash of that output over all
-rows of the table, whatever the snapshot's filters leave out. So two relations with different filters over the same data find
-the same fingerprint, and data that has changed finds another.
+rows of the table, whatever the filters of the snapshot leave out. So two relations with different filters over the
+same data find the same fingerprint, and data that has changed finds another.
 """
 
 from __future__ import annotations
