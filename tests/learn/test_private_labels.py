@@ -144,6 +144,22 @@ def test_asking_again_gives_the_same_noise(bank: Bank, select: str, label: str, 
     assert bank.spent == privacy.label_epsilon
 
 
+def test_a_published_select_repeats_its_noise(tmp_path: Path) -> None:
+    """A table without an order of its own is named by the columns that are read: with these, noise is the same."""
+    bank = Bank(tmp_path)
+    more = f'[tables.chosen]\nsql = "SELECT * FROM cards WHERE part < 3"\n[tables.chosen.columns]\n{COLUMNS}'
+    bank.file = write_file(tmp_path, columns=COLUMNS, top=STATE, more=more)
+
+    def asked(part: int) -> dict[int, Any]:
+        sql = f"SELECT k.f, c.grade {JOIN.replace('cards', 'chosen')} WHERE c.part >= {part}"
+        return labels(bank.federation().sql(sql, label="grade"), PRIVATE)
+
+    first, again = asked(0), asked(2)
+    assert again == {row: first[row] for row in again}
+    assert (len(first), len(again)) == (ROWS * 3 // 4, ROWS // 4)
+    assert Ledger(tmp_path / "state" / FILE, "bank").spent("chosen").pure == 1.0
+
+
 def test_other_questions_get_other_noise(bank: Bank) -> None:
     """Another epsilon, class list or state of the data is another release: fresh noise, charged each."""
     first = labels(bank.relation(), PRIVATE)
@@ -278,6 +294,11 @@ def test_no_true_label_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     kept = (tmp_path / "audit.jsonl").read_text() + (tmp_path / "state" / FILE).read_bytes().decode("latin-1")
     assert true[:50].tobytes().decode("latin-1") not in kept
     assert not any(f"{value!r}, " in kept for value in (7.0, 9.0))
+    with pytest.raises(tp.PrivacyError, match="demands differential privacy"):
+        tp.LinearRegression(rounds=1).fit(relation)
+    model.privacy = None
+    with pytest.raises(tp.PrivacyError, match="demands differential privacy"):
+        model.evaluate(test)
     with pytest.raises(tp.PrivacyError, match="LABELS only with noise"):
         relation.client.ask("label.numbers", lambda alias, _: {"column": "score"} if alias == "c" else None)["c"]
 

@@ -47,6 +47,7 @@ class Regressor(Learner):
 
     def evaluate(self, relation: Relation) -> dict[str, float]:
         """Root mean squared error and R2."""
+        self.check_promise(relation)
         label = label_of(relation)
         asked = self._ask_labels(relation.client, label)
         predicted = self.predict(relation)
@@ -125,6 +126,7 @@ class Classifier(Learner):
 
         The area is NaN where a class has no row.
         """
+        self.check_promise(relation)
         label = label_of(relation)
         asked = self._ask_labels(relation.client, label)
         probability = self.predict_proba(relation)
