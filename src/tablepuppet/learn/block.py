@@ -94,5 +94,12 @@ def new_ridge_block(gram: Array, means: Array, outputs: int) -> RidgeBlock:
     return RidgeBlock(_zeros(len(gram), outputs), values, vectors, largest)
 
 
+def new_noisy_block(gram: Array, noise: float, outputs: int) -> RidgeBlock:
+    """A block of zeros from a Gram matrix with noise: eigenvalues below what noise alone has tell nothing."""
+    values, vectors = np.linalg.eigh(gram)
+    values = np.maximum(values, 2 * noise * np.sqrt(len(gram)))
+    return RidgeBlock(_zeros(len(gram), outputs), values, vectors, float(values.max(initial=0.0)))
+
+
 def _zeros(width: int, outputs: int) -> Array:
     return np.zeros(width if outputs == 1 else (width, outputs))

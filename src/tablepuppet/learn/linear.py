@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ from tablepuppet.learn.block import Block, Curvature, RidgeBlock, new_ridge_bloc
 from tablepuppet.learn.consensus import Consensus, Inner
 from tablepuppet.learn.placed import PlacedModel, encoded, keep_part, part_of
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
-from tablepuppet.operators.client import Client
+from tablepuppet.operators.client import Client, Replies
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.arguments import Positive, Some, SomeOrNone
 from tablepuppet.party.ops import LocalTable, Values, op
@@ -126,10 +125,13 @@ class Sums:
 
     def turn(self, rows: Mapping[str, Floats], curvature: Curvature) -> float:
         """Set the direction of every block; nothing is left to agree on."""
-        sums = self.lou.ask("linear.gradient", self.aliases, rows, instead=self._left_out, encoding=self.encoding.id)
+        sums = self._ask_sums(rows)
         for alias, block in self.blocks.items():
             block.turn(self.lou.add(sums[alias], "sums"), self.l2, curvature)
         return 0.0
+
+    def _ask_sums(self, rows: Mapping[str, Floats]) -> Replies:
+        return self.lou.ask("linear.gradient", self.aliases, rows, instead=self._left_out, encoding=self.encoding.id)
 
     def _left_out(self, alias: str, _: ShardRows) -> dict[str, Array]:
         """The sums of a shard that is lost: its rows are left out."""
@@ -148,13 +150,19 @@ class LinearModel(PlacedModel[Block]):
         super().__init__(client, encoding, wire, outputs, l2, model)
         self.unsettled = 0.0  # what shards would gain by leaving what they agreed on
         self.absence, self._steps = Absence(self), 0
-        common: dict[str, Any] = {"encoding": encoding.id, "joined_rows": len(client.mapping)}
-        self._started = self.lou.ask("linear.start", self.alone, **common, model=model, outputs=outputs)
-        self._union: Consensus | Sums = (
-            Sums(self.lou, encoding, self.together, outputs, l2)
-            if inner is None
-            else Consensus(self.lou, encoding, self.together, outputs, l2, model, inner)
-        )
+        self._started, self._union = self._start(), self._new_union(inner)
+
+    def _start(self) -> Replies:
+        """Begin at tables with one shard."""
+        return self.lou.ask(
+            "linear.start", self.alone, encoding=self.encoding.id, joined_rows=len(self.lou.client.mapping),
+            model=self.model, outputs=self.outputs,
+        )  # fmt: skip
+
+    def _new_union(self, inner: Inner | None) -> Consensus | Sums:
+        """Begin at tables with several."""
+        parts = (self.lou, self.encoding, self.together, self.outputs, self.l2)
+        return Sums(*parts) if inner is None else Consensus(*parts, self.model, inner)
 
     @property
     def shared(self) -> Mapping[str, Block]:
@@ -170,10 +178,7 @@ class LinearModel(PlacedModel[Block]):
     def direction(self, wanted: Array, curvature: Curvature, out: Array | None = None) -> tuple[Array, Array]:
         """(X p for every joined row, inner products over all tables); X p is written to ``out`` if that is given."""
         rows = self.loj.scatter_centred(wanted, self.tables)  # what is left is the intercept's to answer
-        replies = self.lou.ask(
-            "linear.direction", self.alone, rows, instead=self.absence.instead,
-            encoding=self.encoding.id, model=self.model, l2=self.l2, curvature=curvature,
-        )  # fmt: skip
+        replies = self._ask_directions(rows, curvature)
         self.unsettled = self._union.turn(rows, curvature)
         directions = {alias: block.direction for alias, block in self.shared.items()}
         moved, missed = self.ask_images(directions, self.absence.instead), self.absence.ask_missed()
@@ -182,6 +187,13 @@ class LinearModel(PlacedModel[Block]):
         products = [replies[alias][0]["products"] for alias in self.alone if alias not in self.absence.still]
         products += [block.products() for block in self.shared.values()]
         return self.loj.gather(images, self.outputs, out), self.absence.total(products, self._steps)
+
+    def _ask_directions(self, rows: Mapping[str, Floats], curvature: Curvature) -> Replies:
+        """Ask tables with one shard."""
+        return self.lou.ask(
+            "linear.direction", self.alone, rows, instead=self.absence.instead,
+            encoding=self.encoding.id, model=self.model, l2=self.l2, curvature=curvature,
+        )  # fmt: skip
 
     def advance(self, mix: Array, memory: int) -> None:
         """Take the step that is this mix of the new direction and earlier steps; remember ``memory`` steps."""

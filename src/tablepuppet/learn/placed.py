@@ -118,7 +118,14 @@ class PlacedModel(Generic[PartT]):
 
     def ask_images(self, thetas: Mapping[str, Array], instead: Instead | None = None) -> Replies:
         """Ask for predictions of base rows for parameters that the coordinator tells."""
-        return ask_images(self.lou, self.family, self.encoding, thetas, self.shape, instead)
+        return self._ask_told(self.lou, thetas, instead)
+
+    def _ask_told(self, lou: LearningOverUnion, thetas: Mapping[str, Array], instead: Instead | None) -> Replies:
+        return ask_images(lou, self.family, self.encoding, thetas, self.shape, instead)
+
+    def _ask_held(self, lou: LearningOverUnion, aliases: list[str], instead: Instead | None) -> Replies:
+        """Ask for predictions of base rows for parameters that parties hold."""
+        return lou.ask(f"{self.family}.predict", aliases, instead=instead, encoding=self.encoding.id, model=self.model)
 
     def joined(self, replies: Mapping[str, list[Mapping[str, Any]]], aliases: Iterable[str]) -> dict[str, Floats]:
         """The predictions in replies, over the rows of each table."""
@@ -159,11 +166,7 @@ class PlacedModel(Generic[PartT]):
 
     def predictions(self) -> Array:
         """The sum over tables for the joined rows it learns from, as it stands."""
-        replies = self.lou.ask(
-            f"{self.family}.predict", self.alone, instead=self.instead(self.lou.client),
-            encoding=self.encoding.id, model=self.model,
-        )  # fmt: skip
-        return self.gathered(replies)
+        return self.gathered(self._ask_held(self.lou, self.alone, self.instead(self.lou.client)))
 
     def all_return(self) -> bool:
         """Whether nobody is lost; who is has one more timeout to come back."""
@@ -192,10 +195,7 @@ class PlacedModel(Generic[PartT]):
         sent = [alias for alias in present if alias not in at_home]  # shards that did not train: they are told theta
         thetas = self._thetas(sent)
         instead = self.instead(client) if learning else None
-        replies = lou.ask(
-            f"{self.family}.predict", at_home, instead=instead, encoding=self.encoding.id, model=self.model
-        )
-        told = ask_images(lou, self.family, self.encoding, thetas, self.shape, instead)
+        replies, told = self._ask_held(lou, at_home, instead), self._ask_told(lou, thetas, instead)
         found = self.predicted(client, told, thetas) | self.predicted(client, replies, at_home)
         return LearningOverJoin(client.mapping).gather(found, self.outputs)
 

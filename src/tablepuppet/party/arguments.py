@@ -23,6 +23,7 @@ Seed = Annotated[int, Meta(ge=0, le=2**64 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
 Some = Annotated[int, Meta(ge=1, le=10_000)]
 """How many of something that takes time or memory for each: outputs, units of a layer, steps."""
+PositiveNumber = Annotated[float, Meta(ge=1e-300, le=1e300)]
 SomeOrNone = Annotated[int, Meta(ge=0, le=10_000)]
 
 _PLAIN: Mapping[Any, tuple[type, ...]] = {

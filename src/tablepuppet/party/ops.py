@@ -6,6 +6,8 @@ declares its releases; the service checks them. Algorithms register their ops be
 
 from __future__ import annotations
 
+import hmac
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +25,7 @@ from tablepuppet.party.policy import Level, Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.snapshot import Snapshot
 from tablepuppet.privacy.accountant import Spending
+from tablepuppet.privacy.noise import SecureStream, add_gaussian, gaussian_sigma, sampling_epsilon
 from tablepuppet.sql.plan import Scan
 
 Values = dict[str, Any]  # plain values and NumPy arrays by name
@@ -59,8 +62,10 @@ class LocalTable:
     models: Values = field(default_factory=dict)  # of the party: models outlive the session they were trained in
     category_secrets: dict[str, bytes] = field(default_factory=dict)  # of the party: those of loaded models
     noise_secret: bytes = b""  # of the party, unknown to others: for noise that is the same whenever it is asked for
+    nonce: str = field(default_factory=lambda: secrets.token_hex(16))  # of the session: no two draw the same noise
     charged: Charge = _uncharged
     read: Callable[[Scan], Snapshot] = _unread
+    _releases: int = field(default=0, init=False)  # with noise, so far
 
     def view(self, name: str) -> View:
         """The rows of a relation that was announced with the op ``rows.use``."""
@@ -82,6 +87,20 @@ class LocalTable:
         whenever it is asked for: it costs once. Inside the coordinator's own process there is no budget, and no charge.
         """
         self.charged(cost, purpose, release)
+
+    def noisy(self, values: NDArray[np.float64], sensitivity: float, multiplier: float, purpose: str) -> NDArray[Any]:
+        """Values with Gaussian noise of ``multiplier`` times their L2 ``sensitivity``, charged before they are told.
+
+        Noise is drawn from the party's secret, the session's nonce and a number that no other release has. A party that
+        is killed and computes a session's requests again draws it again: what it told stays true, and costs once.
+        """
+        self._releases += 1
+        mark = f"{self.nonce} {self.snapshot.scan.alias} {self._releases}"
+        cost = Spending.of_gaussian(multiplier) + Spending.of_pure(sampling_epsilon(max(values.size, 1)))
+        self.charge(cost, purpose, f"{purpose} {mark}")
+        sigma = gaussian_sigma(multiplier, sensitivity, values.size)
+        key = hmac.digest(self.noise_secret, f"noise {mark}".encode(), "sha256")
+        return add_gaussian(values, sigma, SecureStream.keyed(key))
 
     def category_key(self, blinding: str, column: str) -> bytes:
         """The digest key of a column's categories under the secret that ``blinding`` names."""

@@ -118,10 +118,14 @@ class Party:
         return Shard(self.name, table.name, table.columns, table.rows, needs)
 
     def open(
-        self, caller: str, session: str, scans: Iterable[Scan], wire: str = "float64", outcome: Outcome = "ok"
-    ) -> dict[str, int]:
-        """Read every shard the relation needs, as of one moment; answers with row counts by alias."""
-        tables, listed = {}, tuple(scans)
+        self, caller: str, session: str, scans: Iterable[Scan], wire: str = "float64", outcome: Outcome = "ok",
+        nonce: str | None = None,
+    ) -> dict[str, int]:  # fmt: skip
+        """Read every shard the relation needs, as of one moment; answers with row counts by alias.
+
+        ``nonce`` is the one under which a session's noise was drawn before, if it comes back.
+        """
+        tables, listed, nonce = {}, tuple(scans), nonce or secrets.token_hex(16)
         with self._audit.entry(caller, session, "open", Release.COUNTS, outcome) as entry:
             entry.tables = sorted({scan.table for scan in listed})
             grants = self._guard.open(caller, listed)
@@ -135,6 +139,7 @@ class Party:
                     models=self._models.setdefault(caller, {}),
                     category_secrets=self._category_secrets,
                     noise_secret=self._noise_secret,
+                    nonce=nonce,
                     charged=partial(self._charge, caller, grants[scan.alias]),
                     read=self._whole,
                 )

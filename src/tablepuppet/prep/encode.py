@@ -111,7 +111,7 @@ def fit_encoding(
                 f"{round(summary.not_finite):,} joined rows; filter them, or make them NULL with CASE"
             )
         if not summary.count or summary.squares == 0.0:
-            _drop(column, "is empty" if not summary.count else "has one value only", events)
+            drop_column(column, "is empty" if not summary.count else "has one value only", events)
             continue
         found[column.alias][0].append(NumberEncoder(column, summary.mean, summary.filled_std))
     encoding = Encoding(
@@ -119,7 +119,7 @@ def fit_encoding(
         {alias: tuple(parts[0]) for alias, parts in found.items()},
         {alias: tuple(parts[1]) for alias, parts in found.items()},
     )
-    _build(client, encoding)
+    build_encoding(client, encoding)
     return encoding
 
 
@@ -128,16 +128,17 @@ def _fit_category(
 ) -> CategoryEncoder | None:
     if summary.distinct > most:
         reason = f"has {summary.distinct:,} or more categories; raise max_categories ({most}) or use an expression"
-        _drop(column, reason, events)
+        drop_column(column, reason, events)
         return None
     if summary.distinct == 0 or (summary.distinct == 1 and not summary.missing):
-        _drop(column, "has one value only" if summary.distinct else "is empty", events)
+        drop_column(column, "has one value only" if summary.distinct else "is empty", events)
         return None
     order = np.lexsort((np.arange(summary.distinct), -summary.weights))
     return CategoryEncoder(column, summary.digests[order], tuple((summary.weights[order] / joined_rows).tolist()))
 
 
-def _drop(column: OutputColumn, reason: str, events: Events) -> None:
+def drop_column(column: OutputColumn, reason: str, events: Events) -> None:
+    """Tell that a column is no feature."""
     message = f"column {column.qualified} {reason}; it is left out"
     events.emit("warning", "column.dropped", message, column=column.qualified, reason=reason)
 
@@ -146,10 +147,12 @@ def apply_encoding(client: Client, encoding: Encoding) -> None:
     """Let every party encode its rows of another relation; the result stays there under the encoding's id."""
     if encoding.id in client.encodings:
         return
-    _build(client, encoding)
+    build_encoding(client, encoding)
 
 
-def _build(client: Client, encoding: Encoding) -> None:
+def build_encoding(client: Client, encoding: Encoding) -> None:
+    """Let every party encode its rows; the result stays there under the encoding's id."""
+
     def arguments(alias: str, _: ShardRows) -> Mapping[str, Any]:
         kept, categories = encoding.numbers[alias], encoding.categories[alias]
         return {

@@ -27,6 +27,18 @@ class EncodedTable:
         """Encoded columns."""
         return int(self.dense.shape[1]) + sum(self.sizes)
 
+    @property
+    def columns(self) -> int:
+        """Columns before they were encoded: a row of numbers about 1 and of categories has this as its squared norm."""
+        return int(self.dense.shape[1]) + len(self.sizes)
+
+    def norms(self) -> NDArray[np.float64]:
+        """The length of every row."""
+        squares = np.einsum("ij,ij->i", self.dense, self.dense)
+        for codes in self.codes:
+            squares += codes >= 0
+        return np.sqrt(squares)
+
     def rows(self, places: NDArray[np.integer]) -> EncodedTable:
         """Only some of the rows."""
         if places.ndim != 1 or (len(places) and (places.min() < 0 or places.max() >= len(self.dense))):

@@ -11,12 +11,13 @@ What is refused here, before the party sees it, is in the party's audit log like
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tablepuppet.errors import PartyError, TablePuppetError
 from tablepuppet.party.audit import Outcome
@@ -85,6 +86,8 @@ class Desk:
             line.used = time.monotonic()
             if request.sequence == line.done and line.reply is not None:
                 return line.reply
+            if request.verb == "open":  # written down with the request, so that noise can be drawn again
+                request = replace(request, arguments={**request.arguments, "nonce": secrets.token_hex(16)})
             try:
                 with self.noting(*key, request.verb):
                     self._accept(key, line, request)

@@ -44,6 +44,7 @@ class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 class _Opening(msgspec.Struct, forbid_unknown_fields=True):
     scans: tuple[Scan, ...]
     wire: Literal["float32", "float64"]
+    nonce: str | None = None  # the party's own, in its journal; a caller's is not regarded
 
 
 def read_request(message: Any) -> Request:
@@ -54,7 +55,7 @@ def read_request(message: Any) -> Request:
         arguments = head.arguments
         if head.verb == "open":
             opening = msgspec.convert(arguments, _Opening)
-            arguments = {"scans": opening.scans, "wire": opening.wire}
+            arguments = {"scans": opening.scans, "wire": opening.wire, "nonce": opening.nonce}
     except msgspec.ValidationError as error:
         raise PartyError(f"the request is not one of {', '.join(get_args(Verb))} as they should be: {error}") from None
     if head.verb in ("describe", "close") and (arguments or head.steps):

@@ -1,0 +1,253 @@
+"""Encoders under feature privacy: from what a policy says of columns, or from statistics with noise.
+
+Statistics count every row once, however often it is joined: then a row changes a histogram by one. Where a party's
+policy gives the bounds of a number, or lists the categories of a column, nothing is told and nothing is charged.
+
+- A number without bounds: how many rows lie between each two powers of two, with noise, tells its range; sums of values
+  and squares within that range, with noise, its mean and scale.
+- A category is told if so many rows have it that noise alone would say so once in 10^12; others count as missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PrivacyError
+from tablepuppet.operators.client import Client
+from tablepuppet.party.arguments import PositiveNumber
+from tablepuppet.party.blind import blind
+from tablepuppet.party.ops import LocalTable, Values, op
+from tablepuppet.party.policy import Use
+from tablepuppet.party.release import Release
+from tablepuppet.prep.encode import CategoryEncoder, Encoding, NumberEncoder, build_encoding, drop_column
+from tablepuppet.prep.statistics import key_family, merge_categories
+from tablepuppet.prep.values import numbers
+from tablepuppet.privacy.shares import TAIL
+from tablepuppet.runs.events import Events
+from tablepuppet.sql.query import OutputColumn
+from tablepuppet.sql.types import Family, family
+
+SMALLEST, LARGEST = -32, 63  # powers of two between which ranges are looked for
+BINS = 2 * (LARGEST - SMALLEST + 1) + 1  # negative ones, zero, positive ones
+SURE = 5.0  # standard deviations above zero at which a bin is taken to have rows
+UNIFORM = math.sqrt(12)  # the width of an even spread, in standard deviations
+
+
+@op(
+    "private.ranges",
+    releases=Release.STATISTICS | Release.HISTOGRAMS,
+    columns=("columns",),
+    use=Use.FEATURE,
+    private=True,
+)
+def ranges(table: LocalTable, view: str, columns: Sequence[str], multiplier: PositiveNumber) -> Values:
+    """The policy's bounds of columns, or NaN and noisy counts of rows by powers of two."""
+    known, counts = np.full((len(columns), 2), np.nan), np.zeros((len(columns), BINS))
+    for place, name in enumerate(columns):
+        bounds = table.grant.outputs[name].rule.bounds
+        if bounds is not None:
+            known[place] = bounds
+            continue
+        values, present = numbers(table.column(name, view))
+        found = np.bincount(bins_of(values[present & np.isfinite(values)]), minlength=BINS).astype(np.float64)
+        counts[place] = table.noisy(found, 1.0, multiplier, "ranges")
+    return {"known": known, "counts": counts}
+
+
+def bins_of(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The bin of every value: its sign and power of two.
+
+    >>> (bins_of(np.array([-1.0, 0.0, 1.0, 3.0])) - BINS // 2).tolist()
+    [-34, 0, 34, 35]
+    """
+    power = np.clip(np.frexp(values)[1], SMALLEST, LARGEST) - SMALLEST + 1
+    return np.asarray(BINS // 2 + np.sign(values).astype(np.int64) * power)
+
+
+def range_of(counts: NDArray[np.float64], noise: float) -> tuple[float, float] | None:
+    """The range of the bins that surely have rows; None if none has."""
+    sure = np.flatnonzero(counts > SURE * noise) - BINS // 2
+    if not len(sure):
+        return None
+
+    def edge(place: int, outward: int) -> float:
+        if place == 0:
+            return 0.0
+        power = abs(place) - 1 + SMALLEST
+        return float(np.sign(place)) * 2.0 ** (power if place * outward > 0 else power - 1)
+
+    return edge(int(sure[0]), -1), edge(int(sure[-1]), 1)
+
+
+@op("private.moments", releases=Release.STATISTICS, columns=("columns",), use=Use.FEATURE, private=True)
+def moments(
+    table: LocalTable, view: str, columns: Sequence[str], lows: NDArray[np.float64], highs: NDArray[np.float64],
+    multiplier: PositiveNumber,
+) -> Values:  # fmt: skip
+    """Noisy counts, sums and sums of squares of columns, where lows and highs are -1 and 1."""
+    sums = np.zeros((len(columns), 3))
+    for place, (name, low, high) in enumerate(zip(columns, lows, highs, strict=True)):
+        values, present = numbers(table.column(name, view))
+        inside = np.clip((values[present & np.isfinite(values)] - low) / (high - low) * 2 - 1, -1.0, 1.0)
+        found = np.array([len(inside), inside.sum(), inside @ inside])
+        sums[place] = table.noisy(found, math.sqrt(3.0), multiplier, "moments")
+    return {"sums": sums}
+
+
+@op(
+    "private.categories",
+    releases=Release.KEY_DIGESTS | Release.HISTOGRAMS,
+    columns=("column",),
+    use=Use.FEATURE,
+    private=True,
+)
+def categories(
+    table: LocalTable, view: str, column: str, family: str, blinding: str, multiplier: PositiveNumber
+) -> Values:
+    """Digests of the categories that the policy lists, or of those that enough rows have, with noisy counts."""
+    key, listed = table.category_key(blinding, column), table.grant.outputs[column].rule.categories
+    if listed is not None:
+        digests = blind([_as_column(table, column, listed)], [family], key).digests
+        return {"distinct": len(digests), "digests": digests, "weights": np.ones(len(digests)), "known": True}
+    blinded = blind([table.column(column, view)], [family], key)
+    rows = np.bincount(blinded.codes, minlength=len(blinded.digests) + 1)[:-1].astype(np.float64)
+    noisy = table.noisy(rows, 1.0, multiplier, "categories")
+    kept = noisy > 1.0 + TAIL * multiplier
+    return {"distinct": int(kept.sum()), "digests": blinded.digests[kept], "weights": noisy[kept], "known": False}
+
+
+def _as_column(table: LocalTable, column: str, listed: Sequence[Any]) -> pa.ChunkedArray:
+    kind = table.snapshot.outputs[column].type
+    try:
+        return pa.chunked_array([pa.array(listed).cast(kind)])
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        raise PrivacyError(
+            f"party {table.grant.party!r}, table {table.grant.table!r}, column {column!r}: the categories in its "
+            f"policy are not {kind}"
+        ) from None
+
+
+@dataclass
+class EncoderNoise:
+    """The noise multipliers of statistics by table; ``used`` counts the releases that had noise, ``tails`` those of
+    them that are lists of frequent categories.
+    """
+
+    multipliers: Mapping[str, float]
+    used: dict[str, int] = field(default_factory=dict)
+    tails: dict[str, int] = field(default_factory=dict)
+
+    def use(self, alias: str, *, tail: bool = False) -> None:
+        """Count one release."""
+        self.used[alias] = self.used.get(alias, 0) + 1
+        self.tails[alias] = self.tails.get(alias, 0) + tail
+
+
+def is_category(column: OutputColumn, categorical: frozenset[str]) -> bool:
+    """Whether a column is encoded as categories."""
+    return column.name in categorical or family(column.type) in (Family.TEXT, Family.UUID)
+
+
+def fit_private_encoding(
+    client: Client, columns: Sequence[OutputColumn], categorical: frozenset[str], max_categories: int, events: Events,
+    noise: EncoderNoise,
+) -> Encoding:  # fmt: skip
+    """Encoders for ``columns``; those whose statistics drown in noise are left out with a warning event."""
+    identity = client.new_name()
+    asked = {
+        column.name: client.ask(
+            "private.categories",
+            lambda alias, _, column=column: {
+                "column": column.name, "family": key_family(column), "blinding": identity,
+                "multiplier": noise.multipliers[alias],
+            } if alias == column.alias else None,
+        )
+        for column in columns
+        if is_category(column, categorical)
+    }  # fmt: skip
+    fitted = _fit_numbers(client, [c for c in columns if not is_category(c, categorical)], noise, events)
+    numbers_of: dict[str, list[NumberEncoder]] = {alias: [] for alias in client.mapping.tables}
+    categories_of: dict[str, list[CategoryEncoder]] = {alias: [] for alias in client.mapping.tables}
+    for column in columns:
+        if column.name not in asked:
+            numbers_of[column.alias] += fitted.get(column.name, [])
+            continue
+        replies = asked[column.name][column.alias]
+        if not all(reply["known"] for reply in replies):
+            noise.use(column.alias, tail=True)
+        found = merge_categories([{**reply, "missing": 0.0, "top": 0.0} for reply in replies])
+        if not 1 <= found.distinct <= max_categories:
+            reason = "has no category that enough rows have" if not found.distinct else "has too many categories"
+            drop_column(column, reason, events)
+            continue
+        order = np.lexsort((np.arange(found.distinct), -found.weights))
+        categories_of[column.alias].append(CategoryEncoder(column, found.digests[order]))
+    encoding = Encoding(
+        identity, {a: tuple(e) for a, e in numbers_of.items()}, {a: tuple(e) for a, e in categories_of.items()}
+    )
+    build_encoding(client, encoding)
+    return encoding
+
+
+def _fit_numbers(
+    client: Client, columns: Sequence[OutputColumn], noise: EncoderNoise, events: Events
+) -> dict[str, list[NumberEncoder]]:
+    """By name; none for a column that is left out."""
+    by_alias: dict[str, list[OutputColumn]] = {}
+    for column in columns:
+        by_alias.setdefault(column.alias, []).append(column)
+    replies = client.ask(
+        "private.ranges",
+        lambda alias, _: {
+            "columns": [column.name for column in by_alias[alias]], "multiplier": noise.multipliers[alias],
+        } if alias in by_alias else None,
+    )  # fmt: skip
+    found: dict[str, list[NumberEncoder]] = {}
+    open_: dict[str, list[tuple[OutputColumn, float, float]]] = {}
+    for alias, listed in by_alias.items():
+        for place, column in enumerate(listed):
+            bounds = [reply["known"][place] for reply in replies[alias]]
+            low, high = min(float(b[0]) for b in bounds), max(float(b[1]) for b in bounds)
+            if not math.isnan(low + high):
+                found[column.name] = [NumberEncoder(column, (low + high) / 2, (high - low) / UNIFORM)]
+                continue
+            noise.use(alias)
+            counts = np.sum([reply["counts"][place] for reply in replies[alias]], axis=0)
+            seen = range_of(counts, noise.multipliers[alias] * math.sqrt(len(bounds)))
+            if seen is None or seen[0] == seen[1]:
+                drop_column(column, "has no range that noise does not hide, or one value only", events)
+            else:
+                open_.setdefault(alias, []).append((column, *seen))
+    return found | _fit_moments(client, open_, noise)
+
+
+def _fit_moments(
+    client: Client, columns: Mapping[str, Sequence[tuple[OutputColumn, float, float]]], noise: EncoderNoise
+) -> dict[str, list[NumberEncoder]]:
+    replies = client.ask(
+        "private.moments",
+        lambda alias, _: {
+            "columns": [column.name for column, _, _ in columns[alias]],
+            "lows": np.array([low for _, low, _ in columns[alias]]),
+            "highs": np.array([high for _, _, high in columns[alias]]),
+            "multiplier": noise.multipliers[alias],
+        } if alias in columns else None,
+    )  # fmt: skip
+    found = {}
+    for alias, listed in columns.items():
+        sums = np.sum([reply["sums"] for reply in replies[alias]], axis=0)
+        for (column, low, high), (count, total, squares) in zip(listed, sums, strict=True):
+            noise.use(alias)
+            rows = max(count, 1.0)
+            mean = float(np.clip(total / rows, -1.0, 1.0))
+            spread = math.sqrt(max(squares / rows - mean**2, 1e-4))
+            half = (high - low) / 2
+            found[column.name] = [NumberEncoder(column, low + half * (1 + mean), half * spread)]
+    return found

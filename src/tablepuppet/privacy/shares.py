@@ -1,0 +1,52 @@
+"""How a promise for the features of a table is shared among its releases.
+
+Comes in: a target epsilon and delta. Goes out: a noise multiplier for each release, and the epsilon of what was used.
+All noise is Gaussian, and without sampling: releases of multipliers s_1, s_2, ... are together exactly as private as
+one of (1 / s_1^2 + 1 / s_2^2 + ...)^(-1/2) (Dong, Roth, Su 2022), so that shares of 1 / s^2 add up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tablepuppet.privacy.accountant import gaussian_epsilon, noise_multiplier
+
+SLACK = 1e-6  # of epsilon, for what `sampling_epsilon` adds: enough for 8 million noisy numbers
+TAIL = 7.04  # standard deviations that Gaussian noise exceeds with probability 1e-12
+TAIL_DELTA = 1e-12
+
+
+@dataclass(frozen=True)
+class Shares:
+    """A promise of ``epsilon`` at ``delta`` for every row of a table. ``tails`` are releases that depend on noise not
+    exceeding `TAIL`, such as lists of the categories that are frequent enough; each takes `TAIL_DELTA` of delta.
+    """
+
+    epsilon: float
+    delta: float
+    tails: int = 0
+
+    @property
+    def _whole(self) -> float:
+        """The multiplier of a single release that uses all of it."""
+        return noise_multiplier(self.epsilon - min(SLACK, self.epsilon / 2), self.delta - self.tails * TAIL_DELTA)
+
+    def multiplier(self, share: float) -> float:
+        """The noise of a release that uses a share of it.
+
+        >>> round(Shares(1.0, 1e-5).multiplier(0.25) / Shares(1.0, 1e-5).multiplier(1.0), 6)
+        2.0
+        """
+        return self._whole / math.sqrt(share)
+
+    def spent(self, share: float) -> float:
+        """The epsilon at ``delta`` of what was used."""
+        if share <= 0:
+            return 0.0
+        return min(self.epsilon, epsilon_of(1 / self.multiplier(share) ** 2, self.delta - self.tails * TAIL_DELTA))
+
+
+def epsilon_of(precision: float, delta: float) -> float:
+    """The epsilon of releases whose 1 / multiplier^2 add up to ``precision``."""
+    return gaussian_epsilon(precision**-0.5, delta) + SLACK if precision > 0 else 0.0
