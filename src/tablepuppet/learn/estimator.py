@@ -187,7 +187,7 @@ class Learner(BaseEstimator):  # type: ignore[misc]
         """A label for every joined row, in the order of ``rows()``."""
         raise AssertionError("a subclass says what is learned")
 
-    def evaluate(self, relation: Relation) -> dict[str, float]:
+    def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
         """Metrics over the joined rows."""
         raise AssertionError("a subclass says what is measured")
 
@@ -208,6 +208,10 @@ class Learner(BaseEstimator):  # type: ignore[misc]
         """PrivacyError unless what is promised is what the relation's parties demand, and the query lets it be kept."""
         check_demanded(relation.plan, self.privacy)
         check_label_apart(relation.plan, self.privacy)
+
+    def _tell_measured_at_party(self) -> None:
+        check_is_fitted(self, "model_")
+        self.evaluated_on_ = "true labels, at their party"
 
     def _tell_labels(self, relation: Relation) -> None:
         """Say in ``evaluated_on_``, and by an event if they have noise, which labels a metric was measured on."""

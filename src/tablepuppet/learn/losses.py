@@ -373,16 +373,19 @@ class Softmax:
     def look(self, scores: Scores) -> Look:
         """Mean of logsumexp(z) - z_y; probabilities minus the label's one; from the probabilities."""
         probability, highest, total = _probabilities(scores)
-        own = self._own()
+        own = self._wanted()
         value = sum_of_logs(total.ravel()) + float(highest.sum()) - float((scores * own).sum())
         gradient = probability - own
         gradient /= len(gradient)
         return Look(value / len(scores), gradient, SoftmaxHessian(probability))
 
-    def _own(self) -> NDArray[np.bool_] | Scores:
-        """(joined_rows, classes): where the label's class is; with noise, targets that stand in for that."""
-        own = np.asarray(self.labels == np.arange(self.outputs, dtype=self.labels.dtype)[:, None]).T
-        return own if self.keep == 1 else np.where(own, *self._targets)
+    def _own(self) -> NDArray[np.bool_]:
+        """(joined_rows, classes): where the label's class is."""
+        return np.asarray(self.labels == np.arange(self.outputs, dtype=self.labels.dtype)[:, None]).T
+
+    def _wanted(self) -> NDArray[np.bool_] | Scores:
+        """The same; with noise, targets that stand in for it."""
+        return self._own() if self.keep == 1 else np.where(self._own(), *self._targets)
 
     def value(self, scores: Scores) -> float:
         """Mean of logsumexp(z) - z_y."""
@@ -403,7 +406,10 @@ class Softmax:
         rho, are solved for their logsumexp instead.
         """
         high, clipped = target.copy(order="K"), rho <= 2 * self.most_curvature
-        np.add(high, 1 / rho, out=high, where=self._own())
+        if self.keep == 1:
+            np.add(high, 1 / rho, out=high, where=self._own())
+        else:
+            high += self._wanted() / rho
         z: Scores = np.clip(start, high - 1 / rho, high) if clipped else start.copy(order="K")
         enough = small_step(self, rho) * (1 + np.abs(target).max(initial=0.0))
         step, probability, spread = np.empty_like(z), np.empty_like(z), np.empty_like(z)

@@ -69,7 +69,7 @@ def private_classes(
         policy = table.grant.outputs[column].rule.categories
         listed = _agreed("classes", None if policy is None else _sorted(policy), given)
         labels, names, places = _rows(table, view, column)
-        values = _fitted(listed, labels.type)
+        values = fitted_classes(listed, labels.type)
         secret, release = _release(table, column, chosen, epsilon, [[type(each).__name__, each] for each in listed])
         codes = noisy_classes(
             pc.index_in(labels.combine_chunks(), values).fill_null(-1).to_numpy(zero_copy_only=False),
@@ -131,7 +131,7 @@ def _rows(table: LocalTable, view: str, column: str) -> Rows:
     return table.snapshot.outputs[column].take(pa.array(table.snapshot.place(row_ids))), names, places
 
 
-def _fitted(classes: tuple[Category, ...], type_: pa.DataType) -> pa.Array:
+def fitted_classes(classes: tuple[Category, ...], type_: pa.DataType) -> pa.Array:
     """The classes as values of the label's type."""
     try:
         found = pa.array(classes).cast(type_)

@@ -11,6 +11,7 @@ from sklearn import metrics
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.estimator import Array, Learner, label_of
+from tablepuppet.learn.label_metrics import class_metrics, regression_metrics
 from tablepuppet.learn.labels import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tablepuppet.learn.losses import Logistic, Loss, Softmax, Squared
 from tablepuppet.learn.private_labels import class_question, kept, number_question
@@ -45,8 +46,11 @@ class Regressor(Learner):
         """The predicted label of every joined row, in the order of ``rows()``."""
         return self._scores(relation)
 
-    def evaluate(self, relation: Relation) -> dict[str, float]:
-        """Root mean squared error and R2."""
+    def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
+        """Root mean squared error and R2; ``at_party``: measured by the label's party, as for classifiers."""
+        if at_party:
+            self._tell_measured_at_party()
+            return regression_metrics(relation.client, label_of(relation), self.predict(relation))
         self.check_promise(relation)
         label = label_of(relation)
         asked = self._ask_labels(relation.client, label)
@@ -121,11 +125,17 @@ class Classifier(Learner):
         chosen: NDArray[Any] = self.classes_[probability.argmax(axis=1)]
         return chosen
 
-    def evaluate(self, relation: Relation) -> dict[str, float]:
+    def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
         """Accuracy, area under the ROC curve (one against the rest for several classes), log loss.
 
-        The area is NaN where a class has no row.
+        The area is NaN where a class has no row. With ``at_party`` the label's party measures on its true labels and
+        tells the metrics only; these have no noise. The area is then NaN too where rows of its table are joined more
+        than once, or have several shards.
         """
+        if at_party:
+            self._tell_measured_at_party()
+            probability = self.predict_proba(relation)
+            return class_metrics(relation.client, label_of(relation), self.classes_, probability)
         self.check_promise(relation)
         label = label_of(relation)
         asked = self._ask_labels(relation.client, label)

@@ -53,7 +53,12 @@ _OF_EVERY_COLUMN = Release.SCHEMA | Release.COUNTS
 USES: Mapping[Use, Release] = {
     Use.KEY: _OF_EVERY_COLUMN | Release.KEY_DIGESTS,
     Use.FILTER: _OF_EVERY_COLUMN,
-    Use.LABEL: _OF_EVERY_COLUMN | Release.LABELS | Release.STATISTICS | Release.HISTOGRAMS | Release.KEY_DIGESTS,
+    Use.LABEL: _OF_EVERY_COLUMN
+    | Release.LABELS
+    | Release.STATISTICS
+    | Release.HISTOGRAMS
+    | Release.KEY_DIGESTS
+    | Release.METRICS,
     Use.FEATURE: EVERY_RELEASE & ~Release.LABELS,
 }
 """What each use of a column leads to; the digests of a label or feature are those of its categories."""
