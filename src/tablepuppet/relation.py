@@ -25,6 +25,7 @@ from tablepuppet.operators.client import Client
 from tablepuppet.party.request import Request, Step
 from tablepuppet.prep.describe import Description, describe
 from tablepuppet.prep.encode import Encoding, fit_encoding
+from tablepuppet.prep.private_encode import EncoderNoise, fit_private_encoding
 from tablepuppet.runs.events import Events
 from tablepuppet.sql.explain import ShardSize, Sizes, explain
 from tablepuppet.sql.plan import Plan, Scan
@@ -182,6 +183,13 @@ class Relation:
         settings = self._session.settings
         return fit_encoding(
             self.client, self.query.features, self.query.categorical, settings.max_categories, self.events
+        )
+
+    def fit_private_encoding(self, noise: EncoderNoise) -> Encoding:
+        """The same from a policy's bounds and lists, or from statistics with noise."""
+        settings = self._session.settings
+        return fit_private_encoding(
+            self.client, self.query.features, self.query.categorical, settings.max_categories, self.events, noise
         )
 
     def __len__(self) -> int:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from tablepuppet.errors import LearnError
+from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.learn.feature_promise import FeaturePromise
 from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.promise import check_demanded, check_label_apart, check_supported, promised
 from tablepuppet.learn.validation import Validation, Watched, check_alike
@@ -99,6 +100,7 @@ class Learner(BaseEstimator):  # type: ignore[misc]
     stopped_: str
     best_round_: int
     evaluated_on_: str
+    promise_: FeaturePromise | None
     metric_name = "metric"
 
     def fit(self, relation: Relation, validation: Relation | None = None) -> Self:
@@ -132,7 +134,11 @@ class Learner(BaseEstimator):  # type: ignore[misc]
             validation = None if validation is None else validation.without_reduction()
         asked = self._ask_labels(relation.client, label)  # before statistics are read: both travel together
         asked_also = None if validation is None else self._ask_labels(validation.client, label)
-        self.encoding_ = relation.fit_encoding()
+        self.promise_ = self._feature_promise(relation)
+        if self.promise_ is None:
+            self.encoding_ = relation.fit_encoding()
+        else:
+            self.encoding_ = relation.fit_private_encoding(self.promise_.encoders)
         loss = self._prepare(relation.client, label, asked)
         self.solver_ = self._fewest_trips(relation) if self.solver == "auto" else self.solver
         self.converged_ = False
@@ -154,8 +160,28 @@ class Learner(BaseEstimator):  # type: ignore[misc]
         self.n_features_in_ = len(relation.columns)
         self.parties_ = relation.plan.parties
         self.engine_ = relation.client.engine
-        self.privacy_ = promised(relation.plan, self.privacy)
+        self.privacy_ = promised(relation.plan, self.privacy, self.promise_)
         self.relation_ = relation  # the parameters stay with its parties for as long as its session does
+
+    def _feature_promise(self, relation: Relation) -> FeaturePromise | None:
+        """What may be told of features; None without feature privacy. PrivacyError where it cannot be kept."""
+        privacy = self.privacy
+        if privacy is None or not privacy.is_feature_private:
+            return None
+        self._check_private()
+        for alias in dict.fromkeys(column.alias for column in relation.query.features):
+            privacy.check_rows(relation.mapping.tables[alias].rows)
+        query = relation.query
+        return FeaturePromise.of(privacy, query.features, query.categorical, self.most_private_rounds)
+
+    @property
+    def most_private_rounds(self) -> int:
+        """How many rounds a fit with noise may have at most."""
+        return self.rounds
+
+    def _check_private(self) -> None:
+        """PrivacyError unless the settings allow noise on features."""
+        raise PrivacyError(f"{type(self).__name__} cannot keep feature_epsilon yet; use a linear learner")
 
     def _ask_labels(self, client: Client, label: OutputColumn) -> Replies:
         raise AssertionError("a subclass says what is learned")
@@ -241,6 +267,8 @@ class Learner(BaseEstimator):  # type: ignore[misc]
         self._check_columns(relation)
         apply_encoding(client, self.encoding_)
         scores = self.model_.scores(client)
+        if self.promise_ is not None:  # predictions have cost something
+            self.privacy_ = promised(self.relation_.plan, self.privacy, self.promise_)
         if not np.isfinite(scores).all():
             raise LearnError(
                 "the relation has feature values that are not finite (NaN or infinity); filter them in WHERE"

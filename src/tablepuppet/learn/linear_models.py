@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.admm import SharingRule
 from tablepuppet.learn.consensus import CONSENSUS_TOL, Inner
 from tablepuppet.learn.descent import Rule, descend
 from tablepuppet.learn.estimator import SINGLE_PRECISION_TOL, Array, Learner, Model, Solver
+from tablepuppet.learn.feature_promise import FeaturePromise
 from tablepuppet.learn.lbfgs import GradientRule
 from tablepuppet.learn.linear import LinearModel, by_column
 from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.placed import ToldModel
+from tablepuppet.learn.private_linear import PrivateLinearModel
 from tablepuppet.learn.sgd import Stochastic, descend_by_batches
 from tablepuppet.learn.tasks import Classifier, Regressor
 from tablepuppet.learn.threads import one_thread
@@ -87,6 +90,8 @@ class LinearLearner(Learner):
     def _solve(self, relation: Relation, loss: Loss, watch: Watch) -> tuple[Watched, Array]:
         client, wire = relation.client, relation.wire
         inner = None if isinstance(self.inner_rounds, str) else Inner(self.inner_rounds, self.inner_rho)
+        if self.promise_ is not None:
+            return self._solve_privately(relation, loss, watch, self.promise_)
         model = LinearModel(client, self.encoding_, wire, loss.outputs, self.l2, client.new_name(), inner)
         report = watch.of(model)
         if self.solver_ == "sgd":
@@ -99,6 +104,26 @@ class LinearLearner(Learner):
         tol = max(self.tol, SINGLE_PRECISION_TOL if wire == "float32" else 0.0, CONSENSUS_TOL if inner else 0.0)
         intercept, self.converged_ = descend(model, loss, rule, gradient, self.rounds, tol, report)
         return model, intercept
+
+    def _solve_privately(
+        self, relation: Relation, loss: Loss, watch: Watch, promise: FeaturePromise
+    ) -> tuple[Watched, Array]:
+        client = relation.client
+        model = PrivateLinearModel(
+            client, self.encoding_, relation.wire, loss.outputs, self.l2, client.new_name(), promise.noise
+        )
+        gradient = GradientRule(loss)
+        rule = gradient if self.solver_ == "lbfgs" else self._sharing(model, loss, len(relation))
+        intercept, self.converged_ = descend(model, loss, rule, gradient, promise.rounds, self.tol, watch.of(model))
+        return model, intercept
+
+    def _check_private(self) -> None:
+        if self.solver == "sgd":
+            raise PrivacyError("solver='sgd' cannot keep feature_epsilon yet; use 'auto', 'admm' or 'lbfgs'")
+        if not isinstance(self.inner_rounds, str):
+            raise PrivacyError("inner_rounds: consensus tells parameters without noise; leave it at 'auto'")
+        if not self.reduce:
+            raise PrivacyError("reduce=False tells a row as often as it is joined, without noise; leave it at True")
 
     def _sharing(self, model: LinearModel, loss: Loss, joined_rows: int) -> Rule:
         shape = (joined_rows,) if loss.outputs == 1 else (joined_rows, loss.outputs)

@@ -126,7 +126,8 @@ def noisy_direction(
     """The same with noise on T p too."""
     block, image = _turn(table, view, encoding, model, rows, l2, curvature, table_rows, clip, multiplier)
     bound = LARGE * usual_size(block, block.direction)
-    return {"image": noisy_image(table, image, bound, image_multiplier), "products": block.products()}
+    told = {"products": block.products(), "noise": bound * image_multiplier}
+    return {"image": noisy_image(table, image, bound, image_multiplier), **told}
 
 
 @op("private.image", releases=Release.PREDICTIONS, private=True)
@@ -225,7 +226,7 @@ class PrivateLinearModel(LinearModel):
     def _ask_directions(self, rows: Mapping[str, Floats], curvature: Curvature) -> Replies:
         self.noise.steps += 1
         self.noise.images += 1
-        extra = {} if self.noise.image is None else {"image_multiplier": self.noise.image}
+        extra: dict[str, Any] = {} if self.noise.image is None else {"image_multiplier": self.noise.image}
         return self.lou.ask(
             "private.noisy_direction" if extra else "private.direction", self.alone, rows,
             by_alias=_sizes(self.lou.client, self.alone), encoding=self.encoding.id, model=self.model, l2=self.l2,

@@ -13,6 +13,7 @@ from typing import Any
 from sqlglot import exp
 
 from tablepuppet.errors import PrivacyError
+from tablepuppet.learn.feature_promise import FeaturePromise
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.sql.expression import checked, columns_of
 from tablepuppet.sql.plan import Plan
@@ -28,15 +29,33 @@ LABELS_ONLY = (
 )
 
 
+FEATURES = (
+    "Neighbours are two tables that differ in the feature cells of one row, which are replaced by a null record; keys, "
+    "labels, filters' outcomes and how often rows are joined are taken as known. Noise is Gaussian, of the party's own "
+    "drawing; every row's part of a sum was clipped after all it is joined with was added up. Nothing is gained from "
+    "sampling. A row of several shards is in one of them; a person with rows in several tables has the total."
+)
+FEATURES_GIVEN = (
+    "Predictions left without noise: they are functions of the row itself, and a row of one table reaches another's "
+    "parameters through them. So epsilon is infinite, and epsilon_given_messages, the paper's accounting, holds for "
+    "somebody who sees a table's parameters and takes all predictions as known anyway."
+)
+FEATURES_WHOLE = (
+    "Predictions were clipped and noised too, each time they left, also after the fit: epsilon counts all of it and "
+    "grows with every evaluation or prediction."
+)
+LABELS_TOO = "Labels left without noise: for a label no epsilon holds."
+LABELS_NOISED = "Labels were noised by their party before they left (delta 0)."
+
+
 def check_supported(privacy: object) -> None:
     """PrivacyError unless learners can keep every part of it. The one place that says what is not there yet."""
     if privacy is None:
         return
     if not isinstance(privacy, Privacy):
         raise PrivacyError(f"privacy must be tp.Privacy(...) or None, not {type(privacy).__name__}")
-    for name in ("feature_epsilon", "prediction_epsilon"):
-        if getattr(privacy, name) is not None:
-            raise PrivacyError(f"{name} is not supported yet; leave it at None")
+    if privacy.prediction_epsilon is not None and privacy.feature_epsilon is None:
+        raise PrivacyError("prediction_epsilon is for predictions only: set feature_epsilon too, 1 is usual")
     if privacy.secure_sum:
         raise PrivacyError("secure_sum is not supported yet; leave it at False")
 
@@ -49,8 +68,9 @@ def check_demanded(plan: Plan, privacy: Privacy | None) -> None:
         needs = []
         if alias == label and (privacy is None or privacy.label_epsilon is None):
             needs.append("label_epsilon")
-        if alias in features and (privacy is None or privacy.feature_epsilon is None):
-            needs.append("feature_epsilon")
+        if alias in features:
+            asked = ("feature_epsilon", "prediction_epsilon")
+            needs += [name for name in asked if privacy is None or getattr(privacy, name) is None]
         demanding = [shard.party for shard in table.shards if shard.require_dp]
         if needs and demanding:
             raise PrivacyError(
@@ -133,26 +153,33 @@ class TablePromise:
         }
 
 
-def promised(plan: Plan, privacy: Privacy | None) -> dict[str, Any]:
+def promised(plan: Plan, privacy: Privacy | None, promise: FeaturePromise | None = None) -> dict[str, Any]:
     """``privacy_`` of a model.
 
     ``epsilon`` is that of a row of any one table, ``total`` that of somebody with a row in every table.
     """
     label_epsilon = None if privacy is None else privacy.label_epsilon
-    tables = _by_table(plan, label_epsilon)
+    tables = _by_table(plan, label_epsilon, promise)
     return {
         "epsilon": max(table.epsilon for table in tables.values()),
         "epsilon_given_messages": max(table.epsilon_given_messages for table in tables.values()),
-        "delta": None if label_epsilon is None else 0.0,
+        "delta": promise.privacy.delta if promise else None if label_epsilon is None else 0.0,
         "label_epsilon": label_epsilon,
         "tables": {name: table.told() for name, table in tables.items()},
         "parties": {party: _together(tables.values(), party) for party in plan.parties},
         "total": _together(tables.values()),
-        "assumptions": NOTHING if label_epsilon is None else LABELS_ONLY,
+        "assumptions": _assumptions(label_epsilon, promise),
     }
 
 
-def _by_table(plan: Plan, label_epsilon: float | None) -> dict[str, TablePromise]:
+def _assumptions(label_epsilon: float | None, promise: FeaturePromise | None) -> str:
+    if promise is None:
+        return NOTHING if label_epsilon is None else LABELS_ONLY
+    parts = [FEATURES, FEATURES_GIVEN if promise.privacy.prediction_epsilon is None else FEATURES_WHOLE]
+    return " ".join([*parts, LABELS_TOO if label_epsilon is None else LABELS_NOISED])
+
+
+def _by_table(plan: Plan, label_epsilon: float | None, promise: FeaturePromise | None) -> dict[str, TablePromise]:
     """By name: a table that is used twice has both parts of its uses."""
     label = None if plan.query.label is None else plan.query.label.alias
     features = {column.alias for column in plan.query.features}
@@ -160,9 +187,12 @@ def _by_table(plan: Plan, label_epsilon: float | None) -> dict[str, TablePromise
     for table in plan.tables.values():
         uses = {alias for alias, other in plan.tables.items() if other.name == table.name}
         of_label = (math.inf if label_epsilon is None else label_epsilon) if label in uses else None
-        of_features = math.inf if uses & features else None
+        told = sorted(uses & features)
+        whole = given = math.inf if told else None
+        if promise is not None and told:
+            whole, given = sum(map(promise.epsilon, told)), sum(map(promise.given_messages, told))
         parties = tuple(dict.fromkeys(shard.party for shard in table.shards))
-        found[table.name] = TablePromise(parties, of_label, of_features, of_features)
+        found[table.name] = TablePromise(parties, of_label, whole, given)
     return found
 
 

@@ -37,7 +37,7 @@ class EncodedTable:
         squares = np.einsum("ij,ij->i", self.dense, self.dense)
         for codes in self.codes:
             squares += codes >= 0
-        return np.sqrt(squares)
+        return np.asarray(np.sqrt(squares))
 
     def rows(self, places: NDArray[np.integer]) -> EncodedTable:
         """Only some of the rows."""

@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PrivacyError
-from tablepuppet.operators.client import Client
+from tablepuppet.operators.client import Client, Replies
 from tablepuppet.party.arguments import PositiveNumber
 from tablepuppet.party.blind import blind
 from tablepuppet.party.ops import LocalTable, Values, op
@@ -161,17 +161,7 @@ def fit_private_encoding(
 ) -> Encoding:  # fmt: skip
     """Encoders for ``columns``; those whose statistics drown in noise are left out with a warning event."""
     identity = client.new_name()
-    asked = {
-        column.name: client.ask(
-            "private.categories",
-            lambda alias, _, column=column: {
-                "column": column.name, "family": key_family(column), "blinding": identity,
-                "multiplier": noise.multipliers[alias],
-            } if alias == column.alias else None,
-        )
-        for column in columns
-        if is_category(column, categorical)
-    }  # fmt: skip
+    asked = {c.name: _ask_categories(client, c, identity, noise) for c in columns if is_category(c, categorical)}
     fitted = _fit_numbers(client, [c for c in columns if not is_category(c, categorical)], noise, events)
     numbers_of: dict[str, list[NumberEncoder]] = {alias: [] for alias in client.mapping.tables}
     categories_of: dict[str, list[CategoryEncoder]] = {alias: [] for alias in client.mapping.tables}
@@ -194,6 +184,12 @@ def fit_private_encoding(
     )
     build_encoding(client, encoding)
     return encoding
+
+
+def _ask_categories(client: Client, column: OutputColumn, blinding: str, noise: EncoderNoise) -> Replies:
+    asked: dict[str, Any] = {"column": column.name, "family": key_family(column), "blinding": blinding}
+    asked["multiplier"] = noise.multipliers[column.alias]
+    return client.ask("private.categories", lambda alias, _: asked if alias == column.alias else None)
 
 
 def _fit_numbers(

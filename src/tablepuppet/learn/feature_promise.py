@@ -1,0 +1,102 @@
+"""What a fit with feature privacy may tell of each table, and what it came to.
+
+A table's promise is shared: `ENCODERS` for the statistics of encoders, `GRAM` for its Gram matrix, the rest for the
+gradients of a number of rounds that is fixed before the first. Predictions have a promise of their own. What was not
+used, as when a policy gives bounds, or descent ends early, is not spent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from tablepuppet.errors import PrivacyError
+from tablepuppet.learn.private_linear import FeatureNoise
+from tablepuppet.prep.private_encode import EncoderNoise, is_category
+from tablepuppet.privacy.settings import Privacy
+from tablepuppet.privacy.shares import TAIL_DELTA, Shares, epsilon_of
+from tablepuppet.sql.query import OutputColumn
+
+ENCODERS, GRAM = 0.2, 0.2
+ROUNDS = 3  # more would need more noise in each
+NOISY_ROUNDS = 1  # where predictions have noise: the next round would learn from it
+RELEASES = {"number": 2, "category": 1}  # of a column's statistics
+
+
+@dataclass
+class FeaturePromise:
+    """The noise of a fit, by table, and how much of it was used."""
+
+    privacy: Privacy
+    columns: tuple[OutputColumn, ...]
+    categorical: frozenset[str]
+    rounds: int
+
+    @classmethod
+    def of(
+        cls, privacy: Privacy, columns: Iterable[OutputColumn], categorical: frozenset[str], most: int
+    ) -> FeaturePromise:
+        """The promise of a fit of at most so many rounds."""
+        best = ROUNDS if privacy.prediction_epsilon is None else NOISY_ROUNDS
+        return cls(privacy, tuple(columns), categorical, min(best, most))
+
+    @property
+    def _feature_epsilon(self) -> float:
+        if self.privacy.feature_epsilon is None:
+            raise PrivacyError("prediction_epsilon is about predictions only: set feature_epsilon too")
+        return self.privacy.feature_epsilon
+
+    @cached_property
+    def planned(self) -> Counter[str]:
+        """Releases of statistics by table."""
+        found: Counter[str] = Counter()
+        for column in self.columns:
+            found[column.alias] += RELEASES["category" if is_category(column, self.categorical) else "number"]
+        return found
+
+    @cached_property
+    def _lists(self) -> Counter[str]:
+        """Lists of categories by table: they need a little of delta."""
+        return Counter(column.alias for column in self.columns if is_category(column, self.categorical))
+
+    def _shares(self, alias: str) -> Shares:
+        return Shares(self._feature_epsilon, self.privacy.delta, self._lists[alias])
+
+    @cached_property
+    def encoders(self) -> EncoderNoise:
+        """The noise of statistics."""
+        return EncoderNoise(
+            {alias: self._shares(alias).multiplier(ENCODERS / count) for alias, count in self.planned.items()}
+        )
+
+    @cached_property
+    def noise(self) -> FeatureNoise:
+        """The noise of rounds: all tables alike, so that of the one with most lists."""
+        shares = Shares(self._feature_epsilon, self.privacy.delta, max(self._lists.values(), default=0))
+        image = None
+        if self.privacy.prediction_epsilon is not None:
+            image = Shares(self.privacy.prediction_epsilon, self.privacy.delta).multiplier(1 / self.rounds)
+        step = shares.multiplier((1 - ENCODERS - GRAM) / self.rounds)
+        return FeatureNoise(self.privacy.clip_norm, shares.multiplier(GRAM), step, image)
+
+    def _precision(self, alias: str) -> float:
+        """The sum of 1 / multiplier^2 of what was told of a table but predictions."""
+        noise, told = self.noise, self.encoders.used.get(alias, 0) / self.encoders.multipliers[alias] ** 2
+        return told + 1 / noise.gram**2 + noise.steps / noise.step**2
+
+    def given_messages(self, alias: str) -> float:
+        """The epsilon of a table's rows if predictions are taken as known (the paper's accounting)."""
+        return min(epsilon_of(self._precision(alias), self._delta(alias)), self._feature_epsilon)
+
+    def epsilon(self, alias: str) -> float:
+        """The epsilon of a table's rows for all that was told: infinite if predictions had no noise."""
+        noise = self.noise
+        if noise.image is None:
+            return math.inf
+        return epsilon_of(self._precision(alias) + noise.images / noise.image**2, self._delta(alias))
+
+    def _delta(self, alias: str) -> float:
+        return self.privacy.delta - self._lists[alias] * TAIL_DELTA
