@@ -189,7 +189,7 @@ def _train_networks(learner: NetworkLearner, client: Client, encoding: Encoding,
         steps = PooledSteps(parts, tables, rows, learner.momentum, learner.l2)
         intercept = descend_by_batches(steps, loss, learner._rates(), learner.batch_size, learner.seed, _go_on)
     else:
-        intercept = _minimise_networks(model, tables, rows, loss, learner.l2, learner.rounds)
+        intercept = _minimise_networks(model, tables, rows, loss, learner.l2, learner.most_rounds)
     return model, unit * intercept
 
 

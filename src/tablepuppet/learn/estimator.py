@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Solver = Literal["auto", "admm", "sgd", "lbfgs"]
 SOLVERS = ("auto", "admm", "sgd", "lbfgs")
+AUTO_ROUNDS, AUTO_EPOCHS = 300, 100  # at most: solvers but sgd stop when they have converged
 SINGLE_PRECISION_TOL = 1e-8  # what float32 on the wire can still tell: below it, steps are of rounding errors
 
 
@@ -58,10 +59,13 @@ def _is_rate(value: Any) -> bool:
 
 RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(
-        ("rounds", "batch_size", "local_steps", "patience"),
+        ("batch_size", "local_steps", "patience"),
         ("a whole number, at least 1", lambda v: _is_whole(v, 1)),
     ),
-    "inner_rounds": ("'auto' or a whole number, at least 1", lambda v: v == "auto" or _is_whole(v, 1)),
+    **dict.fromkeys(
+        ("rounds", "inner_rounds"),
+        ("'auto' or a whole number, at least 1", lambda v: v == "auto" or _is_whole(v, 1)),
+    ),
     "reduce": ("True or False", lambda v: isinstance(v, bool)),
     "callbacks": ("a list of functions that take an event", _is_callables),
     **dict.fromkeys(("lr", "rho", "inner_rho"), ("'auto' or a number above 0", _is_rate)),
@@ -95,7 +99,7 @@ class Learner(BaseEstimator):  # type: ignore[misc]
     """Learns over a relation. Subclasses say what is learned (tasks.py) and by which model (their `_train`)."""
 
     solver: Solver
-    rounds: int
+    rounds: int | Literal["auto"]
     l2: float
     patience: int
     reduce: bool
@@ -171,6 +175,13 @@ class Learner(BaseEstimator):  # type: ignore[misc]
     def _metric(self, loss: Loss, value: float, scores: Array) -> float:
         """The metric of scores whose mean loss is ``value``."""
         raise AssertionError("a subclass says what is measured")
+
+    @property
+    def most_rounds(self) -> int:
+        """How many rounds, or epochs, there may be."""
+        if not isinstance(self.rounds, str):
+            return self.rounds
+        return AUTO_EPOCHS if self.solver == "sgd" else AUTO_ROUNDS
 
     def _fewest_trips(self, relation: Relation) -> Solver:
         """The solver that "auto" picks."""

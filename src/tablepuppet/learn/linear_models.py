@@ -34,7 +34,7 @@ class LinearLearner(Learner):
         self,
         *,
         solver: Solver = "auto",
-        rounds: int = 100,
+        rounds: int | Literal["auto"] = "auto",
         batch_size: int = 10_000,
         lr: float | Literal["auto"] = "auto",
         momentum: float = 0.0,
@@ -88,13 +88,13 @@ class LinearLearner(Learner):
         report = watch.of(model)
         if self.solver_ == "sgd":
             lr = 1 / (loss.most_curvature * model.largest) if isinstance(self.lr, str) else self.lr
-            rates = [lr / (1 + epoch / 2) for epoch in range(self.rounds)]
+            rates = [lr / (1 + epoch / 2) for epoch in range(self.most_rounds)]
             steps = Stochastic(model, self.momentum)
             return model, descend_by_batches(steps, loss, rates, self.batch_size, self.seed, report)
         gradient = GradientRule(loss)
         rule = gradient if self.solver_ == "lbfgs" else self._sharing(model, loss, len(relation))
         tol = max(self.tol, SINGLE_PRECISION_TOL if wire == "float32" else 0.0, CONSENSUS_TOL if inner else 0.0)
-        intercept, self.converged_ = descend(model, loss, rule, gradient, self.rounds, tol, report)
+        intercept, self.converged_ = descend(model, loss, rule, gradient, self.most_rounds, tol, report)
         return model, intercept
 
     def _sharing(self, model: LinearModel, loss: Loss, joined_rows: int) -> Rule:

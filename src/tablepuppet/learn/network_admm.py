@@ -206,9 +206,8 @@ def descend_by_sharing(
     rule, sharing = SharingRule(loss, len(model.tables), rho, scores), Sharing(model, inner)
     last, settled, converged = np.inf, 0, False
     for number in range(1, rounds + 1):
-        wanted, rho = rule.wanted(scores, {})
-        predictions, square = sharing.solve(wanted, rho)
-        intercept = np.atleast_1d(intercept - wanted.sum(axis=0) / rho)
+        predictions, square = sharing.solve(rule.residual, rule.rho)
+        intercept = np.atleast_1d(intercept - rule.residual.sum(axis=0) / rule.rho)
         scores = predictions + intercept
         _update(rule, scores, loss.outputs)
         value = loss.value(scores)

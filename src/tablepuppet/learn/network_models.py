@@ -110,15 +110,16 @@ class NetworkLearner(Learner):
             inner = Inner(
                 self.local_steps, 1 if isinstance(self.inner_rounds, str) else self.inner_rounds, self.inner_rho
             )
-            intercept, self.converged_ = descend_by_sharing(model, loss, self.rho, inner, self.rounds, tol, report)
+            intercept, self.converged_ = descend_by_sharing(model, loss, self.rho, inner, self.most_rounds, tol, report)
         else:
-            intercept, self.converged_ = descend_full_batch(model, loss, self.rounds, tol, report)
+            intercept, self.converged_ = descend_full_batch(model, loss, self.most_rounds, tol, report)
         return intercept
 
     def _rates(self) -> list[float]:
         """Learning rates by epoch: down to nothing on a line."""
         lr = AUTO_LR if isinstance(self.lr, str) else self.lr
-        return [lr * (1 - epoch / self.rounds) for epoch in range(self.rounds)]
+        rounds = self.most_rounds
+        return [lr * (1 - epoch / rounds) for epoch in range(rounds)]
 
     def check_settings(self) -> None:
         """LearnError if a setting is none that can be, or torch is not there."""
