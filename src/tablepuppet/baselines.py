@@ -207,6 +207,7 @@ class PooledSteps:
         places = np.arange(rows, dtype=np.int32)
         whole = MappedTable(places, (ShardRows("", places, 0),))
         self.mapping, self.tables = TableMapping(dict.fromkeys(parts, whole), rows), list(parts)
+        self.penalty = 0.0
 
     def exchange(
         self, batch: Batch | None, wanted: Array | None, following: Batch | None, lr: float
@@ -222,6 +223,7 @@ class PooledSteps:
                 )
             if following is not None:
                 predictions[alias] = network.predict(part.theta, table.rows(following.places[alias]))
+        self.penalty = 0.5 * self.l2 * sum(float(part.theta @ part.theta) for part in self.parts.values())
         return predictions
 
 

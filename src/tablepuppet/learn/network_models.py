@@ -38,7 +38,7 @@ class NetworkLearner(Learner):
         *,
         hidden: Sequence[int] = (16,),
         solver: Solver = "auto",
-        rounds: int = 100,
+        rounds: int | Literal["auto"] = 100,
         batch_size: int = 10_000,
         lr: float | Literal["auto"] = "auto",
         momentum: float = 0.9,

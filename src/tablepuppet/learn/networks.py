@@ -112,7 +112,8 @@ def sgd(
     if len(places):
         gradient = network.pull_back(part.theta, data.rows(places), given(rows))
         part.descend(gradient, lr, momentum, l2)
-    return {"image": network.predict(part.theta, data.rows(next_places)).astype(table.wire)}
+    image = network.predict(part.theta, data.rows(next_places)).astype(table.wire)
+    return {"image": image, "square": float(np.vdot(part.theta, part.theta))}
 
 
 @op("network.sgd_gradient", releases=Release.GRADIENT_SUMS)
