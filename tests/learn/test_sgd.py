@@ -63,7 +63,7 @@ def plain_sgd(
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("label", TASKS)
 def test_trajectory_of_the_materialised_join(any_shop: tuple[tp.Federation, Any], label: str, momentum: float) -> None:
-    """After one epoch and after three, parameters and objective are those of plain SGD on the same batches, to 1e-10."""
+    """After one epoch and after three: parameters and objective of plain SGD on the same batches, to 1e-10."""
     fed, parties = any_shop
     relation = relation_of(fed, label)
     table = JoinedTable(relation, parties)

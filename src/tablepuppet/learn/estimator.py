@@ -6,6 +6,7 @@ solver runs rounds of gather, loss, scatter; the parameters stay with the partie
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from pathlib import Path
@@ -95,7 +96,7 @@ class Model(Protocol):
         ...
 
 
-class Learner(BaseEstimator):  # type: ignore[misc]
+class Learner(BaseEstimator, ABC):  # type: ignore[misc]
     """Learns over a relation. Subclasses say what is learned (tasks.py) and by which model (their `_train`)."""
 
     solver: Solver
@@ -125,10 +126,6 @@ class Learner(BaseEstimator):  # type: ignore[misc]
 
     def _fit(self, relation: Relation, validation: Relation | None) -> Self:
         self.check_settings()
-        if not hasattr(relation, "query"):
-            raise LearnError(
-                f"fit learns from a relation, as fed.sql(...) makes one, not from {type(relation).__name__}"
-            )
         label = label_of(relation)
         if validation is not None:
             check_alike(relation, validation)
@@ -162,19 +159,21 @@ class Learner(BaseEstimator):  # type: ignore[misc]
         self.privacy_ = dict(NOTHING_PROMISED)
         self.relation_ = relation  # the parameters stay with its parties for as long as its session does
 
+    @abstractmethod
     def _ask_labels(self, client: Client, label: OutputColumn) -> Replies:
-        raise AssertionError("a subclass says what is learned")
+        """Ask for labels of the kind that is learned."""
 
+    @abstractmethod
     def _prepare(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
-        raise AssertionError("a subclass says what is learned")
+        """The loss over the rows that are learned from."""
 
+    @abstractmethod
     def _held_out(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
         """The loss over rows that are not learned from."""
-        raise AssertionError("a subclass says what is learned")
 
+    @abstractmethod
     def _metric(self, loss: Loss, value: float, scores: Array) -> float:
         """The metric of scores whose mean loss is ``value``."""
-        raise AssertionError("a subclass says what is measured")
 
     @property
     def most_rounds(self) -> int:
@@ -187,21 +186,21 @@ class Learner(BaseEstimator):  # type: ignore[misc]
         """The solver that "auto" picks."""
         return "lbfgs"
 
+    @abstractmethod
     def _train(self, relation: Relation, loss: Loss, watch: Watch) -> tuple[Watched, Array]:
         """Run the solver: (the model, its intercept); says in ``converged_`` whether it came to an end."""
-        raise AssertionError("a subclass says by which model")
 
+    @abstractmethod
     def told(self, thetas: Mapping[str, Array], wire: str, outputs: int) -> Model:
         """A model with these parameters by table, for predictions only."""
-        raise AssertionError("a subclass says by which model")
 
+    @abstractmethod
     def predict(self, relation: Relation) -> NDArray[Any]:
         """A label for every joined row, in the order of ``rows()``."""
-        raise AssertionError("a subclass says what is learned")
 
+    @abstractmethod
     def evaluate(self, relation: Relation) -> dict[str, float]:
         """Metrics over the joined rows."""
-        raise AssertionError("a subclass says what is measured")
 
     def check_settings(self) -> None:
         """LearnError if a setting is none that can be."""
@@ -250,11 +249,11 @@ class Learner(BaseEstimator):  # type: ignore[misc]
 
 
 def label_of(relation: Relation) -> OutputColumn:
-    """The label column of a relation that can be learned from; LearnError if there is none."""
+    """The label column of a relation that can be learned from or measured on; LearnError if there is none."""
+    if not hasattr(relation, "query"):
+        raise LearnError(f"fit learns from a relation, as fed.sql(...) makes one, not from {type(relation).__name__}")
     if relation.query.label is None:
         raise LearnError("the relation has no label; name one: fed.sql(..., label='column')")
     if not len(relation):
-        raise LearnError(
-            "the relation has no joined rows to learn from; check the join keys and filters with explain()"
-        )
+        raise LearnError("the relation has no joined rows; check the join keys and filters with explain()")
     return relation.query.label

@@ -99,7 +99,7 @@ class NetworkLearner(Learner):
             relation.client.new_name(),
         )  # fmt: skip
         report = watch.of(model)
-        return model, unit * self._solve(model, loss, relation.wire, lambda done: report(_out_of_units(done, unit)))
+        return model, unit * self._solve(model, loss, relation.wire, lambda done: report(out_of_units(done, unit)))
 
     def _solve(self, model: NetworkModel, loss: Loss, wire: str, report: Callable[[Round], bool]) -> Array:
         tol = max(self.tol, SINGLE_PRECISION_TOL) if wire == "float32" else self.tol
@@ -146,7 +146,8 @@ def in_units(loss: Loss) -> tuple[Loss, float]:
     return Squared(loss.labels / unit), unit
 
 
-def _out_of_units(done: Round, unit: float) -> Round:
+def out_of_units(done: Round, unit: float) -> Round:
+    """What a round ends with, in the label's own units."""
     if unit == 1.0:
         return done
     square = unit**2

@@ -7,6 +7,7 @@ they are, with ``model.restore`` it goes back to them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -82,15 +83,15 @@ def _kept(table: LocalTable, model: str) -> str:
     return f"{model}/{table.snapshot.scan.alias}/kept"
 
 
-class PlacedModel(Generic[PartT]):
+class PlacedModel(ABC, Generic[PartT]):
     """The coordinator's side of a model that is a sum over tables."""
 
     family: ClassVar[str]
 
     @property
+    @abstractmethod
     def shared(self) -> Mapping[str, PartT]:
         """Parts of the tables in `together`."""
-        raise AssertionError("a subclass holds them")
 
     def __init__(self, client: Client, encoding: Encoding, wire: str, outputs: int, l2: float, model: str):
         self.encoding, self.outputs, self.l2, self.model = encoding, outputs, l2, model
