@@ -12,12 +12,13 @@ from sklearn.base import clone
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.descent import Round
-from tablepuppet.learn.estimator import Learner, Model, label_of
+from tablepuppet.learn.estimator import Learner, label_of
 from tablepuppet.learn.losses import Loss, Squared
 from tablepuppet.learn.network_models import NetworkLearner, in_units
 from tablepuppet.learn.networks import Weights, given, network_of, new_weights
-from tablepuppet.learn.placed import encoded
+from tablepuppet.learn.part import encoded
 from tablepuppet.learn.sgd import Batch, descend_by_batches
+from tablepuppet.learn.stored import Held, Model
 from tablepuppet.mapping.table_mapping import Floats, MappedTable, ShardRows, TableMapping
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.encode import Encoding
@@ -81,7 +82,7 @@ def _table(client: Client, encoding: Encoding, alias: str) -> EncodedTable:
     return EncodedTable(np.concatenate([shard.dense for shard in shards]), tuple(codes), shards[0].sizes)
 
 
-class PooledLinear:
+class PooledLinear(Held):
     """Parameters for the columns of the materialised join."""
 
     def __init__(self, encoding: Encoding, thetas: Mapping[str, Array], outputs: int):
@@ -154,7 +155,7 @@ def _ridge(table: Array, labels: Array, l2: float) -> tuple[Array, Array]:
     return theta, np.array([mean - centre @ theta])
 
 
-class PooledNetworks:
+class PooledNetworks(Held):
     """The networks of all tables, applied to joined rows."""
 
     def __init__(self, encoding: Encoding, parts: Mapping[str, Weights], outputs: int, unit: float):

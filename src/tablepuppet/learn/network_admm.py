@@ -30,7 +30,7 @@ from tablepuppet.learn.admm import SharingRule
 from tablepuppet.learn.descent import Round
 from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.networks import NetworkModel, Weights, network_of
-from tablepuppet.learn.placed import encoded, part_of
+from tablepuppet.learn.part import encoded, part_of
 from tablepuppet.learn.table_network import TableNetwork, need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.table_mapping import Floats, ShardRows

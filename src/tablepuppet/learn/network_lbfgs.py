@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tablepuppet.learn.descent import Round
 from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.networks import NetworkModel, Weights, given, network_of
-from tablepuppet.learn.placed import encoded, part_of
+from tablepuppet.learn.part import encoded, part_of
 from tablepuppet.learn.table_network import TableNetwork
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.party.arguments import Some, SomeOrNone

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from tablepuppet.learn.block import Block
 from tablepuppet.learn.descent import Round
 from tablepuppet.learn.losses import Loss
-from tablepuppet.learn.placed import PlacedModel, encoded, part_of
+from tablepuppet.learn.part import encoded, part_of
+from tablepuppet.learn.placed import PlacedModel
 from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
 from tablepuppet.operators.client import Replies
 from tablepuppet.operators.lou import Instead
