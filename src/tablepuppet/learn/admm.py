@@ -13,11 +13,14 @@ Over-relaxation is replaced by the plane search of `descent`, which picks the be
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tablepuppet.learn.descent import Array
-from tablepuppet.learn.losses import Look, Loss
+
+if TYPE_CHECKING:
+    from tablepuppet.learn.losses import Look, Loss
 
 AUTO_RHO = 100.0  # times the mean curvature of the loss at the start
 
