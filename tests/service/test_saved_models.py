@@ -94,7 +94,7 @@ def test_a_party_killed_while_it_saves(
     services: Services, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """kill -9 of a party in each step of a save, and a restart: the save ends, and its model can be used."""
-    fed = services.federation(wire="float64")
+    fed = services.federation(wire="float64", timeout=180.0)
     model, relation = fitted(fed)
     expected = model.predict_proba(relation)
     party, before = services.parties[name], len(parts(services, name))

@@ -64,7 +64,10 @@ def part_of(table: LocalTable, model: str) -> Any:
     part = table.models.get(f"{model}/{table.snapshot.scan.alias}")
     if part is None:
         scan = table.snapshot.scan
-        raise PartyError(f"party {scan.party!r} has no part of this model for {scan.alias!r}; fit it again")
+        raise PartyError(
+            f"party {scan.party!r} has no part of this model for {scan.alias!r}: if another was saved over it, load it "
+            "again, else fit it again"
+        )
     return part
 
 
