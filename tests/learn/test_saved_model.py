@@ -25,7 +25,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Policies that let no parameters out."""
-    monkeypatch.setitem(LEVELS, Level.PUBLIC, ~Release.PARAMETERS)  # type: ignore[arg-type]
+    monkeypatch.setitem(LEVELS, Level.PUBLIC, ~Release.PARAMETERS)
 
 
 def relation_of(fed: tp.Federation, label: str = "returned") -> tp.Relation:
