@@ -1,4 +1,4 @@
-"""How long a party takes from its command to readiness: ``python -m benchmarks.start``. Prints the least of some runs."""
+"""How long a party takes from its command to readiness: ``python -m benchmarks.start``, the least of some runs."""
 
 from __future__ import annotations
 
