@@ -14,9 +14,10 @@ from sklearn.exceptions import NotFittedError
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.descent import Round
-from tablepuppet.learn.estimator import Learner, Model, label_of
+from tablepuppet.learn.estimator import Learner, label_of
 from tablepuppet.learn.losses import Loss, Squared
 from tablepuppet.learn.network_models import NetworkLearner
+from tablepuppet.learn.stored import Held, Model
 from tablepuppet.learn.watch import CONVERGED, USED_UP
 from tablepuppet.operators.client import Client
 from tablepuppet.pooled import joined_tables
@@ -100,7 +101,7 @@ class Diary:
         self.learner.best_round_ = len(self.learner.history_)
 
 
-class PooledLinear:
+class PooledLinear(Held):
     """Parameters for the columns of the materialised join."""
 
     def __init__(self, encoding: Encoding, thetas: Mapping[str, Array], outputs: int):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tablepuppet.errors import PrivacyError
-from tablepuppet.learn.placed import encoded
+from tablepuppet.learn.part import encoded
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.encode import Encoding
 from tablepuppet.prep.encoded_table import EncodedTable

@@ -13,6 +13,7 @@ from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.network_models import NetworkLearner, in_units, out_of_units
 from tablepuppet.learn.networks import Weights, given, network_of, new_weights
 from tablepuppet.learn.sgd import Batch, descend_by_batches
+from tablepuppet.learn.stored import Held
 from tablepuppet.mapping.table_mapping import Floats, MappedTable, ShardRows, TableMapping
 from tablepuppet.operators.client import Client
 from tablepuppet.pooled import joined_tables
@@ -22,7 +23,7 @@ from tablepuppet.prep.encoded_table import EncodedTable
 Array = NDArray[np.float64]
 
 
-class PooledNetworks:
+class PooledNetworks(Held):
     """The networks of all tables, applied to joined rows."""
 
     def __init__(self, encoding: Encoding, parts: Mapping[str, Weights], outputs: int, unit: float):

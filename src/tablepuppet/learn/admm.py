@@ -15,12 +15,15 @@ shards that agree by consensus are asked for parameters of about the length that
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tablepuppet.learn.block import Curvature
 from tablepuppet.learn.descent import Array
-from tablepuppet.learn.losses import Look, Loss
+
+if TYPE_CHECKING:
+    from tablepuppet.learn.losses import Look, Loss
 
 AUTO_RHO = 100.0  # times the mean curvature of the loss at the start
 

@@ -13,16 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.block import Curvature, without_mean
 from tablepuppet.learn.linear import LinearModel
-from tablepuppet.learn.losses import Look, Loss
 from tablepuppet.learn.plane import Images, Plane
 from tablepuppet.pieces import over_pieces
+
+if TYPE_CHECKING:
+    from tablepuppet.learn.losses import Look, Loss
 
 Array = NDArray[np.float64]
 DRIFT = 1e-8  # of a step that rounding may have added to its image before all are forgotten

@@ -7,10 +7,10 @@ solver runs rounds of gather, loss, scatter; the parameters stay with the partie
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.losses import Loss
+from tablepuppet.learn.stored import Model, Stored
 from tablepuppet.learn.validation import Validation, Watched, check_alike
 from tablepuppet.learn.watch import Watch
 from tablepuppet.operators.client import Client, Replies
@@ -26,6 +27,7 @@ from tablepuppet.prep.encode import Encoding, apply_encoding
 from tablepuppet.runs.events import Event
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import Family, family
+from tablepuppet.wire.engine import Engine
 
 if TYPE_CHECKING:
     from tablepuppet.relation import Relation
@@ -82,18 +84,6 @@ NOTHING_PROMISED: dict[str, Any] = {
     "assumptions": "Nothing is promised: the model was fitted without differential privacy. Parties let out what "
     "docs/privacy.md lists, and the coordinator is trusted not to solve it for rows.",
 }
-
-
-class Model(Protocol):
-    """What a fitted learner needs of its parameters, wherever they are."""
-
-    def scores(self, client: Client) -> Array:
-        """Scores over the rows of a relation, without the intercept."""
-        ...
-
-    def parameters(self) -> dict[str, Array]:
-        """Parameters by table."""
-        ...
 
 
 class Learner(BaseEstimator, ABC):  # type: ignore[misc]
@@ -191,8 +181,8 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         """Run the solver: (the model, its intercept); says in ``converged_`` whether it came to an end."""
 
     @abstractmethod
-    def told(self, thetas: Mapping[str, Array], wire: str, outputs: int) -> Model:
-        """A model with these parameters by table, for predictions only."""
+    def saved(self, stored: Stored, engine: Engine, wire: str, outputs: int) -> Model:
+        """A model with these parameters, for predictions only."""
 
     @abstractmethod
     def predict(self, relation: Relation) -> NDArray[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -11,17 +11,19 @@ from sklearn.utils.validation import check_is_fitted
 from tablepuppet.learn.admm import SharingRule
 from tablepuppet.learn.consensus import CONSENSUS_TOL, Inner
 from tablepuppet.learn.descent import Rule, descend
-from tablepuppet.learn.estimator import SINGLE_PRECISION_TOL, Array, Learner, Model, Solver
+from tablepuppet.learn.estimator import SINGLE_PRECISION_TOL, Array, Learner, Solver
 from tablepuppet.learn.lbfgs import GradientRule
 from tablepuppet.learn.linear import LinearModel, by_column
 from tablepuppet.learn.losses import Loss
-from tablepuppet.learn.placed import ToldModel
+from tablepuppet.learn.saved_model import SavedModel
 from tablepuppet.learn.sgd import Stochastic, descend_by_batches
+from tablepuppet.learn.stored import Model, Stored
 from tablepuppet.learn.tasks import Classifier, Regressor
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.learn.validation import Watched
 from tablepuppet.learn.watch import Watch
 from tablepuppet.runs.events import Event
+from tablepuppet.wire.engine import Engine
 
 if TYPE_CHECKING:
     from tablepuppet.relation import Relation
@@ -73,9 +75,9 @@ class LinearLearner(Learner):
         check_is_fitted(self, "model_")
         return by_column(self.encoding_, self.model_.parameters())
 
-    def told(self, thetas: Mapping[str, Array], wire: str, outputs: int) -> Model:
-        """A model with these parameters by table, for predictions only."""
-        return ToldModel("linear", self.encoding_, thetas, wire, outputs)
+    def saved(self, stored: Stored, engine: Engine, wire: str, outputs: int) -> Model:
+        """A model with these parameters, for predictions only."""
+        return SavedModel("linear", self.encoding_, stored, engine, wire, outputs)
 
     def _train(self, relation: Relation, loss: Loss, watch: Watch) -> tuple[Watched, Array]:
         with one_thread():  # parties, and pieces of the joined rows, are worked on at the same time

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Literal
@@ -11,18 +11,20 @@ from sklearn.utils.validation import check_is_fitted
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.descent import Round
-from tablepuppet.learn.estimator import SINGLE_PRECISION_TOL, Array, Learner, Model, Solver
+from tablepuppet.learn.estimator import SINGLE_PRECISION_TOL, Array, Learner, Solver
 from tablepuppet.learn.losses import Loss, Squared
 from tablepuppet.learn.network_admm import Inner, descend_by_sharing
 from tablepuppet.learn.network_lbfgs import descend_full_batch
 from tablepuppet.learn.networks import NetworkModel
-from tablepuppet.learn.placed import ToldModel
+from tablepuppet.learn.saved_model import SavedModel
 from tablepuppet.learn.sgd import Stochastic, descend_by_batches
+from tablepuppet.learn.stored import Model, Stored
 from tablepuppet.learn.table_network import TableNetwork, need_torch
 from tablepuppet.learn.tasks import Classifier, Regressor
 from tablepuppet.learn.validation import Watched
 from tablepuppet.learn.watch import Watch
 from tablepuppet.runs.events import Event
+from tablepuppet.wire.engine import Engine
 
 if TYPE_CHECKING:
     from tablepuppet.relation import Relation
@@ -82,10 +84,10 @@ class NetworkLearner(Learner):
             found[alias] = [part for layer in network.layers(theta) for part in layer if part is not None]
         return found
 
-    def told(self, thetas: Mapping[str, Array], wire: str, outputs: int) -> Model:
-        """A model with these parameters by table, for predictions only."""
+    def saved(self, stored: Stored, engine: Engine, wire: str, outputs: int) -> Model:
+        """A model with these parameters, for predictions only."""
         shape = {"hidden": list(self.hidden), "outputs": outputs}
-        return ToldModel("network", self.encoding_, thetas, wire, outputs, shape)
+        return SavedModel("network", self.encoding_, stored, engine, wire, outputs, shape)
 
     def _fewest_trips(self, relation: Relation) -> Solver:
         """ADMM, one trip a round; where tables have several shards it needs two as L-BFGS does, which never rises."""

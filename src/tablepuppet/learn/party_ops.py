@@ -3,7 +3,7 @@
 What only the coordinator needs, such as scikit-learn, stays out.
 """
 
-from tablepuppet.learn import consensus, labels, linear, network_admm, network_lbfgs, networks, sgd
+from tablepuppet.learn import consensus, labels, linear, network_admm, network_lbfgs, networks, part, sgd
 from tablepuppet.prep import encode, statistics
 
-MODULES = (consensus, labels, linear, sgd, networks, network_admm, network_lbfgs, encode, statistics)
+MODULES = (consensus, labels, linear, part, sgd, networks, network_admm, network_lbfgs, encode, statistics)

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.block import Block
 from tablepuppet.learn.descent import Round
-from tablepuppet.learn.losses import Loss
-from tablepuppet.learn.placed import PlacedModel, encoded, part_of
+from tablepuppet.learn.part import encoded, part_of
+from tablepuppet.learn.placed import PlacedModel
 from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
 from tablepuppet.operators.client import Replies
 from tablepuppet.operators.lou import Instead
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
+
+if TYPE_CHECKING:
+    from tablepuppet.learn.losses import Loss
 
 Array = NDArray[np.float64]
 Places = NDArray[np.int32]
