@@ -43,6 +43,10 @@ class Block:
         self.direction = momentum * self.direction + sums + l2 * self.theta
         self.theta = self.theta - lr * self.direction
 
+    def to_store(self, unit: float) -> tuple[Array, tuple[int, ...]]:
+        """The parameters for scores ``unit`` times as large; it has no layers."""
+        return self.theta * unit, ()
+
     def products(self) -> Array:
         """Inner products of direction, steps and parameters: all that the L2 penalty needs."""
         vectors = np.stack([v.ravel() for v in (self.direction, *self.steps, self.theta)])

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.learn.losses import Look, Loss
 from tablepuppet.pieces import over_pieces
+
+if TYPE_CHECKING:
+    from tablepuppet.learn.losses import Look, Loss
 
 Array = NDArray[np.float64]
 NEWTON_STEPS = 12
