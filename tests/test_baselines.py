@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 
 import tablepuppet as tp
 from tablepuppet.baselines import Centralized
@@ -48,8 +50,49 @@ def test_refusals_are_those_of_the_learner(tmp_path: Path) -> None:
         Centralized(tp.LinearRegression(solver="newton")).fit(  # type: ignore[arg-type]
             fed.sql(f"SELECT {ALL}, o.paid {JOIN}", label="paid")
         )
-    with pytest.raises(AttributeError):
-        Centralized(tp.LinearRegression()).coef_  # noqa: B018
+    with pytest.raises(tp.LearnError, match="a learner of tablepuppet, not str"):
+        Centralized("linear").fit(fed.sql(f"SELECT {ALL}, o.paid {JOIN}", label="paid"))  # type: ignore[arg-type]
+
+
+def test_in_the_manner_of_scikit_learn(tmp_path: Path) -> None:
+    """Settings, clone, repr and NotFittedError as of any estimator; history, and a model that can be saved."""
+    fed = federation(tmp_path, shop(1), wire="float64")
+    relation = fed.sql(f"SELECT {ALL}, o.returned {JOIN}", label="returned")
+    baseline = Centralized(tp.LogisticRegression(l2=1e-3))
+    assert "l2=0.001" in repr(baseline)
+    assert clone(baseline).set_params(learner__l2=0.1).get_params()["learner__l2"] == 0.1
+    for name in ("coef_", "predict", "predict_proba", "save"):
+        with pytest.raises(NotFittedError, match=name):
+            getattr(baseline, name)
+    assert not hasattr(baseline, "nothing_of_the_kind")
+    baseline.fit(relation)
+    assert baseline.converged_
+    assert baseline.stopped_ == "converged"
+    federated = tp.LogisticRegression(l2=1e-3).fit(relation)
+    [entry], last = baseline.history_, federated.history_[-1]
+    assert entry.keys() == last.keys()
+    assert entry["objective"] == pytest.approx(last["objective"], abs=1e-9)
+    assert entry["metric"] == last["metric"]
+    baseline.save(tmp_path / "model")
+    again = tp.load(tmp_path / "model", fed).predict_proba(relation)
+    np.testing.assert_allclose(again, baseline.predict_proba(relation), atol=1e-12)
+    with pytest.raises(tp.LearnError, match="no label"):
+        baseline.fit(fed.sql(f"SELECT {ALL} {JOIN}"))
+    np.testing.assert_array_equal(baseline.predict_proba(relation).shape, again.shape)  # as it was before
+
+
+def test_history_of_networks(tmp_path: Path) -> None:
+    """An entry for every epoch of sgd, the penalty in its objective, as the learner writes it; no coef_."""
+    pytest.importorskip("torch")
+    relation = federation(tmp_path, shop(1), wire="float64").sql(f"SELECT {ALL}, o.paid {JOIN}", label="paid")
+    learned = tp.MLPRegressor(hidden=(4,), solver="sgd", rounds=3, batch_size=50, l2=1e-2)
+    pooled, federated = Centralized(learned).fit(relation), clone(learned).fit(relation)
+    for name in ("round", "loss", "objective", "metric", "solver"):
+        assert [e[name] for e in pooled.history_] == pytest.approx([e[name] for e in federated.history_])
+    assert federated.history_[0]["objective"] > federated.history_[0]["loss"]
+    assert hasattr(federated, "coefs_")
+    assert not hasattr(federated, "coef_")
+    assert not hasattr(pooled, "coef_")
 
 
 def test_no_feature_at_all(tmp_path: Path) -> None:

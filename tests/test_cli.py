@@ -68,6 +68,9 @@ def test_train_evaluate_predict(folder: Path) -> None:
     assert {"job.toml", "history.json", "metrics.json", "model"} <= {path.name for path in run.iterdir()}
     measured = json.loads(tablepuppet(folder, "evaluate", "runs/returns", "--json").stdout)
     assert measured == pytest.approx(trained["metrics"]["test"])
+    assert tablepuppet(folder, "evaluate", "runs/returns").stdout.startswith("test: accuracy")
+    other = tablepuppet(folder, "evaluate", "runs/returns", "--sql", SQL)
+    assert other.stdout.startswith("query: accuracy"), other.stderr
     told = tablepuppet(folder, "predict", "runs/returns", "--output", "out.parquet")
     assert told.returncode == 0, told.stderr
     table = pq.read_table(folder / "out.parquet")
@@ -92,6 +95,15 @@ def test_a_job_that_stops_early(folder: Path) -> None:
     assert f"{trained['stopped']} after {trained['rounds']} rounds" in shown.stdout
     measured = json.loads(tablepuppet(folder, "evaluate", "runs/returns", "--json").stdout)
     assert measured == pytest.approx(trained["metrics"]["test"])
+
+
+def test_a_metric_that_is_none(folder: Path) -> None:
+    """An area under the curve where a class has no row is null in metrics.json, which stays valid JSON."""
+    text = (folder / "job.toml").read_text()
+    (folder / "job.toml").write_text(f"{text}[split]\ntest = 0.0025\n")
+    tablepuppet(folder, "train", "job.toml")
+    written = (folder / "runs" / "returns" / "metrics.json").read_text()
+    assert json.loads(written, parse_constant=pytest.fail)["test"]["auc"] is None
 
 
 def test_an_empty_side_is_refused(folder: Path) -> None:

@@ -28,6 +28,8 @@ LAYERS = [
     {"learn", "prep"},
     {
         "baselines",
+        "pooled",
+        "pooled_networks",
         "cli",
         "cli_keys",
         "cli_output",

@@ -24,7 +24,7 @@ from tablepuppet.sql.catalog import Catalog
 
 if TYPE_CHECKING:
     from tablepuppet.learn.linear_models import LinearRegression, LogisticRegression
-    from tablepuppet.learn.model_file import load
+    from tablepuppet.learn.model_file import forget, load
     from tablepuppet.learn.network_models import MLPClassifier, MLPRegressor
 
 __version__ = "0.1.0"
@@ -48,6 +48,7 @@ __all__ = [
     "Relation",
     "TableMapping",
     "TablePuppetError",
+    "forget",
     "load",
 ]
 
@@ -56,6 +57,7 @@ _LEARNERS = {  # loaded when they are first used: scikit-learn takes a second, a
     "LogisticRegression": "linear_models",
     "MLPClassifier": "network_models",
     "MLPRegressor": "network_models",
+    "forget": "model_file",
     "load": "model_file",
 }
 

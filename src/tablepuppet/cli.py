@@ -163,8 +163,8 @@ def bench(job: JobArgument, as_json: JsonOption = False) -> None:
 def evaluate(run: RunArgument, sql: OtherSql = None, as_json: JsonOption = False) -> None:
     """Measure a trained model on the rows its job held out, or on another query."""
     with _progress() as reader:
-        metrics = _runs().of_folder(run, reader).evaluate(_text(sql) if sql else None)
-    print_json(metrics) if as_json else _print_metrics({"test": metrics})
+        name, metrics = _runs().of_folder(run, reader).evaluate(_text(sql) if sql else None)
+    print_json(metrics) if as_json else _print_metrics({name: metrics})
 
 
 @app.command()

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from tablepuppet.cli_output import plain
 from tablepuppet.errors import ConfigError, LearnError, PartyError
 from tablepuppet.federation import Federation
 from tablepuppet.learn.estimator import Learner
@@ -167,6 +168,8 @@ class Run:
             raise LearnError("the train side of the split is empty; hold out less, or check the query with explain")
         if validation is not None and not len(validation):
             raise LearnError("the validation side of the split is empty; hold out more, or nothing")
+        if test is not None and not len(test):
+            raise LearnError("the test side of the split is empty; hold out more, or nothing")
         return Sides(train, validation, test)
 
     def train(self) -> dict[str, Any]:
@@ -199,8 +202,8 @@ class Run:
         sides = self.sides(learner)
         learner.fit(sides.train, sides.validation)
         metrics = {name: learner.evaluate(side) for name, side in sides.named().items()}
-        (self.folder / "history.json").write_text(json.dumps(learner.history_, indent=2))
-        (self.folder / "metrics.json").write_text(json.dumps(metrics, indent=2))
+        (self.folder / "history.json").write_text(json.dumps(plain(learner.history_), indent=2))
+        (self.folder / "metrics.json").write_text(json.dumps(plain(metrics), indent=2))
         learner.save(self.folder / "model")
         for name in ("job.toml", "run.json"):
             shutil.copyfile(self.folder / RECORD / name, self.folder / name)
@@ -218,15 +221,13 @@ class Run:
         """The trained model."""
         return load(self.folder / "model", self.federation)
 
-    def evaluate(self, sql: str | None) -> dict[str, float]:
-        """Metrics on the test side, or on the rows of another query."""
+    def evaluate(self, sql: str | None) -> tuple[str, dict[str, float]]:
+        """(what was measured on, metrics): the test side, the train side if there is none, or another query."""
         if sql is not None:
-            chosen = self.relation(sql)
-        else:
-            sides = self.sides()
-            chosen = sides.train if sides.test is None else sides.test
-        metrics: dict[str, float] = self.model().evaluate(chosen)
-        return metrics
+            return "query", self.model().evaluate(self.relation(sql))
+        sides = self.sides()
+        name, chosen = ("train", sides.train) if sides.test is None else ("test", sides.test)
+        return name, self.model().evaluate(chosen)
 
     def predict(self, sql: str | None) -> pa.Table:
         """Predictions for every joined row, beside where it comes from."""

@@ -111,6 +111,28 @@ def test_a_model_needs_only_its_own_parties(tmp_path: Path) -> None:
     assert tp.load(tmp_path / "model.tpm", tp.Federation({"p": f"parquet:///{tmp_path / 'p'}"}))
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_values_whose_squares_overflow(tmp_path: Path, shards: int) -> None:
+    """A column or a label too large to be squared is a LearnError that names it; a large one that can be is learned."""
+    steps = np.arange(20.0)
+    whole = pa.table({"x": steps * 1e200, "big": steps * 1e140, "y": steps % 3, "z": steps * 1e150})
+    parties = {f"p{i}": {"t": whole.slice(i * (20 // shards), 20 // shards)} for i in range(shards)}
+    fed = federation(tmp_path, parties, wire="float64")
+    with pytest.raises(tp.LearnError, match=r"column t\.x has values so large that their squares overflow"):
+        tp.LinearRegression().fit(fed.sql("SELECT x, y FROM t", label="y"))
+    with pytest.raises(tp.LearnError, match=r"label t\.z has values beyond 1e\+100"):
+        tp.LinearRegression().fit(fed.sql("SELECT y, z FROM t", label="z"))
+    assert tp.LinearRegression().fit(fed.sql("SELECT big, y FROM t", label="y")).converged_
+
+
+def test_no_rows_to_measure(tmp_path: Path) -> None:
+    """Measuring a model on a relation without rows is a LearnError, not a number."""
+    fed = tiny(tmp_path)
+    model = tp.LinearRegression().fit(fed.sql("SELECT x, half FROM t", label="half"))
+    with pytest.raises(tp.LearnError, match="the relation has no joined rows; check"):
+        model.evaluate(fed.sql("SELECT x, half FROM t WHERE x > 99", label="half"))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

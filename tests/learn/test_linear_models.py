@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,9 @@ from tests.learn.materialised import (
     class_numbers,
     expected,
     learner,
-    one_to_one,
     predictions,
     shards_of,
     shop,
-    side_by_side,
     solved,
     theta_of,
 )
@@ -190,73 +187,6 @@ def test_no_feature_at_all(any_shop: Shop) -> None:
         assert model.coef_ == {}
         assert model.converged_
         check(model, relation, table, classes)
-
-
-# Convergence with defaults, on relations made to be hard
-
-
-def converges(folder: Path, parties: Any, sql: str, classes: int | None, l2: float = 1e-6, **named: Any) -> None:
-    """Every full-batch solver comes within 1e-6 of the best objective, and its objective never rises."""
-    fed = federation(folder, parties, wire="float64")
-    relation = fed.sql(sql, label="y", **named)
-    _, value = solved(JoinedTable(relation, parties), l2, classes)
-    for solver in ("auto", "admm"):
-        model = learner(classes, solver=solver, l2=l2).fit(relation)
-        reached = [entry["objective"] for entry in model.history_]
-        assert reached[-1] == pytest.approx(value, rel=1e-6, abs=1e-9), solver
-        assert all(later <= earlier + 1e-9 for earlier, later in pairwise(reached)), solver
-
-
-@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.95])
-@pytest.mark.parametrize(("tables", "classes"), [(2, 3), (4, 2), (8, None)])
-def test_correlated_tables(tmp_path: Path, tables: int, correlation: float, classes: int | None) -> None:
-    """Where Eq. 9 as printed diverges."""
-    parties, sql = side_by_side(tables, 4, 200, correlation, classes=classes)
-    converges(tmp_path, parties, sql, classes)
-
-
-@pytest.mark.parametrize("classes", [None, 3])
-def test_duplicated_columns(tmp_path: Path, classes: int | None) -> None:
-    """The same columns in four tables: only L2 decides how they share the weight."""
-    parties, _ = side_by_side(4, 3, 200, 0.3, classes=classes)
-    first = parties["p0"]["t0"]
-    for number in (1, 2, 3):
-        parties[f"p{number}"] = {f"t{number}": first.select(["id", "x0", "x1", "x2"])}
-    converges(tmp_path, parties, one_to_one(4, 3), classes)
-
-
-@pytest.mark.parametrize("classes", [None, 2])
-def test_wide_tables(tmp_path: Path, classes: int | None) -> None:
-    """More columns than rows: 25 rows, two tables of 20 columns, which can fit every label."""
-    parties, sql = side_by_side(2, 20, 25, 0.2, classes=classes)
-    converges(tmp_path, parties, sql, classes, l2=1e-3)
-
-
-@pytest.mark.parametrize("l2", [1e-2, 1e-4])
-def test_separable_labels(tmp_path: Path, l2: float) -> None:
-    """Classes that a plane divides: without L2 there would be no optimum."""
-    parties, sql = side_by_side(3, 3, 200, 0.3, classes=2)
-    label = np.asarray(parties["p0"]["t0"]["x0"]) + np.asarray(parties["p1"]["t1"]["x1"]) > 0
-    first = parties["p0"]["t0"]
-    parties["p0"]["t0"] = first.set_column(first.schema.get_field_index("y"), "y", pa.array(label))
-    converges(tmp_path, parties, sql, 2, l2=l2)
-
-
-def test_rare_classes_and_many_categories(tmp_path: Path) -> None:
-    """A category for every ten rows in each of three tables, and a class of one in a hundred."""
-    rng = np.random.default_rng(5)
-    rows = 400
-    parties = {
-        f"p{number}": {
-            f"t{number}": pa.table(
-                {"id": np.arange(rows), "x0": rng.integers(0, 40, rows), "x1": rng.exponential(size=rows)}
-            )
-        }
-        for number in range(3)
-    }
-    rare = (rng.random(rows) < 0.01).astype(int)
-    parties["p0"]["t0"] = parties["p0"]["t0"].append_column("y", pa.array(rare))
-    converges(tmp_path, parties, one_to_one(3, 2), 2, l2=1e-4, categorical=["t0.x0", "t1.x0", "t2.x0"])
 
 
 # Random small relations

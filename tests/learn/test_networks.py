@@ -12,10 +12,11 @@ import pytest
 from sklearn.base import clone
 
 import tablepuppet as tp
-from tablepuppet.baselines import Centralized, joined_tables
+from tablepuppet.baselines import Centralized
 from tablepuppet.learn.labels import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tablepuppet.learn.network_lbfgs import two_loop
 from tablepuppet.learn.table_network import TableNetwork
+from tablepuppet.pooled import joined_tables
 from tests.learn.materialised import ALL, JOIN, Array, shop, side_by_side
 from tests.relations import federation, record_wire
 

@@ -36,38 +36,46 @@ def loss_of(labels: NDArray[Any], classes: int | None) -> Loss:
     return Logistic(numbers.astype(float)) if classes == 2 else Softmax(numbers, classes)
 
 
-def plain_sgd(table: Array, loss: Loss, epochs: int, lr: float, momentum: float, l2: float) -> tuple[Array, Array]:
-    """Textbook SGD with momentum on joined rows, with the batches and the learning rates of the learner."""
+def plain_sgd(
+    table: Array, loss: Loss, epochs: int, lr: float, momentum: float, l2: float
+) -> tuple[Array, Array, float]:
+    """Textbook SGD with momentum on joined rows, with the batches and the learning rates of the learner.
+
+    (parameters, intercept, mean objective of the last epoch's batches as they came).
+    """
     several = () if loss.outputs == 1 else (loss.outputs,)
     theta, velocity = np.zeros((table.shape[1], *several)), np.zeros((table.shape[1], *several))
     intercept, drift = loss.best_constant(), np.zeros(loss.outputs)
     for epoch in range(1, epochs + 1):
         rate = lr / (1 + (epoch - 1) / 2)
-        order = np.random.default_rng([SEED, epoch]).permutation(len(table))
+        order, total = np.random.default_rng([SEED, epoch]).permutation(len(table)), 0.0
         for start in range(0, len(order), SIZE):
             rows = order[start : start + SIZE]
-            gradient = loss.at(rows).gradient(table[rows] @ theta + intercept)
+            scores = table[rows] @ theta + intercept
+            total += len(rows) * (loss.at(rows).value(scores) + 0.5 * l2 * float(np.sum(theta**2)))
+            gradient = loss.at(rows).gradient(scores)
             velocity = momentum * velocity + table[rows].T @ gradient + l2 * theta
             drift = momentum * drift + gradient.sum(axis=0)
             theta, intercept = theta - rate * velocity, intercept - rate * drift
-    return theta, intercept
+    return theta, intercept, total / len(table)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("label", TASKS)
 def test_trajectory_of_the_materialised_join(any_shop: tuple[tp.Federation, Any], label: str, momentum: float) -> None:
-    """After one epoch and after three, parameters are those of plain SGD on the same batches, to 1e-10."""
+    """After one epoch and after three: parameters and objective of plain SGD on the same batches, to 1e-10."""
     fed, parties = any_shop
     relation = relation_of(fed, label)
     table = JoinedTable(relation, parties)
     loss = loss_of(table.labels, TASKS[label])
     for epochs in (1, 3):
-        theta, intercept = plain_sgd(table.matrix, loss, epochs, lr=0.05, momentum=momentum, l2=1e-3)
+        theta, intercept, objective = plain_sgd(table.matrix, loss, epochs, lr=0.05, momentum=momentum, l2=1e-3)
         model = learner(
             TASKS[label], solver="sgd", rounds=epochs, batch_size=SIZE, lr=0.05, momentum=momentum, l2=1e-3, seed=SEED
         ).fit(relation)
         np.testing.assert_allclose(theta_of(model, table.names), theta, rtol=0, atol=1e-10)
         np.testing.assert_allclose(model.intercept_, intercept, rtol=0, atol=1e-10)
+        assert model.history_[-1]["objective"] == pytest.approx(objective, rel=1e-10)
 
 
 def test_without_reduction(any_shop: tuple[tp.Federation, Any]) -> None:

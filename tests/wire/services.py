@@ -11,6 +11,7 @@ import tablepuppet as tp
 from tablepuppet.federation import Tls
 from tablepuppet.party.config import Limits
 from tablepuppet.party.database import open_database
+from tablepuppet.party.policy import Policy
 from tablepuppet.party.service import Party
 from tablepuppet.privacy.certificates import issue, new_authority
 from tablepuppet.wire.desk import Desk
@@ -51,13 +52,15 @@ def served(
     limits: Limits | None = None,
     state: Path | None = None,
     key: bytes = KEY,
+    policy: Policy | None = None,
     told: Callable[[str, str, str], None] = lambda *_: None,
 ) -> Iterator[dict[str, FlightServer]]:
     """A server for every database URL, until the context ends."""
     with ExitStack() as stack:
         servers = {}
         for name, url in urls.items():
-            party = Party(name, open_database(name, url), key, row_secret=name.encode())
+            kept = None if state is None else state / name
+            party = Party(name, open_database(name, url), key, policy, name.encode(), state_dir=kept)
             journal = None if state is None else Journal(state / name, name)
             desk = Desk(party, limits or Limits(), journal, told)
             tls = None if certificates is None else certificates.server(name)

@@ -7,17 +7,23 @@ sharing form lets each answer the mean residual, with the same messages. M count
     zbar   = argmin of  loss(M zbar) / N + M rho / (2N) |zbar - mean(h) - u|^2                       (Eq. 7)
     u      = u + mean(h) - zbar                                                                      (Eq. 8)
 
-Over-relaxation is replaced by the plane search of `descent`, which picks the best step: most values of rho then do.
+Over-relaxation is replaced by the plane search of `descent`, which picks the best step: most values of rho then do. As
+it picks the length, too, tables solve at the curvature C of the loss in place of rho: so L2 has its due share, and
+shards that agree by consensus are asked for parameters of about the length that is then taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tablepuppet.learn.block import Curvature
 from tablepuppet.learn.descent import Array
-from tablepuppet.learn.losses import Look, Loss
+
+if TYPE_CHECKING:
+    from tablepuppet.learn.losses import Look, Loss
 
 AUTO_RHO = 100.0  # times the mean curvature of the loss at the start
 
@@ -27,13 +33,15 @@ class SharingRule:
 
     def __init__(self, loss: Loss, tables: int, rho: float | str, scores: Array):
         self.loss, self.parts = loss, tables + 1
-        self.rho = AUTO_RHO * max(loss.hessian(scores).mean(), 1e-12) if isinstance(rho, str) else rho
+        hessian = loss.hessian(scores)
+        self.rho = AUTO_RHO * max(hessian.mean(), 1e-12) if isinstance(rho, str) else rho
+        self.first = hessian.on_constants()
         self.residual = loss.gradient(scores)
         self.dual = self.residual * (self.parts * len(scores) / self.rho)  # M u: where zbar is optimal
 
-    def wanted(self, scores: Array, looks: Mapping[int, Look]) -> tuple[Array, float]:
-        """The residual times rho, by joined rows; the ridge solves have curvature rho."""
-        return self.residual, self.rho
+    def wanted(self, scores: Array, looks: Mapping[int, Look], before: Array | None) -> tuple[Array, Curvature]:
+        """The residual times rho, by joined rows, and the mean curvature of the loss before the last step."""
+        return self.residual, self.first if before is None else before
 
     def moved(self, part: slice, now: Array, look: Look | None) -> None:
         """The z-update and the dual update of some joined rows: then r = 2 u - (u before)."""

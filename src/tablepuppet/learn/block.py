@@ -43,6 +43,10 @@ class Block:
         self.direction = momentum * self.direction + sums + l2 * self.theta
         self.theta = self.theta - lr * self.direction
 
+    def to_store(self, unit: float) -> tuple[Array, tuple[int, ...]]:
+        """The parameters for scores ``unit`` times as large; it has no layers."""
+        return self.theta * unit, ()
+
     def products(self) -> Array:
         """Inner products of direction, steps and parameters: all that the L2 penalty needs."""
         vectors = np.stack([v.ravel() for v in (self.direction, *self.steps, self.theta)])
@@ -56,6 +60,7 @@ class RidgeBlock(Block):
     values: Array  # eigenvalues
     vectors: Array
     largest: float  # no eigenvalue of the Gram matrix, not centred, is larger
+    noisy: bool = False  # whether all that it is made of had noise: then it may be told
 
     def turn(self, sums: Array, l2: float, curvature: Curvature) -> Array:
         """The new direction -p from T^T Y, where both the columns and the outputs are turned to their eigenvectors."""
@@ -98,7 +103,7 @@ def new_noisy_block(gram: Array, noise: float, outputs: int) -> RidgeBlock:
     """A block of zeros from a Gram matrix with noise: eigenvalues below what noise alone has tell nothing."""
     values, vectors = np.linalg.eigh(gram)
     values = np.maximum(values, 2 * noise * np.sqrt(len(gram)))
-    return RidgeBlock(_zeros(len(gram), outputs), values, vectors, float(values.max(initial=0.0)))
+    return RidgeBlock(_zeros(len(gram), outputs), values, vectors, float(values.max(initial=0.0)), noisy=True)
 
 
 def _zeros(width: int, outputs: int) -> Array:

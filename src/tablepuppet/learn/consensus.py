@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.block import Curvature, new_block, square_curvature
-from tablepuppet.learn.placed import encoded
+from tablepuppet.learn.part import encoded
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.arguments import Positive, Some

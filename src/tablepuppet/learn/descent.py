@@ -13,31 +13,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.block import Curvature, without_mean
 from tablepuppet.learn.linear import LinearModel
-from tablepuppet.learn.losses import Look, Loss
 from tablepuppet.learn.plane import Images, Plane
 from tablepuppet.pieces import over_pieces
+
+if TYPE_CHECKING:
+    from tablepuppet.learn.losses import Look, Loss
 
 Array = NDArray[np.float64]
 DRIFT = 1e-8  # of a step that rounding may have added to its image before all are forgotten
 LEAST_GAIN = 1e-13  # of the objective: a step of less is not taken while shards still agree
-LEAST_MEMORY, MOST_MEMORY = 5, 30  # earlier steps in the plane
+LEAST_MEMORY, MOST_MEMORY = 5, 200  # earlier steps in the plane
 PLANE_SIZE = 32_000_000  # numbers that the images of these steps may take before there are fewer of them
 
 
 class Rule(Protocol):
     """What an algorithm asks of the tables in each round."""
 
-    def wanted(self, scores: Array, looks: Mapping[int, Look]) -> tuple[Array, Curvature]:
+    def wanted(self, scores: Array, looks: Mapping[int, Look], before: Array | None) -> tuple[Array, Curvature]:
         """(a value per joined row that tables shall answer, the curvature of their ridge solve).
 
-        ``looks`` are those at the loss of these scores, by the first row of a piece, where they are known.
+        ``looks`` are those at the loss of these scores, by the first row of a piece, where they are known; ``before``
+        is the mean curvature, (outputs, outputs), where the last step began.
         """
         ...
 
@@ -80,20 +83,21 @@ def descend(
     images = Images.of(memory + 1, loss.outputs, len(scores))  # X s_k
     errors: list[float] = []  # what rounding may have done to each
     looks: Mapping[int, Look] = {}
+    before: Array | None = None
     converged = False
     if not model.tables:  # no column to learn from: the intercept is all there is
         value = loss.value(scores)
         report(Round(1, value, value, scores, intercept, converged=True))
         return intercept, True
     for number in range(1, rounds + 1):
-        wanted, curvature = rule.wanted(scores, looks)
+        wanted, curvature = rule.wanted(scores, looks, before)
         _, products = model.direction(wanted, curvature, out=images.new())
         changed = model.absence.changed
         if changed:
             images.forget_earlier()
             errors, looks, scores = [], {}, model.absence.corrected(scores, intercept)
         least = LEAST_GAIN if model.unsettled else 0.0
-        begin, end = Plane(loss, scores, images, model.l2, products).lowest(looks, least)
+        begin, end = Plane(loss, scores, images, model.l2, products, model.image_noise).lowest(looks, least)
         mix, shift = end.point[: -loss.outputs], end.point[-loss.outputs :]
         errors, sound = _rounding(begin.bend, errors, mix)
         slope = 0.0 if end is begin else float(begin.slope[0])
@@ -104,7 +108,7 @@ def descend(
             kept = 0  # nor is it any use to remember steps that gained nothing
         kept = min(kept, 1) if changed else kept
         model.advance(mix, kept)
-        looks, intercept = end.looks, intercept + shift
+        looks, intercept, before = end.looks, intercept + shift, begin.bend[-loss.outputs :, -loss.outputs :]
         settled = model.was_steady() and small and rule is gradient
         rule = gradient if small else rule
         _take_step(scores, images, mix, shift, looks, rule)

@@ -6,10 +6,11 @@ solver runs rounds of gather, loss, scatter; the parameters stay with the partie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.feature_promise import FeaturePromise
 from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.promise import check_demanded, check_label_apart, check_supported, promised
+from tablepuppet.learn.stored import Model, Stored
 from tablepuppet.learn.validation import Validation, Watched, check_alike
 from tablepuppet.learn.watch import Watch
 from tablepuppet.operators.client import Client, Replies
@@ -28,6 +30,7 @@ from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.events import Event
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import Family, family
+from tablepuppet.wire.engine import Engine
 
 if TYPE_CHECKING:
     from tablepuppet.relation import Relation
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Solver = Literal["auto", "admm", "sgd", "lbfgs"]
 SOLVERS = ("auto", "admm", "sgd", "lbfgs")
+AUTO_ROUNDS, AUTO_EPOCHS = 300, 100  # at most: solvers but sgd stop when they have converged
 SINGLE_PRECISION_TOL = 1e-8  # what float32 on the wire can still tell: below it, steps are of rounding errors
 
 
@@ -61,10 +65,13 @@ def _is_rate(value: Any) -> bool:
 
 RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(
-        ("rounds", "batch_size", "local_steps", "patience"),
+        ("batch_size", "local_steps", "patience"),
         ("a whole number, at least 1", lambda v: _is_whole(v, 1)),
     ),
-    "inner_rounds": ("'auto' or a whole number, at least 1", lambda v: v == "auto" or _is_whole(v, 1)),
+    **dict.fromkeys(
+        ("rounds", "inner_rounds"),
+        ("'auto' or a whole number, at least 1", lambda v: v == "auto" or _is_whole(v, 1)),
+    ),
     **dict.fromkeys(("reduce", "label_correction"), ("True or False", lambda v: isinstance(v, bool))),
     "callbacks": ("a list of functions that take an event", _is_callables),
     **dict.fromkeys(("lr", "rho", "inner_rho"), ("'auto' or a number above 0", _is_rate)),
@@ -74,23 +81,11 @@ RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-class Model(Protocol):
-    """What a fitted learner needs of its parameters, wherever they are."""
-
-    def scores(self, client: Client) -> Array:
-        """Scores over the rows of a relation, without the intercept."""
-        ...
-
-    def parameters(self) -> dict[str, Array]:
-        """Parameters by table."""
-        ...
-
-
-class Learner(BaseEstimator):  # type: ignore[misc]
+class Learner(BaseEstimator, ABC):  # type: ignore[misc]
     """Learns over a relation. Subclasses say what is learned (tasks.py) and by which model (their `_train`)."""
 
     solver: Solver
-    rounds: int
+    rounds: int | Literal["auto"]
     l2: float
     patience: int
     reduce: bool
@@ -100,7 +95,7 @@ class Learner(BaseEstimator):  # type: ignore[misc]
     stopped_: str
     best_round_: int
     evaluated_on_: str
-    promise_: FeaturePromise | None
+    promise_: FeaturePromise | None = None
     metric_name = "metric"
 
     def fit(self, relation: Relation, validation: Relation | None = None) -> Self:
@@ -119,10 +114,6 @@ class Learner(BaseEstimator):  # type: ignore[misc]
 
     def _fit(self, relation: Relation, validation: Relation | None) -> Self:
         self.check_settings()
-        if not hasattr(relation, "query"):
-            raise LearnError(
-                f"fit learns from a relation, as fed.sql(...) makes one, not from {type(relation).__name__}"
-            )
         for side in (relation, validation):
             if side is not None:
                 self.check_promise(side)
@@ -165,57 +156,61 @@ class Learner(BaseEstimator):  # type: ignore[misc]
 
     def _feature_promise(self, relation: Relation) -> FeaturePromise | None:
         """What may be told of features; None without feature privacy. PrivacyError where it cannot be kept."""
-        privacy = self.privacy
+        privacy, query = self.privacy, relation.query
         if privacy is None or not privacy.is_feature_private:
             return None
         self._check_private()
-        for alias in dict.fromkeys(column.alias for column in relation.query.features):
+        for alias in dict.fromkeys(column.alias for column in query.features):
             privacy.check_rows(relation.mapping.tables[alias].rows)
-        query = relation.query
-        return FeaturePromise.of(privacy, query.features, query.categorical, self.most_private_rounds)
-
-    @property
-    def most_private_rounds(self) -> int:
-        """How many rounds a fit with noise may have at most."""
-        return self.rounds
+        rounds = None if isinstance(self.rounds, str) else self.rounds
+        return FeaturePromise(privacy, tuple(query.features), query.categorical, rounds)
 
     def _check_private(self) -> None:
         """PrivacyError unless the settings allow noise on features."""
         raise PrivacyError(f"{type(self).__name__} cannot keep feature_epsilon yet; use a linear learner")
 
+    @abstractmethod
     def _ask_labels(self, client: Client, label: OutputColumn) -> Replies:
-        raise AssertionError("a subclass says what is learned")
+        """Ask for labels of the kind that is learned."""
 
+    @abstractmethod
     def _prepare(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
-        raise AssertionError("a subclass says what is learned")
+        """The loss over the rows that are learned from."""
 
+    @abstractmethod
     def _held_out(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
         """The loss over rows that are not learned from."""
-        raise AssertionError("a subclass says what is learned")
 
+    @abstractmethod
     def _metric(self, loss: Loss, value: float, scores: Array) -> float:
         """The metric of scores whose mean loss is ``value``."""
-        raise AssertionError("a subclass says what is measured")
+
+    @property
+    def most_rounds(self) -> int:
+        """How many rounds, or epochs, there may be."""
+        if not isinstance(self.rounds, str):
+            return self.rounds
+        return AUTO_EPOCHS if self.solver == "sgd" else AUTO_ROUNDS
 
     def _fewest_trips(self, relation: Relation) -> Solver:
         """The solver that "auto" picks."""
         return "lbfgs"
 
+    @abstractmethod
     def _train(self, relation: Relation, loss: Loss, watch: Watch) -> tuple[Watched, Array]:
         """Run the solver: (the model, its intercept); says in ``converged_`` whether it came to an end."""
-        raise AssertionError("a subclass says by which model")
 
-    def told(self, thetas: Mapping[str, Array], wire: str, outputs: int) -> Model:
-        """A model with these parameters by table, for predictions only."""
-        raise AssertionError("a subclass says by which model")
+    @abstractmethod
+    def saved(self, stored: Stored, engine: Engine, wire: str, outputs: int) -> Model:
+        """A model with these parameters, for predictions only."""
 
+    @abstractmethod
     def predict(self, relation: Relation) -> NDArray[Any]:
         """A label for every joined row, in the order of ``rows()``."""
-        raise AssertionError("a subclass says what is learned")
 
+    @abstractmethod
     def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
         """Metrics over the joined rows."""
-        raise AssertionError("a subclass says what is measured")
 
     def check_settings(self) -> None:
         """LearnError if a setting is none that can be."""
@@ -232,6 +227,7 @@ class Learner(BaseEstimator):  # type: ignore[misc]
 
     def check_promise(self, relation: Relation) -> None:
         """PrivacyError unless what is promised is what the relation's parties demand, and the query lets it be kept."""
+        _need_relation(relation)
         check_demanded(relation.plan, self.privacy)
         check_label_apart(relation.plan, self.privacy)
 
@@ -287,12 +283,16 @@ class Learner(BaseEstimator):  # type: ignore[misc]
                 raise LearnError(f"column {alias}.{name} is {now} here; the model was fitted on {type_}")
 
 
+def _need_relation(relation: object) -> None:
+    if not hasattr(relation, "query"):
+        raise LearnError(f"fit learns from a relation, as fed.sql(...) makes one, not from {type(relation).__name__}")
+
+
 def label_of(relation: Relation) -> OutputColumn:
-    """The label column of a relation that can be learned from; LearnError if there is none."""
+    """The label column of a relation that can be learned from or measured on; LearnError if there is none."""
+    _need_relation(relation)
     if relation.query.label is None:
         raise LearnError("the relation has no label; name one: fed.sql(..., label='column')")
     if not len(relation):
-        raise LearnError(
-            "the relation has no joined rows to learn from; check the join keys and filters with explain()"
-        )
+        raise LearnError("the relation has no joined rows; check the join keys and filters with explain()")
     return relation.query.label

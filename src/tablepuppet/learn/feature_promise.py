@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,15 +32,12 @@ class FeaturePromise:
     privacy: Privacy
     columns: tuple[OutputColumn, ...]
     categorical: frozenset[str]
-    rounds: int
+    asked_rounds: int | None  # None: as many as are best
 
-    @classmethod
-    def of(
-        cls, privacy: Privacy, columns: Iterable[OutputColumn], categorical: frozenset[str], most: int
-    ) -> FeaturePromise:
-        """The promise of a fit of at most so many rounds."""
-        best = ROUNDS if privacy.prediction_epsilon is None else NOISY_ROUNDS
-        return cls(privacy, tuple(columns), categorical, min(best, most))
+    @property
+    def rounds(self) -> int:
+        """That noise is planned for."""
+        return self.asked_rounds or (ROUNDS if self.privacy.prediction_epsilon is None else NOISY_ROUNDS)
 
     @property
     def _feature_epsilon(self) -> float:

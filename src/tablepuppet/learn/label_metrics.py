@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.learn.private_labels import fitted_classes
@@ -92,7 +91,9 @@ def _area(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> float:
     ones = int(positive.sum())
     if ones in (0, len(positive)):
         return float("nan")
-    above = rankdata(scores)[positive].sum() - ones * (ones + 1) / 2
+    _, place, equal = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = np.cumsum(equal) - (equal - 1) / 2  # equal scores share the mean of their ranks
+    above = ranks[place[positive]].sum() - ones * (ones + 1) / 2
     return float(above / (ones * (len(positive) - ones)))
 
 

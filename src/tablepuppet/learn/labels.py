@@ -20,6 +20,7 @@ from tablepuppet.sql.types import NUMERIC, Family, family
 
 MOST_CLASSES = 1000
 Question = tuple[str, dict[str, Any]]  # an op and its arguments, but for the column
+LARGEST = 1e100  # of a label that is a number: sums of squares of larger ones would overflow
 
 
 @op("label.numbers", releases=Release.LABELS, columns=("column",), use=Use.LABEL)
@@ -89,6 +90,10 @@ def joined_numbers(client: Client, label: OutputColumn, replies: Replies) -> NDA
     _refuse_missing(sum(reply["missing"] for reply in replies[label.alias]), label)
     if not np.isfinite(values).all():
         raise LearnError(f"label {label.qualified} has values that are not finite; filter them in WHERE")
+    if np.abs(values).max(initial=0.0) > LARGEST:
+        raise LearnError(
+            f"label {label.qualified} has values beyond {LARGEST:g}; learn it in a larger unit, or its LOG"
+        )
     return np.asarray(client.mapping.gather(label.alias, values), np.float64)
 
 

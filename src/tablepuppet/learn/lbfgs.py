@@ -25,7 +25,7 @@ class GradientRule:
 
     loss: Loss
 
-    def wanted(self, scores: Array, looks: Mapping[int, Look]) -> tuple[Array, Curvature]:
+    def wanted(self, scores: Array, looks: Mapping[int, Look], before: Array | None) -> tuple[Array, Curvature]:
         """The gradient by scores, and the mean curvature by pairs of outputs."""
         gradient, rows = np.empty_like(scores), len(scores)
 

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from tablepuppet.learn.absence import Absence
 from tablepuppet.learn.block import Block, Curvature, RidgeBlock, new_ridge_block
 from tablepuppet.learn.consensus import Consensus, Inner
-from tablepuppet.learn.placed import PlacedModel, encoded, keep_part, part_of
+from tablepuppet.learn.part import encoded, keep_part, part_for_predictions, part_of
+from tablepuppet.learn.placed import PlacedModel
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Client, Replies
 from tablepuppet.operators.lou import LearningOverUnion
@@ -90,8 +91,8 @@ def image(table: LocalTable, view: str, encoding: str, theta: Array) -> Values:
 @op("linear.predict", releases=Release.PREDICTIONS)
 def predict(table: LocalTable, view: str, encoding: str, model: str) -> Values:
     """T theta for parameters that the party holds."""
-    block: Block = part_of(table, model)
-    return {"image": encoded(table, view, encoding).times(block.theta).astype(table.wire)}
+    theta: Array = part_for_predictions(table, model).theta
+    return {"image": encoded(table, view, encoding).times(theta).astype(table.wire)}
 
 
 @op("linear.parameters", releases=Release.PARAMETERS)
@@ -142,6 +143,11 @@ class LinearModel(PlacedModel[Block]):
     """The coordinator's side of a linear model: asks for directions, tells steps, holds blocks of sharded tables."""
 
     family = "linear"
+
+    @property
+    def image_noise(self) -> float:
+        """The mean square of what privacy added to the last direction's image."""
+        return 0.0
 
     def __init__(
         self, client: Client, encoding: Encoding, wire: str, outputs: int, l2: float, model: str,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -12,20 +12,22 @@ from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.admm import SharingRule
 from tablepuppet.learn.consensus import CONSENSUS_TOL, Inner
 from tablepuppet.learn.descent import Rule, descend
-from tablepuppet.learn.estimator import SINGLE_PRECISION_TOL, Array, Learner, Model, Solver
+from tablepuppet.learn.estimator import SINGLE_PRECISION_TOL, Array, Learner, Solver
 from tablepuppet.learn.feature_promise import FeaturePromise
 from tablepuppet.learn.lbfgs import GradientRule
 from tablepuppet.learn.linear import LinearModel, by_column
 from tablepuppet.learn.losses import Loss
-from tablepuppet.learn.placed import ToldModel
 from tablepuppet.learn.private_linear import PrivateLinearModel
+from tablepuppet.learn.saved_model import SavedModel
 from tablepuppet.learn.sgd import Stochastic, descend_by_batches
+from tablepuppet.learn.stored import Model, Stored
 from tablepuppet.learn.tasks import Classifier, Regressor
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.learn.validation import Watched
 from tablepuppet.learn.watch import Watch
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.events import Event
+from tablepuppet.wire.engine import Engine
 
 if TYPE_CHECKING:
     from tablepuppet.relation import Relation
@@ -38,7 +40,7 @@ class LinearLearner(Learner):
         self,
         *,
         solver: Solver = "auto",
-        rounds: int = 100,
+        rounds: int | Literal["auto"] = "auto",
         batch_size: int = 10_000,
         lr: float | Literal["auto"] = "auto",
         momentum: float = 0.0,
@@ -79,9 +81,9 @@ class LinearLearner(Learner):
         check_is_fitted(self, "model_")
         return by_column(self.encoding_, self.model_.parameters())
 
-    def told(self, thetas: Mapping[str, Array], wire: str, outputs: int) -> Model:
-        """A model with these parameters by table, for predictions only."""
-        return ToldModel("linear", self.encoding_, thetas, wire, outputs)
+    def saved(self, stored: Stored, engine: Engine, wire: str, outputs: int) -> Model:
+        """A model with these parameters, for predictions only."""
+        return SavedModel("linear", self.encoding_, stored, engine, wire, outputs)
 
     def _train(self, relation: Relation, loss: Loss, watch: Watch) -> tuple[Watched, Array]:
         with one_thread():  # parties, and pieces of the joined rows, are worked on at the same time
@@ -96,13 +98,13 @@ class LinearLearner(Learner):
         report = watch.of(model)
         if self.solver_ == "sgd":
             lr = 1 / (loss.most_curvature * model.largest) if isinstance(self.lr, str) else self.lr
-            rates = [lr / (1 + epoch / 2) for epoch in range(self.rounds)]
+            rates = [lr / (1 + epoch / 2) for epoch in range(self.most_rounds)]
             steps = Stochastic(model, self.momentum)
             return model, descend_by_batches(steps, loss, rates, self.batch_size, self.seed, report)
         gradient = GradientRule(loss)
         rule = gradient if self.solver_ == "lbfgs" else self._sharing(model, loss, len(relation))
         tol = max(self.tol, SINGLE_PRECISION_TOL if wire == "float32" else 0.0, CONSENSUS_TOL if inner else 0.0)
-        intercept, self.converged_ = descend(model, loss, rule, gradient, self.rounds, tol, report)
+        intercept, self.converged_ = descend(model, loss, rule, gradient, self.most_rounds, tol, report)
         return model, intercept
 
     def _solve_privately(

@@ -1,16 +1,21 @@
 """A model as a folder: what the coordinator knows, and the parts of parties that live in this process.
 
-``model.json`` holds settings, encoders, classes and history; ``arrays.npz`` parameters and digests of categories. The
-secrets under which categories are blinded stand in ``secrets.json``, readable by the owner only: without them a new
-process could not recognise a category. No value of a row is in any of them.
+``model.json`` holds settings, encoders, classes and history, and names the folder inside with the rest: ``arrays.npz``,
+parameters and digests of categories, and ``secrets.json``, readable by the owner only, under which categories of
+parties in this process are blinded: without it a new process could not recognise a category. Parties elsewhere keep
+their own parameters; ``model.json`` then holds who, and the fingerprint of what is kept. No value of a row is in any
+of them.
+
+All or nothing: parties keep a new part beside the old one, new files are written, then ``model.json`` is replaced by
+one rename, then parties forget the old part.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
+import shutil
 import zipfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import date, datetime
 from pathlib import Path
@@ -19,75 +24,129 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.errors import ConfigError, LearnError
+from tablepuppet.errors import ConfigError, LearnError, PartyError
 from tablepuppet.learn.estimator import Learner
 from tablepuppet.learn.linear_models import LinearRegression, LogisticRegression
+from tablepuppet.learn.model_folder import ModelFolder
 from tablepuppet.learn.network_models import MLPClassifier, MLPRegressor
+from tablepuppet.learn.stored import Kept, Stored, settle
 from tablepuppet.prep.encode import CategoryEncoder, Encoding, NumberEncoder
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.sql.query import OutputColumn
+from tablepuppet.wire.engine import Engine
 
 if TYPE_CHECKING:
     from tablepuppet.federation import Federation
 
-FORMAT = 1
+FORMAT = 2
 LEARNERS: dict[str, type[Learner]] = {
     c.__name__: c for c in (LinearRegression, LogisticRegression, MLPRegressor, MLPClassifier)
 }
 
 
 def save(learner: Learner, path: str | Path) -> None:
-    """Write a fitted learner; a model of that name is replaced, all or nothing."""
-    target = Path(path)
-    thetas = learner.model_.parameters()
-    if target.exists() and not (target / "model.json").exists():
-        raise ConfigError(f"{str(target)!r} exists and is no model; choose another name")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".saving-") as scratch:
-        made = Path(scratch) / "model"
-        made.mkdir()
-        (made / "model.json").write_text(json.dumps(_facts(learner), indent=2, default=_plain))
-        arrays: dict[str, NDArray[Any]] = {f"theta/{alias}": theta for alias, theta in thetas.items()}
-        for alias, encoders in learner.encoding_.categories.items():
-            arrays |= {f"digests/{alias}/{encoder.column.name}": encoder.digests for encoder in encoders}
-        np.savez(made / "arrays.npz", intercept=learner.intercept_, **arrays)  # type: ignore[arg-type]
-        secret_file = os.open(made / "secrets.json", os.O_WRONLY | os.O_CREAT, 0o600)
-        with os.fdopen(secret_file, "w") as stream:
-            json.dump(_secrets(learner), stream)
-        if target.exists():
-            target.rename(Path(scratch) / "old")  # it goes with the scratch folder
-        made.rename(target)
+    """Write a fitted learner; a model of that name is replaced, all or nothing.
+
+    Parties elsewhere keep their own part. One that has no ``state_dir`` tells its parameters, if its policy lets it.
+    """
+    model, engine, folder = learner.model_, learner.engine_, ModelFolder(Path(path))
+    with folder.locked():
+        part = model.new_part()
+        saved, before = folder.begin(part), _handle(folder.facts)
+        try:
+            stored = model.store(saved, part)
+            folder.write(_facts(learner, stored, saved), _arrays(learner, stored), _secrets(learner))
+        except BaseException as error:
+            # After a PartyError the run may be resumed, and then counts on what parties have stored.
+            if not isinstance(error, PartyError) and settle(engine, model.keepers, saved, before.part):
+                folder.end()
+            raise
+        known = [party for party in before.parties if party in engine.parties]
+        settle(engine, dict.fromkeys([*known, *stored.parties]), saved, part)
+        folder.end()
 
 
 def load(path: str | Path, federation: Federation) -> Learner:
-    """The learner that `save` wrote, ready to predict over relations of ``federation``."""
-    folder = Path(path)
+    """The learner that `save` wrote, ready to predict over relations of ``federation``.
+
+    Raises LearnError if a party is missing, or no longer keeps its part of the model.
+    """
+    folder = ModelFolder(Path(path))
     try:
-        facts = json.loads((folder / "model.json").read_text())
-        secrets = json.loads((folder / "secrets.json").read_text())
-        with np.load(folder / "arrays.npz", allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        if (facts["format"], facts["learner"] in LEARNERS) != (FORMAT, True):
-            raise ConfigError(f"{str(folder)!r} was written by another version of tablepuppet")
-        learner = _learner(facts, arrays, federation)
+        facts = _checked(folder)
+        arrays, secrets = folder.read(facts)
+        stored = _stored(facts, arrays)
+        learner = _learner(facts, arrays, stored, federation)
     except (OSError, ValueError, TypeError, LookupError, AttributeError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{str(folder)!r} is no model that can be read: {type(error).__name__}") from error
+        raise ConfigError(f"{str(path)!r} is no model that can be read: {type(error).__name__}") from error
+    _check_parties(federation.engine, stored, secrets)
     for party, secret in secrets.items():
-        local = federation.engine.local(party) if party in federation.engine.parties else None
-        if local is None:
-            raise LearnError(f"the model needs party {party!r}, which this federation does not have")
+        local = federation.engine.local(party)
+        assert local is not None, "it was checked"
         local.adopt_category_secret(learner.encoding_.id, bytes.fromhex(secret))
+    stored.check(federation.engine)
     return learner
 
 
-def _learner(facts: dict[str, Any], arrays: dict[str, Any], federation: Federation) -> Learner:
+def forget(path: str | Path, federation: Federation) -> None:
+    """Remove a saved model: let parties elsewhere forget their parts of it, then delete the folder.
+
+    Raises PartyError, and changes nothing here, if one of them cannot be reached.
+    """
+    folder = ModelFolder(Path(path))
+    handle = _handle(folder.facts)
+    if not folder.is_model:
+        raise ConfigError(f"{str(path)!r} is no model")
+    if not settle(federation.engine, handle.parties, folder.saved, ""):
+        raise PartyError(f"{', '.join(handle.parties)}: not all parties that keep parts of the model can be reached")
+    shutil.rmtree(path)
+
+
+def _checked(folder: ModelFolder) -> dict[str, Any]:
+    facts = json.loads((folder.path / "model.json").read_text())
+    if (facts["format"], facts["learner"] in LEARNERS) != (FORMAT, True):
+        raise ConfigError(f"{str(folder.path)!r} was written by another version of tablepuppet")
+    return dict(facts)
+
+
+def _check_parties(engine: Engine, stored: Stored, secrets: Mapping[str, str]) -> None:
+    for party in (*secrets, *stored.parties):
+        if party not in engine.parties:
+            raise LearnError(f"the model needs party {party!r}, which this federation does not have")
+    for party in secrets:
+        if engine.local(party) is None:
+            raise LearnError(f"the model was fitted with party {party!r} in its process, which is elsewhere now")
+    for party in stored.parties:
+        if engine.local(party) is not None:
+            raise LearnError(f"party {party!r} keeps its part of the model as a service, which this federation lacks")
+
+
+def _handle(facts: Mapping[str, Any]) -> Stored:
+    """Who keeps what of the model in a folder, as far as its facts can be read."""
+    kept = facts.get("kept") or {}
+    return Stored(str(facts.get("part", "")), {}, {a: Kept(e["party"], e["fingerprint"]) for a, e in kept.items()})
+
+
+def _stored(facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> Stored:
+    thetas = {name.split("/", 1)[1]: array for name, array in arrays.items() if name.startswith("theta/")}
+    handle = _handle(facts)
+    return Stored(handle.part, thetas, handle.kept)
+
+
+def _arrays(learner: Learner, stored: Stored) -> dict[str, NDArray[Any]]:
+    arrays: dict[str, NDArray[Any]] = {f"theta/{alias}": theta for alias, theta in stored.thetas.items()}
+    for alias, encoders in learner.encoding_.categories.items():
+        arrays |= {f"digests/{alias}/{encoder.column.name}": encoder.digests for encoder in encoders}
+    return arrays | {"intercept": learner.intercept_}
+
+
+def _learner(facts: dict[str, Any], arrays: dict[str, Any], stored: Stored, federation: Federation) -> Learner:
     settings = facts["settings"]
     privacy = None if settings["privacy"] is None else Privacy.of_settings(settings["privacy"])
     learner = LEARNERS[facts["learner"]](**settings | {"privacy": privacy})
-    thetas = {name.split("/", 1)[1]: array for name, array in arrays.items() if name.startswith("theta/")}
     outputs = len(arrays["intercept"])
     learner.encoding_, learner.intercept_ = _encoding(facts["encoding"], arrays), arrays["intercept"]
-    learner.model_ = learner.told(thetas, federation.wire, outputs)
+    learner.model_ = learner.saved(stored, federation.engine, federation.wire, outputs)
     learner.engine_ = federation.engine
     learner.relation_columns_ = [(alias, name, type_) for alias, name, type_ in facts["columns"]]
     learner.n_features_in_ = len(facts["columns"])
@@ -100,7 +159,7 @@ def _learner(facts: dict[str, Any], arrays: dict[str, Any], federation: Federati
     return learner
 
 
-def _facts(learner: Learner) -> dict[str, Any]:
+def _facts(learner: Learner, stored: Stored, saved: str) -> dict[str, Any]:
     settings = {name: value for name, value in learner.get_params(deep=False).items() if name != "callbacks"}
     settings["privacy"] = None if learner.privacy is None else asdict(learner.privacy)
     classes = getattr(learner, "classes_", None)
@@ -110,6 +169,9 @@ def _facts(learner: Learner) -> dict[str, Any]:
         "settings": settings,
         "columns": learner.relation_columns_,
         "parties": learner.parties_,
+        "saved": saved,
+        "part": stored.part,
+        "kept": {a: {"party": kept.party, "fingerprint": kept.fingerprint} for a, kept in stored.kept.items()},
         "classes": None if classes is None else classes.tolist(),
         "class_type": None if classes is None else type(classes.tolist()[0]).__name__,
         "solver": learner.solver_,
@@ -166,7 +228,3 @@ def _classes(values: list[Any], kind: str) -> NDArray[Any]:
     if kind == "datetime":
         return np.array([datetime.fromisoformat(value) for value in values])
     return np.array(values)
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else str(value)

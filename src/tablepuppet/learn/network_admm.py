@@ -19,18 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.admm import SharingRule
 from tablepuppet.learn.descent import Round
-from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.networks import NetworkModel, Weights, network_of
-from tablepuppet.learn.placed import encoded, part_of
+from tablepuppet.learn.part import encoded, part_of
 from tablepuppet.learn.table_network import TableNetwork, need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
@@ -39,6 +37,9 @@ from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.pieces import over_pieces
 from tablepuppet.prep.encoded_table import EncodedTable
+
+if TYPE_CHECKING:
+    from tablepuppet.learn.losses import Loss
 
 Array = NDArray[np.float64]
 AUTO_RHO = 1.5  # times the mean curvature of the loss at the start
@@ -81,6 +82,8 @@ class Share:
             gradient = self.network.pull_back(theta, self.data, wanted)
             away = theta - centre
             return sum(total) + 0.5 * weight * float(away @ away), gradient + weight * away
+
+        from scipy.optimize import minimize  # it takes long to load: a party loads it when it is first needed
 
         options = {"maxiter": steps, "maxfun": 2 * steps + 10, "gtol": 1e-12, "ftol": 1e-14}
         with one_thread(need_torch()):
@@ -206,9 +209,8 @@ def descend_by_sharing(
     rule, sharing = SharingRule(loss, len(model.tables), rho, scores), Sharing(model, inner)
     last, settled, converged = np.inf, 0, False
     for number in range(1, rounds + 1):
-        wanted, rho = rule.wanted(scores, {})
-        predictions, square = sharing.solve(wanted, rho)
-        intercept = np.atleast_1d(intercept - wanted.sum(axis=0) / rho)
+        predictions, square = sharing.solve(rule.residual, rule.rho)
+        intercept = np.atleast_1d(intercept - rule.residual.sum(axis=0) / rule.rho)
         scores = predictions + intercept
         _update(rule, scores, loss.outputs)
         value = loss.value(scores)

@@ -9,19 +9,22 @@ line when its parameters do, so each length that the line search tries is a trip
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.descent import Round
-from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.networks import NetworkModel, Weights, given, network_of
-from tablepuppet.learn.placed import encoded, part_of
+from tablepuppet.learn.part import encoded, part_of
 from tablepuppet.learn.table_network import TableNetwork
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.party.arguments import Some, SomeOrNone
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
+
+if TYPE_CHECKING:
+    from tablepuppet.learn.losses import Loss
 
 Array = NDArray[np.float64]
 MEMORY = 10

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Literal
@@ -11,19 +11,21 @@ from sklearn.utils.validation import check_is_fitted
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.descent import Round
-from tablepuppet.learn.estimator import SINGLE_PRECISION_TOL, Array, Learner, Model, Solver
+from tablepuppet.learn.estimator import SINGLE_PRECISION_TOL, Array, Learner, Solver
 from tablepuppet.learn.losses import Loss, Squared
 from tablepuppet.learn.network_admm import Inner, descend_by_sharing
 from tablepuppet.learn.network_lbfgs import descend_full_batch
 from tablepuppet.learn.networks import NetworkModel
-from tablepuppet.learn.placed import ToldModel
+from tablepuppet.learn.saved_model import SavedModel
 from tablepuppet.learn.sgd import Stochastic, descend_by_batches
+from tablepuppet.learn.stored import Model, Stored
 from tablepuppet.learn.table_network import TableNetwork, need_torch
 from tablepuppet.learn.tasks import Classifier, Regressor
 from tablepuppet.learn.validation import Watched
 from tablepuppet.learn.watch import Watch
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.events import Event
+from tablepuppet.wire.engine import Engine
 
 if TYPE_CHECKING:
     from tablepuppet.relation import Relation
@@ -39,7 +41,7 @@ class NetworkLearner(Learner):
         *,
         hidden: Sequence[int] = (16,),
         solver: Solver = "auto",
-        rounds: int = 100,
+        rounds: int | Literal["auto"] = 100,
         batch_size: int = 10_000,
         lr: float | Literal["auto"] = "auto",
         momentum: float = 0.9,
@@ -85,10 +87,10 @@ class NetworkLearner(Learner):
             found[alias] = [part for layer in network.layers(theta) for part in layer if part is not None]
         return found
 
-    def told(self, thetas: Mapping[str, Array], wire: str, outputs: int) -> Model:
-        """A model with these parameters by table, for predictions only."""
+    def saved(self, stored: Stored, engine: Engine, wire: str, outputs: int) -> Model:
+        """A model with these parameters, for predictions only."""
         shape = {"hidden": list(self.hidden), "outputs": outputs}
-        return ToldModel("network", self.encoding_, thetas, wire, outputs, shape)
+        return SavedModel("network", self.encoding_, stored, engine, wire, outputs, shape)
 
     def _fewest_trips(self, relation: Relation) -> Solver:
         """ADMM, one trip a round; where tables have several shards it needs two as L-BFGS does, which never rises."""
@@ -102,7 +104,7 @@ class NetworkLearner(Learner):
             relation.client.new_name(),
         )  # fmt: skip
         report = watch.of(model)
-        return model, unit * self._solve(model, loss, relation.wire, lambda done: report(_out_of_units(done, unit)))
+        return model, unit * self._solve(model, loss, relation.wire, lambda done: report(out_of_units(done, unit)))
 
     def _solve(self, model: NetworkModel, loss: Loss, wire: str, report: Callable[[Round], bool]) -> Array:
         tol = max(self.tol, SINGLE_PRECISION_TOL) if wire == "float32" else self.tol
@@ -113,15 +115,16 @@ class NetworkLearner(Learner):
             inner = Inner(
                 self.local_steps, 1 if isinstance(self.inner_rounds, str) else self.inner_rounds, self.inner_rho
             )
-            intercept, self.converged_ = descend_by_sharing(model, loss, self.rho, inner, self.rounds, tol, report)
+            intercept, self.converged_ = descend_by_sharing(model, loss, self.rho, inner, self.most_rounds, tol, report)
         else:
-            intercept, self.converged_ = descend_full_batch(model, loss, self.rounds, tol, report)
+            intercept, self.converged_ = descend_full_batch(model, loss, self.most_rounds, tol, report)
         return intercept
 
     def _rates(self) -> list[float]:
         """Learning rates by epoch: down to nothing on a line."""
         lr = AUTO_LR if isinstance(self.lr, str) else self.lr
-        return [lr * (1 - epoch / self.rounds) for epoch in range(self.rounds)]
+        rounds = self.most_rounds
+        return [lr * (1 - epoch / rounds) for epoch in range(rounds)]
 
     def check_settings(self) -> None:
         """LearnError if a setting is none that can be, or torch is not there."""
@@ -148,7 +151,8 @@ def in_units(loss: Loss) -> tuple[Loss, float]:
     return Squared(loss.labels / unit), unit
 
 
-def _out_of_units(done: Round, unit: float) -> Round:
+def out_of_units(done: Round, unit: float) -> Round:
+    """What a round ends with, in the label's own units."""
     if unit == 1.0:
         return done
     square = unit**2

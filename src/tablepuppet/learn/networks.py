@@ -6,13 +6,14 @@ the coordinator holds the parameters and tells them (LoU). Every shard begins wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.learn.placed import PlacedModel, encoded, keep_part, part_of
+from tablepuppet.learn.part import StoredPart, encoded, keep_part, part_for_predictions, part_of
+from tablepuppet.learn.placed import PlacedModel
 from tablepuppet.learn.table_network import TableNetwork
 from tablepuppet.operators.client import Client
 from tablepuppet.party.arguments import Seed, Some
@@ -42,6 +43,11 @@ class Weights:
         """One step of stochastic gradient descent (Eq. 13)."""
         self.velocity = momentum * self.velocity + sums + l2 * self.theta
         self.theta = self.theta - lr * self.velocity
+
+    def to_store(self, unit: float) -> tuple[Array, tuple[int, ...]]:
+        """The parameters for scores ``unit`` times as large, and the sizes of layers."""
+        assert self.network is not None, "the intercept is the coordinator's"
+        return self.network.rescaled(self.theta, unit), self.network.sizes
 
     def turn(self, gradient: Array, memory: int) -> Array:
         """Learn the gradient at theta, which is the base from now on.
@@ -80,7 +86,7 @@ def start(
 @op("network.predict", releases=Release.PREDICTIONS)
 def predict(table: LocalTable, view: str, encoding: str, model: str) -> Values:
     """h for parameters that the party holds."""
-    part: Weights = part_of(table, model)
+    part: Weights | StoredPart = part_for_predictions(table, model)
     return {"image": network_of(part).predict(part.theta, encoded(table, view, encoding)).astype(table.wire)}
 
 
@@ -112,7 +118,8 @@ def sgd(
     if len(places):
         gradient = network.pull_back(part.theta, data.rows(places), given(rows))
         part.descend(gradient, lr, momentum, l2)
-    return {"image": network.predict(part.theta, data.rows(next_places)).astype(table.wire)}
+    image = network.predict(part.theta, data.rows(next_places)).astype(table.wire)
+    return {"image": image, "square": float(np.vdot(part.theta, part.theta))}
 
 
 @op("network.sgd_gradient", releases=Release.GRADIENT_SUMS)
@@ -142,7 +149,7 @@ def sgd_image(
     return {"image": network.predict(theta, data.rows(next_places)).astype(table.wire)}
 
 
-def network_of(part: Weights) -> TableNetwork:
+def network_of(part: Weights | StoredPart) -> TableNetwork:
     """The network of a table's parameters."""
     assert part.network is not None, "the intercept has no network"
     return part.network
@@ -164,7 +171,7 @@ class NetworkModel(PlacedModel[Weights]):
         seed: int, unit: float, model: str,
     ):  # fmt: skip
         super().__init__(client, encoding, wire, outputs, l2, model)
-        self.hidden, self.unit = [int(size) for size in hidden], unit
+        self.hidden, self._unit = [int(size) for size in hidden], unit
         self.lou.ask("network.start", self.alone, encoding=encoding.id, model=model, seed=seed, **self.shape)
         self._shared = {
             alias: new_weights(
@@ -191,10 +198,15 @@ class NetworkModel(PlacedModel[Weights]):
         """The sum over tables for the rows of a relation, in the label's own units."""
         return super().scores(client, learning=learning) * self.unit
 
-    def parameters(self) -> dict[str, Array]:
+    @property
+    def unit(self) -> float:
+        """The label's unit."""
+        return self._unit
+
+    def parameters(self, aliases: Iterable[str] | None = None) -> dict[str, Array]:
         """Parameters by table, in the label's own units."""
-        networks = {alias: self.network(alias) for alias in self.tables}
-        return {alias: networks[alias].rescaled(theta, self.unit) for alias, theta in self.thetas().items()}
+        found = super().parameters(aliases)
+        return {alias: self.network(alias).rescaled(theta, self.unit) for alias, theta in found.items()}
 
     def network(self, alias: str) -> TableNetwork:
         """The network of a table."""

@@ -11,6 +11,7 @@ from tablepuppet.learn import (
     network_admm,
     network_lbfgs,
     networks,
+    part,
     private_labels,
     sgd,
 )
@@ -22,6 +23,7 @@ MODULES = (
     labels,
     private_labels,
     linear,
+    part,
     sgd,
     networks,
     network_admm,

@@ -1,96 +1,42 @@
 """Parameters where they belong: with the party for a table of one shard, with the coordinator for one of several (LoU).
 
 Ops of a model are named by its family: ``<family>.predict`` uses the parameters that the party holds, ``.image``
-those it is told, ``.parameters`` lets them out. With ``model.keep`` a party of any family remembers its parameters as
-they are, with ``model.restore`` it goes back to them.
+those it is told, ``.parameters`` lets them out. What a party has of a model is in part.py.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.errors import PartyError
+from tablepuppet.errors import PrivacyError
+from tablepuppet.learn.part import Part
+from tablepuppet.learn.stored import Kept, Stored
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Client, Replies
 from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.operators.lou import Instead, LearningOverUnion
-from tablepuppet.party.ops import LocalTable, Values, op
-from tablepuppet.party.release import Release
 from tablepuppet.prep.encode import Encoding
-from tablepuppet.prep.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
-
-
-class Part(Protocol):
-    """What is kept of one table: its parameters, and what an algorithm remembers beside them."""
-
-    theta: Array
-
-    def descend(self, sums: Array, lr: float, momentum: float, l2: float) -> None:
-        """One step of stochastic gradient descent (Eq. 13)."""
-        ...
 
 
 PartT = TypeVar("PartT", bound=Part)
 
 
-def encoded(table: LocalTable, view: str, encoding: str) -> EncodedTable:
-    """The encoded rows that ``encode.build`` left at the party."""
-    found = table.state.get(f"{view}/{encoding}")
-    if not isinstance(found, EncodedTable):
-        raise PartyError(f"party {table.grant.party!r} has not encoded the rows of this relation; fit the model again")
-    return found
-
-
-def keep_part(table: LocalTable, model: str, part: Part) -> None:
-    """Keep the party's part of a model."""
-    table.models[f"{model}/{table.snapshot.scan.alias}"] = part
-
-
-def part_of(table: LocalTable, model: str) -> Any:
-    """The party's part of a model; PartyError if it has none."""
-    part = table.models.get(f"{model}/{table.snapshot.scan.alias}")
-    if part is None:
-        scan = table.snapshot.scan
-        raise PartyError(f"party {scan.party!r} has no part of this model for {scan.alias!r}; fit it again")
-    return part
-
-
-@op("model.keep", releases=Release.COUNTS)
-def keep(table: LocalTable, view: str, model: str) -> Values:
-    """Remember the parameters as they are."""
-    table.models[_kept(table, model)] = part_of(table, model).theta
-    return {}
-
-
-@op("model.restore", releases=Release.COUNTS)
-def restore(table: LocalTable, view: str, model: str) -> Values:
-    """Go back to the parameters that were remembered."""
-    part, kept = part_of(table, model), table.models.pop(_kept(table, model), None)
-    if kept is None:
-        raise PartyError(f"party {table.grant.party!r} remembers no parameters of this model; fit it again")
-    part.theta = kept
-    return {}
-
-
-def _kept(table: LocalTable, model: str) -> str:
-    return f"{model}/{table.snapshot.scan.alias}/kept"
-
-
-class PlacedModel(Generic[PartT]):
+class PlacedModel(ABC, Generic[PartT]):
     """The coordinator's side of a model that is a sum over tables."""
 
     family: ClassVar[str]
 
     @property
+    @abstractmethod
     def shared(self) -> Mapping[str, PartT]:
         """Parts of the tables in `together`."""
-        raise AssertionError("a subclass holds them")
 
     def __init__(self, client: Client, encoding: Encoding, wire: str, outputs: int, l2: float, model: str):
         self.encoding, self.outputs, self.l2, self.model = encoding, outputs, l2, model
@@ -191,7 +137,7 @@ class PlacedModel(Generic[PartT]):
             self.lou.client.outbox.send()  # the last step may still wait there
         lou = LearningOverUnion(client, self.lou.wire)
         present = [alias for alias in self.tables if client.shards(alias)]
-        at_home = [alias for alias in self.alone if _parties(client, alias) == _parties(self.lou.client, alias)]
+        at_home = [alias for alias in self.alone if parties_of(client, alias) == parties_of(self.lou.client, alias)]
         sent = [alias for alias in present if alias not in at_home]  # shards that did not train: they are told theta
         thetas = self._thetas(sent)
         instead = self.instead(client) if learning else None
@@ -199,16 +145,15 @@ class PlacedModel(Generic[PartT]):
         found = self.predicted(client, told, thetas) | self.predicted(client, replies, at_home)
         return LearningOverJoin(client.mapping).gather(found, self.outputs)
 
-    def thetas(self) -> dict[str, Array]:
-        """theta of every table."""
-        return self._thetas(self.tables)
-
     def _thetas(self, aliases: Iterable[str]) -> dict[str, Array]:
         """theta of some tables; parties are asked only for those that the coordinator does not hold."""
         alone = [alias for alias in aliases if alias in self.alone]
-        replies = self.lou.ask(f"{self.family}.parameters", alone, model=self.model) if alone else {}
+        replies = self._ask_parameters(alone) if alone else {}
         thetas = {alias: self.shared[alias].theta for alias in aliases if alias in self.together}
         return thetas | {alias: replies[alias][0]["theta"] for alias in alone}
+
+    def _ask_parameters(self, aliases: list[str]) -> Replies:
+        return self.lou.ask(f"{self.family}.parameters", aliases, model=self.model)
 
     def keep(self) -> None:
         """Remember the parameters as they are. Nobody waits for it: it travels with what is asked next."""
@@ -221,9 +166,44 @@ class PlacedModel(Generic[PartT]):
         for alias, theta in self._kept.items():
             self.shared[alias].theta = theta
 
-    def parameters(self) -> dict[str, Array]:
-        """Parameters by table."""
-        return self.thetas()
+    def parameters(self, aliases: Iterable[str] | None = None) -> dict[str, Array]:
+        """Parameters by table, of all tables or some."""
+        return self._thetas(self.tables if aliases is None else aliases)
+
+    @property
+    def unit(self) -> float:
+        """What scores of the parameters are multiplied by."""
+        return 1.0
+
+    @property
+    def keepers(self) -> list[str]:
+        """The parties elsewhere that hold parameters."""
+        client = self.lou.client
+        parties = dict.fromkeys(party for alias in self.alone for party in parties_of(client, alias))
+        return [party for party in parties if client.engine.local(party) is None]
+
+    def new_part(self) -> str:
+        """A name for what parties keep of it when it is saved."""
+        return self.lou.client.new_name()
+
+    def store(self, saved: str, part: str) -> Stored:
+        """Let parties elsewhere keep their part of it; the others, and those that cannot, tell their parameters."""
+        client, keepers = self.lou.client, self.keepers
+        asked = [alias for alias in self.alone if parties_of(client, alias)[0] in keepers]
+        replies = self.lou.ask("parts.store", asked, model=self.model, saved=saved, part=part, unit=self.unit)
+        answers = {alias: Kept(parties_of(client, alias)[0], replies[alias][0]["kept"]) for alias in asked}
+        kept = {alias: answer for alias, answer in answers.items() if answer.fingerprint}
+        try:
+            thetas = self.parameters([alias for alias in self.tables if alias not in kept])
+        except PrivacyError as error:
+            unable = ", ".join(repr(answer.party) for answer in answers.values() if not answer.fingerprint)
+            if not unable:
+                raise
+            raise PrivacyError(
+                f"{error}; and {unable} cannot keep its part of the model: its operator must set state_dir",
+                rule=error.rule,
+            ) from error
+        return Stored(part, thetas, kept)
 
 
 def ask_images(
@@ -235,33 +215,6 @@ def ask_images(
     return lou.ask(f"{family}.image", told, by_alias=told, instead=instead, encoding=encoding.id, **shape)
 
 
-def _parties(client: Client, alias: str) -> list[str]:
+def parties_of(client: Client, alias: str) -> list[str]:
+    """The parties whose shards of a table take part."""
     return [shard.party for shard in client.shards(alias)]
-
-
-class ToldModel:
-    """Parameters that the coordinator holds, as of a model loaded from a folder; parties are told them."""
-
-    def __init__(
-        self,
-        family: str,
-        encoding: Encoding,
-        thetas: Mapping[str, Array],
-        wire: str,
-        outputs: int,
-        shape: Mapping[str, Any] | None = None,
-    ):
-        self.family, self.encoding, self.thetas, self.shape = family, encoding, dict(thetas), dict(shape or {})
-        self.wire, self.outputs = wire, outputs
-
-    def scores(self, client: Client) -> Array:
-        """The sum over tables for the rows of a relation, without the intercept."""
-        thetas = {alias: theta for alias, theta in self.thetas.items() if client.shards(alias)}
-        lou = LearningOverUnion(client, self.wire)
-        replies = ask_images(lou, self.family, self.encoding, thetas, self.shape)
-        found = {alias: lou.concatenate(replies[alias], "image") for alias in thetas}
-        return LearningOverJoin(client.mapping).gather(found, self.outputs)
-
-    def parameters(self) -> dict[str, Array]:
-        """Parameters by table."""
-        return self.thetas

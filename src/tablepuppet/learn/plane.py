@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.learn.losses import Look, Loss
 from tablepuppet.pieces import over_pieces
+
+if TYPE_CHECKING:
+    from tablepuppet.learn.losses import Look, Loss
 
 Array = NDArray[np.float64]
 NEWTON_STEPS = 12
+LEAST_BEND = 0.01  # of what an image with noise has: what is left without that is uncertain
 ENOUGH = 0.01  # of what the first step promised to gain: the next round corrects what is left
 
 
@@ -116,11 +120,12 @@ class Images:
 class Plane:
     """Scores z + sum_k c_k X d_k + b, with the penalty l2 / 2 |theta + sum_k c_k d_k|^2.
 
-    ``products`` are the inner products of all d_k, and of theta as the last.
+    ``products`` are the inner products of all d_k, and of theta as the last. ``noise`` is the mean square of what was
+    added to the newest image: it bends nothing, so it is taken from the second derivative.
     """
 
-    def __init__(self, loss: Loss, scores: Array, images: Images, l2: float, products: Array):
-        self.loss, self.scores, self.images, self.l2 = loss, scores, images, l2
+    def __init__(self, loss: Loss, scores: Array, images: Images, l2: float, products: Array, noise: float = 0.0):
+        self.loss, self.scores, self.images, self.l2, self.noise = loss, scores, images, l2, noise
         self.inner, self.linear, self.own = products[:-1, :-1], products[:-1, -1], float(products[-1, -1])
 
     def lowest(self, looks: Mapping[int, Look], least: float = 0.0) -> tuple[Place, Place]:
@@ -165,6 +170,7 @@ class Plane:
         if bend:
             pairs, mixed, on_constants = self.images.with_newest(*form) if self.loss.quadratic else form
             pairs = pairs[np.ix_(order, order)] + self.l2 * self.inner
+            pairs[0, 0] = max(pairs[0, 0] - self.noise * float(np.trace(on_constants)), LEAST_BEND * pairs[0, 0])
             total = np.block([[pairs, mixed[order]], [mixed[order].T, on_constants]])
         seen = {part.start: look for part, (look, _) in found}
         return Place(point, float(value), float(value + self._penalty(weights)), slope, total, seen)

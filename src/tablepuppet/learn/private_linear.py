@@ -27,9 +27,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.block import Curvature, RidgeBlock, new_noisy_block
 from tablepuppet.learn.linear import LinearModel, Sums
-from tablepuppet.learn.placed import encoded, keep_part, part_of
+from tablepuppet.learn.part import encoded, keep_part, part_of
 from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client, Replies
 from tablepuppet.operators.lou import Instead, LearningOverUnion
@@ -147,6 +148,15 @@ def predict(table: LocalTable, view: str, encoding: str, model: str, image_multi
     return {"image": noisy_image(table, found, LARGE * usual_size(block, block.theta), image_multiplier)}
 
 
+@op("private.parameters", releases=Release.PARAMETERS, private=True)
+def parameters(table: LocalTable, view: str, model: str) -> Values:
+    """The parameters of a table, which were made from noisy sums only: nothing more is spent."""
+    block: RidgeBlock = part_of(table, model)
+    if not block.noisy:
+        raise PrivacyError(f"party {table.grant.party!r}: this model was not learned with noise", rule="require_dp")
+    return {"theta": block.theta}
+
+
 def gram_noise(columns: int, table_rows: int, multiplier: float) -> float:
     """The noise in one number of a noisy Gram matrix."""
     return multiplier * columns / table_rows
@@ -227,19 +237,38 @@ class PrivateLinearModel(LinearModel):
         self.noise.steps += 1
         self.noise.images += 1
         extra: dict[str, Any] = {} if self.noise.image is None else {"image_multiplier": self.noise.image}
-        return self.lou.ask(
+        self._directions = self.lou.ask(
             "private.noisy_direction" if extra else "private.direction", self.alone, rows,
             by_alias=_sizes(self.lou.client, self.alone), encoding=self.encoding.id, model=self.model, l2=self.l2,
             curvature=curvature, clip=self.noise.clip, multiplier=self.noise.step, **extra,
         )  # fmt: skip
+        return self._directions
+
+    @property
+    def image_noise(self) -> float:
+        """The mean square of the noise in the last direction's image."""
+        if self.noise.image is None:
+            return 0.0
+        sizes = [self._directions[alias][0]["noise"] for alias in self.alone]
+        sizes += [self.noise.image * self._bound(alias, block.direction) for alias, block in self.shared.items()]
+        return float(sum(size**2 for size in sizes))
+
+    def _bound(self, alias: str, theta: Array) -> float:
+        block = self.noisy_blocks.get(alias)
+        return LARGE * (usual_size(block, theta) if block else float(np.linalg.norm(theta)) or 1e-12)
+
+    @property
+    def noisy_blocks(self) -> Mapping[str, RidgeBlock]:
+        """Blocks of the tables in `together`."""
+        assert isinstance(self._union, NoisySums), "made by _new_union"
+        return self._union.blocks
 
     def _ask_told(self, lou: LearningOverUnion, thetas: Mapping[str, Array], instead: Instead | None) -> Replies:
         if self.noise.image is None:
             return super()._ask_told(lou, thetas, instead)
         told: dict[str, dict[str, Any]] = {}
         for alias, theta in thetas.items():
-            bound = LARGE * usual_size(self._union.blocks[alias], theta)  # type: ignore[arg-type]
-            told[alias] = {"theta": theta, "bound": bound}
+            told[alias] = {"theta": theta, "bound": self._bound(alias, theta)}
         return lou.ask(
             "private.image", told, by_alias=told, encoding=self.encoding.id, image_multiplier=self.noise.image
         )
@@ -247,6 +276,10 @@ class PrivateLinearModel(LinearModel):
     def _ask_held(self, lou: LearningOverUnion, aliases: list[str], instead: Instead | None) -> Replies:
         if self.noise.image is None:
             return super()._ask_held(lou, aliases, instead)
+        self.noise.images += lou.client is not self.lou.client
         return lou.ask(
             "private.predict", aliases, encoding=self.encoding.id, model=self.model, image_multiplier=self.noise.image
         )
+
+    def _ask_parameters(self, aliases: list[str]) -> Replies:
+        return self.lou.ask("private.parameters", aliases, model=self.model)

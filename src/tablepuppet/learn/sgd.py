@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.block import Block
 from tablepuppet.learn.descent import Round
-from tablepuppet.learn.losses import Loss
-from tablepuppet.learn.placed import PlacedModel, encoded, part_of
+from tablepuppet.learn.part import encoded, part_of
+from tablepuppet.learn.placed import PlacedModel
 from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
 from tablepuppet.operators.client import Replies
 from tablepuppet.operators.lou import Instead
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
+
+if TYPE_CHECKING:
+    from tablepuppet.learn.losses import Loss
 
 Array = NDArray[np.float64]
 Places = NDArray[np.int32]
@@ -72,7 +75,8 @@ def sgd(
     data = encoded(table, view, encoding)
     if len(places):
         block.descend(data.rows(places).transposed_times(rows.astype(np.float64)), lr, momentum, l2)
-    return {"image": data.rows(next_places).times(block.theta).astype(table.wire)}
+    image = data.rows(next_places).times(block.theta).astype(table.wire)
+    return {"image": image, "square": float(np.vdot(block.theta, block.theta))}
 
 
 @op("linear.sgd_gradient", releases=Release.GRADIENT_SUMS)
@@ -93,6 +97,7 @@ class Steps(Protocol):
     mapping: TableMapping
     tables: list[str]
     momentum: float
+    penalty: float  # l2 / 2 times the squared norm of the parameters that the last predictions are of
 
     def exchange(
         self, batch: Batch | None, wanted: Array | None, following: Batch | None, lr: float
@@ -107,7 +112,9 @@ class Stochastic:
     def __init__(self, model: PlacedModel[Any], momentum: float):
         self.model, self.momentum = model, momentum
         self.mapping, self.tables = model.loj.mapping, model.tables
+        self.penalty = 0.0
         self._told: dict[str, Array] = {}  # by table: the last prediction of every base row
+        self._squares: dict[str, float] = {}  # by table: the squared norm of its parameters
 
     def exchange(
         self, batch: Batch | None, wanted: Array | None, following: Batch | None, lr: float
@@ -120,7 +127,8 @@ class Stochastic:
         model = self.model
 
         def as_before(alias: str, shard: ShardRows) -> dict[str, Any]:
-            return {"image": self._known(alias)[shard.slice][_within(following, alias, shard.slice)]}
+            image = self._known(alias)[shard.slice][_within(following, alias, shard.slice)]
+            return {"image": image, "square": self._squares.get(alias, 0.0)}
 
         sums = {} if batch is None or wanted is None else {a: batch.scatter(a, wanted) for a in self.tables}
         rates = {"lr": lr, "momentum": self.momentum, "l2": model.l2}
@@ -148,6 +156,9 @@ class Stochastic:
             as_before,
         )  # fmt: skip
         found = model.joined(alone, model.alone) | model.joined(together, model.together)
+        self._squares = {alias: alone[alias][0]["square"] for alias in model.alone}
+        shared = sum(float(np.vdot(part.theta, part.theta)) for part in model.shared.values())
+        self.penalty = 0.5 * model.l2 * (sum(self._squares.values()) + shared)
         if model.lou.client.outbox.when_lost.stand_in == "cache":
             for alias, values in found.items():
                 self._known(alias)[following.places[alias]] = values
@@ -190,12 +201,12 @@ def descend_by_batches(
 ) -> Array:
     """Mini-batch SGD, an epoch for each learning rate; the intercept.
 
-    The loss of a round is the mean over its batches as they came.
+    The loss of a round is the mean over its batches as they came, and so is the penalty.
     """
     intercept, velocity, mapping = loss.best_constant(), np.zeros(loss.outputs), steps.mapping
     scores = np.zeros((len(mapping),) if loss.outputs == 1 else (len(mapping), loss.outputs))
     for epoch, lr in enumerate(rates, start=1):
-        total = 0.0
+        total = penalty = 0.0
         upcoming = batches(mapping, steps.tables, size, seed, epoch)
         batch = next(upcoming, None)
         predictions = steps.exchange(None, None, batch, lr)
@@ -205,12 +216,13 @@ def descend_by_batches(
             here = batch.gather(predictions, intercept)
             scores[batch.rows] = here
             total += part.value(here) * len(batch.rows)
+            penalty += steps.penalty * len(batch.rows)
             wanted = part.gradient(here)
             velocity = steps.momentum * velocity + wanted.sum(axis=0)
             intercept = intercept - lr * velocity
             predictions = steps.exchange(batch, wanted, following, lr)
             batch = following
-        value = total / len(mapping)
-        if report(Round(epoch, value, value, scores, intercept, converged=False)):
+        value, objective = total / len(mapping), (total + penalty) / len(mapping)
+        if report(Round(epoch, objective, value, scores, intercept, converged=False)):
             break
     return intercept

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.descent import Round
 from tablepuppet.learn.losses import Loss
+from tablepuppet.learn.stored import Model
 from tablepuppet.operators.client import Client
 from tablepuppet.sql.query import OutputColumn
 
@@ -24,15 +25,11 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 
-class Watched(Protocol):
+class Watched(Model, Protocol):
     """A model that is being learned."""
 
     def scores(self, client: Client, *, learning: bool = False) -> Array:
         """Scores over the rows of a relation, without the intercept; ``learning``: also while parties are lost."""
-        ...
-
-    def parameters(self) -> dict[str, Array]:
-        """Parameters by table."""
         ...
 
     def keep(self) -> None:

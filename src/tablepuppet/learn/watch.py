@@ -92,7 +92,7 @@ class Watch:
         if entry["lost"]:
             message += f"without {', '.join(entry['lost'])}, "
         message += f"{(entry['bytes_up'] + entry['bytes_down']) / 1e6:.3g} MB"
-        fields = entry | {"done": entry["round"], "total": self.learner.rounds}
+        fields = entry | {"done": entry["round"], "total": self.learner.most_rounds}
         self._emit("progress", "fit", message, fields)
 
     def _emit(self, kind: Kind, name: str, message: str, fields: dict[str, Any]) -> None:
@@ -105,7 +105,7 @@ class Watch:
         """The solver is done: go back to the best round, say how it ended; the intercept."""
         learner, rounds = self.learner, len(self.learner.history_)
         lost = sorted(self.relation.client.outbox.lost)
-        if lost and self._stopped == USED_UP and rounds < learner.rounds:
+        if lost and self._stopped == USED_UP and rounds < learner.most_rounds:
             self._stopped = LOST
         learner.stopped_ = CONVERGED if learner.converged_ else self._stopped
         learner.best_round_ = rounds

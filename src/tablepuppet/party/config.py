@@ -97,6 +97,13 @@ class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     max_expressions: Annotated[
         Count, Meta(description="distinct selected expressions that are more than a column, per caller and table")
     ] = 100
+    max_models: Annotated[
+        Count, Meta(description="saved models of which the party keeps its part in `state_dir`, per caller")
+    ] = 100
+    fits: Annotated[Positive, Meta(description="models that one caller has in memory at once")] = 1000
+    views: Annotated[
+        Positive, Meta(description="relations, and encodings of their rows, in memory per session and table")
+    ] = 1000
 
 
 class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -144,6 +151,9 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
             max_filters=self.limits.max_filters,
             max_expressions=self.limits.max_expressions,
             max_prediction_rounds=self.limits.max_prediction_rounds,
+            max_models=self.limits.max_models,
+            fits=self.limits.fits,
+            views=self.limits.views,
         )
 
 

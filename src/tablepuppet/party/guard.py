@@ -53,6 +53,10 @@ class Guard:
             self._count(caller, table, [scan for scan in scans if scan.table == table])
         return grants
 
+    def grant(self, caller: str, scan: Scan) -> Grant:
+        """What the caller may do with a table now, where nothing is read."""
+        return Grant.of(self.party, self._rules(caller, scan.table), scan)
+
     def run(self, caller: str, session: str, op: Op, grant: Grant, arguments: Mapping[str, Any]) -> None:
         """Refuse an op that would tell what the policy forbids."""
         grant.check(op, arguments)

@@ -21,6 +21,7 @@ from tablepuppet.errors import PartyError
 from tablepuppet.party.arguments import Parameters
 from tablepuppet.party.blind import derive_key
 from tablepuppet.party.grant import Grant
+from tablepuppet.party.kept import Shelf
 from tablepuppet.party.policy import Level, Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.snapshot import Snapshot
@@ -61,6 +62,8 @@ class LocalTable:
     state: Values = field(default_factory=dict)  # of this session
     models: Values = field(default_factory=dict)  # of the party: models outlive the session they were trained in
     category_secrets: dict[str, bytes] = field(default_factory=dict)  # of the party: those of loaded models
+    shelf: Shelf = field(default_factory=lambda: Shelf(""))  # of the caller: its parts of saved models
+    is_repeat: bool = False  # the request was answered before: what it did outside of the session is done
     noise_secret: bytes = b""  # of the party, unknown to others: for noise that is the same whenever it is asked for
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))  # of the session: no two draw the same noise
     charged: Charge = _uncharged
@@ -124,6 +127,8 @@ class Op:
     ``columns`` are the arguments that name the outputs it works on; an op without any works on every feature.
     ``use`` is one of which those outputs must have at least one; None: what the releases are allowed for. A ``private``
     op adds noise to all that it lets out and charges for it, with `LocalTable.charge`, before it returns.
+    One that is ``on_shelf`` works on the caller's parts of saved models and needs no table; what it tells of the part
+    that its argument ``part`` names is held against the policy for the tables that the part was learned from.
     """
 
     name: str
@@ -132,11 +137,12 @@ class Op:
     columns: tuple[str, ...] = ()
     use: Use | None = None
     private: bool = False
+    on_shelf: bool = False
 
-    def __call__(self, table: LocalTable, arguments: Mapping[str, Any]) -> Values:
+    def __call__(self, place: LocalTable | Shelf, arguments: Mapping[str, Any]) -> Values:
         """Run the op after checking that the arguments are those it takes."""
         self.parameters.check(arguments)
-        return self.function(table, **arguments)
+        return self.function(place, **arguments)
 
     @cached_property
     def parameters(self) -> Parameters:
@@ -148,13 +154,19 @@ REGISTRY: dict[str, Op] = {}
 
 
 def op(
-    name: str, *, releases: Release, columns: tuple[str, ...] = (), use: Use | None = None, private: bool = False
+    name: str,
+    *,
+    releases: Release,
+    columns: tuple[str, ...] = (),
+    use: Use | None = None,
+    private: bool = False,
+    on_shelf: bool = False,
 ) -> Callable[[Callable[..., Values]], Callable[..., Values]]:
     """Register a function as an op that lets out ``releases`` of ``columns`` and nothing else; see `Op`."""
 
     def register(function: Callable[..., Values]) -> Callable[..., Values]:
         assert name not in REGISTRY, f"two ops are called {name}"
-        REGISTRY[name] = Op(name, releases, function, columns, use, private)
+        REGISTRY[name] = Op(name, releases, function, columns, use, private, on_shelf)
         return function
 
     return register

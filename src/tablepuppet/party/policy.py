@@ -127,6 +127,9 @@ class Policy:
     max_filters: int | None = None  # distinct ones per caller and table
     max_expressions: int | None = None  # distinct ones over features and labels, per caller and table
     max_prediction_rounds: int | None = None  # per caller, session and table
+    max_models: int | None = None  # saved ones of which the party keeps its part, per caller
+    fits: int | None = None  # models in memory, per caller
+    views: int | None = None  # relations, and encodings of their rows, per session and table
     named: frozenset[str] = frozenset()  # ``table`` or ``table.column`` as somebody spelled them: they must exist
 
     @classmethod

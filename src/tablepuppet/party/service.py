@@ -21,11 +21,13 @@ import tablepuppet.party.rows  # noqa: F401 - registers its ops
 from tablepuppet.errors import PartyError
 from tablepuppet.party.audit import AuditLog, Outcome
 from tablepuppet.party.blind import derive_key
+from tablepuppet.party.bounded import Bounded
 from tablepuppet.party.database import Database, SourceTable
 from tablepuppet.party.grant import Grant
 from tablepuppet.party.guard import Guard
+from tablepuppet.party.kept import Shelves
 from tablepuppet.party.ledger import FILE, Ledger
-from tablepuppet.party.ops import LocalTable, Values, category_secret, find_op
+from tablepuppet.party.ops import LocalTable, Op, Values, category_secret, find_op
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.release import Release
 from tablepuppet.party.request import Reply, Request
@@ -43,8 +45,8 @@ class Party:
     ``blinding_key`` is shared by all parties and unknown to the coordinator. ``row_secret`` orders row ids; a
     party inside the coordinator's process has nobody to hide the order from, needs none, and numbers rows as
     its source does. Every verb first asks the guard, which enforces ``policy``, and ends with a line in the
-    ``audit`` log. ``state_dir`` keeps what callers have used up of their limits, and the ledger of what was spent of
-    privacy budgets; without it nothing is charged. What was read for a caller is read
+    ``audit`` log. ``state_dir`` keeps what callers have used up of their limits, the parts of their saved models, and
+    the ledger of what was spent of privacy budgets; without it nothing is charged. What was read for a caller is read
     anew for its next run once ``snapshot_ttl`` seconds have passed.
     """
 
@@ -68,7 +70,8 @@ class Party:
         self._noise_secret = hmac.digest(row_secret or secrets.token_bytes(32), b"noise", "sha256")
         self._ledger = None if state_dir is None else Ledger(state_dir / FILE, name)
         self._sessions: dict[tuple[str, str], dict[str, LocalTable]] = {}
-        self._models: dict[str, Values] = {}  # by caller
+        self._models: dict[str, Bounded] = {}  # by caller
+        self._shelves = Shelves(name, state_dir, self._guard.policy.max_models)
         self._category_secrets: dict[str, bytes] = {}
         self._snapshot_ttl = snapshot_ttl
         self._read: dict[tuple[str, str], tuple[float, list[Snapshot]]] = {}
@@ -136,12 +139,15 @@ class Party:
                     self._blinding_key,
                     session,
                     wire,
-                    models=self._models.setdefault(caller, {}),
+                    views=self._bounded(f"table {scan.table!r}: relations of this session", "views"),
+                    state=self._bounded(f"table {scan.table!r}: encoded relations of this session", "views"),
+                    models=self._models.setdefault(caller, self._bounded("models of this caller", "fits")),
                     category_secrets=self._category_secrets,
                     noise_secret=self._noise_secret,
                     nonce=nonce,
                     charged=partial(self._charge, caller, grants[scan.alias]),
                     read=self._whole,
+                    shelf=self._shelves.of(caller),
                 )
             with self._lock:
                 self._sessions[caller, session] = tables
@@ -156,12 +162,17 @@ class Party:
         if self._ledger is not None:
             self._ledger.charge(grant.table, caller, cost, grant.rules.budget, purpose=purpose, release=release)
 
+    def _bounded(self, what: str, limit: str) -> Bounded:
+        return Bounded(f"party {self.name!r}, {what}", limit, getattr(self._guard.policy, limit))
+
     def _snapshots(self, caller: str, scans: tuple[Scan, ...]) -> list[Snapshot]:
         """What the scans read, as of one moment; what this caller read a short time ago may do."""
         now = time.monotonic()
         with self._lock:
             self._read = {key: kept for key, kept in self._read.items() if kept[0] > now}
             known = self._read.get((caller, repr(scans)))
+        if not scans:  # a session for the caller's parts of models
+            return []
         if known is not None:
             return [snapshot.again() for snapshot in known[1]]
         with self._database.reader() as reader:
@@ -174,13 +185,28 @@ class Party:
     def run(
         self, caller: str, session: str, op: str, alias: str, arguments: Mapping[str, Any], outcome: Outcome = "ok"
     ) -> Values:
-        """Compute one op on one table of a session."""
+        """Compute one op on one table of a session, or on the caller's parts of saved models."""
         with self._audit.entry(caller, session, "run", outcome=outcome) as entry:
             self._guard.admit(caller)
-            found, table = find_op(op), self.table(session, alias, caller)
-            entry.op, entry.releases, entry.tables = found.name, found.releases, [table.grant.table]
+            found = find_op(op)
+            entry.op, entry.releases = found.name, found.releases
+            if found.on_shelf:
+                return entry.reply(self._run_on_shelf(caller, session, found, arguments, outcome))
+            table = self.table(session, alias, caller)
+            entry.tables = [table.grant.table]
             self._guard.run(caller, session, found, table.grant, arguments)
+            table.is_repeat = outcome == "restored"
             return entry.reply(found(table, arguments))
+
+    def _run_on_shelf(
+        self, caller: str, session: str, op: Op, arguments: Mapping[str, Any], outcome: Outcome
+    ) -> Values:
+        """An op on parts of saved models; one that was answered before does nothing again."""
+        op.parameters.check(arguments)
+        shelf = self._shelves.of(caller)
+        for kept, _ in shelf.all(arguments.get("part", "")):
+            self._guard.run(caller, session, op, self._guard.grant(caller, kept.scan), arguments)
+        return {} if outcome == "restored" else op(shelf, arguments)
 
     def table(self, session: str, alias: str, caller: str = HERE) -> LocalTable:
         """One table of a session; for code that runs at the party."""
@@ -214,7 +240,7 @@ class Party:
         """Free everything that a session holds, the parts of its models too."""
         with self._lock:
             self._sessions.pop((caller, session), None)
-            models = self._models.get(caller, {})
+            models = self._models.get(caller) or Bounded()
             for name in [name for name in models if name.startswith(f"{session}.")]:
                 del models[name]
         self._guard.close(caller, session)

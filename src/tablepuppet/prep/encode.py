@@ -7,6 +7,7 @@ encoded table stay at the party.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,7 +88,7 @@ def fit_encoding(
     """Encoders for ``columns`` over the joined rows of a relation, applied at the parties.
 
     Constant and empty columns, and text with too many categories, are left out with a warning event. Raises
-    LearnError for values that are not finite.
+    LearnError for values that are not finite, or too large to be squared.
     """
     identity = client.new_name()
     is_category = {c.name: c.name in categorical or family(c.type) in (Family.TEXT, Family.UUID) for c in columns}
@@ -113,6 +114,11 @@ def fit_encoding(
         if not summary.count or summary.squares == 0.0:
             drop_column(column, "is empty" if not summary.count else "has one value only", events)
             continue
+        if not math.isfinite(summary.squares):
+            raise LearnError(
+                f"column {column.qualified} has values so large that their squares overflow; divide it in SELECT, "
+                "or filter them"
+            )
         found[column.alias][0].append(NumberEncoder(column, summary.mean, summary.filled_std))
     encoding = Encoding(
         identity,

@@ -53,11 +53,12 @@ def _centred(values: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple
         return total, math.nan, math.nan, math.nan, odd
     if values.min() == values.max():  # exactly constant, whatever the sums would round to
         return total, float(values[0]), 0.0, 0.0, odd
-    mean = float(weights @ values) / total
-    mean += float(weights @ (values - mean)) / total
-    centred = values - mean
-    rest = float(weights @ centred) / total
-    return total, mean, rest, float(weights @ (centred - rest) ** 2), odd
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is told as such
+        mean = float(weights @ values) / total
+        mean += float(weights @ (values - mean)) / total
+        centred = values - mean
+        rest = float(weights @ centred) / total
+        return total, mean, rest, float(weights @ (centred - rest) ** 2), odd
 
 
 @op("statistics.categories", releases=Release.KEY_DIGESTS | Release.HISTOGRAMS, columns=("column",))
@@ -156,9 +157,10 @@ def merge_numbers(shards: Sequence[NDArray[np.float64]]) -> NumberSummary:
     if not len(some):
         return NumberSummary(0.0, math.nan, math.nan, odd, rows, math.nan, math.nan)
     count, origin = float(weights.sum()), some[0, 1]
-    means = (some[:, 1] - origin) + some[:, 2]  # from the first shard's mean: none of their digits is lost
-    shift = float(weights @ means) / count
-    squares = float(some[:, 3].sum() + weights @ (means - shift) ** 2)
+    with np.errstate(over="ignore", invalid="ignore"):
+        means = (some[:, 1] - origin) + some[:, 2]  # from the first shard's mean: none of their digits is lost
+        shift = float(weights @ means) / count
+        squares = float(some[:, 3].sum() + weights @ (means - shift) ** 2)
     return NumberSummary(
         count, float(origin + shift), squares, odd, rows, float(some[:, 6].min()), float(some[:, 7].max())
     )

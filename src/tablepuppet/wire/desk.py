@@ -170,7 +170,8 @@ class Desk:
         if self.journal is None or not self.journal.has(key):
             raise PartyError(
                 f"party {self.party.name!r} knows no such session: it was closed, was silent for too long, or its "
-                "party was started anew without a state_dir; open the relation again"
+                "party was started anew without a state_dir; open the relation again, and let its operator set "
+                "state_dir so that a restart does no harm"
             )
         with self._lock:
             known = self._lines.get(key)

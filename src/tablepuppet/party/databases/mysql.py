@@ -7,9 +7,8 @@ because tables are of one moment only within one connection, which the columnar 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,14 +19,15 @@ from pymysql.converters import encoders
 from pymysql.cursors import SSCursor
 
 from tablepuppet.errors import PartyError
-from tablepuppet.party.database import Source, SourceTable
-from tablepuppet.party.databases.loading import SENT_POSITION, Loader, SentColumn, sent_name
+from tablepuppet.party.database import SourceTable
+from tablepuppet.party.databases.loading import SENT_POSITION, Loader, sent_name
 from tablepuppet.party.databases.mysql_types import MySQLType
 from tablepuppet.party.databases.mysql_url import connection_options
-from tablepuppet.party.databases.names import AskedColumn, find_columns, find_table, identifier, text_literal
+from tablepuppet.party.databases.names import AskedColumn, identifier, text_literal
 from tablepuppet.party.databases.positions import numbered_by
 from tablepuppet.party.databases.pushdown import Value, condition
 from tablepuppet.party.databases.sandbox import sandbox
+from tablepuppet.party.databases.server_reader import ServerReader, ServerTable
 from tablepuppet.sql.query import Comparison
 
 logger = logging.getLogger(__name__)
@@ -58,15 +58,8 @@ _KEYS = """
 _BATCH_ROWS = 65536
 
 
-@dataclass(frozen=True)
-class _Table:
-    sql: str  # its name, quoted
-    types: dict[str, MySQLType] = field(default_factory=dict)
-    key: list[str] = field(default_factory=list)  # the columns of the primary key, in its order
-
-    @property
-    def columns(self) -> dict[str, str]:
-        return {name: type_.duckdb for name, type_ in self.types.items()}
+_Table = ServerTable[MySQLType, list[str]]
+_Reader = ServerReader[MySQLType, list[str]]
 
 
 class MySQL:
@@ -87,7 +80,7 @@ class MySQL:
         """Open one transaction that sees the database as it is now, as far as its engines have transactions."""
         with self._connected() as (connection, catalog), sandbox() as duck:
             readable = {name: table for name, table in catalog.items() if table.types}
-            yield _Reader(self.party, connection, readable, Loader(self.party, duck))
+            yield _Reader(self.party, readable, Loader(self.party, duck), _query, partial(self._read, connection))
 
     @contextmanager
     def _connected(self) -> Iterator[tuple[Any, dict[str, _Table]]]:
@@ -101,6 +94,18 @@ class MySQL:
             except Exception as error:  # of whatever class: another kind of server may answer at that port
                 raise PartyError(f"Party {self.party!r}: MySQL: {self._reason(error)}") from None
             yield connection, catalog
+
+    @contextmanager
+    def _read(self, connection: Any, table: str, sql: str) -> Iterator[Any]:
+        with connection.cursor(SSCursor) as cursor:  # which does not hold the whole answer
+            try:
+                cursor.execute(sql)
+            except pymysql.Error as error:
+                reason = f"its database could not read it (error {error.args[0]}); try SELECT there"
+                raise PartyError(f"Party {self.party!r}: table {table!r}: {reason}") from None
+            names = [name for name, *_ in cursor.description if name != SENT_POSITION]
+            schema = pa.schema([*((name, pa.large_string()) for name in names), (SENT_POSITION, pa.int64())])
+            yield pa.RecordBatchReader.from_batches(schema, _batches(cursor, schema))
 
     def _reason(self, error: Exception) -> str:
         """Why the server, or the way to it, refused."""
@@ -134,7 +139,7 @@ def _rows(connection: Any, sql: str) -> list[tuple[Any, ...]]:
 
 def _catalog(connection: Any) -> dict[str, _Table]:
     """Every table and view; one that this user cannot read, or nobody, has no columns."""
-    tables = {name: _Table(identifier(name)) for (name,) in _rows(connection, _TABLES)}
+    tables = {name: _Table(identifier(name), []) for (name,) in _rows(connection, _TABLES)}
     for name, column, data_type, column_type, octets in _rows(connection, _COLUMNS):
         if name in tables:
             tables[name].types[column] = MySQLType(data_type.lower(), column_type.lower(), int(octets))
@@ -142,37 +147,6 @@ def _catalog(connection: Any) -> dict[str, _Table]:
         if name in tables:
             tables[name].key.append(column)
     return tables
-
-
-@dataclass(frozen=True)
-class _Reader:
-    party: str
-    connection: Any
-    catalog: dict[str, _Table]
-    loader: Loader
-
-    def source(self, table: str, columns: Mapping[str, str], where: Sequence[Comparison] = ()) -> Source:
-        """The columns, copied into DuckDB."""
-        name = find_table(self.party, self.catalog, table)
-        found = self.catalog[name]
-        asked = find_columns(self.party, name, found.columns, columns)
-        sent = [
-            SentColumn(column, found.types[column.stored].restored(sent_name(index)))
-            for index, column in enumerate(asked)
-        ]
-        return self.loader.load(name, sent, partial(self._read, name, _query(found, asked, where)))
-
-    @contextmanager
-    def _read(self, table: str, sql: str) -> Iterator[Any]:
-        with self.connection.cursor(SSCursor) as cursor:  # which does not hold the whole answer
-            try:
-                cursor.execute(sql)
-            except pymysql.Error as error:
-                reason = f"its database could not read it (error {error.args[0]}); try SELECT there"
-                raise PartyError(f"Party {self.party!r}: table {table!r}: {reason}") from None
-            names = [name for name, *_ in cursor.description if name != SENT_POSITION]
-            schema = pa.schema([*((name, pa.large_string()) for name in names), (SENT_POSITION, pa.int64())])
-            yield pa.RecordBatchReader.from_batches(schema, _batches(cursor, schema))
 
 
 def _batches(cursor: SSCursor, schema: Any) -> Iterator[Any]:

@@ -5,9 +5,8 @@ Position: the primary key, else all columns that are read. The URL holds a passw
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -16,13 +15,14 @@ from adbc_driver_manager import Error as DriverError
 from adbc_driver_postgresql import dbapi
 
 from tablepuppet.errors import PartyError
-from tablepuppet.party.database import Source, SourceTable
-from tablepuppet.party.databases.loading import SENT_POSITION, Loader, SentColumn, sent_name
-from tablepuppet.party.databases.names import AskedColumn, find_columns, find_table, identifier, text_literal
+from tablepuppet.party.database import SourceTable
+from tablepuppet.party.databases.loading import SENT_POSITION, Loader, sent_name
+from tablepuppet.party.databases.names import AskedColumn, identifier, text_literal
 from tablepuppet.party.databases.positions import numbered_by
 from tablepuppet.party.databases.postgresql_types import PostgresType
 from tablepuppet.party.databases.pushdown import Comparable, Value, condition, kind_of
 from tablepuppet.party.databases.sandbox import sandbox
+from tablepuppet.party.databases.server_reader import ServerReader, ServerTable
 from tablepuppet.party.databases.server_urls import check_escapes, check_hosts
 from tablepuppet.sql.query import Comparison
 
@@ -51,15 +51,8 @@ _CATALOG = """
 """
 
 
-@dataclass(frozen=True)
-class _Table:
-    sql: str  # its name with its schema, quoted
-    types: dict[str, PostgresType] = field(default_factory=dict)
-    key: dict[int, str] = field(default_factory=dict)  # place in the primary key -> column
-
-    @property
-    def columns(self) -> dict[str, str]:
-        return {name: type_.duckdb for name, type_ in self.types.items()}
+_Table = ServerTable[PostgresType, dict[int, str]]
+_Reader = ServerReader[PostgresType, dict[int, str]]
 
 
 class PostgreSQL:
@@ -81,7 +74,9 @@ class PostgreSQL:
     def reader(self) -> Iterator[_Reader]:
         """Open one transaction that sees the database as it is now."""
         with self._connected() as connection, sandbox() as duck:
-            yield _Reader(self.party, connection, _catalog(connection), Loader(self.party, duck))
+            yield _Reader(
+                self.party, _catalog(connection), Loader(self.party, duck), _query, partial(_read, connection)
+            )
 
     @contextmanager
     def _connected(self) -> Iterator[Any]:
@@ -133,37 +128,19 @@ def _catalog(connection: Any) -> dict[str, _Table]:
     tables: dict[str, _Table] = {}
     for row in _rows(connection, _CATALOG):
         sql = f"{identifier(row['schema'])}.{identifier(row['table'])}"
-        table = tables.setdefault(row["table"], _Table(sql))
+        table = tables.setdefault(row["table"], _Table(sql, {}))
         table.types[row["column"]] = PostgresType(row["type"], row["modifier"], row["is_enum"])
         if row["key_place"] is not None:
             table.key[row["key_place"]] = row["column"]
     return tables
 
 
-@dataclass(frozen=True)
-class _Reader:
-    party: str
-    connection: Any
-    catalog: dict[str, _Table]
-    loader: Loader
-
-    def source(self, table: str, columns: Mapping[str, str], where: Sequence[Comparison] = ()) -> Source:
-        """The columns, copied into DuckDB."""
-        name = find_table(self.party, self.catalog, table)
-        found = self.catalog[name]
-        asked = find_columns(self.party, name, found.columns, columns)
-        sent = [
-            SentColumn(column, found.types[column.stored].restored(sent_name(index)))
-            for index, column in enumerate(asked)
-        ]
-        return self.loader.load(name, sent, partial(self._read, _query(found, asked, where)))
-
-    @contextmanager
-    def _read(self, sql: str) -> Iterator[Any]:
-        with self.connection.cursor() as cursor:
-            cursor.execute(sql)
-            with cursor.fetch_record_batch() as batches:
-                yield batches
+@contextmanager
+def _read(connection: Any, table: str, sql: str) -> Iterator[Any]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+        with cursor.fetch_record_batch() as batches:
+            yield batches
 
 
 def _query(table: _Table, asked: Sequence[AskedColumn], where: Sequence[Comparison]) -> str:

@@ -1,0 +1,1 @@
+"""Learning over relations, against the same model trained on the materialised join."""

@@ -1,0 +1,60 @@
+"""Counts trips, and turns them into seconds of communication."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tablepuppet.federation
+import tablepuppet.relation
+import tablepuppet.wire.outbox
+from tablepuppet.wire.distance import communication_seconds
+from tablepuppet.wire.engine import Engine
+
+ROUND_OPS = ("linear.direction", "linear.gradient", "linear.sgd")
+
+
+@dataclass
+class Trips:
+    """Every set of calls that are made at the same time is one trip: what it was for, and its bytes."""
+
+    made: list[tuple[str, int]] = field(default_factory=list)
+
+    def since(self, start: int) -> list[tuple[str, int]]:
+        """Trips after the first ``start``."""
+        return self.made[start:]
+
+
+@contextmanager
+def counted() -> Iterator[Trips]:
+    """Count trips for as long as the context lasts."""
+    trips, modules = Trips(), (tablepuppet.federation, tablepuppet.relation, tablepuppet.wire.outbox)
+    bare = tablepuppet.wire.outbox.call_all
+
+    def call_all(engine: Engine, calls: Any, *rest: Any) -> Any:
+        before, number = engine.traffic.bytes, engine.traffic.trips
+        replies = bare(engine, calls, *rest)
+        if engine.traffic.trips > number:
+            trips.made.append((_purpose(calls), engine.traffic.bytes - before))
+        return replies
+
+    try:
+        for module in modules:
+            module.call_all = call_all  # type: ignore[attr-defined]
+        yield trips
+    finally:
+        for module in modules:
+            module.call_all = bare  # type: ignore[attr-defined]
+
+
+def _purpose(calls: Any) -> str:
+    """The op of a round if there is one, else the verb or the last op."""
+    ops = [step.op for _, request in calls for step in request.steps] or [calls[0][1].verb]
+    return next((op for op in ops if op.startswith(ROUND_OPS)), ops[-1])
+
+
+def communication(trips: list[tuple[str, int]]) -> dict[str, float]:
+    """Seconds that trips take between continents and within one: a latency each, and their bytes."""
+    return communication_seconds(len(trips), sum(size for _, size in trips))

@@ -1,0 +1,63 @@
+"""A model that was loaded: parties are told the parameters that the coordinator holds, and use those they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.learn.placed import ask_images, parties_of
+from tablepuppet.learn.stored import Stored
+from tablepuppet.operators.client import Client
+from tablepuppet.operators.loj import LearningOverJoin
+from tablepuppet.operators.lou import LearningOverUnion
+from tablepuppet.prep.encode import Encoding
+from tablepuppet.wire.engine import Engine
+
+Array = NDArray[np.float64]
+
+
+class SavedModel:
+    """Parameters of a model loaded from a folder, for predictions only."""
+
+    def __init__(
+        self, family: str, encoding: Encoding, stored: Stored, engine: Engine, wire: str, outputs: int,
+        shape: Mapping[str, Any] | None = None,
+    ):  # fmt: skip
+        self.family, self.encoding, self.stored, self.engine = family, encoding, stored, engine
+        self.wire, self.outputs, self.shape = wire, outputs, dict(shape or {})
+
+    def scores(self, client: Client) -> Array:
+        """The sum over tables for the rows of a relation, without the intercept."""
+        lou = LearningOverUnion(client, self.wire)
+        present = {alias for alias in (*self.stored.thetas, *self.stored.kept) if client.shards(alias)}
+        at_home = [a for a, kept in self.stored.kept.items() if parties_of(client, a) == [kept.party]]
+        thetas = dict(self.stored.thetas)
+        if present - set(at_home) - set(thetas):  # shards that did not train: they are told theta
+            thetas |= self.stored.fetched(self.engine)
+        told = {alias: theta for alias, theta in thetas.items() if alias in present and alias not in at_home}
+        kept = lou.ask(f"{self.family}.predict", at_home, encoding=self.encoding.id, model=self.stored.part)
+        images = ask_images(lou, self.family, self.encoding, told, self.shape)
+        found = {alias: lou.concatenate(images[alias], "image") for alias in told}
+        found |= {alias: lou.concatenate(kept[alias], "image") for alias in at_home}
+        return LearningOverJoin(client.mapping).gather(found, self.outputs)
+
+    def parameters(self) -> dict[str, Array]:
+        """Parameters by table; parties are asked for those that they keep."""
+        return dict(self.stored.thetas) | self.stored.fetched(self.engine)
+
+    @property
+    def keepers(self) -> list[str]:
+        """The parties that keep their own part."""
+        return self.stored.parties
+
+    def new_part(self) -> str:
+        """A name for what parties keep of it when it is saved once more."""
+        return f"{self.engine.new_session()}.0"
+
+    def store(self, saved: str, part: str) -> Stored:
+        """Let parties keep their part once more; from now on this is the one that is used."""
+        self.stored = self.stored.copied(self.engine, saved, part)
+        return self.stored
