@@ -311,12 +311,11 @@ def test_what_a_model_says(bank: Bank, tmp_path: Path) -> None:
     promise = model.privacy_
     assert (promise["epsilon"], promise["label_epsilon"], promise["delta"]) == (np.inf, 1.0, 0.0)
     assert promise["tables"]["cards"] == {
-        "parties": ["bank"], "label": 1.0, "feature": None, "feature_given_messages": None,
-        "epsilon": 1.0, "epsilon_given_messages": 1.0,
+        "parties": ["bank"], "label": 1.0, "epsilon": None, "epsilon_given_messages": None,
     }  # fmt: skip
     assert promise["tables"]["clients"]["label"] is None
     assert promise["tables"]["clients"]["epsilon"] == promise["parties"]["shop"]["epsilon"] == np.inf
-    assert promise["parties"]["bank"] == {"epsilon": 1.0, "epsilon_given_messages": 1.0}
+    assert promise["parties"]["bank"] == {"epsilon": 0.0, "epsilon_given_messages": 0.0}
     assert promise["total"]["epsilon"] == np.inf
     assert "Labels were noised" in promise["assumptions"]
     assert [entry["epsilon"] for entry in model.history_] == [1.0, 1.0]

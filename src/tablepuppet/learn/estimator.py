@@ -165,6 +165,13 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         rounds = None if isinstance(self.rounds, str) else self.rounds
         return FeaturePromise(privacy, tuple(query.features), query.categorical, rounds)
 
+    @property
+    def epsilon_so_far(self) -> float | None:
+        """What the rounds until now have cost, given messages; that of labels without feature privacy, None without."""
+        if self.promise_ is not None:
+            return max(map(self.promise_.given_messages, self.promise_.planned), default=0.0)
+        return None if self.privacy is None else self.privacy.label_epsilon
+
     def _check_private(self) -> None:
         """PrivacyError unless the settings allow noise on features."""
         raise PrivacyError(f"{type(self).__name__} cannot keep feature_epsilon yet; use a linear learner")

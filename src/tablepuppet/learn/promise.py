@@ -131,38 +131,27 @@ class TablePromise:
     feature: float | None
     feature_given_messages: float | None
 
-    @property
-    def epsilon(self) -> float:
-        """For a row whose label and features both change."""
-        return (self.label or 0.0) + (self.feature or 0.0)
-
-    @property
-    def epsilon_given_messages(self) -> float:
-        """The same with predictions taken as known."""
-        return (self.label or 0.0) + (self.feature_given_messages or 0.0)
-
     def told(self) -> dict[str, Any]:
         """As a part of ``privacy_``."""
         return {
             "parties": list(self.parties),
             "label": self.label,
-            "feature": self.feature,
-            "feature_given_messages": self.feature_given_messages,
-            "epsilon": self.epsilon,
-            "epsilon_given_messages": self.epsilon_given_messages,
+            "epsilon": self.feature,
+            "epsilon_given_messages": self.feature_given_messages,
         }
 
 
 def promised(plan: Plan, privacy: Privacy | None, promise: FeaturePromise | None = None) -> dict[str, Any]:
     """``privacy_`` of a model.
 
-    ``epsilon`` is that of a row of any one table, ``total`` that of somebody with a row in every table.
+    ``epsilon`` is that of the features of a row of any one table, with labels taken as known; ``total`` that of
+    somebody with a row in every table. ``label_epsilon`` is that of a label, with features taken as known.
     """
     label_epsilon = None if privacy is None else privacy.label_epsilon
     tables = _by_table(plan, label_epsilon, promise)
     return {
-        "epsilon": max(table.epsilon for table in tables.values()),
-        "epsilon_given_messages": max(table.epsilon_given_messages for table in tables.values()),
+        "epsilon": max((table.feature or 0.0 for table in tables.values()), default=0.0),
+        "epsilon_given_messages": max((table.feature_given_messages or 0.0 for table in tables.values()), default=0.0),
         "delta": promise.privacy.delta if promise else None if label_epsilon is None else 0.0,
         "label_epsilon": label_epsilon,
         "tables": {name: table.told() for name, table in tables.items()},
@@ -200,6 +189,6 @@ def _together(tables: Iterable[TablePromise], party: str | None = None) -> dict[
     """Somebody with a row in each of these tables, or in those of one party."""
     counted = [table for table in tables if party is None or party in table.parties]
     return {
-        "epsilon": sum(table.epsilon for table in counted),
-        "epsilon_given_messages": sum(table.epsilon_given_messages for table in counted),
+        "epsilon": sum(table.feature or 0.0 for table in counted),
+        "epsilon_given_messages": sum(table.feature_given_messages or 0.0 for table in counted),
     }

@@ -56,7 +56,7 @@ class Watch:
             "bytes_up": up,
             "bytes_down": down,
             "messages": messages,
-            "epsilon": None if self.learner.privacy is None else self.learner.privacy.label_epsilon,
+            "epsilon": self.learner.epsilon_so_far,
             "solver": self.learner.solver_,
             "converged": done.converged,
             "lost": self._lost(),
