@@ -87,6 +87,10 @@ class FeaturePromise:
         """The epsilon of a table's rows if predictions are taken as known (the paper's accounting)."""
         return min(epsilon_of(self._precision(alias), self._delta(alias)), self._feature_epsilon)
 
+    def so_far(self, alias: str) -> float:
+        """The same while it is learned."""
+        return self.given_messages(alias)
+
     def epsilon(self, alias: str) -> float:
         """The epsilon of a table's rows for all that was told: infinite if predictions had no noise."""
         noise = self.noise
