@@ -1,8 +1,8 @@
 """The coordinator's rounds of noisy steps (private_sgd.py): what it wants of the tables, and how far they may go.
 
-With "sgd" tables answer the gradient of the loss. c M / 2N times the squares of what M tables change at the joined rows,
-for a loss that curves by at most c, keeps them all together from overshooting: what each minimises is never below
-the loss. With "admm" they answer the residual of the sharing problem (admm.py), with its pull rho / N.
+With "sgd" tables answer the gradient of the loss. c M / 2N times the squares of what M tables change at the joined
+rows, for a loss that curves by at most c, keeps them all together from overshooting: the sum of what they minimise is
+never below the loss. With "admm" they answer the residual of the sharing problem (admm.py), with its pull rho / N.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ AUTO_RHO = 1.5  # times the mean curvature of the loss at the start
 class Wish(Protocol):
     """What the coordinator wants in each round."""
 
-    pull: float  # of predictions back to where the round began, by joined row
+    @property
+    def pull(self) -> float:
+        """Of predictions back to where the round began, by joined row."""
+        ...
 
     def at(self, scores: Array) -> Array:
         """A value per joined row that tables shall answer."""
@@ -87,7 +90,11 @@ def solve_by_steps(
     loss, unit = in_units(loss)
     model = _new_model(learner, relation, loss.outputs, unit, promise, hidden)
     report, tables = watch.of(model), len(model.tables)
-    wish = Residual(loss, tables, learner.rho, constant_scores(loss)) if learner.solver_ == "admm" else Gradient(loss, tables)
+    wish = (
+        Residual(loss, tables, learner.rho, constant_scores(loss))
+        if learner.solver_ == "admm"
+        else Gradient(loss, tables)
+    )
     lr = AUTO_LR if isinstance(learner.lr, str) else learner.lr
     total = promise.rounds * promise.local_steps
     rates = (lr * (1 - np.arange(total) / total)).reshape(promise.rounds, -1)

@@ -6,11 +6,12 @@ steps by itself. For each it puts every row in a sample with probability q, on i
     g = ( sum over the sample of clip(n J_r^T (Y_r + p G_r (h_r - h_r^t))) + noise ) / (q n)
     theta = theta - lr (g + l2 theta)
 
-J_r is the derivative of a row's prediction h_r, and h_r^t is h_r when the round began. n counts the table's rows, so that
-``clip`` means what it means for one table; Y_r is already the sum over all that the row is joined with, G_r of them. p
-holds predictions back from running away from Y, which belongs to h^t. Predictions of all rows go back, in the sample
-or not; they have noise of their own if there is an ``image`` multiplier, and are clipped to a bound that is no function
-of the rows. A table with several shards sends noisy sums, step by step, and the coordinator holds its parameters.
+J_r is the derivative of a row's prediction h_r, and h_r^t is h_r when the round began. n counts the table's rows, so
+that ``clip`` means what it means for one table. Y_r is already the sum over all that the row is joined with, G_r of
+them; p holds predictions back from running away from Y, which belongs to h^t. Predictions of all rows go back, in the
+sample or not; they have noise of their own if there is an ``image`` multiplier, and are clipped to a bound that is no
+function of the rows. A table with several shards sends noisy sums, step by step, and the coordinator holds its
+parameters.
 
 Models begin where all predictions are zero, so that nothing of the rows is told before the first step.
 """
@@ -109,9 +110,7 @@ def new_part(seed: int, alias: str, numbers: int, width: int, hidden: Hidden, ou
 
 
 @op("private.begin", releases=Release.COUNTS)
-def begin(
-    table: LocalTable, view: str, encoding: str, model: str, seed: Seed, hidden: Hidden, outputs: Some
-) -> Values:
+def begin(table: LocalTable, view: str, encoding: str, model: str, seed: Seed, hidden: Hidden, outputs: Some) -> Values:
     """Begin a model at a table with one shard."""
     data = encoded(table, view, encoding)
     alias, numbers = table.snapshot.scan.alias, data.dense.shape[1]
@@ -232,9 +231,7 @@ class SampledModel(PlacedModel[NoisyPart]):
         self._squares: dict[str, float] = {}
         self.lou.ask("private.begin", self.alone, encoding=encoding.id, model=model, seed=seed, **self.whole_shape)
         self._shared = {
-            alias: new_part(
-                seed, alias, len(encoding.numbers[alias]), len(encoding.names(alias)), self.hidden, outputs
-            )
+            alias: new_part(seed, alias, len(encoding.numbers[alias]), len(encoding.names(alias)), self.hidden, outputs)
             for alias in self.together
         }
 
@@ -302,7 +299,7 @@ class SampledModel(PlacedModel[NoisyPart]):
         }  # fmt: skip
 
     @property
-    def _image_noise(self) -> dict[str, float]:
+    def _image_noise(self) -> dict[str, Any]:
         return {} if self.noise.image is None else {"bound": self.noise.clip, "image_multiplier": self.noise.image}
 
     def _ask_told(self, lou: LearningOverUnion, thetas: Mapping[str, Array], instead: Instead | None) -> Replies:

@@ -1,7 +1,7 @@
 """Sums of gradients to which no row adds more than a bound: what differential privacy needs before noise is added.
 
-Comes in: encoded rows, parameters, and for each row the derivative Y_r by its prediction, in which everything that it is
-joined with is already added up. Goes out: the sum over rows of J_r^T Y_r, J_r the derivative of the prediction by
+Comes in: encoded rows, parameters, and for each row the derivative Y_r by its prediction, in which everything that it
+is joined with is already added up. Goes out: the sum over rows of J_r^T Y_r, J_r the derivative of the prediction by
 the parameters, each cut to length ``clip``. A null record, a row of missing values, adds exactly nothing.
 
 Linear models need no gradients of single rows: |J_r^T Y_r| = |t_r| |Y_r|. For networks the lengths come from Opacus,

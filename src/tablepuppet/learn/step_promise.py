@@ -34,7 +34,7 @@ def sampling_of(batch_size: int, usual: int, rows: Mapping[str, int]) -> dict[st
     for alias, count in rows.items():
         if batch_size > count and batch_size != usual:
             raise PrivacyError(
-                f"batch_size {batch_size:,} is larger than the {count:,} rows of table {alias!r}: under feature privacy "
+                f"batch_size {batch_size:,} is larger than the {count:,} rows of table {alias!r}: with feature_epsilon "
                 "it counts the rows that a table samples for a step; use less, or leave it at its default"
             )
     return {alias: min(1.0, batch_size / max(count, 1)) for alias, count in rows.items()}
@@ -67,7 +67,9 @@ class StepPromise(FeaturePromise):
     def _multiplier(self, alias: str, planned: int) -> float:
         epsilon = self._feature_epsilon - self._slack
         if epsilon <= 0:
-            raise PrivacyError(f"feature_epsilon {self._feature_epsilon:g} is too small for {planned:,} steps: use more")
+            raise PrivacyError(
+                f"feature_epsilon {self._feature_epsilon:g} is too small for {planned:,} steps: use more"
+            )
         return noise_multiplier(epsilon, self._delta(alias), planned, self._sampling(alias), self._told(alias))
 
     def _sampling(self, alias: str) -> float | None:
