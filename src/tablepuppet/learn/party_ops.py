@@ -13,15 +13,17 @@ from tablepuppet.learn import (
     networks,
     part,
     private_labels,
+    private_linear,
     sgd,
 )
-from tablepuppet.prep import encode, statistics
+from tablepuppet.prep import encode, private_encode, statistics
 
 MODULES = (
     consensus,
     label_metrics,
     labels,
     private_labels,
+    private_linear,
     linear,
     part,
     sgd,
@@ -29,5 +31,6 @@ MODULES = (
     network_admm,
     network_lbfgs,
     encode,
+    private_encode,
     statistics,
 )
