@@ -17,6 +17,7 @@ from tablepuppet.errors import (
 )
 from tablepuppet.federation import Federation
 from tablepuppet.mapping.table_mapping import TableMapping
+from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Event
 from tablepuppet.sql.catalog import Catalog
@@ -41,6 +42,7 @@ __all__ = [
     "MLPRegressor",
     "MappingError",
     "PartyError",
+    "Privacy",
     "PrivacyError",
     "QueryError",
     "Relation",

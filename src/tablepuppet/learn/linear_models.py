@@ -22,6 +22,7 @@ from tablepuppet.learn.tasks import Classifier, Regressor
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.learn.validation import Watched
 from tablepuppet.learn.watch import Watch
+from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.events import Event
 from tablepuppet.wire.engine import Engine
 
@@ -49,7 +50,7 @@ class LinearLearner(Learner):
         patience: int = 5,
         reduce: bool = True,
         seed: int = 0,
-        privacy: None = None,
+        privacy: Privacy | None = None,
         callbacks: Iterable[Callable[[Event], None]] = (),
     ):
         self.solver = solver

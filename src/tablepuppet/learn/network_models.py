@@ -23,6 +23,7 @@ from tablepuppet.learn.table_network import TableNetwork, need_torch
 from tablepuppet.learn.tasks import Classifier, Regressor
 from tablepuppet.learn.validation import Watched
 from tablepuppet.learn.watch import Watch
+from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.events import Event
 from tablepuppet.wire.engine import Engine
 
@@ -53,7 +54,7 @@ class NetworkLearner(Learner):
         patience: int = 5,
         reduce: bool = True,
         seed: int = 0,
-        privacy: None = None,
+        privacy: Privacy | None = None,
         callbacks: Iterable[Callable[[Event], None]] = (),
     ):
         self.hidden = hidden

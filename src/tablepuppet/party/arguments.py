@@ -25,7 +25,13 @@ Some = Annotated[int, Meta(ge=1, le=10_000)]
 """How many of something that takes time or memory for each: outputs, units of a layer, steps."""
 SomeOrNone = Annotated[int, Meta(ge=0, le=10_000)]
 
-_PLAIN: Mapping[Any, tuple[type, ...]] = {str: (str,), int: (int,), float: (int, float), NoneType: (NoneType,)}
+_PLAIN: Mapping[Any, tuple[type, ...]] = {
+    str: (str,),
+    bytes: (bytes,),
+    int: (int,),
+    float: (int, float),
+    NoneType: (NoneType,),
+}
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from msgspec import Meta
 from tablepuppet.errors import ConfigError
 from tablepuppet.party.database import anchored
 from tablepuppet.party.policy import ColumnRule, Level, Policy, TableRule, Use
+from tablepuppet.privacy.secure_sum import FEWEST
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -55,6 +56,9 @@ class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     min_group: Annotated[
         Count, Meta(description="rows that a category, or the values of a column, must have to be told of")
     ] = 5
+    secure_sum: Annotated[
+        bool, Meta(description="sums over its rows leave only within the sum of three or more peers' shards")
+    ] = False
 
 
 class Tls(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -112,6 +116,12 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     state_dir: Annotated[
         str | None, Meta(description="folder for what outlives a restart; if absent, nothing does")
     ] = None
+    peers: Annotated[
+        list[str],
+        Meta(
+            description="parties whose shards may be summed with this one's: the first DNS names of their certificates"
+        ),
+    ] = []
     limits: Annotated[Limits, Meta(description="how much callers may take")] = Limits()
 
     @classmethod
@@ -145,6 +155,7 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
             max_models=self.limits.max_models,
             fits=self.limits.fits,
             views=self.limits.views,
+            peers=frozenset(self.peers),
         )
 
 
@@ -183,6 +194,10 @@ def _check(settings: PartyFile) -> None:
         if strange:
             raise ConfigError(f"tables.{name}.allow: {strange[0]!r} is not in the party's own allow list")
         _table_rule(name, table)
+        if table.secure_sum and (settings.tls is None or len(set(settings.peers) - {settings.name}) < FEWEST - 1):
+            raise ConfigError(
+                f"tables.{name}.secure_sum: name [tls] files, and {FEWEST - 1} or more other parties under peers"
+            )
 
 
 def is_loopback(host: str) -> bool:
@@ -204,6 +219,7 @@ def _table_rule(name: str, table: TableEntry) -> TableRule:
         allow=None if table.allow is None else frozenset(table.allow),
         min_rows=table.min_rows,
         min_group=table.min_group,
+        secure_sum=table.secure_sum,
     )
 
 
