@@ -24,6 +24,7 @@ from tablepuppet.errors import ConfigError, LearnError, PartyError
 from tablepuppet.federation import Federation
 from tablepuppet.learn.estimator import Learner
 from tablepuppet.learn.model_file import LEARNERS, load
+from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Reader
 from tablepuppet.wire.distance import communication_seconds
@@ -87,6 +88,8 @@ def make_learner(settings: dict[str, Any]) -> Learner:
     unknown = [name for name in rest if name not in known]
     if unknown:
         raise ConfigError(f"{kind} has no setting {unknown[0]!r}; it has: {', '.join(known)}")
+    if isinstance(rest.get("privacy"), dict):
+        rest["privacy"] = Privacy.from_plain(rest["privacy"])
     found = LEARNERS[kind](**rest)
     found.check_settings()
     return found

@@ -16,6 +16,7 @@ import json
 import shutil
 import zipfile
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from tablepuppet.learn.model_folder import ModelFolder
 from tablepuppet.learn.network_models import MLPClassifier, MLPRegressor
 from tablepuppet.learn.stored import Kept, Stored, settle
 from tablepuppet.prep.encode import CategoryEncoder, Encoding, NumberEncoder
+from tablepuppet.privacy.settings import Privacy
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.wire.engine import Engine
 
@@ -139,7 +141,10 @@ def _arrays(learner: Learner, stored: Stored) -> dict[str, NDArray[Any]]:
 
 
 def _learner(facts: dict[str, Any], arrays: dict[str, Any], stored: Stored, federation: Federation) -> Learner:
-    learner = LEARNERS[facts["learner"]](**facts["settings"])
+    settings = dict(facts["settings"])
+    if settings.get("privacy") is not None:
+        settings["privacy"] = Privacy.from_plain(settings["privacy"])
+    learner = LEARNERS[facts["learner"]](**settings)
     outputs = len(arrays["intercept"])
     learner.encoding_, learner.intercept_ = _encoding(facts["encoding"], arrays), arrays["intercept"]
     learner.model_ = learner.saved(stored, federation.engine, federation.wire, outputs)
@@ -157,6 +162,8 @@ def _learner(facts: dict[str, Any], arrays: dict[str, Any], stored: Stored, fede
 
 def _facts(learner: Learner, stored: Stored, saved: str) -> dict[str, Any]:
     settings = {name: value for name, value in learner.get_params(deep=False).items() if name != "callbacks"}
+    if learner.privacy is not None:
+        settings["privacy"] = asdict(learner.privacy)
     classes = getattr(learner, "classes_", None)
     return {
         "format": FORMAT,

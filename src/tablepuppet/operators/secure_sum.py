@@ -57,8 +57,8 @@ def make_rosters(client: Client, aliases: Iterable[str]) -> list[str]:
     for alias, names in sharded.items():
         if len(names) < FEWEST:
             raise PrivacyError(
-                f"secure_sum: table {alias!r} has rows of {len(names)} shards in the relation ({', '.join(names)}), and "
-                f"in a sum of two each knows the other's part. It takes {FEWEST} or more: add a shard, or learn "
+                f"secure_sum: table {alias!r} has rows of {len(names)} shards in the relation ({', '.join(names)}), "
+                f"and in a sum of two each knows the other's part. It takes {FEWEST} or more: add a shard, or learn "
                 "without secure_sum"
             )
         if alias in client.secured.parties:
@@ -84,6 +84,6 @@ def _exchange(client: Client, aliases: list[str]) -> None:
 def refuse_stand_in(alias: str, shard: ShardRows) -> NoReturn:
     """What stands in for the sums of a shard that is lost: nothing can."""
     raise PrivacyError(
-        f"party {shard.party!r} is lost, and table {alias!r} is learned with secure sums: a sum without its shard, beside one "
-        "with it, would tell what that shard holds. The session ends; start a new run when it is back"
+        f"party {shard.party!r} is lost, and table {alias!r} is learned with secure sums: a sum without its "
+        "shard, beside one with it, would tell what that shard holds. The session ends; start a new run when it is back"
     )

@@ -2,8 +2,8 @@
 
 In the order of calls: `hello` tells a signed key, `propose` holds the keys of all peers against certificates and policy
 and signs the roster, `confirm` sees that every peer has signed the same one. From then on sums over the table's rows
-leave masked, and never otherwise. The key is made for one table of one session and kept in memory only: a party that was
-started anew does not have it, and the session ends.
+leave masked, and never otherwise. The key is made for one table of one session and kept in memory only: a party that
+was started anew does not have it, and the session ends.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ advice. Whether they fit a table is only known to its party: it checks again.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.privacy.accountant import check_delta
@@ -54,6 +55,14 @@ class Privacy:
         _check_positive("clip_norm", self.clip_norm, "1 is usual")
         if not isinstance(self.secure_sum, bool):
             raise PrivacyError("secure_sum must be True or False")
+
+    @classmethod
+    def from_plain(cls, settings: Mapping[str, Any]) -> Privacy:
+        """The settings of a job file or of a saved model; PrivacyError if one is none."""
+        strange = sorted(set(settings) - {each.name for each in fields(cls)})
+        if strange:
+            raise PrivacyError(f"privacy has no setting {strange[0]!r}")
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()})
 
     @property
     def is_label_private(self) -> bool:
