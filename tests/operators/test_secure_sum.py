@@ -223,7 +223,7 @@ def test_somebody_in_the_middle_is_refused(relation: tp.Relation, monkeypatch: p
         if step.op != "secure.roster":
             return step.arguments
         hellos = [(first, bytes(reversed(public)), last) for first, public, last in step.arguments["hellos"]]
-        own = [name for name in relation.plan.parties].index(party)
+        own = list(relation.plan.parties).index(party)
         hellos[own] = step.arguments["hellos"][own]
         return {**step.arguments, "hellos": hellos}
 

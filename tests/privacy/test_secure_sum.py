@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -40,7 +41,7 @@ def masks(*names: str) -> dict[str, Masks]:
 
 
 def purpose(number: int = 1, shape: tuple[int, ...] = (4,), **changed: Any) -> Purpose:
-    return Purpose(**({"number": number, "op": "op", "name": "sums", "bits": 3, "shape": shape} | changed))
+    return replace(Purpose(number, "op", "sums", 3, shape), **changed)
 
 
 @given(

@@ -62,7 +62,8 @@ class Privacy:
         strange = sorted(set(settings) - {each.name for each in fields(cls)})
         if strange:
             raise PrivacyError(f"privacy has no setting {strange[0]!r}")
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()})
+        given: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in settings.items()}
+        return cls(**given)
 
     @property
     def is_label_private(self) -> bool:

@@ -5,7 +5,8 @@ There is nobody to hide from in one process. What runs there is what runs betwee
 
 from __future__ import annotations
 
-from functools import cache, cached_property
+import threading
+from functools import cached_property
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -20,13 +21,22 @@ DAYS = 30
 class TrialAuthority:
     """An authority that is made when it is first needed, and gone with the process."""
 
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # parties ask at the same time
+        self._identities: dict[str, Identity] = {}
+
     @cached_property
     def _made(self) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
         return make_authority()
 
-    @cache  # noqa: B019 - it lives as long as its parties
     def identity(self, name: str) -> Identity:
-        """The identity of a party."""
+        """The identity of a party: the same one each time."""
+        with self._lock:
+            if name not in self._identities:
+                self._identities[name] = self._issued(name)
+            return self._identities[name]
+
+    def _issued(self, name: str) -> Identity:
         authority, authority_key = self._made
         certificate, key = make_certificate(authority, authority_key, name, days=DAYS)
         return Identity(certificate.public_bytes(Encoding.PEM), private_pem(key), authority.public_bytes(Encoding.PEM))
