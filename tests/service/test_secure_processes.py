@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 import tablepuppet as tp
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import federation
-from tests.service.processes import Services
+from tests.service.processes import COMMAND, Services, run_command
+from tests.service.test_processes import SETTINGS, wait_for, write_job
 
 SECURE = tp.Privacy(secure_sum=True)
 SHOP = shop(3, together=True)
@@ -81,6 +83,28 @@ def test_a_party_that_was_killed_ends_the_session(services: Services) -> None:
     with pytest.raises(tp.PartyError, match=r"'owner1'.*holds no key .*start a new run"):
         tp.LogisticRegression(privacy=SECURE, callbacks=[lose]).fit(relation(services.federation(), "grade"))
     assert tp.LogisticRegression(privacy=SECURE).fit(relation(services.federation(), "grade")).converged_
+
+
+def test_a_coordinator_that_dies_is_resumed(services: Services) -> None:
+    """kill -9 of the coordinator: `resume` goes on with the roster and ends with the model of an undisturbed run."""
+    jobs = [_job(services, output) for output in ("whole", "broken")]
+    whole = run_command("train", str(jobs[0]), "--json")
+    assert whole.returncode == 0, whole.stderr
+    record = services.folder / "broken" / "record" / "owner0.replies"
+    process = subprocess.Popen([*COMMAND, "train", str(jobs[1])], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: record.exists() and record.stat().st_size > 20_000)
+    process.kill()
+    process.wait()
+    assert not (services.folder / "broken" / "model").exists()
+    resumed = run_command("resume", str(services.folder / "broken"), "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["metrics"] == json.loads(whole.stdout)["metrics"]
+
+
+def _job(services: Services, output: str) -> Path:
+    path = write_job(services, output, **SETTINGS)
+    path.write_text(path.read_text().replace("[split]", "privacy = { secure_sum = true }\n[split]"))
+    return path
 
 
 def test_a_peer_that_is_not_named_is_refused(tmp_path: Path) -> None:

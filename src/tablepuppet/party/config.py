@@ -117,11 +117,9 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
         str | None, Meta(description="folder for what outlives a restart; if absent, nothing does")
     ] = None
     peers: Annotated[
-        list[str],
-        Meta(
-            description="parties whose shards may be summed with this one's: the first DNS names of their certificates"
-        ),
-    ] = []
+        tuple[str, ...],
+        Meta(description="parties to sum with in secure: the first DNS names of their certificates"),
+    ] = ()
     limits: Annotated[Limits, Meta(description="how much callers may take")] = Limits()
 
     @classmethod
