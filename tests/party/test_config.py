@@ -146,7 +146,7 @@ def test_mistakes(tmp_path: Path, text: str, message: str) -> None:
 def test_peers_and_secure_sums(tmp_path: Path) -> None:
     """Peers are those to sum with, none unless they are named; a table may demand it."""
     policy = load(tmp_path, SMALL + 'peers = ["a", "b"]\n' + SECURE + KEYS).policy()
-    assert policy.peers == {"a", "b"}
+    assert policy.peers == frozenset({"a", "b"})
     table = policy.table("cards")
     assert table is not None
     assert table.secure_sum

@@ -11,7 +11,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.party.secure_table import SecureTable, Wanted
 from tablepuppet.privacy.secure_sum import add_words
-from tablepuppet.privacy.signed_keys import Identity
+from tablepuppet.privacy.signed_keys import Identity, has_signed
 from tablepuppet.privacy.trial_identity import TrialAuthority
 
 NAMES = ("east", "north", "west")
@@ -102,7 +102,7 @@ def test_a_second_roster_is_refused() -> None:
     peers = agree(tables(*NAMES, "south"))
     hellos = {name: peer.hello() for name, peer in peers.items()}
     again = peers["east"].propose(list(hellos.values()))
-    assert TRIAL.identity("west").has_signed(hellos["east"].certificates, again, peers["east"]._roster.digest)  # type: ignore[union-attr]
+    assert has_signed(hellos["east"].certificates, again, peers["east"]._roster.digest)  # type: ignore[union-attr]
     refused(lambda: peers["east"].propose([hellos[name] for name in NAMES]), "a second roster")
 
 

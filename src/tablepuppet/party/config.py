@@ -118,7 +118,7 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     ] = None
     peers: Annotated[
         tuple[str, ...],
-        Meta(description="parties to sum with in secure: the first DNS names of their certificates"),
+        Meta(description="parties whose shards may be summed with its own: the first DNS names of their certificates"),
     ] = ()
     limits: Annotated[Limits, Meta(description="how much callers may take")] = Limits()
 

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.privacy.secure_sum import FEWEST, MOST_BITS, Masks, Purpose, pair_secret, to_words
-from tablepuppet.privacy.signed_keys import Hello, Identity, roster_digest
+from tablepuppet.privacy.signed_keys import Hello, Identity, has_signed, roster_digest
 
 RULE = "secure_sum"
 Bits = Annotated[int, Meta(ge=-MOST_BITS, le=MOST_BITS)]
@@ -109,7 +109,7 @@ class SecureTable:
         if roster is None:
             raise self.lost()
         for name, hello in roster.hellos.items():
-            if not known.has_signed(hello.certificates, signatures.get(name, b""), roster.digest):
+            if not has_signed(hello.certificates, signatures.get(name, b""), roster.digest):
                 raise self.refusal(f"peer {name!r} has not signed the roster that this party was told")
         if self._masks is None and self._private is not None:
             secrets = {

@@ -76,21 +76,17 @@ class Identity:
 
     def name_of(self, hello: Hello, session: str, table: str) -> str:
         """The peer that a hello for this table and session comes from; PrivacyError if that cannot be told."""
-        leaf = self._checked(hello.certificates)
+        self._check(hello.certificates)
         name = _named(hello.certificates)
-        if not is_signed(leaf, hello.signature, _hello_text(session, table, hello.public)):
+        if not has_signed(hello.certificates, hello.signature, _hello_text(session, table, hello.public)):
             raise PrivacyError(
                 f"the key said to be that of {name!r} is not signed by it for this session and table: somebody between "
                 "the parties has changed it, or it comes from another session"
             )
         return name
 
-    def has_signed(self, certificates: bytes, signature: bytes, text: bytes) -> bool:
-        """Whether the owner of certificates that were checked has signed a text."""
-        return is_signed(_chain(certificates)[0], signature, text)
-
-    def _checked(self, certificates: bytes) -> x509.Certificate:
-        """A certificate that comes from one of the authorities and is good today."""
+    def _check(self, certificates: bytes) -> None:
+        """PrivacyError unless a certificate comes from one of the authorities and is good today."""
         leaf, *between = _chain(certificates)
         store = Store(x509.load_pem_x509_certificates(self.authorities))
         ends = ExtensionPolicy.webpki_defaults_ee().may_be_present(
@@ -105,7 +101,6 @@ class Identity:
                 f"a peer's certificate does not come from an authority that this party lists, or is not good today "
                 f"({str(error).splitlines()[0]})"
             ) from None
-        return leaf
 
 
 def _check_use(_: Policy, __: x509.Certificate, found: x509.ExtendedKeyUsage | None) -> None:
@@ -124,9 +119,9 @@ def roster_digest(session: str, table: str, peers: Sequence[tuple[str, bytes]]) 
     return _digest("roster", parts)
 
 
-def is_signed(certificate: x509.Certificate, signature: bytes, text: bytes) -> bool:
-    """Whether the key of a certificate has signed a text."""
-    key = certificate.public_key()
+def has_signed(certificates: bytes, signature: bytes, text: bytes) -> bool:
+    """Whether the key of a certificate, the first of these, has signed a text."""
+    key = _chain(certificates)[0].public_key()
     try:
         if isinstance(key, ec.EllipticCurvePublicKey):
             key.verify(signature, _NOT_TLS + text, ec.ECDSA(hashes.SHA256()))
