@@ -110,6 +110,7 @@ def test_a_table_read_twice_has_one_roster() -> None:
     """Under a second alias, other peers would be a second roster of the same rows."""
     rosters: dict[str, frozenset[str]] = {}
     first, second = (table("east", alias, others=rosters) for alias in ("a", "b"))
+    first.table = "Cards"  # SQL does not regard case
     agree({"east": first, **{name: table(name, "a") for name in ("north", "west")}})
     refused(lambda: agree({"east": second, **{name: table(name, "b") for name in ("north", "south")}}), "read twice")
 

@@ -98,7 +98,7 @@ class SecureTable:
         names = frozenset(roster.hellos)
         if self._roster is not None and self._roster.digest != roster.digest:
             raise self.refusal("a second roster in one session is refused: the difference of two sums would be told")
-        if self.others.setdefault(self.table, names) != names:
+        if self.others.setdefault(self.table.lower(), names) != names:
             raise self.refusal("the table is read twice, with other peers; another roster is a new run")
         self._roster = roster
         return self._known().sign(roster.digest)
