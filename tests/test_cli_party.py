@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 from tablepuppet.party.blinding_key import new_blinding_key
+from tablepuppet.party.ledger import Budget, Ledger
 from tablepuppet.party.report import inspect
+from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.certificates import issue, new_authority
 from tests.party.policed import CANARY, write_file
 
@@ -93,3 +95,44 @@ def test_likely_mistakes_are_warnings(tmp_path: Path) -> None:
     warnings = inspect(tmp_path / "party.toml").warnings
     assert "table cards: 60 rows, but min_rows is 100: it cannot be used" in warnings
     assert "table cards, column secret: a private column is neither told as label nor learned from" in warnings
+
+
+def budget(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """What was spent, by a process of its own."""
+    command = [sys.executable, "-m", "tablepuppet.cli", "party", "budget", "party.toml", *options]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def test_budgets_are_shown(tmp_path: Path) -> None:
+    """What was spent and what is left, by everybody and by caller, for people and for programs; `check` has bounds."""
+    new_key(tmp_path)
+    (tmp_path / "state").mkdir()
+    bounds = "budget = { epsilon = 4, epsilon_per_caller = 1.5, require_dp = true, delta = 0.1 }"
+    write_file(tmp_path, table=bounds, top='state_dir = "state"')
+    fresh = json.loads(budget(tmp_path, "--json").stdout)
+    assert fresh == [{"table": "cards", "caller": None, "spent": 0.0, "budget": 4.0, "left": 4.0, "delta": 0.1}]
+    assert not (tmp_path / "state" / "ledger.sqlite").exists()
+    ledger, rule = Ledger(tmp_path / "state" / "ledger.sqlite", "bank"), Budget(epsilon=4, delta=0.1)
+    ledger.charge("cards", "analyst", Spending.of_pure(1.0), rule, purpose="labels")
+    everybody, analyst = json.loads(budget(tmp_path, "--json").stdout)
+    assert (everybody["caller"], analyst["caller"]) == (None, "analyst")
+    assert 0.5 < analyst["spent"] == everybody["spent"] <= 1.0
+    assert (everybody["left"], analyst["left"]) == (4.0 - everybody["spent"], 1.5 - analyst["spent"])
+    shown = budget(tmp_path).stdout
+    assert "(everybody)" in shown
+    assert "analyst" in shown
+    checked = check(tmp_path)
+    assert (
+        "privacy budget: epsilon 4 at delta 0.1, 1.5 for each caller; nothing is told without noise" in checked.stdout
+    )
+    assert "warning: table cards: budget.delta is not below one over its rows" in checked.stderr
+    assert "column region: as filter it is told of without noise, though require_dp is set" in checked.stderr
+
+
+def test_a_party_without_a_ledger(tmp_path: Path) -> None:
+    """A party that keeps nothing has no budget to show, and says so."""
+    new_key(tmp_path)
+    write_file(tmp_path)
+    shown = budget(tmp_path)
+    assert shown.returncode == 1
+    assert "names no state_dir" in shown.stderr

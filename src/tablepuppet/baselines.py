@@ -45,8 +45,10 @@ class Centralized(BaseEstimator):  # type: ignore[misc]
         """Materialise the encoded join and minimise the learner's objective on it."""
         if not isinstance(self.learner, Learner):
             raise LearnError(f"Centralized trains a learner of tablepuppet, not {type(self.learner).__name__}")
-        label, learner = label_of(relation), clone(self.learner)
+        learner = clone(self.learner)
         learner.check_settings()
+        learner.check_promise(relation)
+        label = label_of(relation)
         asked = learner._ask_labels(relation.client, label)
         encoding = relation.fit_encoding()
         loss = learner._prepare(relation.client, label, asked)

@@ -14,7 +14,8 @@ from rich.table import Table
 
 from tablepuppet.cli_output import JsonOption, print_json
 from tablepuppet.party.config import PartyFile
-from tablepuppet.party.report import PartyReport, TableReport, inspect
+from tablepuppet.party.ledger import Budget
+from tablepuppet.party.report import PartyReport, TableReport, inspect, spent
 
 party = typer.Typer(help="Run a party beside its database, and see what it lets out.", no_args_is_help=True)
 
@@ -52,6 +53,22 @@ def serve(file: FileArgument) -> None:
     serve_party(settings, lambda url: print(f"party {settings.name} is ready at {url}", flush=True))
 
 
+@party.command()
+def budget(file: FileArgument, as_json: JsonOption = False) -> None:
+    """Print what was spent of each table's privacy budget, by everybody and by caller, and what is left."""
+    accounts = spent(file)
+    if as_json:
+        print_json([msgspec.to_builtins(each) | {"caller": each.caller or None} for each in accounts])
+        return
+    view = Table()
+    for name in ("table", "caller", "spent", "budget", "left", "delta"):
+        view.add_column(name, justify="left" if name in ("table", "caller") else "right")
+    for each in accounts:
+        bounds = ["unbounded" if value is None else f"{value:.4g}" for value in (each.budget, each.left)]
+        view.add_row(each.table, each.caller or "(everybody)", f"{each.spent:.4g}", *bounds, f"{each.delta:g}")
+    Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(view)
+
+
 def _show(report: PartyReport, screen: Console) -> None:
     how = "mutual TLS" if report.tls else "no TLS"
     callers = ", ".join(report.callers) or "nobody"
@@ -60,7 +77,14 @@ def _show(report: PartyReport, screen: Console) -> None:
         screen.print(_view(table))
         secure = "; sums leave within a sum over shards only" if table.secure_sum else ""
         rows = f"at least {table.min_rows} rows, groups of at least {table.min_group} rows"
-        screen.print(f"  {rows}{secure}\n", markup=False)
+        screen.print(f"  {rows}{secure}", markup=False)
+        screen.print(f"  privacy budget: {_budget(table.budget)}\n", markup=False)
+
+
+def _budget(found: Budget) -> str:
+    whole = "unbounded" if found.epsilon is None else f"epsilon {found.epsilon:g} at delta {found.delta:g}"
+    each = "" if found.epsilon_per_caller is None else f", {found.epsilon_per_caller:g} for each caller"
+    return whole + each + ("; nothing is told without noise" if found.require_dp else "")
 
 
 def _view(table: TableReport) -> Table:

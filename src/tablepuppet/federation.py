@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,7 @@ from tablepuppet.relation import Relation, Session, Settings
 from tablepuppet.runs.events import Events, Reader
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.parse import parse
-from tablepuppet.sql.plan import plan
+from tablepuppet.sql.plan import Plan, plan
 from tablepuppet.wire.engine import InProcessEngine, Remote, call_all
 from tablepuppet.wire.flight_engine import ClientTls, RemoteParty
 from tablepuppet.wire.outbox import StandIn, WhenLost
@@ -85,6 +85,14 @@ class FederationFile(msgspec.Struct, forbid_unknown_fields=True):
     memory_limit: int | None = None
     tls: Tls | None = None
     key_file: str | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A query over the catalog of a federation, not opened yet."""
+
+    plan: Plan
+    max_categories: int
 
 
 class Federation:
@@ -213,13 +221,25 @@ class Federation:
         drop: Sequence[str] = (),
         max_categories: int = 256,
     ) -> Relation:
-        """The relation that a union of conjunctive queries describes.
+        """The relation that a union of conjunctive queries describes; parties read what it needs.
 
         ``label`` names the column to learn; ``categorical`` treats columns of numbers as categories; ``drop`` takes
         columns out; text with more than ``max_categories`` distinct values is no feature.
 
         Raises QueryError, underlined, for what is no union of conjunctive queries over the catalog.
         """
+        return self.open(self.plan(text, label, categorical=categorical, drop=drop, max_categories=max_categories))
+
+    def plan(
+        self,
+        text: str,
+        label: str | None = None,
+        *,
+        categorical: Sequence[str] = (),
+        drop: Sequence[str] = (),
+        max_categories: int = 256,
+    ) -> Planned:
+        """What `sql` would let parties read: they are asked what they publish, and nothing else."""
         if not isinstance(max_categories, Integral) or max_categories < 1:
             raise ConfigError(f"max_categories must be a whole number of at least 1, not {max_categories!r}")
         if not isinstance(text, str) or not isinstance(label, str | None):
@@ -228,9 +248,13 @@ class Federation:
             raise QueryError("categorical and drop take lists of column names, such as drop=['a']")
         catalog = self._describe()
         query = parse(text, catalog, label, categorical, drop)
+        return Planned(plan(query, catalog), max_categories)
+
+    def open(self, planned: Planned) -> Relation:
+        """The relation of a plan; parties read their tables now."""
         when_lost = WhenLost(self._stand_in, self.timeout, self._lost_or_back)
-        settings = Settings(self.wire, self._memory_limit, max_categories, when_lost)
-        return Relation(Session(plan(query, catalog), self.engine, self.events, settings))
+        settings = Settings(self.wire, self._memory_limit, planned.max_categories, when_lost)
+        return Relation(Session(planned.plan, self.engine, self.events, settings))
 
     @property
     def traffic(self) -> list[dict[str, Any]]:

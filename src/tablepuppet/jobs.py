@@ -24,6 +24,7 @@ from tablepuppet.errors import ConfigError, LearnError, PartyError
 from tablepuppet.federation import Federation
 from tablepuppet.learn.estimator import Learner
 from tablepuppet.learn.model_file import LEARNERS, load
+from tablepuppet.learn.promise import check_demanded
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Reader
@@ -88,8 +89,10 @@ def make_learner(settings: dict[str, Any]) -> Learner:
     unknown = [name for name in rest if name not in known]
     if unknown:
         raise ConfigError(f"{kind} has no setting {unknown[0]!r}; it has: {', '.join(known)}")
-    if isinstance(rest.get("privacy"), dict):
-        rest["privacy"] = Privacy.from_plain(rest["privacy"])
+    if rest.get("privacy") is not None:
+        if not isinstance(rest["privacy"], dict):
+            raise ConfigError("learner privacy is a section: [learner.privacy], with label_epsilon and so on")
+        rest["privacy"] = Privacy.of_settings(rest["privacy"])
     found = LEARNERS[kind](**rest)
     found.check_settings()
     return found
@@ -140,16 +143,22 @@ class Run:
         base = Path(json.loads((folder / "run.json").read_text())["base"])
         return cls(read_job(folder / "job.toml"), folder, (folder / base).resolve(), reader)
 
-    def relation(self, sql: str | None = None) -> Relation:
-        """The job's relation, or another with the same columns."""
+    def relation(self, sql: str | None = None, learner: Learner | None = None) -> Relation:
+        """The job's relation, or another with the same columns.
+
+        A ``learner`` that does not promise what a party demands is refused before a party reads.
+        """
         job = self.job
-        return self.federation.sql(
+        planned = self.federation.plan(
             sql or job.sql, job.label, categorical=job.categorical, drop=job.drop, max_categories=job.max_categories
         )
+        if learner is not None:
+            check_demanded(planned.plan, learner.privacy)
+        return self.federation.open(planned)
 
-    def sides(self) -> Sides:
+    def sides(self, learner: Learner | None = None) -> Sides:
         """The job's relation, split; LearnError if a side is empty."""
-        split, train = self.job.split, self.relation()
+        split, train = self.job.split, self.relation(learner=learner)
         test = validation = None
         if split is not None and split.test != 0:
             train, test = train.split(split.test, split.seed)
@@ -190,7 +199,7 @@ class Run:
 
     def _train(self) -> dict[str, Any]:
         learner = make_learner(self.job.learner)
-        sides = self.sides()
+        sides = self.sides(learner)
         learner.fit(sides.train, sides.validation)
         metrics = {name: learner.evaluate(side) for name, side in sides.named().items()}
         (self.folder / "history.json").write_text(json.dumps(plain(learner.history_), indent=2))
@@ -203,7 +212,7 @@ class Run:
     def bench(self) -> dict[str, Any]:
         """Fit, and tell what it cost, from the catalog on; nothing is written."""
         learner, traffic, start = make_learner(self.job.learner), self.federation.engine.traffic, time.perf_counter()
-        sides = self.sides()
+        sides = self.sides(learner)
         learner.fit(sides.train, sides.validation)
         cost = {"seconds": time.perf_counter() - start, "bytes": traffic.bytes, "trips": traffic.trips}
         return _ending(learner) | cost | {"communication_seconds": communication_seconds(traffic.trips, traffic.bytes)}

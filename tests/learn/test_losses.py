@@ -31,7 +31,15 @@ def softmax_five() -> Loss:
     return Softmax(np.array([0, 4, 2, 3, 1, 4, 0]), 5)
 
 
-LOSSES: list[Callable[[], Loss]] = [squared, logistic, softmax_two, softmax_five]
+def logistic_noisy() -> Loss:
+    return Logistic(np.array([0, 1, 1, 0, 1, 0, 1], float), keep=0.9)
+
+
+def softmax_noisy() -> Loss:
+    return Softmax(np.array([0, 2, 2, 1, 1, 1, 0]), 3, keep=0.9)
+
+
+LOSSES: list[Callable[[], Loss]] = [squared, logistic, softmax_two, softmax_five, logistic_noisy, softmax_noisy]
 every_loss = pytest.mark.parametrize("make", LOSSES)
 
 
@@ -163,3 +171,18 @@ def test_proximal_equals_a_general_minimiser(make: Callable[[], Loss]) -> None:
         else:
             best = minimize(height, goal, method="BFGS", options={"gtol": 1e-9}).x
         np.testing.assert_allclose(found[row], best, atol=1e-6)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_mean_over_noise_is_the_true_loss(classes: int) -> None:
+    """Over all noisy labels, each as likely as it is, the corrected loss is that of the true label."""
+    keep, true = 0.7, np.array([1])
+    scores = np.array([0.8]) if classes == 2 else np.array([[0.8, -0.5, 0.2]])
+
+    def loss(label: int, keep: float) -> float:
+        labels = np.array([label])
+        return (Logistic(labels.astype(float), keep) if classes == 2 else Softmax(labels, 3, keep)).value(scores)
+
+    chances = [keep if label == true[0] else (1 - keep) / (classes - 1) for label in range(classes)]
+    mean = sum(chance * loss(label, keep) for label, chance in enumerate(chances))
+    assert mean == pytest.approx(loss(true[0], 1.0), rel=1e-12)

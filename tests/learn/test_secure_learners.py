@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,22 @@ def test_a_job_asks_for_secure_sums() -> None:
     assert make_learner({"kind": "LinearRegression", "privacy": {"secure_sum": True}}).privacy == SECURE
     with pytest.raises(tp.PrivacyError, match="no setting 'secure'"):
         make_learner({"kind": "LinearRegression", "privacy": {"secure": True}})
+
+
+def test_with_noisy_labels(fed: tp.Federation, tmp_path: Path) -> None:
+    """Both promises hold in one fit: the model is that of noisy labels alone, and says both, also when loaded."""
+    noisy = tp.Privacy(label_epsilon=3.0, label_classes=(False, True))
+    noise, masked = (
+        tp.LogisticRegression(privacy=each, label_correction=True, l2=0.1).fit(
+            fed.sql(f"SELECT {ALL}, o.returned {JOIN}", label="returned")
+        )
+        for each in (noisy, replace(noisy, secure_sum=True))
+    )
+    np.testing.assert_allclose(parameters(masked), parameters(noise), atol=1e-9)
+    masked.save(tmp_path / "model")
+    loaded = tp.load(tmp_path / "model", fed)
+    assert loaded.privacy == masked.privacy
+    assert loaded.privacy_ == masked.privacy_
+    assert (noise.privacy_["secure_sum"], masked.privacy_["secure_sum"]) == (False, True)
+    assert masked.privacy_["label_epsilon"] == 3.0
+    assert masked.privacy_["assumptions"].startswith(noise.privacy_["assumptions"])

@@ -11,6 +11,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.party.config import ColumnEntry, Limits, PartyFile, TableEntry, Tls, is_loopback
+from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import ColumnRule, Level, Use
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "policy.md"
@@ -182,7 +183,15 @@ def test_insecure_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "prefix"), [(PartyFile, ""), (Tls, "tls."), (Limits, "limits."), (TableEntry, "tables.NAME.")]
+    ("kind", "prefix"),
+    [
+        (PartyFile, ""),
+        (Tls, "tls."),
+        (Limits, "limits."),
+        (TableEntry, "tables.NAME."),
+        (Budget, "tables.NAME.budget."),
+        (ColumnEntry, "tables.NAME.columns.COLUMN."),
+    ],
 )
 def test_settings_are_documented(kind: Any, prefix: str) -> None:
     """docs/policy.md lists every setting with the default and the words that the code has."""

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.errors import LearnError
 from tablepuppet.learn.losses import Loss
+from tablepuppet.learn.promise import check_demanded, check_label_apart, check_supported, promised
 from tablepuppet.learn.stored import Model, Stored
 from tablepuppet.learn.validation import Validation, Watched, check_alike
 from tablepuppet.learn.watch import Watch
@@ -71,20 +72,12 @@ RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         ("rounds", "inner_rounds"),
         ("'auto' or a whole number, at least 1", lambda v: v == "auto" or _is_whole(v, 1)),
     ),
-    "reduce": ("True or False", lambda v: isinstance(v, bool)),
+    **dict.fromkeys(("reduce", "label_correction"), ("True or False", lambda v: isinstance(v, bool))),
     "callbacks": ("a list of functions that take an event", _is_callables),
     **dict.fromkeys(("lr", "rho", "inner_rho"), ("'auto' or a number above 0", _is_rate)),
     **dict.fromkeys(("l2", "tol"), ("a number, 0 or more", _is_number)),
     "momentum": ("a number from 0 to below 1", lambda v: _is_number(v, 1.0)),
     "seed": ("a whole number, 0 or more", lambda v: _is_whole(v, 0)),
-}
-
-NOTHING_PROMISED: dict[str, Any] = {
-    "epsilon": np.inf,
-    "epsilon_given_messages": np.inf,
-    "delta": None,
-    "assumptions": "Nothing is promised: the model was fitted without differential privacy. Parties let out what "
-    "docs/privacy.md lists, and the coordinator is trusted not to solve it for rows.",
 }
 
 
@@ -97,9 +90,11 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
     patience: int
     reduce: bool
     privacy: Privacy | None
+    label_correction: bool
     callbacks: Iterable[Callable[[Event], None]]
     stopped_: str
     best_round_: int
+    evaluated_on_: str
     metric_name = "metric"
 
     def fit(self, relation: Relation, validation: Relation | None = None) -> Self:
@@ -118,6 +113,9 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _fit(self, relation: Relation, validation: Relation | None) -> Self:
         self.check_settings()
+        for side in (relation, validation):
+            if side is not None:
+                self.check_promise(side)
         label = label_of(relation)
         if validation is not None:
             check_alike(relation, validation)
@@ -157,7 +155,7 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         self.n_features_in_ = len(relation.columns)
         self.parties_ = relation.plan.parties
         self.engine_ = relation.client.engine
-        self.privacy_ = dict(NOTHING_PROMISED)
+        self.privacy_ = promised(relation.plan, self.privacy)
         self.relation_ = relation  # the parameters stay with its parties for as long as its session does
 
     @abstractmethod
@@ -200,7 +198,7 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         """A label for every joined row, in the order of ``rows()``."""
 
     @abstractmethod
-    def evaluate(self, relation: Relation) -> dict[str, float]:
+    def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
         """Metrics over the joined rows."""
 
     def check_settings(self) -> None:
@@ -212,14 +210,31 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
             allowed, fits = RANGES.get(name, ("anything", lambda _: True))
             if not fits(value):
                 raise LearnError(f"{name} must be {allowed}, not {value!r}")
-        if self.privacy is not None:
-            self._check_privacy(self.privacy)
+        check_supported(self.privacy)
+        if self.label_correction and (self.privacy is None or not self.privacy.is_label_private):
+            raise LearnError("label_correction is for labels with noise: set privacy=tp.Privacy(label_epsilon=...) too")
 
-    def _check_privacy(self, privacy: Privacy) -> None:
-        if not isinstance(privacy, Privacy) or privacy != Privacy(secure_sum=privacy.secure_sum):
-            raise PrivacyError(
-                "differential privacy is not supported yet; leave privacy at None, or at tp.Privacy(secure_sum=True)"
-            )
+    def check_promise(self, relation: Relation) -> None:
+        """PrivacyError unless what is promised is what the relation's parties demand, and the query lets it be kept."""
+        _need_relation(relation)
+        check_demanded(relation.plan, self.privacy)
+        check_label_apart(relation.plan, self.privacy)
+
+    def _tell_measured_at_party(self) -> None:
+        check_is_fitted(self, "model_")
+        self.evaluated_on_ = "true labels, at their party"
+
+    def _tell_labels(self, relation: Relation) -> None:
+        """Say in ``evaluated_on_``, and by an event if they have noise, which labels a metric was measured on."""
+        noisy = self.privacy is not None and self.privacy.is_label_private
+        self.evaluated_on_ = "noisy labels" if noisy else "labels"
+        if noisy and self.privacy is not None:
+            relation.events.emit(
+                "warning", "labels.noisy",
+                f"metrics are measured on labels with noise for epsilon {self.privacy.label_epsilon:g}; on true labels "
+                "the model is likely better",
+                epsilon=self.privacy.label_epsilon,
+            )  # fmt: skip
 
     def save(self, path: str | Path) -> None:
         """Write the model as a folder; `tablepuppet.load` reads it."""
@@ -255,10 +270,14 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
                 raise LearnError(f"column {alias}.{name} is {now} here; the model was fitted on {type_}")
 
 
-def label_of(relation: Relation) -> OutputColumn:
-    """The label column of a relation that can be learned from or measured on; LearnError if there is none."""
+def _need_relation(relation: object) -> None:
     if not hasattr(relation, "query"):
         raise LearnError(f"fit learns from a relation, as fed.sql(...) makes one, not from {type(relation).__name__}")
+
+
+def label_of(relation: Relation) -> OutputColumn:
+    """The label column of a relation that can be learned from or measured on; LearnError if there is none."""
+    _need_relation(relation)
     if relation.query.label is None:
         raise LearnError("the relation has no label; name one: fed.sql(..., label='column')")
     if not len(relation):

@@ -19,6 +19,7 @@ from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import NUMERIC, Family, family
 
 MOST_CLASSES = 1000
+Question = tuple[str, dict[str, Any]]  # an op and its arguments, but for the column
 LARGEST = 1e100  # of a label that is a number: sums of squares of larger ones would overflow
 
 
@@ -47,14 +48,19 @@ def label_classes(table: LocalTable, view: str, column: str, most: int) -> Value
     codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
     if found > most:
         return {"found": found, "classes": [], "codes": codes[:0], "missing": missing, "days": ""}
-    classes = (
-        encoded.dictionary.cast(pa.float64()) if pa.types.is_decimal(encoded.dictionary.type) else encoded.dictionary
-    )
     narrow = codes.astype(np.min_scalar_type(max(found, 1)))
-    days = str(classes.type) if pa.types.is_temporal(classes.type) else ""  # these travel as whole numbers
-    whole = pa.int32() if pa.types.is_date32(classes.type) else pa.int64()
-    told = classes.cast(whole).to_pylist() if days else classes.to_pylist()
+    told, days = told_classes(encoded.dictionary)
     return {"found": found, "classes": told, "codes": narrow, "missing": missing, "days": days}
+
+
+def told_classes(classes: pa.Array) -> tuple[list[Any], str]:
+    """Classes as they travel, and their Arrow type if they are dates or timestamps, which travel as whole numbers."""
+    if pa.types.is_decimal(classes.type):
+        classes = classes.cast(pa.float64())
+    if not pa.types.is_temporal(classes.type):
+        return classes.to_pylist(), ""
+    whole = pa.int32() if pa.types.is_date32(classes.type) else pa.int64()
+    return classes.cast(whole).to_pylist(), str(classes.type)
 
 
 @dataclass(frozen=True)
@@ -65,11 +71,17 @@ class Classes:
     numbers: NDArray[np.integer]
 
 
-def ask_numbers(client: Client, label: OutputColumn) -> Replies:
+def ask_numbers(client: Client, label: OutputColumn, question: Question = ("label.numbers", {})) -> Replies:
     """Ask for labels that are numbers; LearnError if they are none."""
     if family(label.type) not in NUMERIC:
         raise LearnError(f"label {label.qualified} is {label.type}: regression needs a number; use a classifier")
-    return client.ask("label.numbers", lambda alias, _: {"column": label.name} if alias == label.alias else None)
+    return _ask(client, label, question)
+
+
+def _ask(client: Client, label: OutputColumn, question: Question) -> Replies:
+    """Ask the shards that have the label."""
+    op_name, asked = question
+    return client.ask(op_name, lambda alias, _: {"column": label.name} | asked if alias == label.alias else None)
 
 
 def joined_numbers(client: Client, label: OutputColumn, replies: Replies) -> NDArray[np.float64]:
@@ -85,12 +97,13 @@ def joined_numbers(client: Client, label: OutputColumn, replies: Replies) -> NDA
     return np.asarray(client.mapping.gather(label.alias, values), np.float64)
 
 
-def ask_classes(client: Client, label: OutputColumn) -> Replies:
+def ask_classes(
+    client: Client, label: OutputColumn, question: Question = ("label.classes", {"most": MOST_CLASSES})
+) -> Replies:
     """Ask for labels that are classes; LearnError if they are none."""
     if family(label.type) is Family.OTHER:
         raise LearnError(f"label {label.qualified} is {label.type}, which has no classes")
-    asked = {"column": label.name, "most": MOST_CLASSES}
-    return client.ask("label.classes", lambda alias, _: asked if alias == label.alias else None)
+    return _ask(client, label, question)
 
 
 def joined_classes(client: Client, label: OutputColumn, asked: Replies, least: int = 2) -> Classes:

@@ -51,6 +51,7 @@ class LinearLearner(Learner):
         reduce: bool = True,
         seed: int = 0,
         privacy: Privacy | None = None,
+        label_correction: bool = False,
         callbacks: Iterable[Callable[[Event], None]] = (),
     ):
         self.solver = solver
@@ -68,6 +69,7 @@ class LinearLearner(Learner):
         self.reduce = reduce
         self.seed = seed
         self.privacy = privacy
+        self.label_correction = label_correction
         self.callbacks = callbacks
 
     @property

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax, logsumexp, wrightomega
 
+from tablepuppet.privacy.label_correction import backward_targets, inverse_transition, true_shares
+
 Scores = NDArray[np.float64]
 Rows = NDArray[np.intp] | slice
 Images = NDArray[np.float64]  # (directions, outputs, joined_rows)
@@ -209,23 +211,28 @@ class Squared:
 
 
 class Logistic:
-    """Log loss of two classes; labels are 0 and 1, the score is the log odds of class 1."""
+    """Log loss of two classes; labels are 0 and 1, the score is the log odds of class 1.
+
+    Where labels are the true ones only with probability ``keep``, ``targets`` stand in for them: the mean of the loss
+    over that noise is the loss of the true labels. They lie outside of 0 and 1, so that only a penalty bounds scores.
+    """
 
     outputs = 1
     quadratic = False
     most_curvature = 0.25
 
-    def __init__(self, labels: Scores):
-        self.labels = labels
+    def __init__(self, labels: Scores, keep: float = 1.0):
+        self.labels, self.keep = labels, keep
+        self.targets = labels if keep == 1 else backward_targets(labels.astype(np.int64), 2, keep)[:, 1]
 
     def at(self, rows: Rows) -> Loss:
         """The loss over some of the joined rows."""
-        return Logistic(self.labels[rows])
+        return Logistic(self.labels[rows], self.keep)
 
     def look(self, scores: Scores) -> Look:
         """Mean of log(1 + exp(z)) - y z; probability minus label; p (1 - p)."""
         unlikely, whole = _unlikely(scores)
-        value = sum_of_logs(whole) + float(np.maximum(scores, 0).sum()) - float(self.labels @ scores)
+        value = sum_of_logs(whole) + float(np.maximum(scores, 0).sum()) - float(self.targets @ scores)
         gradient, weights = self._derivatives(scores, unlikely)
         gradient /= len(scores)
         weights /= len(scores)
@@ -236,7 +243,7 @@ class Logistic:
         gradient = 0.5 - unlikely
         np.copysign(gradient, scores, out=gradient)
         gradient += 0.5
-        gradient -= self.labels
+        gradient -= self.targets
         unlikely -= unlikely * unlikely
         return gradient, unlikely
 
@@ -282,7 +289,9 @@ class Logistic:
 
     def best_constant(self) -> NDArray[np.float64]:
         """The log odds of class 1."""
-        share = self.labels.mean()
+        share = self.targets.mean()
+        if self.keep < 1:
+            share = np.clip(share, 1 / (len(self.targets) + 1), 1 - 1 / (len(self.targets) + 1))
         return np.array([np.log(share) - np.log1p(-share)])
 
 
@@ -347,22 +356,24 @@ def _by_logsumexp(high: Scores, rho: float) -> Scores:
 
 
 class Softmax:
-    """Log loss of several classes; labels are class numbers."""
+    """Log loss of several classes; labels are class numbers; for ``keep`` see `Logistic`."""
 
     quadratic = False
     most_curvature = 0.5
 
-    def __init__(self, labels: NDArray[np.integer], classes: int):
-        self.labels, self.outputs = labels, classes
+    def __init__(self, labels: NDArray[np.integer], classes: int, keep: float = 1.0):
+        self.labels, self.outputs, self.keep = labels, classes, keep
+        # of a row's own class and of the others, where labels are true ones: 1 and 0
+        self._targets = inverse_transition(classes, keep)[0, :2] if keep < 1 else np.array([1.0, 0.0])
 
     def at(self, rows: Rows) -> Loss:
         """The loss over some of the joined rows."""
-        return Softmax(self.labels[rows], self.outputs)
+        return Softmax(self.labels[rows], self.outputs, self.keep)
 
     def look(self, scores: Scores) -> Look:
         """Mean of logsumexp(z) - z_y; probabilities minus the label's one; from the probabilities."""
         probability, highest, total = _probabilities(scores)
-        own = self._own()
+        own = self._wanted()
         value = sum_of_logs(total.ravel()) + float(highest.sum()) - float((scores * own).sum())
         gradient = probability - own
         gradient /= len(gradient)
@@ -371,6 +382,10 @@ class Softmax:
     def _own(self) -> NDArray[np.bool_]:
         """(joined_rows, classes): where the label's class is."""
         return np.asarray(self.labels == np.arange(self.outputs, dtype=self.labels.dtype)[:, None]).T
+
+    def _wanted(self) -> NDArray[np.bool_] | Scores:
+        """The same; with noise, targets that stand in for it."""
+        return self._own() if self.keep == 1 else np.where(self._own(), *self._targets)
 
     def value(self, scores: Scores) -> float:
         """Mean of logsumexp(z) - z_y."""
@@ -391,7 +406,10 @@ class Softmax:
         rho, are solved for their logsumexp instead.
         """
         high, clipped = target.copy(order="K"), rho <= 2 * self.most_curvature
-        np.add(high, 1 / rho, out=high, where=self._own())
+        if self.keep == 1:
+            np.add(high, 1 / rho, out=high, where=self._own())
+        else:
+            high += self._wanted() / rho
         z: Scores = np.clip(start, high - 1 / rho, high) if clipped else start.copy(order="K")
         enough = small_step(self, rho) * (1 + np.abs(target).max(initial=0.0))
         step, probability, spread = np.empty_like(z), np.empty_like(z), np.empty_like(z)
@@ -424,5 +442,8 @@ class Softmax:
     def best_constant(self) -> NDArray[np.float64]:
         """Log shares of the classes, centred."""
         shares = np.bincount(self.labels, minlength=self.outputs) / len(self.labels)
-        constant: NDArray[np.float64] = log_softmax(np.log(np.maximum(shares, 1e-300)))
+        least = 1e-300
+        if self.keep < 1:
+            shares, least = true_shares(shares, self.keep), 1 / (len(self.labels) + 1)
+        constant: NDArray[np.float64] = log_softmax(np.log(np.maximum(shares, least)))
         return np.asarray(constant - constant.mean())

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import ConfigError, LearnError, PartyError
-from tablepuppet.learn.estimator import NOTHING_PROMISED, Learner
+from tablepuppet.learn.estimator import Learner
 from tablepuppet.learn.linear_models import LinearRegression, LogisticRegression
 from tablepuppet.learn.model_folder import ModelFolder
 from tablepuppet.learn.network_models import MLPClassifier, MLPRegressor
@@ -141,17 +141,16 @@ def _arrays(learner: Learner, stored: Stored) -> dict[str, NDArray[Any]]:
 
 
 def _learner(facts: dict[str, Any], arrays: dict[str, Any], stored: Stored, federation: Federation) -> Learner:
-    settings = dict(facts["settings"])
-    if settings.get("privacy") is not None:
-        settings["privacy"] = Privacy.from_plain(settings["privacy"])
-    learner = LEARNERS[facts["learner"]](**settings)
+    settings = facts["settings"]
+    privacy = None if settings["privacy"] is None else Privacy.of_settings(settings["privacy"])
+    learner = LEARNERS[facts["learner"]](**settings | {"privacy": privacy})
     outputs = len(arrays["intercept"])
     learner.encoding_, learner.intercept_ = _encoding(facts["encoding"], arrays), arrays["intercept"]
     learner.model_ = learner.saved(stored, federation.engine, federation.wire, outputs)
     learner.engine_ = federation.engine
     learner.relation_columns_ = [(alias, name, type_) for alias, name, type_ in facts["columns"]]
     learner.n_features_in_ = len(facts["columns"])
-    learner.privacy_ = dict(NOTHING_PROMISED)
+    learner.privacy_ = facts["promise"]
     learner.parties_ = tuple(facts["parties"])
     learner.history_, learner.solver_, learner.converged_ = facts["history"], facts["solver"], facts["converged"]
     learner.stopped_, learner.best_round_ = facts["stopped"], facts["best_round"]
@@ -162,8 +161,7 @@ def _learner(facts: dict[str, Any], arrays: dict[str, Any], stored: Stored, fede
 
 def _facts(learner: Learner, stored: Stored, saved: str) -> dict[str, Any]:
     settings = {name: value for name, value in learner.get_params(deep=False).items() if name != "callbacks"}
-    if learner.privacy is not None:
-        settings["privacy"] = asdict(learner.privacy)
+    settings["privacy"] = None if learner.privacy is None else asdict(learner.privacy)
     classes = getattr(learner, "classes_", None)
     return {
         "format": FORMAT,
@@ -181,6 +179,7 @@ def _facts(learner: Learner, stored: Stored, saved: str) -> dict[str, Any]:
         "stopped": learner.stopped_,
         "best_round": learner.best_round_,
         "history": learner.history_,
+        "promise": learner.privacy_,
         "encoding": {
             "id": learner.encoding_.id,
             "numbers": {

@@ -55,6 +55,7 @@ class NetworkLearner(Learner):
         reduce: bool = True,
         seed: int = 0,
         privacy: Privacy | None = None,
+        label_correction: bool = False,
         callbacks: Iterable[Callable[[Event], None]] = (),
     ):
         self.hidden = hidden
@@ -73,6 +74,7 @@ class NetworkLearner(Learner):
         self.reduce = reduce
         self.seed = seed
         self.privacy = privacy
+        self.label_correction = label_correction
         self.callbacks = callbacks
 
     @property

@@ -3,7 +3,31 @@
 What only the coordinator needs, such as scikit-learn, stays out.
 """
 
-from tablepuppet.learn import consensus, labels, linear, network_admm, network_lbfgs, networks, part, sgd
+from tablepuppet.learn import (
+    consensus,
+    label_metrics,
+    labels,
+    linear,
+    network_admm,
+    network_lbfgs,
+    networks,
+    part,
+    private_labels,
+    sgd,
+)
 from tablepuppet.prep import encode, statistics
 
-MODULES = (consensus, labels, linear, part, sgd, networks, network_admm, network_lbfgs, encode, statistics)
+MODULES = (
+    consensus,
+    label_metrics,
+    labels,
+    private_labels,
+    linear,
+    part,
+    sgd,
+    networks,
+    network_admm,
+    network_lbfgs,
+    encode,
+    statistics,
+)

@@ -11,8 +11,10 @@ from sklearn import metrics
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.estimator import Array, Learner, label_of
+from tablepuppet.learn.label_metrics import class_metrics, regression_metrics
 from tablepuppet.learn.labels import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tablepuppet.learn.losses import Logistic, Loss, Softmax, Squared
+from tablepuppet.learn.private_labels import class_question, kept, number_question
 from tablepuppet.operators.client import Client, Replies
 from tablepuppet.pieces import over_pieces
 from tablepuppet.sql.query import OutputColumn
@@ -27,7 +29,9 @@ class Regressor(Learner):
     metric_name = "rmse"
 
     def _ask_labels(self, client: Client, label: OutputColumn) -> Replies:
-        return ask_numbers(client, label)
+        if self.privacy is None or not self.privacy.is_label_private:
+            return ask_numbers(client, label)
+        return ask_numbers(client, label, number_question(self.privacy))
 
     def _prepare(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
         return Squared(joined_numbers(client, label, asked))
@@ -42,12 +46,17 @@ class Regressor(Learner):
         """The predicted label of every joined row, in the order of ``rows()``."""
         return self._scores(relation)
 
-    def evaluate(self, relation: Relation) -> dict[str, float]:
-        """Root mean squared error and R2."""
+    def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
+        """Root mean squared error and R2; ``at_party``: measured by the label's party, as for classifiers."""
+        if at_party:
+            self._tell_measured_at_party()
+            return regression_metrics(relation.client, label_of(relation), self.predict(relation))
+        self.check_promise(relation)
         label = label_of(relation)
-        asked = ask_numbers(relation.client, label)
+        asked = self._ask_labels(relation.client, label)
         predicted = self.predict(relation)
         labels = joined_numbers(relation.client, label, asked)
+        self._tell_labels(relation)
         return {
             "rmse": float(metrics.root_mean_squared_error(labels, predicted)),
             "r2": float(metrics.r2_score(labels, predicted)),
@@ -71,7 +80,9 @@ class Classifier(Learner):
     metric_name = "accuracy"
 
     def _ask_labels(self, client: Client, label: OutputColumn) -> Replies:
-        return ask_classes(client, label)
+        if self.privacy is None or not self.privacy.is_label_private:
+            return ask_classes(client, label)
+        return ask_classes(client, label, class_question(self.privacy))
 
     def _prepare(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
         found = joined_classes(client, label, asked)
@@ -82,9 +93,10 @@ class Classifier(Learner):
         return self._log_loss(self._known(client, label, asked, "in the validation relation"))
 
     def _log_loss(self, numbers: NDArray[np.integer]) -> Loss:
+        keep = kept(self.privacy, len(self.classes_)) if self.label_correction else 1.0
         if len(self.classes_) == 2:
-            return Logistic(numbers.astype(np.float64))
-        return Softmax(numbers, len(self.classes_))
+            return Logistic(numbers.astype(np.float64), keep)
+        return Softmax(numbers, len(self.classes_), keep)
 
     def _known(self, client: Client, label: OutputColumn, asked: Replies, where: str) -> NDArray[np.integer]:
         """The class number of every joined row; LearnError for a class that the model was not fitted on."""
@@ -113,16 +125,24 @@ class Classifier(Learner):
         chosen: NDArray[Any] = self.classes_[probability.argmax(axis=1)]
         return chosen
 
-    def evaluate(self, relation: Relation) -> dict[str, float]:
+    def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
         """Accuracy, area under the ROC curve (one against the rest for several classes), log loss.
 
-        The area is NaN where a class has no row.
+        The area is NaN where a class has no row. With ``at_party`` the label's party measures on its true labels and
+        tells the metrics only; these have no noise. The area is then NaN too where rows of its table are joined more
+        than once, or have several shards.
         """
+        if at_party:
+            self._tell_measured_at_party()
+            probability = self.predict_proba(relation)
+            return class_metrics(relation.client, label_of(relation), self.classes_, probability)
+        self.check_promise(relation)
         label = label_of(relation)
-        asked = ask_classes(relation.client, label)
+        asked = self._ask_labels(relation.client, label)
         probability = self.predict_proba(relation)
         numbers = self._known(relation.client, label, asked, "here")
         known = np.arange(len(self.classes_))
+        self._tell_labels(relation)
         return {
             "accuracy": float(np.mean(probability.argmax(axis=1) == numbers)),
             "auc": self._auc(numbers, probability) if len(np.unique(numbers)) == len(known) else np.nan,

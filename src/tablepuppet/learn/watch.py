@@ -56,7 +56,7 @@ class Watch:
             "bytes_up": up,
             "bytes_down": down,
             "messages": messages,
-            "epsilon": None,
+            "epsilon": None if self.learner.privacy is None else self.learner.privacy.label_epsilon,
             "solver": self.learner.solver_,
             "converged": done.converged,
             "lost": self._lost(),

@@ -26,12 +26,8 @@ Some = Annotated[int, Meta(ge=1, le=10_000)]
 SomeOrNone = Annotated[int, Meta(ge=0, le=10_000)]
 
 _PLAIN: Mapping[Any, tuple[type, ...]] = {
-    str: (str,),
-    bytes: (bytes,),
-    int: (int,),
-    float: (int, float),
-    NoneType: (NoneType,),
-}
+    str: (str,), bytes: (bytes,), int: (int,), float: (int, float), bool: (bool,), NoneType: (NoneType,),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,7 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, list | tuple) and len(value) == len(inner) and all(map(fits, value, inner))
     if origin is Sequence:
         return isinstance(value, list | tuple) and all(fits(each, inner[0]) for each in value)
-    plain = isinstance(value, _PLAIN[hint]) and not isinstance(value, bool)
+    plain = isinstance(value, _PLAIN[hint]) and (hint is bool or not isinstance(value, bool))
     return plain and (not isinstance(value, float) or math.isfinite(value))
 
 

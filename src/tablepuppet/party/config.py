@@ -8,6 +8,7 @@ the field, and repeat no password.
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import re
 import tomllib
@@ -21,6 +22,7 @@ from msgspec import Meta
 
 from tablepuppet.errors import ConfigError
 from tablepuppet.party.database import anchored
+from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import ColumnRule, Level, Policy, TableRule, Use
 from tablepuppet.privacy.secure_sum import FEWEST
 
@@ -35,8 +37,14 @@ Seconds = Annotated[float, Meta(ge=0)]
 class ColumnEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A column in full; ``"feature"`` and ``["key", "filter"]`` are short for its uses."""
 
-    uses: list[str]
-    level: str = "aggregate"
+    uses: Annotated[list[str], Meta(description="what it may be used for")]
+    level: Annotated[str, Meta(description="how much may be told of it")] = "aggregate"
+    bounds: Annotated[
+        tuple[float, float] | None, Meta(description="least and largest number, for noise; others are clipped to them")
+    ] = None
+    categories: Annotated[
+        list[str | int | float | bool] | None, Meta(description="every value there may be, for noise")
+    ] = None
 
 
 class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -59,6 +67,7 @@ class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     secure_sum: Annotated[
         bool, Meta(description="sums over its rows leave only within the sum of three or more peers' shards")
     ] = False
+    budget: Annotated[Budget, Meta(description="how much privacy may be spent on the table")] = Budget()
 
 
 class Tls(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -192,10 +201,21 @@ def _check(settings: PartyFile) -> None:
         if strange:
             raise ConfigError(f"tables.{name}.allow: {strange[0]!r} is not in the party's own allow list")
         _table_rule(name, table)
-        if table.secure_sum and (settings.tls is None or len(set(settings.peers) - {settings.name}) < FEWEST - 1):
-            raise ConfigError(
-                f"tables.{name}.secure_sum: name [tls] files, and {FEWEST - 1} or more other parties under peers"
-            )
+        _check_secure_sum(name, table, settings)
+        _check_budget(name, table.budget, settings.state_dir)
+
+
+def _check_secure_sum(name: str, table: TableEntry, settings: PartyFile) -> None:
+    if table.secure_sum and (settings.tls is None or len(set(settings.peers) - {settings.name}) < FEWEST - 1):
+        raise ConfigError(
+            f"tables.{name}.secure_sum: name [tls] files, and {FEWEST - 1} or more other parties under peers"
+        )
+
+
+def _check_budget(name: str, budget: Budget, state_dir: str | None) -> None:
+    binds = budget.require_dp or budget.epsilon is not None or budget.epsilon_per_caller is not None
+    if binds and state_dir is None:
+        raise ConfigError(f"tables.{name}.budget: name a state_dir too: what was spent must outlive a restart")
 
 
 def is_loopback(host: str) -> bool:
@@ -218,6 +238,7 @@ def _table_rule(name: str, table: TableEntry) -> TableRule:
         min_rows=table.min_rows,
         min_group=table.min_group,
         secure_sum=table.secure_sum,
+        budget=table.budget,
     )
 
 
@@ -234,7 +255,19 @@ def _column_rule(where: str, given: str | list[str] | ColumnEntry) -> ColumnRule
         uses |= known[use]
     if not uses:
         raise ConfigError(f"{where}.uses: name at least one of {', '.join(known)}, or leave the column out")
-    return ColumnRule(uses, levels[entry.level])
+    _check_values(where, entry)
+    categories = None if entry.categories is None else tuple(entry.categories)
+    return ColumnRule(uses, levels[entry.level], entry.bounds, categories)
+
+
+def _check_values(where: str, entry: ColumnEntry) -> None:
+    """Bounds that are two numbers in order, categories that are different."""
+    if entry.bounds is not None and entry.categories is not None:
+        raise ConfigError(f"{where}: bounds are for numbers and categories for classes; give one of them")
+    if entry.bounds is not None and not -math.inf < entry.bounds[0] < entry.bounds[1] < math.inf:
+        raise ConfigError(f"{where}.bounds: give two finite numbers, the lower one first")
+    if entry.categories is not None and len(set(entry.categories)) < max(2, len(entry.categories)):
+        raise ConfigError(f"{where}.categories: name two or more, each once")
 
 
 def _absolute(settings: PartyFile, folder: Path, environment: Mapping[str, str]) -> PartyFile:

@@ -7,24 +7,32 @@ op on the table is held against. A refusal names party, table, column and rule, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sqlglot import exp
 
 from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.party.policy import LEVELS, ColumnRule, TableRule, Use
-from tablepuppet.sql.expression import columns_of
+from tablepuppet.party.release import Release
+from tablepuppet.sql.expression import checked, columns_of
 from tablepuppet.sql.plan import Scan, pushable
 
 if TYPE_CHECKING:
     from tablepuppet.party.ops import Op
 
+OF_NO_CELL = Release.SCHEMA | Release.COUNTS | Release.KEY_DIGESTS
+"""What does not depend on features or labels; digests, unless an op tells those of a column."""
+
 
 @dataclass(frozen=True)
 class Output:
-    """A selected expression: the columns it reads, and the rule they make together."""
+    """A selected expression: the columns it reads, and the rule they make together.
+
+    The rule has the ``bounds`` and ``categories`` of the policy if the expression is exactly one column.
+    """
 
     columns: tuple[str, ...]
     rule: ColumnRule
@@ -54,6 +62,7 @@ class Grant:
 
     def check(self, op: Op, arguments: Mapping[str, Any]) -> None:
         """Raise PrivacyError unless every column that the op works on may be told as the op tells it."""
+        self._check_noise(op)
         for name in self._involved(op, arguments):
             output = self.outputs[name]
             if op.use is not None and not output.rule.uses & op.use:
@@ -65,6 +74,13 @@ class Grant:
                 rule = "uses" if too_much & LEVELS[level] else "level"
                 reason = f"as {uses.label} at level {level.name.lower()} it does not release {too_much.label}"
                 raise refusal(self.party, rule, reason, self.table, self._strictest(output))
+
+    def _check_noise(self, op: Op) -> None:
+        """Where the policy demands differential privacy, what is told of cells must have been noised by the op."""
+        bare = op.releases & ~OF_NO_CELL | (op.releases & Release.KEY_DIGESTS if op.columns else Release(0))
+        if self.rules.budget.require_dp and not op.private and bare:
+            reason = f"releases {bare.label} only with noise; set the privacy of the learner, as docs/privacy.md says"
+            raise self.refusal("require_dp", reason)
 
     def _strictest(self, output: Output) -> list[str]:
         """The column that gives an expression its level."""
@@ -123,6 +139,9 @@ class _Judge:
         if whole is None or not whole.uses & use:
             reason = f"have no use as {_either(use)} in common, so no expression may hold them all"
             raise refusal(self.party, "uses", reason, self.table, columns)
+        only = self.rules.column(columns[0]) if len(columns) == 1 else None
+        if only is not None and isinstance(checked(text).unnest(), exp.Column):
+            whole = replace(whole, bounds=only.bounds, categories=only.categories)
         return Output(columns, whole)
 
 

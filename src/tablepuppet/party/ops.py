@@ -24,9 +24,20 @@ from tablepuppet.party.policy import Level, Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.secure_table import SecureTable
 from tablepuppet.party.snapshot import Snapshot
+from tablepuppet.privacy.accountant import Spending
+from tablepuppet.sql.plan import Scan
 
 Values = dict[str, Any]  # plain values and NumPy arrays by name
 SECURE = "secure"  # the argument that asks for a masked reply
+Charge = Callable[[Spending, str, str | None], None]  # cost, purpose, release
+
+
+def _uncharged(cost: Spending, purpose: str, release: str | None) -> None:
+    """Where nobody keeps a ledger."""
+
+
+def _unread(scan: Scan) -> Snapshot:
+    raise PartyError(f"party {scan.party!r}: its database is not there to be read again")
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,9 @@ class LocalTable:
     category_secrets: dict[str, bytes] = field(default_factory=dict)  # of the party: those of loaded models
     shelf: Shelf = field(default_factory=lambda: Shelf(""))  # of the caller: its parts of saved models
     is_repeat: bool = False  # the request was answered before: what it did outside of the session is done
+    noise_secret: bytes = b""  # of the party, unknown to others: for noise that is the same whenever it is asked for
+    charged: Charge = _uncharged
+    read: Callable[[Scan], Snapshot] = _unread
 
     def view(self, name: str) -> View:
         """The rows of a relation that was announced with the op ``rows.use``."""
@@ -66,6 +80,14 @@ class LocalTable:
         if self.snapshot.in_source_order and len(row_ids) == self.snapshot.rows:
             return column
         return column.take(pa.array(self.snapshot.place(row_ids)))
+
+    def charge(self, cost: Spending, purpose: str, release: str | None = None) -> None:
+        """Spend ``cost`` of the table's budget in the caller's name; PrivacyError if there is not as much left.
+
+        To be called before a release; when it returns, the charge is on disk. ``release`` names one that is the same
+        whenever it is asked for: it costs once. Inside the coordinator's own process there is no budget, and no charge.
+        """
+        self.charged(cost, purpose, release)
 
     def category_key(self, blinding: str, column: str) -> bytes:
         """The digest key of a column's categories under the secret that ``blinding`` names."""
@@ -92,7 +114,8 @@ class Op:
     """A registered op.
 
     ``columns`` are the arguments that name the outputs it works on; an op without any works on every feature.
-    ``use`` is one of which those outputs must have at least one; None: what the releases are allowed for.
+    ``use`` is one of which those outputs must have at least one; None: what the releases are allowed for. A ``private``
+    op adds noise to all that it lets out and charges for it, with `LocalTable.charge`, before it returns.
     One that is ``on_shelf`` works on the caller's parts of saved models and needs no table; what it tells of the part
     that its argument ``part`` names is held against the policy for the tables that the part was learned from.
     ``summed`` are all values of its reply, if a coordinator needs no more of them than their sums over shards.
@@ -103,6 +126,7 @@ class Op:
     function: Callable[..., Values]
     columns: tuple[str, ...] = ()
     use: Use | None = None
+    private: bool = False
     on_shelf: bool = False
     summed: tuple[str, ...] = ()
 
@@ -126,6 +150,7 @@ def op(
     releases: Release,
     columns: tuple[str, ...] = (),
     use: Use | None = None,
+    private: bool = False,
     on_shelf: bool = False,
     summed: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Values]], Callable[..., Values]]:
@@ -133,7 +158,7 @@ def op(
 
     def register(function: Callable[..., Values]) -> Callable[..., Values]:
         assert name not in REGISTRY, f"two ops are called {name}"
-        REGISTRY[name] = Op(name, releases, function, columns, use, on_shelf, summed)
+        REGISTRY[name] = Op(name, releases, function, columns, use, private, on_shelf, summed)
         return function
 
     return register

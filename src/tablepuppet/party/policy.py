@@ -14,6 +14,7 @@ from enum import Flag, IntEnum, auto
 from functools import cached_property
 
 from tablepuppet.errors import ConfigError
+from tablepuppet.party.ledger import Budget
 from tablepuppet.party.release import Release
 
 
@@ -52,18 +53,31 @@ _OF_EVERY_COLUMN = Release.SCHEMA | Release.COUNTS
 USES: Mapping[Use, Release] = {
     Use.KEY: _OF_EVERY_COLUMN | Release.KEY_DIGESTS,
     Use.FILTER: _OF_EVERY_COLUMN,
-    Use.LABEL: _OF_EVERY_COLUMN | Release.LABELS | Release.STATISTICS | Release.HISTOGRAMS | Release.KEY_DIGESTS,
+    Use.LABEL: _OF_EVERY_COLUMN
+    | Release.LABELS
+    | Release.STATISTICS
+    | Release.HISTOGRAMS
+    | Release.KEY_DIGESTS
+    | Release.METRICS,
     Use.FEATURE: EVERY_RELEASE & ~Release.LABELS,
 }
 """What each use of a column leads to; the digests of a label or feature are those of its categories."""
 
 
+Category = str | int | float | bool
+
+
 @dataclass(frozen=True)
 class ColumnRule:
-    """What one column may be used for, and at which level."""
+    """What one column may be used for, and at which level.
+
+    ``bounds`` and ``categories`` say which values it may have, for noise that must not depend on those it has.
+    """
 
     uses: Use = EVERY_USE
     level: Level = Level.PUBLIC
+    bounds: tuple[float, float] | None = None
+    categories: tuple[Category, ...] | None = None
 
     @cached_property
     def releases(self) -> Release:
@@ -74,7 +88,7 @@ class ColumnRule:
         return allowed
 
     def joined(self, other: ColumnRule) -> ColumnRule:
-        """The rule of an expression over both: the fewest uses, the strictest level."""
+        """The rule of an expression over both: the fewest uses, the strictest level, nothing known of its values."""
         return ColumnRule(self.uses & other.uses, max(self.level, other.level))
 
 
@@ -88,6 +102,7 @@ class TableRule:
     min_rows: int = 0
     min_group: int = 0
     secure_sum: bool = False  # sums over its rows leave only within a sum over shards
+    budget: Budget = field(default_factory=Budget)
 
     def column(self, name: str) -> ColumnRule | None:
         """The rule of one column; None if it is hidden."""

@@ -18,6 +18,7 @@ from tablepuppet.party.blinding_key import read_blinding_key
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.counters import Counters
 from tablepuppet.party.database import SourceTable
+from tablepuppet.party.ledger import FILE, Account, Budget, Ledger
 from tablepuppet.party.policy import ColumnRule, Level, Policy, Use
 from tablepuppet.party.published import open_published
 from tablepuppet.party.tls_files import TlsFiles, read_tls_files
@@ -46,6 +47,7 @@ class TableReport(msgspec.Struct, frozen=True):
     min_group: int
     secure_sum: bool
     columns: list[ColumnReport]
+    budget: Budget
 
 
 class PartyReport(msgspec.Struct, frozen=True):
@@ -81,6 +83,19 @@ def inspect(path: Path) -> PartyReport:
     )
 
 
+def spent(path: Path) -> list[Account]:
+    """What was spent of the budget of every table in a party file; ConfigError if the party keeps no ledger."""
+    settings = PartyFile.load(path)
+    if settings.state_dir is None:
+        raise ConfigError(f"party file {str(path)!r}: it names no state_dir, so the party keeps no ledger")
+    file, policy = Path(settings.state_dir) / FILE, settings.policy()
+    budgets = {name: rules.budget for name in settings.tables if (rules := policy.table(name))}
+    if not file.exists():  # nothing was ever charged, and a look must not make the file
+        return [Account(name, "", 0.0, b.epsilon, b.epsilon, b.delta) for name, b in budgets.items()]
+    ledger = Ledger(file, settings.name)
+    return [account for name, budget in budgets.items() for account in ledger.accounts(name, budget)]
+
+
 def _attempt(problems: list[str], check: Callable[[], Found]) -> Found | None:
     try:
         return check()
@@ -112,7 +127,9 @@ def _table_report(settings: PartyFile, policy: Policy, table: SourceTable) -> Ta
         told = [release.name or "" for release in rule.releases]
         columns.append(ColumnReport(name, type_name, uses, rule.level.name.lower(), told))
     callers = sorted(settings.allow if rules.allow is None else rules.allow)
-    return TableReport(table.name, table.rows, callers, rules.min_rows, rules.min_group, rules.secure_sum, columns)
+    return TableReport(
+        table.name, table.rows, callers, rules.min_rows, rules.min_group, rules.secure_sum, columns, rules.budget
+    )
 
 
 def _strangers(settings: PartyFile, certificate: TlsFiles | None) -> list[str]:
@@ -128,10 +145,27 @@ def _warnings(settings: PartyFile, tables: list[TableReport]) -> list[str]:
     for table in tables:
         if table.rows < table.min_rows:
             found.append(f"table {table.name}: {table.rows} rows, but min_rows is {table.min_rows}: it cannot be used")
+        found += _budget_warnings(table)
         for column in table.columns:
             where = f"table {table.name}, column {column.name}"
             if family(column.type) is Family.OTHER:
                 found.append(f"{where}: type {column.type} cannot be read; cast it in sql, or leave it out")
             if column.level == Level.PRIVATE.name.lower() and {"label", "feature"} & set(column.uses):
                 found.append(f"{where}: a private column is neither told as label nor learned from")
+    return found
+
+
+def _budget_warnings(table: TableReport) -> list[str]:
+    """What a table that demands privacy tells without noise all the same."""
+    found = []
+    if table.budget.delta * table.rows >= 1:
+        found.append(f"table {table.name}: budget.delta is not below one over its rows: it would allow to tell a row")
+    told = {"key", "filter"}
+    for column in table.columns if table.budget.require_dp else ():
+        if told & set(column.uses) and {"label", "feature"} & set(column.uses):
+            uses = " and ".join(sorted(told & set(column.uses)))
+            found.append(
+                f"table {table.name}, column {column.name}: as {uses} it is told of without noise, though require_dp "
+                "is set"
+            )
     return found

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,11 @@ from tablepuppet.errors import PartyError
 from tablepuppet.party.audit import AuditLog, Outcome
 from tablepuppet.party.blind import derive_key
 from tablepuppet.party.bounded import Bounded
-from tablepuppet.party.database import Database
+from tablepuppet.party.database import Database, SourceTable
+from tablepuppet.party.grant import Grant
 from tablepuppet.party.guard import Guard
 from tablepuppet.party.kept import Shelves
+from tablepuppet.party.ledger import FILE, Ledger
 from tablepuppet.party.ops import LocalTable, Op, Values, category_secret, find_op
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.release import Release
@@ -30,6 +34,7 @@ from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.secure_ops import answered
 from tablepuppet.party.secure_table import SecureTable
 from tablepuppet.party.snapshot import Snapshot, take_snapshot
+from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.signed_keys import Identity
 from tablepuppet.sql.catalog import Shard
 from tablepuppet.sql.plan import Scan
@@ -43,9 +48,9 @@ class Party:
     ``blinding_key`` is shared by all parties and unknown to the coordinator. ``row_secret`` orders row ids; a
     party inside the coordinator's process has nobody to hide the order from, needs none, and numbers rows as
     its source does. Every verb first asks the guard, which enforces ``policy``, and ends with a line in the
-    ``audit`` log. ``state_dir`` keeps what callers have used up of their limits, and the parts of their
-    saved models. What was read for a caller is read anew for its next run once ``snapshot_ttl`` seconds have passed.
-    ``identity`` signs what it tells other shards.
+    ``audit`` log. ``state_dir`` keeps what callers have used up of their limits, the parts of their saved models, and
+    the ledger of what was spent of privacy budgets; without it nothing is charged. What was read for a caller is read
+    anew for its next run once ``snapshot_ttl`` seconds have passed. ``identity`` signs what it tells other shards.
     """
 
     def __init__(
@@ -66,6 +71,8 @@ class Party:
         self._guard = Guard(name, policy or Policy(), state_dir)
         self._audit = audit or AuditLog(None)
         self._row_secret, self._identity = row_secret, identity
+        self._noise_secret = hmac.digest(row_secret or secrets.token_bytes(32), b"noise", "sha256")
+        self._ledger = None if state_dir is None else Ledger(state_dir / FILE, name)
         self._sessions: dict[tuple[str, str], dict[str, LocalTable]] = {}
         self._models: dict[str, Bounded] = {}  # by caller
         self._shelves = Shelves(name, state_dir, self._guard.policy.max_models)
@@ -110,7 +117,12 @@ class Party:
         with self._audit.entry(caller, "", "describe", releases=Release.SCHEMA) as entry:
             self._guard.admit(caller)  # before the database is asked
             tables = self._guard.published(caller, self._database.tables())
-            return entry.reply([Shard(self.name, table.name, table.columns, table.rows) for table in tables])
+            return entry.reply([self._shard(table) for table in tables])
+
+    def _shard(self, table: SourceTable) -> Shard:
+        rules = self._guard.policy.table(table.name)
+        needs = rules is not None and rules.budget.require_dp
+        return Shard(self.name, table.name, table.columns, table.rows, needs)
 
     def open(
         self, caller: str, session: str, scans: Iterable[Scan], wire: str = "float64", outcome: Outcome = "ok"
@@ -142,11 +154,23 @@ class Party:
                     state=self._bounded(f"table {scan.table!r}: encoded relations of this session", "views"),
                     models=self._models.setdefault(caller, self._bounded("models of this caller", "fits")),
                     category_secrets=self._category_secrets,
+                    noise_secret=self._noise_secret,
+                    charged=partial(self._charge, caller, grants[scan.alias]),
+                    read=self._whole,
                     shelf=self._shelves.of(caller),
                 )
             with self._lock:
                 self._sessions[caller, session] = tables
             return entry.reply({alias: table.snapshot.rows for alias, table in tables.items()})
+
+    def _whole(self, scan: Scan) -> Snapshot:
+        """What a scan reads now, for the party's own eyes."""
+        with self._database.reader() as reader:
+            return take_snapshot(scan, reader, None)
+
+    def _charge(self, caller: str, grant: Grant, cost: Spending, purpose: str, release: str | None) -> None:
+        if self._ledger is not None:
+            self._ledger.charge(grant.table, caller, cost, grant.rules.budget, purpose=purpose, release=release)
 
     def _bounded(self, what: str, limit: str) -> Bounded:
         return Bounded(f"party {self.name!r}, {what}", limit, getattr(self._guard.policy, limit))

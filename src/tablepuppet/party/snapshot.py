@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, Protocol
 
 import duckdb
 import numpy as np
@@ -27,6 +28,14 @@ from tablepuppet.party.blind import Blinded, blind, derive_key
 from tablepuppet.party.database import POSITION, Reader, Source
 from tablepuppet.sql.expression import checked, columns_of, render
 from tablepuppet.sql.plan import KeySpec, Scan
+
+
+class Digest(Protocol):
+    """A hash that more bytes can be added to."""
+
+    def update(self, data: Any, /) -> None:
+        """Add bytes."""
+
 
 RowIds = NDArray[np.int32]
 MOST_ROWS = 2**31 - 1
@@ -92,10 +101,15 @@ def _hash(scan: Scan, tables: Sequence[pa.Table], positions: NDArray[np.int64] |
     digest = hashlib.sha256(repr((scan.outputs, scan.filters, [len(table) for table in tables])).encode())
     digest.update(b"" if positions is None else positions.tobytes())
     for column in (column for table in tables for column in table.columns):
-        digest.update(np.packbits(column.is_valid().to_numpy()).tobytes())
-        for batch in pa.table({"it": column.drop_null().combine_chunks()}).to_batches():
-            digest.update(batch.serialize())
+        add_column(digest, column)
     return digest.hexdigest()
+
+
+def add_column(digest: Digest, column: pa.ChunkedArray) -> None:
+    """Add what a column holds to a hash, however it is cut into chunks."""
+    digest.update(np.packbits(column.is_valid().to_numpy()).tobytes())
+    for batch in pa.table({"it": column.drop_null().combine_chunks()}).to_batches():
+        digest.update(batch.serialize())
 
 
 def take_snapshot(scan: Scan, reader: Reader, secret: bytes | None) -> Snapshot:

@@ -57,13 +57,14 @@ class Privacy:
             raise PrivacyError("secure_sum must be True or False")
 
     @classmethod
-    def from_plain(cls, settings: Mapping[str, Any]) -> Privacy:
-        """The settings of a job file or of a saved model; PrivacyError if one is none."""
-        strange = sorted(set(settings) - {each.name for each in fields(cls)})
-        if strange:
-            raise PrivacyError(f"privacy has no setting {strange[0]!r}")
-        given: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in settings.items()}
-        return cls(**given)
+    def of_settings(cls, settings: Mapping[str, Any]) -> Privacy:
+        """The promises that a file spells, where pairs and classes are lists."""
+        known = [each.name for each in fields(cls)]
+        unknown = [name for name in settings if name not in known]
+        if unknown:
+            raise PrivacyError(f"privacy has no setting {unknown[0]!r}; it has: {', '.join(known)}")
+        found: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in settings.items()}
+        return cls(**found)
 
     @property
     def is_label_private(self) -> bool:

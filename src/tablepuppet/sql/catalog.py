@@ -28,6 +28,7 @@ class Shard:
     name: str  # as the party spells it
     columns: Mapping[str, str]
     rows: int
+    require_dp: bool = False  # what is told of its cells must be noised
 
 
 @dataclass(frozen=True)

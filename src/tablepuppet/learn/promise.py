@@ -1,0 +1,183 @@
+"""What a fit promises: whether its `Privacy` can be kept and is what tables demand, and what it comes to.
+
+Comes in: a learner's privacy and a plan. Goes out: a PrivacyError before anything is asked of a party, or ``privacy_``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sqlglot import exp
+
+from tablepuppet.errors import PrivacyError
+from tablepuppet.privacy.settings import Privacy
+from tablepuppet.sql.expression import checked, columns_of
+from tablepuppet.sql.plan import Plan
+
+NOTHING = (
+    "No epsilon is promised: the model was fitted without differential privacy. Parties let out what docs/privacy.md "
+    "lists, and the coordinator is trusted not to solve it for rows."
+)
+LABELS_ONLY = (
+    "Labels were noised by their party before they left: whoever sees all that left, the model included, can tell two "
+    "tables that differ in one row's label only as well as label_epsilon allows (delta 0). Which rows take part, and "
+    "features, are taken as known: what is learned from features left without noise, so for them no epsilon holds."
+)
+SUMS_ONLY = (
+    "What shards of one table add up reached the coordinator as their sum only (secure_sum); that is no differential "
+    "privacy."
+)
+
+
+def check_supported(privacy: object) -> None:
+    """PrivacyError unless learners can keep every part of it. The one place that says what is not there yet."""
+    if privacy is None:
+        return
+    if not isinstance(privacy, Privacy):
+        raise PrivacyError(f"privacy must be tp.Privacy(...) or None, not {type(privacy).__name__}")
+    for name in ("feature_epsilon", "prediction_epsilon"):
+        if getattr(privacy, name) is not None:
+            raise PrivacyError(f"{name} is not supported yet; leave it at None")
+
+
+def check_demanded(plan: Plan, privacy: Privacy | None) -> None:
+    """PrivacyError if a party demands noise, of labels or of what is learned from features, that is not asked for."""
+    label = None if plan.query.label is None else plan.query.label.alias
+    features = {column.alias for column in plan.query.features}
+    for alias, table in plan.tables.items():
+        needs = []
+        if alias == label and (privacy is None or privacy.label_epsilon is None):
+            needs.append("label_epsilon")
+        if alias in features and (privacy is None or privacy.feature_epsilon is None):
+            needs.append("feature_epsilon")
+        demanding = [shard.party for shard in table.shards if shard.require_dp]
+        if needs and demanding:
+            raise PrivacyError(
+                f"party {demanding[0]!r}, table {table.name!r}: its policy demands differential privacy; learn with "
+                f"privacy=tp.Privacy({', '.join(f'{name}=...' for name in needs)}) (policy rule require_dp)",
+                rule="require_dp",
+            )
+
+
+def check_label_apart(plan: Plan, privacy: Privacy | None) -> None:
+    """PrivacyError if labels are to be noised and the query tells of their columns in another way.
+
+    Whether a label is missing may be filtered by: that is taken as known.
+    """
+    label = plan.query.label
+    if privacy is None or not privacy.is_label_private or label is None:
+        return
+    table, own = plan.tables[label.alias].name, set(columns_of(label.expression))
+    for alias in (alias for alias, other in plan.tables.items() if other.name.lower() == table.lower()):
+        for how, text in _uses(plan, alias):
+            shared = sorted(own & set(_told_columns(text) if how == "filter" else columns_of(text)))
+            if shared:
+                raise PrivacyError(
+                    f"table {table!r}, column {shared[0]!r}: it makes the label, which is noised, and is used as a "
+                    f"{how} too, which would tell of it without noise; leave it out there"
+                )
+
+
+def _uses(plan: Plan, alias: str) -> Iterator[tuple[str, str]]:
+    """(how, expression) for all that a query does with a table but the label."""
+    yield from (("feature", column.expression) for column in plan.query.features if column.alias == alias)
+    for branch in plan.query.branches:
+        if branch.filters.get(alias):
+            yield "filter", branch.filters[alias]
+        yield from (("join key", text) for key in branch.keys for text in key.members.get(alias, ()))
+
+
+def _told_columns(text: str) -> Iterable[str]:
+    """The columns of a filter that it tells more of than whether they are missing."""
+    for column in checked(text).find_all(exp.Column):
+        test = column.parent
+        while isinstance(test, exp.Paren):
+            test = test.parent
+        if not (isinstance(test, exp.Is) and isinstance(test.expression, exp.Null)):
+            yield from columns_of(column.sql(dialect="duckdb"))
+
+
+@dataclass(frozen=True)
+class TablePromise:
+    """What the rows of one table are promised: None for what nothing was told of, infinite for what had no noise.
+
+    ``feature`` counts everything that was told; ``feature_given_messages`` takes predictions as known (the paper's
+    accounting).
+    """
+
+    parties: tuple[str, ...]
+    label: float | None
+    feature: float | None
+    feature_given_messages: float | None
+
+    @property
+    def epsilon(self) -> float:
+        """For a row whose label and features both change."""
+        return (self.label or 0.0) + (self.feature or 0.0)
+
+    @property
+    def epsilon_given_messages(self) -> float:
+        """The same with predictions taken as known."""
+        return (self.label or 0.0) + (self.feature_given_messages or 0.0)
+
+    def told(self) -> dict[str, Any]:
+        """As a part of ``privacy_``."""
+        return {
+            "parties": list(self.parties),
+            "label": self.label,
+            "feature": self.feature,
+            "feature_given_messages": self.feature_given_messages,
+            "epsilon": self.epsilon,
+            "epsilon_given_messages": self.epsilon_given_messages,
+        }
+
+
+def promised(plan: Plan, privacy: Privacy | None) -> dict[str, Any]:
+    """``privacy_`` of a model.
+
+    ``epsilon`` is that of a row of any one table, ``total`` that of somebody with a row in every table.
+    """
+    label_epsilon = None if privacy is None else privacy.label_epsilon
+    tables = _by_table(plan, label_epsilon)
+    return {
+        "epsilon": max(table.epsilon for table in tables.values()),
+        "epsilon_given_messages": max(table.epsilon_given_messages for table in tables.values()),
+        "delta": None if label_epsilon is None else 0.0,
+        "label_epsilon": label_epsilon,
+        "secure_sum": privacy is not None and privacy.secure_sum,
+        "tables": {name: table.told() for name, table in tables.items()},
+        "parties": {party: _together(tables.values(), party) for party in plan.parties},
+        "total": _together(tables.values()),
+        "assumptions": _assumptions(privacy),
+    }
+
+
+def _assumptions(privacy: Privacy | None) -> str:
+    noise = LABELS_ONLY if privacy is not None and privacy.is_label_private else NOTHING
+    return f"{noise} {SUMS_ONLY}" if privacy is not None and privacy.secure_sum else noise
+
+
+def _by_table(plan: Plan, label_epsilon: float | None) -> dict[str, TablePromise]:
+    """By name: a table that is used twice has both parts of its uses."""
+    label = None if plan.query.label is None else plan.query.label.alias
+    features = {column.alias for column in plan.query.features}
+    found = {}
+    for table in plan.tables.values():
+        uses = {alias for alias, other in plan.tables.items() if other.name == table.name}
+        of_label = (math.inf if label_epsilon is None else label_epsilon) if label in uses else None
+        of_features = math.inf if uses & features else None
+        parties = tuple(dict.fromkeys(shard.party for shard in table.shards))
+        found[table.name] = TablePromise(parties, of_label, of_features, of_features)
+    return found
+
+
+def _together(tables: Iterable[TablePromise], party: str | None = None) -> dict[str, float]:
+    """Somebody with a row in each of these tables, or in those of one party."""
+    counted = [table for table in tables if party is None or party in table.parties]
+    return {
+        "epsilon": sum(table.epsilon for table in counted),
+        "epsilon_given_messages": sum(table.epsilon_given_messages for table in counted),
+    }

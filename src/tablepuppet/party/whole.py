@@ -1,0 +1,61 @@
+"""The state of a whole column of a table, as a fingerprint: what noise that repeats is drawn for.
+
+Comes in: a snapshot and one of its outputs. Goes out, to ops of the same party only: a hash of that output over all
+rows of the table, whatever the filters of the snapshot leave out. So two relations with different filters over the
+same data find the same fingerprint, and data that has changed finds another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from tablepuppet.errors import PartyError
+from tablepuppet.party.snapshot import Snapshot, add_column
+from tablepuppet.sql.plan import Scan
+
+Read = Callable[[Scan], Snapshot]  # takes a snapshot of the party's database as it is now
+
+
+def whole_fingerprint(snapshot: Snapshot, output: str, read: Read) -> str:
+    """The fingerprint of an output over the whole table; over the snapshot, where the table cannot be told from it.
+
+    That is so if the expression fails on rows which the filters leave out, or if the data has changed meanwhile.
+    """
+    scan = snapshot.scan
+    if "" in scan.filters:  # nothing was left out
+        return _fingerprint(snapshot, output)
+    try:
+        outputs = {output: scan.outputs[output]}
+        whole = read(replace(scan, outputs=outputs, filters=("",), keys=(), branches=(), pushed=()))
+    except PartyError:
+        return _fingerprint(snapshot, output)
+    return _fingerprint(whole if _holds(whole, snapshot, output) else snapshot, output)
+
+
+def _fingerprint(snapshot: Snapshot, output: str) -> str:
+    digest = hashlib.sha256(repr((snapshot.scan.table.lower(), snapshot.scan.outputs[output], snapshot.rows)).encode())
+    digest.update(b"" if snapshot.positions is None else snapshot.positions.tobytes())
+    add_column(digest, snapshot.outputs[output])
+    return digest.hexdigest()
+
+
+def _holds(whole: Snapshot, part: Snapshot, output: str) -> bool:
+    """Whether the whole table has the rows of a part of it, at the same positions."""
+    wanted = np.arange(part.rows) if part.positions is None else part.positions
+    known = np.arange(whole.rows) if whole.positions is None else whole.positions
+    places = np.searchsorted(known, wanted)
+    if len(places) and (places[-1] >= len(known) or not np.array_equal(known[places], wanted)):
+        return False
+    found = whole.outputs[output].take(pa.array(places))
+    return _digest(found) == _digest(part.outputs[output])
+
+
+def _digest(column: pa.ChunkedArray) -> bytes:
+    digest = hashlib.sha256()
+    add_column(digest, column)
+    return digest.digest()

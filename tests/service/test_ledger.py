@@ -1,0 +1,80 @@
+"""The ledger of a party that is a process of its own, killed while it charges: never less on disk than was released."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import tablepuppet as tp
+from tablepuppet.party.ledger import FILE, Ledger
+from tests.service import processes
+from tests.service.processes import Services
+
+ROWS = 300
+DIES = """
+import os, signal
+from tablepuppet.party.ledger import Ledger
+charge = Ledger.charge
+def killed(self, *told, **named):
+    {before}
+    charge(self, *told, **named)
+    {after}
+Ledger.charge = killed
+from tablepuppet.cli import main
+main()
+"""
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+PRIVACY = tp.Privacy(label_epsilon=2.0, label_classes=(0, 1))
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> Services:
+    row = np.arange(ROWS)
+    cards = pa.table({"id": row, "x": np.sin(row), "fraud": row * 7 % 5 // 3})
+    return Services(tmp_path, {"bank": {"cards": cards}})
+
+
+def labels(fed: tp.Federation) -> bytes:
+    """The noisy labels as they come."""
+    relation = fed.sql("SELECT x, fraud FROM cards", label="fraud")
+    learner = tp.LogisticRegression(privacy=PRIVACY)
+    assert relation.query.label is not None
+    asked = learner._ask_labels(relation.client, relation.query.label)
+    return bytes(asked["cards"][0]["codes"].tobytes())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "spent"), [(KILL, "", 0.0), ("", KILL, 2.0)], ids=["before the charge", "after the charge"]
+)
+def test_killed_while_charging(
+    services: Services, monkeypatch: pytest.MonkeyPatch, before: str, after: str, spent: float
+) -> None:
+    """kill -9 around the charge, then a restart: labels come, the same as ever, and are charged once."""
+    bank = services.parties["bank"]
+    command = [sys.executable, "-c", DIES.format(before=before or "pass", after=after or "pass")]
+    monkeypatch.setattr(processes, "COMMAND", command)
+    with services:
+        first = bank.process
+        assert first is not None
+        monkeypatch.undo()
+        found: list[bytes] = []
+        asking = threading.Thread(target=lambda: found.append(labels(services.federation())))
+        asking.start()
+        first.wait(timeout=60)  # it kills itself
+        ledger = Ledger(bank.state / FILE, "bank")
+        assert not found
+        assert ledger.spent("cards").pure == spent
+        bank.start()
+        asking.join(timeout=120)
+        assert len(found) == 1
+        assert ledger.spent("cards").pure == ledger.spent("cards", "analyst").pure == 2.0
+        assert labels(services.federation()) == found[0]  # another session, the same release
+        bank.kill()
+        bank.start()
+        assert labels(services.federation()) == found[0]
+        assert ledger.spent("cards").pure == 2.0
