@@ -51,7 +51,7 @@ def start(table: LocalTable, view: str, encoding: str, model: str, joined_rows: 
     return {"largest": block.largest}
 
 
-@op("linear.gram", releases=Release.GRAM)
+@op("linear.gram", releases=Release.GRAM, summed=("gram", "means"))
 def gram(table: LocalTable, view: str, encoding: str, joined_rows: Positive) -> Values:
     """A shard's part of the Gram matrix and the means of its table."""
     gram, means = gram_and_means(table, view, encoding, joined_rows)
@@ -77,7 +77,7 @@ def advance(table: LocalTable, view: str, model: str, mix: Array, memory: SomeOr
     return {}
 
 
-@op("linear.gradient", releases=Release.GRADIENT_SUMS)
+@op("linear.gradient", releases=Release.GRADIENT_SUMS, summed=("sums",))
 def gradient(table: LocalTable, view: str, encoding: str, rows: Array) -> Values:
     """A shard's part of T^T Y (Eq. 18)."""
     return {"sums": encoded(table, view, encoding).transposed_times(rows.astype(np.float64))}
@@ -109,7 +109,9 @@ class Sums:
     def __init__(self, lou: LearningOverUnion, encoding: Encoding, aliases: list[str], outputs: int, l2: float):
         self.lou, self.encoding, self.aliases, self.outputs, self.l2 = lou, encoding, aliases, outputs, l2
         rows = len(lou.client.mapping)
-        self._grams = lou.ask("linear.gram", aliases, encoding=encoding.id, joined_rows=rows)
+        self._grams = lou.ask(
+            "linear.gram", aliases, bounds=lambda _: {"gram": 1.0, "means": 1.0}, encoding=encoding.id, joined_rows=rows
+        )  # columns are standardised
 
     @cached_property
     def blocks(self) -> dict[str, RidgeBlock]:
@@ -127,7 +129,10 @@ class Sums:
 
     def turn(self, rows: Mapping[str, Floats], curvature: Curvature) -> float:
         """Set the direction of every block; nothing is left to agree on."""
-        sums = self.lou.ask("linear.gradient", self.aliases, rows, instead=self._left_out, encoding=self.encoding.id)
+        sums = self.lou.ask(
+            "linear.gradient", self.aliases, rows, instead=self._left_out, encoding=self.encoding.id,
+            bounds=lambda alias: {"sums": self.lou.bound(rows[alias])},
+        )  # fmt: skip
         for alias, block in self.blocks.items():
             block.turn(self.lou.add(sums[alias], "sums"), self.l2, curvature)
         return 0.0

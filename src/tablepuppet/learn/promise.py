@@ -18,13 +18,17 @@ from tablepuppet.sql.expression import checked, columns_of
 from tablepuppet.sql.plan import Plan
 
 NOTHING = (
-    "Nothing is promised: the model was fitted without differential privacy. Parties let out what docs/privacy.md "
+    "No epsilon is promised: the model was fitted without differential privacy. Parties let out what docs/privacy.md "
     "lists, and the coordinator is trusted not to solve it for rows."
 )
 LABELS_ONLY = (
     "Labels were noised by their party before they left: whoever sees all that left, the model included, can tell two "
     "tables that differ in one row's label only as well as label_epsilon allows (delta 0). Which rows take part, and "
     "features, are taken as known: what is learned from features left without noise, so for them no epsilon holds."
+)
+SUMS_ONLY = (
+    "What shards of one table add up reached the coordinator as their sum only (secure_sum); that is no differential "
+    "privacy."
 )
 
 
@@ -37,8 +41,6 @@ def check_supported(privacy: object) -> None:
     for name in ("feature_epsilon", "prediction_epsilon"):
         if getattr(privacy, name) is not None:
             raise PrivacyError(f"{name} is not supported yet; leave it at None")
-    if privacy.secure_sum:
-        raise PrivacyError("secure_sum is not supported yet; leave it at False")
 
 
 def check_demanded(plan: Plan, privacy: Privacy | None) -> None:
@@ -145,11 +147,17 @@ def promised(plan: Plan, privacy: Privacy | None) -> dict[str, Any]:
         "epsilon_given_messages": max(table.epsilon_given_messages for table in tables.values()),
         "delta": None if label_epsilon is None else 0.0,
         "label_epsilon": label_epsilon,
+        "secure_sum": privacy is not None and privacy.secure_sum,
         "tables": {name: table.told() for name, table in tables.items()},
         "parties": {party: _together(tables.values(), party) for party in plan.parties},
         "total": _together(tables.values()),
-        "assumptions": NOTHING if label_epsilon is None else LABELS_ONLY,
+        "assumptions": _assumptions(privacy),
     }
+
+
+def _assumptions(privacy: Privacy | None) -> str:
+    noise = LABELS_ONLY if privacy is not None and privacy.is_label_private else NOTHING
+    return f"{noise} {SUMS_ONLY}" if privacy is not None and privacy.secure_sum else noise
 
 
 def _by_table(plan: Plan, label_epsilon: float | None) -> dict[str, TablePromise]:

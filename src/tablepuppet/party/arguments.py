@@ -26,7 +26,7 @@ Some = Annotated[int, Meta(ge=1, le=10_000)]
 SomeOrNone = Annotated[int, Meta(ge=0, le=10_000)]
 
 _PLAIN: Mapping[Any, tuple[type, ...]] = {
-    str: (str,), int: (int,), float: (int, float), bool: (bool,), NoneType: (NoneType,),
+    str: (str,), bytes: (bytes,), int: (int,), float: (int, float), bool: (bool,), NoneType: (NoneType,),
 }  # fmt: skip
 
 
