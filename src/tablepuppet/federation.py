@@ -23,6 +23,7 @@ from tablepuppet.party.policy import Policy
 from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
 from tablepuppet.privacy.private_file import read_private_file
+from tablepuppet.privacy.trial_identity import TrialAuthority
 from tablepuppet.relation import Relation, Session, Settings
 from tablepuppet.runs.events import Events, Reader
 from tablepuppet.sql.catalog import Catalog
@@ -126,7 +127,12 @@ class Federation:
         self.events = Events(callbacks)
         entries = {name: PartyEntry(entry) if isinstance(entry, str) else entry for name, entry in parties.items()}
         blinding_key = _blinding_key(entries, key_file)
-        here = {name: _open_party(name, entry, blinding_key) for name, entry in entries.items() if not entry.is_remote}
+        trial = TrialAuthority()
+        here = {
+            name: _open_party(name, entry, blinding_key, trial)
+            for name, entry in entries.items()
+            if not entry.is_remote
+        }
         credentials = None if tls is None else tls.read()
         remote: dict[str, Remote] = {
             name: RemoteParty(name, entry.url, credentials, timeout, wait=on_party_lost == "wait", silent=self._warn)
@@ -294,8 +300,9 @@ def _blinding_key(entries: Mapping[str, PartyEntry], key_file: str | Path | None
     return secrets.token_bytes(32)
 
 
-def _open_party(name: str, entry: PartyEntry, blinding_key: bytes) -> Party:
-    return Party(name, open_database(name, entry.url), blinding_key, Policy.from_names(entry.levels, name))
+def _open_party(name: str, entry: PartyEntry, blinding_key: bytes, trial: TrialAuthority) -> Party:
+    policy = Policy.from_names(entry.levels, name)
+    return Party(name, open_database(name, entry.url), blinding_key, policy, identity=lambda: trial.identity(name))
 
 
 def _anchored(entry: str | PartyEntry, folder: Path) -> PartyEntry:

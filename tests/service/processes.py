@@ -32,16 +32,32 @@ def free_port() -> int:
 class PartyProcess:
     """One party with its file, its certificate and its port."""
 
-    def __init__(self, folder: Path, name: str, url: str, tables: Mapping[str, pa.Table], files: tuple[str, str, str]):
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        url: str,
+        tables: Mapping[str, pa.Table],
+        files: tuple[str, str, str],
+        extra: str = "",
+        of_tables: str = "",
+    ):
         self.folder, self.name, self.port = folder, name, free_port()
         self.file = folder / f"{name}.toml"
         self.state = folder / f"{name}-state"
         self.state.mkdir(exist_ok=True)
         self.process: subprocess.Popen[str] | None = None
-        self.write(url, tables, files)
+        self.write(url, tables, files, extra, of_tables)
 
-    def write(self, url: str, tables: Mapping[str, pa.Table], files: tuple[str, str, str], extra: str = "") -> None:
-        """The party file: every column may be used for everything."""
+    def write(
+        self,
+        url: str,
+        tables: Mapping[str, pa.Table],
+        files: tuple[str, str, str],
+        extra: str = "",
+        of_tables: str = "",
+    ) -> None:
+        """The party file: every column may be used for everything; ``of_tables`` is said of each table."""
         lines = [
             f'name = "{self.name}"', f'listen = "127.0.0.1:{self.port}"', f'database = "{url}"',
             'blinding_key = "blinding.key"', 'allow = ["analyst"]', f'state_dir = "{self.state}"',
@@ -49,7 +65,7 @@ class PartyProcess:
             "[tls]", f'cert = "{files[0]}"', f'key = "{files[1]}"', f'ca = "{files[2]}"',
         ]  # fmt: skip
         for table, rows in tables.items():
-            lines += [f"[tables.{table}]", "min_rows = 1", "min_group = 1", f"[tables.{table}.columns]"]
+            lines += [f"[tables.{table}]", "min_rows = 1", "min_group = 1", of_tables, f"[tables.{table}.columns]"]
             lines += [f'{column} = ["key", "filter", "label", "feature"]' for column in rows.column_names]
         self.file.write_text("\n".join(lines))
 
@@ -99,12 +115,14 @@ class PartyProcess:
 class Services:
     """A federation whose parties are processes."""
 
-    def __init__(self, folder: Path, parties: Mapping[str, Mapping[str, pa.Table]]):
+    def __init__(
+        self, folder: Path, parties: Mapping[str, Mapping[str, pa.Table]], extra: str = "", of_tables: str = ""
+    ):
         self.folder, self.certificates = folder, Certificates(folder / "certificates")
         new_blinding_key(folder / "blinding.key")
         self.urls = {name: write_party(folder, name, tables) for name, tables in parties.items()}
         self.parties = {
-            name: PartyProcess(folder, name, self.urls[name], tables, self.certificates.files(name))
+            name: PartyProcess(folder, name, self.urls[name], tables, self.certificates.files(name), extra, of_tables)
             for name, tables in parties.items()
         }
         self._stack = ExitStack()

@@ -84,13 +84,13 @@ def start(
     return {"largest": block.largest}
 
 
-@op("private.gram", releases=Release.GRAM, private=True)
+@op("private.gram", releases=Release.GRAM, private=True, summed=("gram",))
 def gram(table: LocalTable, view: str, encoding: str, table_rows: Positive, multiplier: PositiveNumber) -> Values:
     """A shard's part of the noisy Gram matrix."""
     return {"gram": noisy_gram(table, view, encoding, table_rows, multiplier)}
 
 
-@op("private.gradient", releases=Release.GRADIENT_SUMS, private=True)
+@op("private.gradient", releases=Release.GRADIENT_SUMS, private=True, summed=("sums",))
 def gradient(
     table: LocalTable, view: str, encoding: str, rows: Array, table_rows: Positive, clip: PositiveNumber,
     multiplier: PositiveNumber,
@@ -191,8 +191,9 @@ class NoisySums(Sums):
         self.noise = noise
         self.lou, self.encoding, self.aliases, self.outputs, self.l2 = lou, encoding, aliases, outputs, l2
         self._grams = lou.ask(
-            "private.gram", aliases, by_alias=_sizes(lou.client, aliases), encoding=encoding.id, multiplier=noise.gram
-        )
+            "private.gram", aliases, by_alias=_sizes(lou.client, aliases), encoding=encoding.id, multiplier=noise.gram,
+            bounds=lambda alias: {"gram": encoding.columns(alias) * self._with_noise(alias, noise.gram)},
+        )  # fmt: skip
 
     @cached_property
     def blocks(self) -> dict[str, RidgeBlock]:
@@ -208,7 +209,12 @@ class NoisySums(Sums):
         return self.lou.ask(
             "private.gradient", self.aliases, rows, by_alias=_sizes(self.lou.client, self.aliases),
             encoding=self.encoding.id, clip=self.noise.clip, multiplier=self.noise.step,
+            bounds=lambda alias: {"sums": self.noise.clip * self._with_noise(alias, self.noise.step)},
         )  # fmt: skip
+
+    def _with_noise(self, alias: str, multiplier: float) -> float:
+        """No noisy sum over a table's rows is larger, by what one row may add to it times its rows; almost surely."""
+        return 1.0 + 10 * multiplier * self.lou.shards(alias) / self.lou.client.mapping.tables[alias].rows
 
 
 def _sizes(client: Client, aliases: list[str]) -> dict[str, dict[str, int]]:

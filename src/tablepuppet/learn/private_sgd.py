@@ -158,7 +158,7 @@ def noisy_descend(
     return {"image": noisy_image(table, told, bound, image_multiplier), "square": square}
 
 
-@op("private.sampled_gradient", releases=Release.GRADIENT_SUMS, private=True)
+@op("private.sampled_gradient", releases=Release.GRADIENT_SUMS, private=True, summed=("sums",))
 def sampled_gradient(
     table: LocalTable, view: str, encoding: str, model: str, theta: Array, pull: float, hidden: Hidden, outputs: Some,
     table_rows: Positive, clip: PositiveNumber, multiplier: PositiveNumber, sampling: PositiveNumber,
@@ -283,10 +283,16 @@ class SampledModel(PlacedModel[NoisyPart]):
             told[alias]["theta"] = part.theta
         sums = self.lou.ask(
             "private.sampled_gradient", self.together, rows, told, encoding=self.encoding.id, model=self.model,
-            pull=pull, **self.whole_shape,
+            pull=pull, bounds=self._largest, **self.whole_shape,
         )  # fmt: skip
         for alias, part in self._shared.items():
             part.descend(self.lou.add(sums[alias], "sums"), rate, momentum, self.l2)
+
+    def _largest(self, alias: str) -> dict[str, float]:
+        """No noisy sum over a table's rows is larger, almost surely."""
+        noise, rows = self.noise, self.lou.client.mapping.tables[alias].rows
+        drawn = 10 * noise.multipliers[alias] * self.lou.shards(alias) / rows
+        return {"sums": noise.clip * (1.0 + drawn) / noise.samplings[alias]}
 
     def _by_alias(self, aliases: Iterable[str]) -> dict[str, dict[str, Any]]:
         noise, tables = self.noise, self.lou.client.mapping.tables
