@@ -10,6 +10,7 @@ import pytest
 
 from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.learn import private_sgd
+from tablepuppet.learn.part import part_of
 from tablepuppet.party.ops import LocalTable, View
 from tablepuppet.prep.encoded_table import EncodedTable
 from tablepuppet.privacy.accountant import Spending
@@ -73,7 +74,7 @@ def test_charged_for_each_step(hidden: list[int] | None) -> None:
     charges: list[Any] = []
     table = begun(hidden, charges=charges)
     steps(table, 3)
-    size = private_sgd.part_of(table, "m").theta.size
+    size = part_of(table, "m").theta.size
     cost = Spending.of_gaussian(2.0, 1, 0.25) + Spending.of_pure(sampling_epsilon(size))
     assert [each for each, _ in charges] == [cost] * 3
     assert len({release for _, release in charges}) == 3
@@ -89,7 +90,7 @@ def test_nothing_is_told_that_cannot_be_charged() -> None:
     table.charged = refuse
     with pytest.raises(PrivacyError, match="nothing is left"):
         steps(table)
-    assert not private_sgd.part_of(table, "m").theta.any()
+    assert not part_of(table, "m").theta.any()
 
 
 @MODELS
@@ -119,7 +120,7 @@ def test_samples_are_poisson() -> None:
 def test_noisy_gradient_is_right_on_average(sampling: float) -> None:
     """Over many samples the noisy gradient is the clipped one over all rows, with the noise that was asked for."""
     table = begun(None)
-    part, rows = private_sgd.part_of(table, "m"), np.sin(np.arange(ROWS)) / ROWS
+    part, rows = part_of(table, "m"), np.sin(np.arange(ROWS)) / ROWS
     drawn = private_sgd.NoisySteps.of(
         table, "v", "e", private_sgd.rows_of(part), part.theta, rows, 0.0, ROWS, 1.0, 2.0, sampling
     )

@@ -1,4 +1,4 @@
-"""Gradients bounded row by row: the lengths are those of autograd, no row adds more than the bound, null records nothing."""
+"""Gradients bounded row by row: lengths are those of autograd, no row adds more than its bound, null records nothing."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def table_of(rng: np.random.Generator, rows: int, nulls: int = 0) -> EncodedTabl
     """Random encoded rows; the last ones are null records."""
     dense = rng.normal(size=(rows, NUMBERS)) * np.exp(2 * rng.normal(size=(rows, 1)))
     codes = tuple(rng.integers(-1, size, rows).astype(np.int32) for size in SIZES)
-    for column in (dense, *codes):
-        column[rows - nulls :] = 0.0 if column is dense else -1
+    dense[rows - nulls :] = 0.0
+    for column in codes:
+        column[rows - nulls :] = -1
     return EncodedTable(dense, codes, SIZES)
 
 

@@ -7,7 +7,8 @@ never below the loss. With "admm" they answer the residual of the sharing proble
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -15,9 +16,8 @@ from numpy.typing import NDArray
 
 from tablepuppet.learn.admm import SharingRule
 from tablepuppet.learn.descent import Round
-from tablepuppet.learn.private_sgd import SampledLinear, SampledModel, SampledNetwork
+from tablepuppet.learn.private_sgd import Pace, SampledLinear, SampledModel, SampledNetwork, parameters_of
 from tablepuppet.learn.step_promise import StepPromise
-from tablepuppet.learn.table_network import TableNetwork
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.learn.units import in_units, out_of_units
 from tablepuppet.pieces import over_pieces
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 PRIVATE_SOLVER: Literal["sgd", "admm"] = "sgd"  # of networks
-AUTO_LR = 0.5
+FASTEST = 0.5  # the learning rate of networks with momentum 0.9
+WALK = 8.0  # how far noise alone may carry parameters: with more of it steps are shorter
 AUTO_RHO = 1.5  # times the mean curvature of the loss at the start
 
 
@@ -95,25 +96,40 @@ def solve_by_steps(
         if learner.solver_ == "admm"
         else Gradient(loss, tables)
     )
-    lr = AUTO_LR if isinstance(learner.lr, str) else learner.lr
-    total = promise.rounds * promise.local_steps
-    rates = (lr * (1 - np.arange(total) / total)).reshape(promise.rounds, -1)
+    paces = _paces(learner, model, promise, loss.most_curvature * tables)
     with one_thread():
-        intercept = descend_noisily(
-            model, loss, wish, rates, learner.momentum, lambda done: report(out_of_units(done, unit))
-        )
+        intercept = descend_noisily(model, loss, wish, paces, lambda done: report(out_of_units(done, unit)))
     return model, unit * intercept
+
+
+def _paces(learner: Any, model: SampledModel, promise: StepPromise, curvature: float) -> list[Pace]:
+    """Learning rates, which fall to nothing on a line, by round; ``curvature`` is at most that of what tables minimise.
+
+    "auto" is a function of the noise and of counts, not of the rows.
+    """
+    rounds, steps, total = promise.rounds, promise.steps_of_round, promise.rounds * promise.steps_of_round
+    falling = (1 - np.arange(total) / total).reshape(rounds, steps)
+    rates = dict.fromkeys(model.tables, learner.lr)
+    if isinstance(learner.lr, str):
+        rates = {alias: _rate(model, alias, total, learner.momentum, curvature) for alias in model.tables}
+    return [Pace({alias: rate * of_round for alias, rate in rates.items()}, learner.momentum) for of_round in falling]
+
+
+def _rate(model: SampledModel, alias: str, steps: int, momentum: float, curvature: float) -> float:
+    """The usual learning rate of a table, or that at which noise carries its parameters no further than `WALK`."""
+    rest = 1 - momentum  # a step goes on for 1 / rest steps
+    usual = min(1.0, FASTEST * rest / 0.1)
+    if model.hidden is None:
+        usual = 2 * rest / (curvature * max(model.encoding.columns(alias), 1))
+    return min(usual, rest * WALK / (model.noise_length(alias) * math.sqrt(steps)))
 
 
 def _new_model(
     learner: Any, relation: Relation, outputs: int, unit: float, promise: StepPromise, hidden: Sequence[int] | None
 ) -> SampledModel:
     client, encoding = relation.client, learner.encoding_
-    sizes = {}
-    for alias in promise.planned:
-        if width := len(encoding.names(alias)):
-            network = TableNetwork.over(width, () if hidden is None else hidden, outputs)
-            sizes[alias] = len(network.start(0, alias, 0))
+    widths = {alias: len(encoding.names(alias)) for alias in promise.planned}
+    sizes = {alias: parameters_of(width, hidden, outputs) for alias, width in widths.items() if width}
     relation.events.emit("info", "privacy.noise", "choosing the noise of steps, which may take some seconds")
     kind = SampledLinear if hidden is None else SampledNetwork
     noise = promise.choose(sizes)
@@ -123,13 +139,13 @@ def _new_model(
 
 
 def descend_noisily(
-    model: SampledModel, loss: Loss, wish: Wish, rates: Array, momentum: float, report: Callable[[Round], bool]
+    model: SampledModel, loss: Loss, wish: Wish, paces: Iterable[Pace], report: Callable[[Round], bool]
 ) -> Array:
-    """Rounds of steps, whose learning rates are a row of ``rates`` each; the intercept. ``report`` may ask to stop."""
+    """A round of steps for each pace; the intercept. ``report`` may ask to stop."""
     intercept = loss.best_constant()
     scores = constant_scores(loss)
-    for number, of_round in enumerate(rates, start=1):
-        predictions = model.step(wish.at(scores), wish.pull, of_round, momentum)
+    for number, pace in enumerate(paces, start=1):
+        predictions = model.step(wish.at(scores), wish.pull, pace)
         intercept = intercept - np.atleast_1d(loss.gradient(predictions + intercept).sum(axis=0)) / loss.most_curvature
         scores = predictions + intercept
         value = loss.value(scores)

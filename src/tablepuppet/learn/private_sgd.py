@@ -18,8 +18,10 @@ Models begin where all predictions are zero, so that nothing of the rows is told
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -99,6 +101,11 @@ def rows_of(part: NoisyPart) -> RowModel:
 def row_model(width: int, hidden: Hidden, outputs: int) -> RowModel:
     """The model of a table with ``width`` encoded columns."""
     return LinearRows() if hidden is None else NetworkRows(TableNetwork.over(width, hidden, outputs))
+
+
+def parameters_of(width: int, hidden: Hidden, outputs: int) -> int:
+    """How many a table has."""
+    return sum((into + 1) * out for into, out in pairwise((width, *(hidden or ()), outputs))) - outputs
 
 
 def new_part(seed: int, alias: str, numbers: int, width: int, hidden: Hidden, outputs: int) -> NoisyPart:
@@ -216,6 +223,19 @@ class StepNoise:
     images: int = field(default=0, init=False)
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How fast the tables go in one round."""
+
+    rates: Mapping[str, Array]  # by table, the learning rate of each step
+    momentum: float
+
+    @property
+    def steps(self) -> int:
+        """Of the round."""
+        return len(next(iter(self.rates.values()), ()))
+
+
 class SampledModel(PlacedModel[NoisyPart]):
     """The coordinator's side of a model whose parties take noisy steps."""
 
@@ -251,31 +271,41 @@ class SampledModel(PlacedModel[NoisyPart]):
         return {"hidden": self.hidden, "outputs": self.outputs}
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Parameters by table."""
+        return {
+            alias: parameters_of(len(self.encoding.names(alias)), self.hidden, self.outputs) for alias in self.tables
+        }
+
+    @property
     def square(self) -> float:
         """|theta|^2."""
         shared = sum(float(np.vdot(part.theta, part.theta)) for part in self._shared.values())
         return shared + sum(self._squares.values())
 
-    def step(self, wanted: Array, pull: float, rates: Array, momentum: float) -> Array:
+    def step(self, wanted: Array, pull: float, pace: Pace) -> Array:
         """The sum over tables of their predictions, after steps that answer ``wanted``."""
         rows = self.loj.scatter(wanted, self.tables)
-        replies = self._ask_steps(rows, pull, rates, momentum)
-        for number, rate in enumerate(rates):
-            self._step_shared(None if number else rows, pull, float(rate), momentum)
-        self.noise.steps += len(rates)
+        replies = self._ask_steps(rows, pull, pace)
+        for number in range(pace.steps):
+            self._step_shared(None if number else rows, pull, pace, number)
+        self.noise.steps += pace.steps
         self.noise.images += 1
         predictions = self.gathered(replies)
         self._squares = {alias: replies[alias][0]["square"] for alias in self.alone}
         return predictions
 
-    def _ask_steps(self, rows: Mapping[str, Floats], pull: float, rates: Array, momentum: float) -> Replies:
+    def _ask_steps(self, rows: Mapping[str, Floats], pull: float, pace: Pace) -> Replies:
+        told = self._by_alias(self.alone)
+        for alias in self.alone:
+            told[alias]["rates"] = pace.rates[alias]
         return self.lou.ask(
             "private.descend" if self.noise.image is None else "private.noisy_descend", self.alone, rows,
-            by_alias=self._by_alias(self.alone), encoding=self.encoding.id, model=self.model, pull=pull, rates=rates,
-            momentum=momentum, l2=self.l2, **self._image_noise,
+            by_alias=told, encoding=self.encoding.id, model=self.model, pull=pull, momentum=pace.momentum, l2=self.l2,
+            **self._image_noise,
         )  # fmt: skip
 
-    def _step_shared(self, rows: Mapping[str, Floats] | None, pull: float, rate: float, momentum: float) -> None:
+    def _step_shared(self, rows: Mapping[str, Floats] | None, pull: float, pace: Pace, number: int) -> None:
         if not self.together:
             return
         told = self._by_alias(self.together)
@@ -286,13 +316,20 @@ class SampledModel(PlacedModel[NoisyPart]):
             pull=pull, bounds=self._largest, **self.whole_shape,
         )  # fmt: skip
         for alias, part in self._shared.items():
-            part.descend(self.lou.add(sums[alias], "sums"), rate, momentum, self.l2)
+            rate = float(pace.rates[alias][number])
+            part.descend(self.lou.add(sums[alias], "sums"), rate, pace.momentum, self.l2)
 
     def _largest(self, alias: str) -> dict[str, float]:
         """No noisy sum over a table's rows is larger, almost surely."""
         noise, rows = self.noise, self.lou.client.mapping.tables[alias].rows
         drawn = 10 * noise.multipliers[alias] * self.lou.shards(alias) / rows
         return {"sums": noise.clip * (1.0 + drawn) / noise.samplings[alias]}
+
+    def noise_length(self, alias: str) -> float:
+        """About the length of the noise in a table's gradient."""
+        noise, rows = self.noise, self.lou.client.mapping.tables[alias].rows
+        numbers = self.sizes[alias] * self.lou.shards(alias)
+        return noise.multipliers[alias] * noise.clip * math.sqrt(numbers) / (noise.samplings[alias] * rows)
 
     def _by_alias(self, aliases: Iterable[str]) -> dict[str, dict[str, Any]]:
         noise, tables = self.noise, self.lou.client.mapping.tables

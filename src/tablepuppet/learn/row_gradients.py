@@ -10,7 +10,6 @@ which finds them layer by layer, without a gradient per row ("ghost clipping"); 
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
@@ -77,12 +76,11 @@ class NetworkRows:
         """By Opacus, some rows at a time."""
         torch, rows = need_torch(), len(table.dense)
         found, size = np.empty(rows), max(1, NUMBERS // max(table.width, 1))
-        with one_thread(torch), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Full backward hook is firing")  # inputs need no gradient
+        with one_thread(torch):
             module = _module(self.network, theta)
             for start in range(0, rows, size):
                 part = np.arange(start, min(start + size, rows))
-                scores = module(torch.from_numpy(table.rows(part).matrix()))
+                scores = module(torch.from_numpy(table.rows(part).matrix()).requires_grad_())  # as hooks expect
                 scores.backward(torch.from_numpy(wanted[part].reshape(len(part), -1)))
                 found[part] = module.get_norm_sample().numpy()
         return found
