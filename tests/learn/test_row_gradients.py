@@ -1,4 +1,4 @@
-"""Gradients bounded row by row: lengths are those of autograd, no row adds more than its bound, null records nothing."""
+"""Gradients bounded row by row: lengths are those of autograd, no row adds more than its bound, null ones nothing."""
 
 from __future__ import annotations
 

@@ -84,6 +84,7 @@ def test_stated_epsilon_is_that_of_all_releases(tmp_path: Path, batch_size: int)
         assert accountant.get_epsilon(DELTA) == pytest.approx(stated(model, name), rel=0.01)
         assert stated(model, name) <= 8.0
         assert stated(model, name) == pytest.approx(8.0, rel=0.01)
+    assert ("Poisson" in model.privacy_["assumptions"]) == (batch_size == 100)
     assert model.privacy_["epsilon"] == math.inf
     assert model.privacy_["epsilon_given_messages"] <= 8.0
 

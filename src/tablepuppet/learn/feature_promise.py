@@ -40,6 +40,11 @@ class FeaturePromise:
         return self.asked_rounds or (ROUNDS if self.privacy.prediction_epsilon is None else NOISY_ROUNDS)
 
     @property
+    def is_sampled(self) -> bool:
+        """Whether epsilon is lower since parties used samples of their rows."""
+        return False
+
+    @property
     def _feature_epsilon(self) -> float:
         if self.privacy.feature_epsilon is None:
             raise PrivacyError("prediction_epsilon is about predictions only: set feature_epsilon too")

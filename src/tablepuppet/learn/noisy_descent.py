@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 PRIVATE_SOLVER: Literal["sgd", "admm"] = "sgd"  # of networks
 FASTEST = 0.5  # the learning rate of networks with momentum 0.9
-WALK = 8.0  # how far noise alone may carry parameters: with more of it steps are shorter
+WALK, LINEAR_WALK = 8.0, 0.4  # how far noise alone may carry parameters: with more of it steps are shorter
 AUTO_RHO = 1.5  # times the mean curvature of the loss at the start
 
 
@@ -118,10 +118,10 @@ def _paces(learner: Any, model: SampledModel, promise: StepPromise, curvature: f
 def _rate(model: SampledModel, alias: str, steps: int, momentum: float, curvature: float) -> float:
     """The usual learning rate of a table, or that at which noise carries its parameters no further than `WALK`."""
     rest = 1 - momentum  # a step goes on for 1 / rest steps
-    usual = min(1.0, FASTEST * rest / 0.1)
+    usual, walk = min(1.0, FASTEST * rest / 0.1), WALK
     if model.hidden is None:
-        usual = 2 * rest / (curvature * max(model.encoding.columns(alias), 1))
-    return min(usual, rest * WALK / (model.noise_length(alias) * math.sqrt(steps)))
+        usual, walk = 2 * rest / (curvature * max(model.encoding.columns(alias), 1)), LINEAR_WALK
+    return min(usual, rest * walk / (model.noise_length(alias) * math.sqrt(steps)))
 
 
 def _new_model(

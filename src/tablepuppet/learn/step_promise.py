@@ -60,6 +60,11 @@ class StepPromise(FeaturePromise):
         return self.local_steps * (self._usual_rounds if whole else 1)
 
     @property
+    def is_sampled(self) -> bool:
+        """Whether epsilon is lower since parties used samples of their rows."""
+        return any(sampling < 1 for sampling in self.samplings.values())
+
+    @property
     def _usual_rounds(self) -> int:
         """More where there is less noise: 5 for an epsilon of 1 or less, 20 for 10. Measured on MovieLens."""
         return min(MANY_ROUNDS, round(FEW_ROUNDS * math.pow(max(1.0, self._feature_epsilon), 0.6)))
