@@ -79,6 +79,14 @@ class LocalTable:
             raise PartyError(f"party {self.snapshot.scan.party!r}: no rows are announced for relation {name!r}")
         return self.views[name]
 
+    def check_once(self, view: str) -> None:
+        """PrivacyError if a row stands twice in a relation's list: then it would count twice in sums with noise."""
+        rows, known = self.view(view).row_ids, f"{view}/once"
+        if known not in self.state:
+            self.state[known] = len(np.unique(rows)) == len(rows)
+        if not self.state[known]:
+            raise self.grant.refusal("require_dp", "a row is listed twice, which noise for one would not hide")
+
     def column(self, name: str, view: str) -> pa.ChunkedArray:
         """An output column, for the rows of a relation, by row id."""
         column, row_ids = self.snapshot.outputs[name], self.view(view).row_ids
