@@ -50,6 +50,11 @@ class View:
     row_ids: NDArray[np.integer]
     counts: NDArray[np.integer]
 
+    @cached_property
+    def is_each_once(self) -> bool:
+        """Whether no row stands there twice."""
+        return len(np.unique(self.row_ids)) == len(self.row_ids)
+
 
 @dataclass
 class LocalTable:
@@ -81,10 +86,7 @@ class LocalTable:
 
     def check_once(self, view: str) -> None:
         """PrivacyError if a row stands twice in a relation's list: then it would count twice in sums with noise."""
-        rows, known = self.view(view).row_ids, f"{view}/once"
-        if known not in self.state:
-            self.state[known] = len(np.unique(rows)) == len(rows)
-        if not self.state[known]:
+        if not self.view(view).is_each_once:
             raise self.grant.refusal("require_dp", "a row is listed twice, which noise for one would not hide")
 
     def column(self, name: str, view: str) -> pa.ChunkedArray:
