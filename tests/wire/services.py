@@ -60,7 +60,8 @@ def served(
         servers = {}
         for name, url in urls.items():
             kept = None if state is None else state / name
-            party = Party(name, open_database(name, url), key, policy, name.encode(), state_dir=kept)
+            ttl = (limits or Limits()).snapshot_ttl
+            party = Party(name, open_database(name, url), key, policy, name.encode(), state_dir=kept, snapshot_ttl=ttl)
             journal = None if state is None else Journal(state / name, name)
             desk = Desk(party, limits or Limits(), journal, told)
             tls = None if certificates is None else certificates.server(name)

@@ -1,0 +1,125 @@
+"""Who calls a service: certificates decide, and what was read for one caller is not for another."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+import pyarrow.parquet
+import pytest
+
+import tablepuppet as tp
+from tablepuppet.federation import Tls
+from tablepuppet.party.config import Limits
+from tablepuppet.party.policy import Policy
+from tablepuppet.party.request import Request
+from tablepuppet.privacy.certificates import issue
+from tablepuppet.wire.flight_engine import RemoteParty
+from tablepuppet.wire.flight_server import FlightServer
+from tests.relations import write_party
+from tests.wire.services import Certificates, calling, served
+
+TWO_DAYS_AGO = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=2)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    found = Certificates(tmp_path_factory.mktemp("certificates") / "ca")
+    issue(found.folder, "late", days=1, start=TWO_DAYS_AGO)
+    return found
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("foreign") / "ca")
+
+
+def rows(count: int) -> pa.Table:
+    return pa.table({"x": np.arange(float(count))})
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_party(tmp_path_factory.mktemp("party"), "p", {"t": rows(5)})
+
+
+@pytest.fixture(scope="module")
+def server(url: str, certificates: Certificates) -> Iterator[FlightServer]:
+    with served({"p": url}, certificates, policy=Policy(allow=frozenset({"analyst"}))) as servers:
+        yield servers["p"]
+
+
+def remote(server: FlightServer, tls: Tls | None, timeout: float = 60.0) -> RemoteParty:
+    scheme = "grpc" if tls is None else "grpc+tls"
+    return RemoteParty("p", f"{scheme}://127.0.0.1:{server.port}", None if tls is None else tls.read(), timeout)
+
+
+def mixed(files: Tls, other: Certificates) -> Tls:
+    """A certificate, and the authority of others."""
+    return Tls(files.cert, files.key, other.client("analyst").ca)
+
+
+def test_a_certificate_that_fits(server: FlightServer, certificates: Certificates) -> None:
+    """A caller of the same authority, whom the party allows, is answered."""
+    assert remote(server, certificates.client("analyst")).call(Request("describe"))
+
+
+@pytest.mark.parametrize("wrong", ["foreign", "foreign caller", "expired"])
+def test_certificates_decide(
+    server: FlightServer, certificates: Certificates, foreign: Certificates, wrong: str
+) -> None:
+    """A party of another authority, a caller of another authority, and a caller whose certificate has expired end in an
+    error that names the party.
+    """
+    tls = {
+        "foreign": foreign.client("analyst"),
+        "foreign caller": mixed(foreign.client("analyst"), certificates),
+        "expired": certificates.client("late"),
+    }[wrong]
+    with pytest.raises(tp.PartyError, match="'p' at grpc"):
+        remote(server, tls, timeout=3.0).call(Request("describe"))
+
+
+def test_a_party_whose_certificate_has_expired(url: str, certificates: Certificates) -> None:
+    """The coordinator does not talk to it."""
+    with served({"late": url}, certificates) as servers, pytest.raises(tp.PartyError, match="'p' at grpc"):
+        remote(servers["late"], certificates.client("analyst"), timeout=3.0).call(Request("describe"))
+
+
+def test_no_certificate_is_no_caller(server: FlightServer, certificates: Certificates) -> None:
+    """Neither plaintext nor TLS without a certificate of the caller's own reaches the party."""
+    with pytest.raises(tp.PartyError, match="'p' at grpc"):
+        remote(server, None, timeout=3.0).call(Request("describe"))
+    authority = Path(certificates.client("analyst").ca).read_bytes()
+    nobody = flight.FlightClient(f"grpc+tls://127.0.0.1:{server.port}", tls_root_certs=authority)
+    with pytest.raises(flight.FlightUnavailableError):
+        list(nobody.list_actions(flight.FlightCallOptions(timeout=60.0)))
+
+
+def test_a_caller_who_is_not_allowed(server: FlightServer, certificates: Certificates) -> None:
+    """A good certificate is not enough: the policy names who may call."""
+    with pytest.raises(tp.PrivacyError, match=r"(?s)'stranger'.*allow"):
+        remote(server, certificates.client("stranger")).call(Request("describe"))
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(snapshot_ttl=3600.0)])
+def test_rows_are_read_anew_or_reused_by_their_caller(
+    certificates: Certificates, tmp_path: Path, limits: Limits
+) -> None:
+    """By default every run reads the rows that are there; within ``snapshot_ttl`` a caller's own runs reuse what was
+    read, another caller's do not.
+    """
+    url = write_party(tmp_path, "p", {"t": rows(5)})
+    with served({"p": url}, certificates, limits=limits) as servers:
+
+        def read(caller: str) -> int:
+            return len(calling(servers, certificates, tls=certificates.client(caller)).sql("SELECT x FROM t"))
+
+        assert read("analyst") == 5
+        pyarrow.parquet.write_table(rows(7), tmp_path / "p" / "t.parquet")
+        assert read("analyst") == (5 if limits.snapshot_ttl else 7)
+        assert read("rival") == 7
