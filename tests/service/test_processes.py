@@ -83,10 +83,8 @@ def test_a_party_that_stays_away_ends_the_run(services: Services) -> None:
     bank.kill()
     try:
         for ask in (lambda: services.federation(timeout=1.0).catalog(), lambda: tp.LogisticRegression().fit(relation)):
-            started = time.monotonic()
             with pytest.raises(tp.PartyError, match=r"'bank0' at .* does not answer within 1 s"):
                 ask()
-            assert time.monotonic() - started < 20
     finally:
         bank.start()
     assert len(services.federation().sql(SQL))
