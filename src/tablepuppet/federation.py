@@ -18,11 +18,12 @@ import msgspec
 
 from tablepuppet.errors import ConfigError, QueryError
 from tablepuppet.party.blinding_key import read_blinding_key
+from tablepuppet.party.config import Tls as TlsPaths
 from tablepuppet.party.database import anchored, open_database
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
-from tablepuppet.privacy.private_file import read_private_file
+from tablepuppet.party.tls_files import read_tls_files
 from tablepuppet.privacy.trial_identity import TrialAuthority
 from tablepuppet.relation import Relation, Session, Settings
 from tablepuppet.runs.events import Events, Reader
@@ -59,20 +60,13 @@ class Tls(msgspec.Struct, forbid_unknown_fields=True):
     ca: str
 
     def read(self) -> ClientTls:
-        """What the files hold; ConfigError if one cannot be read or everybody may read the key."""
-        key = read_private_file(Path(self.key), "the key of the TLS certificate")
-        return ClientTls(_read(self.cert), key, _read(self.ca))
+        """What the files hold; ConfigError if one cannot be read, does not fit the others, or is not good today."""
+        files = read_tls_files(TlsPaths(self.cert, self.key, self.ca))
+        return ClientTls(files.certificate, files.key, files.authorities)
 
     def anchored(self, folder: Path) -> Tls:
         """The same with paths that start at a folder."""
         return Tls(*(str(folder / path) for path in (self.cert, self.key, self.ca)))
-
-
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read certificate {path!r}: {error.strerror}") from error
 
 
 class FederationFile(msgspec.Struct, forbid_unknown_fields=True):

@@ -50,6 +50,11 @@ class View:
     row_ids: NDArray[np.integer]
     counts: NDArray[np.integer]
 
+    @cached_property
+    def is_each_once(self) -> bool:
+        """Whether no row stands there twice."""
+        return len(np.unique(self.row_ids)) == len(self.row_ids)
+
 
 @dataclass
 class LocalTable:
@@ -78,6 +83,11 @@ class LocalTable:
         if name not in self.views:
             raise PartyError(f"party {self.snapshot.scan.party!r}: no rows are announced for relation {name!r}")
         return self.views[name]
+
+    def check_once(self, view: str) -> None:
+        """PrivacyError if a row stands twice in a relation's list: then it would count twice in sums with noise."""
+        if not self.view(view).is_each_once:
+            raise self.grant.refusal("require_dp", "a row is listed twice, which noise for one would not hide")
 
     def column(self, name: str, view: str) -> pa.ChunkedArray:
         """An output column, for the rows of a relation, by row id."""
