@@ -13,9 +13,10 @@ from tablepuppet.learn import (
     networks,
     part,
     private_labels,
+    private_linear,
     sgd,
 )
-from tablepuppet.prep import encode, statistics
+from tablepuppet.prep import encode, private_encode, statistics
 
 MODULES = (
     consensus,
@@ -23,11 +24,13 @@ MODULES = (
     labels,
     private_labels,
     linear,
+    private_linear,
     part,
     sgd,
     networks,
     network_admm,
     network_lbfgs,
     encode,
+    private_encode,
     statistics,
 )

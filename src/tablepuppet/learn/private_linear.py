@@ -276,7 +276,7 @@ class PrivateLinearModel(LinearModel):
     def _ask_held(self, lou: LearningOverUnion, aliases: list[str], instead: Instead | None) -> Replies:
         if self.noise.image is None:
             return super()._ask_held(lou, aliases, instead)
-        self.noise.images += lou.client is not self.lou.client
+        self.noise.images += 1  # once for all tables; those of `_ask_told` are asked together with these
         return lou.ask(
             "private.predict", aliases, encoding=self.encoding.id, model=self.model, image_multiplier=self.noise.image
         )
