@@ -15,47 +15,59 @@ from sklearn.metrics import roc_auc_score
 
 import tablepuppet as tp
 from tablepuppet.party.blind import blind, derive_key
+from tablepuppet.party.database import open_database
+from tablepuppet.party.policy import ColumnRule, Policy, TableRule
 from tablepuppet.party.request import Reply, Request
+from tablepuppet.party.service import Party
 from tablepuppet.privacy.label import keep_probability
 from tablepuppet.wire.engine import InProcessEngine
 
 ROWS, COLUMNS = 200, 60  # half of the rows are members: a model of so many columns knows them by heart
+NAMES = [f"x{i}" for i in range(COLUMNS)]
 
 
-def _federation(folder: Path, tables: dict[str, pa.Table]) -> tp.Federation:
-    urls = {}
+def _federation(folder: Path, tables: dict[str, pa.Table], bounds: tuple[float, float] | None = None) -> tp.Federation:
+    """A party for each table; ``bounds`` are those of every column in the parties' policies."""
+    policy = Policy(others=TableRule(dict.fromkeys(NAMES, ColumnRule(bounds=bounds))))
+    parties, key = {}, secrets.token_bytes(32)
     for name, table in tables.items():
         (folder / name).mkdir(parents=True)
         pyarrow.parquet.write_table(table, folder / name / f"{name}.parquet")
-        urls[name] = f"parquet:///{folder / name}"
-    return tp.Federation(urls)
+        parties[name] = Party(name, open_database(name, f"parquet:///{folder / name}"), key, policy)
+    fed = tp.Federation({name: f"parquet:///{folder / name}" for name in tables})
+    fed.engine = InProcessEngine(parties)
+    return fed
 
 
-def membership(folder: Path, trials: int) -> dict[str, float]:
-    """Who was learned from? The guess is the model's error on a row whose features and label are known."""
+def membership(folder: Path, trials: int) -> dict[str, dict[str, float]]:
+    """Who was learned from? The guess is the model's error on a row whose features and label are known.
+
+    With the correlation of predictions and labels of others: what is left of the model.
+    """
     settings: dict[str, tp.Privacy | None] = {
         "without privacy": None,
-        **{f"feature epsilon {e:g}": tp.Privacy(feature_epsilon=e, delta=1e-4) for e in (10.0, 1.0)},
+        **{f"feature epsilon {e:g}": tp.Privacy(feature_epsilon=e, delta=1e-4) for e in (100.0, 10.0, 1.0)},
     }
-    errors: dict[str, list[float]] = {name: [] for name in settings}
-    members: list[int] = []
-    names = [f"x{i}" for i in range(COLUMNS)]
+    found: dict[str, list[Any]] = {name: [] for name in settings}  # (error, prediction, label) of rows
     for trial in range(trials):
         rng = np.random.default_rng(trial)
-        columns = {name: rng.normal(size=ROWS) for name in names}
-        part = np.arange(ROWS) % 2
-        fed = _federation(folder / f"{trial}", {"t": pa.table({**columns, "y": rng.normal(size=ROWS), "part": part})})
-        sides = [fed.sql(f"SELECT {', '.join(names)}, y FROM t WHERE part = {side}", label="y") for side in (1, 0)]
-        members += [1] * (ROWS // 2) + [0] * (ROWS // 2)
+        values = rng.uniform(-1.0, 1.0, (ROWS, COLUMNS))
+        label = values @ rng.normal(size=COLUMNS) / np.sqrt(COLUMNS / 3) + rng.normal(size=ROWS)
+        columns = dict(zip(NAMES, values.T, strict=True)) | {"y": label, "part": np.arange(ROWS) % 2}
+        fed = _federation(folder / f"{trial}", {"t": pa.table(columns)}, (-1.0, 1.0))
+        sides = [fed.sql(f"SELECT {', '.join(NAMES)}, y FROM t WHERE part = {side}", label="y") for side in (1, 0)]
         for name, privacy in settings.items():
             model = tp.LinearRegression(privacy=privacy, l2=1e-3).fit(sides[0])
-            for side in sides:
-                learner = tp.LinearRegression()
-                assert side.query.label is not None
-                asked = learner._ask_labels(side.client, side.query.label)
-                true = learner._prepare(side.client, side.query.label, asked).labels
-                errors[name] += (-np.abs(model.predict(side) - true)).tolist()
-    return {name: float(roc_auc_score(members, found)) for name, found in errors.items()}
+            for side, true in zip(sides, (label[1::2], label[::2]), strict=True):
+                predicted = model.predict(side)
+                found[name].append((np.abs(predicted - true), predicted, true))
+    members = np.concatenate([np.full(ROWS // 2, (number + 1) % 2) for number in range(2 * trials)])
+    told = {}
+    for name, parts in found.items():
+        errors, *_ = (np.concatenate(values) for values in zip(*parts, strict=True))
+        others = [np.corrcoef(predicted, true)[0, 1] for _, predicted, true in parts[1::2]]
+        told[name] = {"auc": float(roc_auc_score(members, -errors)), "correlation": float(np.mean(others))}
+    return told
 
 
 @contextmanager
@@ -66,7 +78,8 @@ def heard(party: str) -> Iterator[list[Any]]:
 
     def listening(engine: InProcessEngine, name: str, request: Request) -> Reply:
         if name == party:
-            found.extend(step.arguments["rows"] for step in request.steps if "rows" in step.arguments and "model" in step.arguments)
+            steps = [step.arguments for step in request.steps if {"rows", "model"} <= set(step.arguments)]
+            found.extend(arguments["rows"] for arguments in steps)
         return call(engine, name, request)
 
     InProcessEngine.call = listening  # type: ignore[method-assign, assignment]

@@ -53,10 +53,14 @@ def draw_epsilon(figures: Mapping[str, Any], path: Path) -> None:
     picture, axis = plt.subplots(figsize=(7, 4.4))
     for meaning, colour, marker in (("given messages", BLUE, "o"), ("everything noised", RED, "s")):
         points = figures[meaning]
-        axis.plot([p["epsilon"] for p in points], [p["rmse"] for p in points], marker=marker, color=colour, label=meaning)
+        axis.plot(
+            [p["epsilon"] for p in points], [p["rmse"] for p in points], marker=marker, color=colour, label=meaning
+        )
     for name, words in (("pooled", "pooled, no privacy"), ("constant", "the mean rating for everybody")):
         axis.axhline(figures[name], color=GREY, lw=1)
-        axis.annotate(words, (0.98, figures[name]), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=GREY)
+        axis.annotate(
+            words, (0.98, figures[name]), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=GREY
+        )
     axis.set(xscale="log", xlabel="epsilon, delta 1e-5", ylabel="test RMSE", title="MovieLens-1M, linear regression")
     axis.grid(alpha=0.25)
     axis.legend(frameon=False, loc="center right")

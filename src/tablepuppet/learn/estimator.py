@@ -271,7 +271,9 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
             raise LearnError("this relation is of another federation than the one the model was fitted in")
         self._check_columns(relation)
         if self.promise_ is None and self.privacy is not None and self.privacy.prediction_epsilon is not None:
-            raise PrivacyError("a model that was loaded cannot noise its predictions yet: use it in the run that fits it")
+            raise PrivacyError(
+                "a model that was loaded cannot noise its predictions yet: use it in the run that fits it"
+            )
         apply_encoding(client, self.encoding_)
         scores = self.model_.scores(client)
         if self.promise_ is not None:  # predictions have cost something
