@@ -1,4 +1,4 @@
-"""A federation in one process whose parties' policies give the bounds of every number, so that encoders cost nothing."""
+"""A federation in one process whose parties give bounds of numbers in their policies: encoders then cost nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stated epsilons against attacks: two neighbouring worlds, thousands of runs in each, and the best guess which it was."""
+"""Stated epsilons against attacks: two neighbouring worlds, many runs in each, and the best guess which it was."""
 
 from __future__ import annotations
 
