@@ -38,7 +38,7 @@ def main() -> None:
         result["labels that stay true"] = kept_labels()
         print(json.dumps(result, indent=2), flush=True)
         if (DATA / "movielens-1m").exists():
-            result["by epsilon"] = by_epsilon(folder, repeats)
+            result["by epsilon"] = by_epsilon(folder, 3 * repeats)
             draw_epsilon(result["by epsilon"], asked.out.with_name("privacy-epsilon.png"))
             result["paper"] = at_the_papers_setting(folder, repeats)
             draw_rounds(result["paper"], asked.out.with_name("privacy-rounds.png"))

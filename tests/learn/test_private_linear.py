@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any, cast
@@ -224,6 +225,9 @@ def test_what_a_model_says(tmp_path: Path) -> None:
     parts = [table["epsilon_given_messages"] for table in promise["tables"].values()]
     assert promise["epsilon_given_messages"] == max(parts) <= 1.0
     assert promise["total"]["epsilon_given_messages"] == pytest.approx(sum(parts))
+    assert promise["total"]["sum_delta"] == 2e-5
+    assert max(parts) < promise["total"]["moments_given_messages"] < 0.85 * sum(parts)  # about the root of two times
+    assert promise["total"]["moments"] == math.inf
     assert "Predictions left without noise" in promise["assumptions"]
     assert [entry["epsilon"] for entry in model.history_] == sorted(entry["epsilon"] for entry in model.history_)
 
@@ -238,7 +242,7 @@ def test_every_prediction_is_counted(tmp_path: Path) -> None:
     for side in (test, train, train):
         model.evaluate(side)
         seen.append(model.privacy_["epsilon"])
-    assert all(after > before for before, after in zip(seen, seen[1:], strict=False))
+    assert all(after > before for before, after in itertools.pairwise(seen))
     assert model.privacy_["epsilon_given_messages"] <= 1.0
 
 

@@ -44,7 +44,9 @@ def services(tmp_path: Path) -> Services:
     shops = pa.table({"id": row, "z": np.cos(row)})
     found = Services(tmp_path, {"bank": {"cards": cards}, "shop": {"shops": shops}})
     for party in found.parties.values():
-        text = party.file.read_text().replace("min_rows = 1", "min_rows = 1\nbudget = { require_dp = true, delta = 1e-5 }")
+        text = party.file.read_text().replace(
+            "min_rows = 1", "min_rows = 1\nbudget = { require_dp = true, delta = 1e-5 }"
+        )
         party.file.write_text(text)
     return found
 
@@ -78,7 +80,9 @@ def test_demanded_charged_and_repeated(services: Services) -> None:
         before, spent = model.coef_, ledger.spent("cards")
         assert before
         stated = model.privacy_["tables"]["cards"]
-        assert stated["epsilon"] + stated["label"] <= spent.epsilon(DELTA) < 1.35 * (stated["epsilon"] + stated["label"])
+        assert (
+            stated["epsilon"] + stated["label"] <= spent.epsilon(DELTA) < 1.35 * (stated["epsilon"] + stated["label"])
+        )
         bank.kill()
         bank.start()
         assert model.coef_ == before

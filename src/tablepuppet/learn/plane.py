@@ -120,8 +120,8 @@ class Plane:
     """Scores z + sum_k c_k X d_k + b, with the penalty l2 / 2 |theta + sum_k c_k d_k|^2.
 
     ``products`` are the inner products of all d_k, and of theta as the last. ``noise`` is the mean square of what was
-    added to the newest image: it bends nothing, so it is taken from the second derivative. What is left is uncertain: it
-    counts as no less than that of images with a mean square of ``size``, or a step could be many times too long.
+    added to the newest image: it bends nothing, so it is taken from the second derivative. What is left is uncertain:
+    it counts as no less than that of images with a mean square of ``size``, or a step could be many times too long.
     """
 
     def __init__(
