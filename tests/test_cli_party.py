@@ -129,6 +129,22 @@ def test_budgets_are_shown(tmp_path: Path) -> None:
     assert "column region: as filter it is told of without noise, though require_dp is set" in checked.stderr
 
 
+def test_secure_sums_and_a_budget_are_shown(tmp_path: Path) -> None:
+    """A table may demand both, and `check` tells of both."""
+    new_key(tmp_path)
+    new_authority(tmp_path)
+    issue(tmp_path, "bank")
+    (tmp_path / "state").mkdir()
+    tls = 'tls = { cert = "bank.crt", key = "bank.key", ca = "ca.crt" }'
+    top = f'state_dir = "state"\npeers = ["east", "west"]\n{tls}'
+    write_file(tmp_path, table="secure_sum = true\nbudget = { epsilon = 4 }", top=top)
+    shown = check(tmp_path).stdout
+    assert "groups of at least 5 rows; sums leave within a sum over shards only" in shown
+    assert "privacy budget: epsilon 4 at delta 1e-06" in shown
+    [cards] = json.loads(check(tmp_path, "--json").stdout)["tables"]
+    assert (cards["secure_sum"], cards["budget"]["epsilon"]) == (True, 4)
+
+
 def test_a_party_without_a_ledger(tmp_path: Path) -> None:
     """A party that keeps nothing has no budget to show, and says so."""
     new_key(tmp_path)

@@ -83,7 +83,10 @@ def one_round(fed: tp.Federation, task: str, repeats: int) -> dict[str, float]:
 
 
 def newton_steps(train: tp.Relation, task: str) -> float:
-    """How often the z-update goes over all rows, in the mean over rounds."""
+    """Newton steps of the z-update over all rows, in the mean over rounds: each needs the exponentials of all scores.
+
+    Those of the first are the ones that the search along the step has just made, so they are made once for both.
+    """
     seen, losses, inside = [0], tablepuppet.learn.losses, threading.local()
     lock, name = threading.Lock(), ("_unlikely" if task == "good" else "_probabilities")
     bare, proximal = getattr(losses, name), (losses.Logistic if task == "good" else losses.Softmax).proximal
@@ -94,10 +97,13 @@ def newton_steps(train: tp.Relation, task: str) -> float:
                 seen[0] += len(scores)
         return bare(scores, *rest)
 
-    def watched(self: Any, *rest: Any) -> Any:
+    def watched(self: Any, target: Any, rho: float, start: Any, look: Any = None) -> Any:
         inside.proximal = True
+        if look is not None:
+            with lock:
+                seen[0] += len(target)
         try:
-            return proximal(self, *rest)
+            return proximal(self, target, rho, start, look)
         finally:
             inside.proximal = False
 

@@ -75,7 +75,9 @@ def _show(report: PartyReport, screen: Console) -> None:
     screen.print(f"party {report.party} at {report.listen} ({how}); callers: {callers}", markup=False)
     for table in report.tables:
         screen.print(_view(table))
-        screen.print(f"  at least {table.min_rows} rows, groups of at least {table.min_group} rows", markup=False)
+        secure = "; sums leave within a sum over shards only" if table.secure_sum else ""
+        rows = f"at least {table.min_rows} rows, groups of at least {table.min_group} rows"
+        screen.print(f"  {rows}{secure}", markup=False)
         screen.print(f"  privacy budget: {_budget(table.budget)}\n", markup=False)
 
 

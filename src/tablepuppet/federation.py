@@ -18,11 +18,13 @@ import msgspec
 
 from tablepuppet.errors import ConfigError, QueryError
 from tablepuppet.party.blinding_key import read_blinding_key
+from tablepuppet.party.config import Tls as TlsPaths
 from tablepuppet.party.database import anchored, open_database
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
-from tablepuppet.privacy.private_file import read_private_file
+from tablepuppet.party.tls_files import read_tls_files
+from tablepuppet.privacy.trial_identity import TrialAuthority
 from tablepuppet.relation import Relation, Session, Settings
 from tablepuppet.runs.events import Events, Reader
 from tablepuppet.sql.catalog import Catalog
@@ -58,20 +60,13 @@ class Tls(msgspec.Struct, forbid_unknown_fields=True):
     ca: str
 
     def read(self) -> ClientTls:
-        """What the files hold; ConfigError if one cannot be read or everybody may read the key."""
-        key = read_private_file(Path(self.key), "the key of the TLS certificate")
-        return ClientTls(_read(self.cert), key, _read(self.ca))
+        """What the files hold; ConfigError if one cannot be read, does not fit the others, or is not good today."""
+        files = read_tls_files(TlsPaths(self.cert, self.key, self.ca))
+        return ClientTls(files.certificate, files.key, files.authorities)
 
     def anchored(self, folder: Path) -> Tls:
         """The same with paths that start at a folder."""
         return Tls(*(str(folder / path) for path in (self.cert, self.key, self.ca)))
-
-
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read certificate {path!r}: {error.strerror}") from error
 
 
 class FederationFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -126,7 +121,12 @@ class Federation:
         self.events = Events(callbacks)
         entries = {name: PartyEntry(entry) if isinstance(entry, str) else entry for name, entry in parties.items()}
         blinding_key = _blinding_key(entries, key_file)
-        here = {name: _open_party(name, entry, blinding_key) for name, entry in entries.items() if not entry.is_remote}
+        trial = TrialAuthority()
+        here = {
+            name: _open_party(name, entry, blinding_key, trial)
+            for name, entry in entries.items()
+            if not entry.is_remote
+        }
         credentials = None if tls is None else tls.read()
         remote: dict[str, Remote] = {
             name: RemoteParty(name, entry.url, credentials, timeout, wait=on_party_lost == "wait", silent=self._warn)
@@ -294,8 +294,9 @@ def _blinding_key(entries: Mapping[str, PartyEntry], key_file: str | Path | None
     return secrets.token_bytes(32)
 
 
-def _open_party(name: str, entry: PartyEntry, blinding_key: bytes) -> Party:
-    return Party(name, open_database(name, entry.url), blinding_key, Policy.from_names(entry.levels, name))
+def _open_party(name: str, entry: PartyEntry, blinding_key: bytes, trial: TrialAuthority) -> Party:
+    policy = Policy.from_names(entry.levels, name)
+    return Party(name, open_database(name, entry.url), blinding_key, policy, identity=lambda: trial.identity(name))
 
 
 def _anchored(entry: str | PartyEntry, folder: Path) -> PartyEntry:

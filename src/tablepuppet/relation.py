@@ -22,6 +22,7 @@ from tablepuppet.errors import LearnError, PrivacyError, TablePuppetError
 from tablepuppet.mapping.join import JoinBranch, ShardKeys, join
 from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
 from tablepuppet.operators.client import Client
+from tablepuppet.operators.secure_sum import SecureTables
 from tablepuppet.party.request import Request, Step
 from tablepuppet.prep.describe import Description, describe
 from tablepuppet.prep.encode import Encoding, fit_encoding
@@ -53,6 +54,7 @@ class Session:
         self._views = itertools.count()
         self._finalizer = weakref.finalize(self, _close, engine, plan.parties, self.id)
         self.outbox = Outbox(engine, self.id, settings.when_lost)
+        self.secured = SecureTables()
         self.rows_read: dict[tuple[str, str], int] = {}
         self._keys: dict[tuple[str, str], dict[str, NDArray[np.integer]]] = {}
         self._open()
@@ -152,7 +154,9 @@ class Relation:
     def client(self) -> Client:
         """The way to the shards of this relation."""
         session = self._session
-        return Client(session.engine, session.outbox, self._view, session.plan, self.mapping, session.rows_read)
+        return Client(
+            session.engine, session.outbox, self._view, session.plan, self.mapping, session.rows_read, session.secured
+        )
 
     @property
     def query(self) -> Query:

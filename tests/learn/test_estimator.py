@@ -425,7 +425,8 @@ def test_nothing_is_promised(returned: tp.Relation, fed: tp.Federation, tmp_path
     for promise in (model.privacy_, tp.load(tmp_path / "model", fed).privacy_):
         assert promise["epsilon"] == promise["epsilon_given_messages"] == np.inf
         assert promise["delta"] is None
-        assert promise["assumptions"].startswith("Nothing is promised")
+        assert not promise["secure_sum"]
+        assert promise["assumptions"].startswith("No epsilon is promised")
 
 
 CONTRACT = (

@@ -45,7 +45,7 @@ def test_refusals_and_failures_are_lines(tmp_path: Path) -> None:
     told = [(line["caller"], line["verb"], line["op"], line["outcome"], line["rule"]) for line in audit_lines(tmp_path)]
     assert told == [
         ("eve", "describe", "", "denied", "allow"),
-        ("analyst", "run", "", "failed", "PartyError"),
+        ("analyst", "run", "keys.blind", "failed", "PartyError"),
         ("analyst", "run", "", "failed", "PartyError"),
     ]
     assert {(line["bytes"], tuple(line["releases"])) for line in audit_lines(tmp_path)} == {(0, ())}
@@ -56,12 +56,12 @@ def test_no_value_and_no_literal_is_written(tmp_path: Path) -> None:
     """Neither cells nor what the analyst's SQL compares them with are in the log."""
     fed = federation(open_party(write_file(tmp_path)))
     relation = fed.sql(
-        f"SELECT town, open, credit + 0.25 AS x, fraud FROM cards WHERE region <> '{CANARY}'", label="fraud"
+        f"SELECT town, open, credit + 0.2578125 AS x, fraud FROM cards WHERE region <> '{CANARY}'", label="fraud"
     )
     relation.describe()
     tp.LogisticRegression(rounds=2).fit(relation)
     text = (tmp_path / "audit.jsonl").read_text(encoding="utf-8")
-    assert not [word for word in (CANARY, str(PIN)[:8], "88.5", "0.25", "town0") if word in text]
+    assert not [word for word in (CANARY, str(PIN)[:8], "88.5", "0.2578125", "town0") if word in text]
 
 
 def test_what_cannot_be_logged_is_refused(tmp_path: Path) -> None:

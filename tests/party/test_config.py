@@ -54,6 +54,8 @@ columns.limit = { uses = ["feature"], level = "public" }
 sql = "SELECT card_id FROM cards WHERE credit > 1000"
 columns.card_id = ["key"]
 """
+SECURE = "[tables.cards]\nsecure_sum = true\ncolumns.a = 'feature'\n"
+KEYS = "[tls]\ncert = 'c'\nkey = 'k'\nca = 'a'\n"
 
 
 def load(folder: Path, text: str, **environment: str) -> PartyFile:
@@ -130,6 +132,9 @@ def test_a_small_file(tmp_path: Path) -> None:
         (SMALL.replace("127.0.0.1:8815", "0.0.0.0:8815") + TABLE, "tls: without certificates"),
         (SMALL + TABLE + "[limits]\nsessions = 0", r"\$\.limits\.sessions"),
         (SMALL + TABLE + "[tls]\ncert = 'a'", r"missing required field `key` - at `\$\.tls`"),
+        (SMALL + SECURE, r"tables.cards.secure_sum: name \[tls\] files, and 2 or more other parties under peers"),
+        (SMALL + 'peers = ["a", "b"]\n' + SECURE, "tables.cards.secure_sum: name"),
+        (SMALL + 'peers = ["a", "a", "bank"]\n' + SECURE + KEYS, "tables.cards.secure_sum: name"),
         (SMALL.replace("duckdb:///", "${NOWHERE}") + TABLE, "database: the environment variable NOWHERE is not set"),
     ],
 )
@@ -137,6 +142,17 @@ def test_mistakes(tmp_path: Path, text: str, message: str) -> None:
     """A mistake is a ConfigError that names the file and the field."""
     with pytest.raises(tp.ConfigError, match=rf"party file '.*party\.toml': .*{message}"):
         load(tmp_path, text)
+
+
+def test_peers_and_secure_sums(tmp_path: Path) -> None:
+    """Peers are those to sum with, none unless they are named; a table may demand it."""
+    policy = load(tmp_path, SMALL + 'peers = ["a", "b"]\n' + SECURE + KEYS).policy()
+    assert policy.peers == frozenset({"a", "b"})
+    table = policy.table("cards")
+    assert table is not None
+    assert table.secure_sum
+    plain = load(tmp_path, SMALL + TABLE).policy()
+    assert plain.peers == frozenset()
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +25,44 @@ COMMAND = [sys.executable, "-c", "from tablepuppet.cli import main; main()"]
 
 
 def free_port() -> int:
-    """A port that nobody listens at now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody has now, and that no connection gets while its party is away: those begin at 32,768."""
+    while True:
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class PartyProcess:
     """One party with its file, its certificate and its port."""
 
-    def __init__(self, folder: Path, name: str, url: str, tables: Mapping[str, pa.Table], files: tuple[str, str, str]):
-        self.folder, self.name, self.port = folder, name, free_port()
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        url: str,
+        tables: Mapping[str, pa.Table],
+        files: tuple[str, str, str],
+        extra: str = "",
+        of_tables: str = "",
+        command: Sequence[str] = COMMAND,
+    ):
+        self.folder, self.name, self.port, self.command = folder, name, free_port(), command
         self.file = folder / f"{name}.toml"
         self.state = folder / f"{name}-state"
         self.state.mkdir(exist_ok=True)
         self.process: subprocess.Popen[str] | None = None
-        self.write(url, tables, files)
+        self.write(url, tables, files, extra, of_tables)
 
-    def write(self, url: str, tables: Mapping[str, pa.Table], files: tuple[str, str, str], extra: str = "") -> None:
-        """The party file: every column may be used for everything."""
+    def write(
+        self,
+        url: str,
+        tables: Mapping[str, pa.Table],
+        files: tuple[str, str, str],
+        extra: str = "",
+        of_tables: str = "",
+    ) -> None:
+        """The party file: every column may be used for everything; ``of_tables`` is said of each table."""
         lines = [
             f'name = "{self.name}"', f'listen = "127.0.0.1:{self.port}"', f'database = "{url}"',
             'blinding_key = "blinding.key"', 'allow = ["analyst"]', f'state_dir = "{self.state}"',
@@ -49,7 +70,7 @@ class PartyProcess:
             "[tls]", f'cert = "{files[0]}"', f'key = "{files[1]}"', f'ca = "{files[2]}"',
         ]  # fmt: skip
         for table, rows in tables.items():
-            lines += [f"[tables.{table}]", "min_rows = 1", "min_group = 1", f"[tables.{table}.columns]"]
+            lines += [f"[tables.{table}]", "min_rows = 1", "min_group = 1", of_tables, f"[tables.{table}.columns]"]
             lines += [f'{column} = ["key", "filter", "label", "feature"]' for column in rows.column_names]
         self.file.write_text("\n".join(lines))
 
@@ -57,7 +78,7 @@ class PartyProcess:
         """Start it, and wait until it is ready."""
         log = (self.folder / f"{self.name}.log").open("a")
         self.process = subprocess.Popen(
-            [*COMMAND, "party", "serve", str(self.file)], stdout=subprocess.PIPE, stderr=log, text=True
+            [*self.command, "party", "serve", str(self.file)], stdout=subprocess.PIPE, stderr=log, text=True
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -84,27 +105,67 @@ class PartyProcess:
         """As if the machine had lost power."""
         self.end(signal.SIGKILL)
 
+    def strike(self) -> None:
+        """kill -9, without waiting for its end."""
+        assert self.process is not None
+        self.process.kill()
+
     def end(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Stop it; its exit code."""
         if self.process is None:
             return 0
         self.process.send_signal(how)
-        code = self.process.wait(timeout=30)
+        return self._ended(60.0)
+
+    def _ended(self, timeout: float | None = None) -> int:
+        """Wait for its end; its exit code."""
+        assert self.process is not None
+        code = self.process.wait(timeout)
         if self.process.stdout is not None:
             self.process.stdout.close()
         self.process = None
         return code
 
+    @contextmanager
+    def restarted(self, times: int) -> Iterator[list[int]]:
+        """Start it again whenever it ends, so many times, as a service manager would; its exit codes so far."""
+        codes: list[int] = []
+        enough = threading.Event()
+
+        def watch() -> None:
+            while len(codes) < times:
+                codes.append(self._ended())
+                if enough.is_set():
+                    return
+                self.start()
+
+        watching = threading.Thread(target=watch, daemon=True)
+        watching.start()
+        try:
+            yield codes
+            watching.join(240.0)
+        finally:
+            enough.set()
+
 
 class Services:
     """A federation whose parties are processes."""
 
-    def __init__(self, folder: Path, parties: Mapping[str, Mapping[str, pa.Table]]):
+    def __init__(
+        self,
+        folder: Path,
+        parties: Mapping[str, Mapping[str, pa.Table]],
+        extra: str = "",
+        of_tables: str = "",
+        command: Sequence[str] = COMMAND,
+    ):
         self.folder, self.certificates = folder, Certificates(folder / "certificates")
         new_blinding_key(folder / "blinding.key")
         self.urls = {name: write_party(folder, name, tables) for name, tables in parties.items()}
         self.parties = {
-            name: PartyProcess(folder, name, self.urls[name], tables, self.certificates.files(name))
+            name: PartyProcess(
+                folder, name, self.urls[name], tables, self.certificates.files(name), extra, of_tables, command
+            )
             for name, tables in parties.items()
         }
         self._stack = ExitStack()
@@ -135,14 +196,8 @@ class Services:
         return path
 
 
-def run_command(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+def run_command(*arguments: str, command: Sequence[str] = COMMAND, **env: str) -> subprocess.CompletedProcess[str]:
     """The command line as a user calls it."""
     return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=dict(os.environ),
-        check=False,
-        **settings,
+        [*command, *arguments], capture_output=True, text=True, timeout=240, env=os.environ | env, check=False
     )

@@ -10,11 +10,14 @@ from tablepuppet.party.config import Limits
 from tablepuppet.party.database import open_database
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.service import Party
+from tablepuppet.privacy.trial_identity import TrialAuthority
 from tablepuppet.wire.codec import decode
 from tablepuppet.wire.desk import Desk
 from tablepuppet.wire.engine import InProcessEngine
 from tablepuppet.wire.protocol import LostError, read_reply
 from tests.wire.services import KEY
+
+TRIAL = TrialAuthority()
 
 
 class LosingParty:
@@ -22,7 +25,9 @@ class LosingParty:
 
     def __init__(self, name: str, url: str):
         self.name, self.lost, self.mute = name, False, False
-        self.desk = Desk(Party(name, open_database(name, url), KEY, row_secret=name.encode()), Limits())
+        database = open_database(name, url)
+        party = Party(name, database, KEY, row_secret=name.encode(), identity=lambda: TRIAL.identity(name))
+        self.desk = Desk(party, Limits())
         self.asked: list[tuple[int, list[str], bool]] = []  # sequence, ops, whether the reply arrived
 
     def call(self, request: Request, patience: float | None = None) -> Reply:

@@ -60,8 +60,11 @@ def served(
         servers = {}
         for name, url in urls.items():
             kept = None if state is None else state / name
-            party = Party(name, open_database(name, url), key, policy, name.encode(), state_dir=kept)
-            journal = None if state is None else Journal(state / name, name)
+            if kept is not None:
+                kept.mkdir(parents=True, exist_ok=True)
+            ttl = (limits or Limits()).snapshot_ttl
+            party = Party(name, open_database(name, url), key, policy, name.encode(), state_dir=kept, snapshot_ttl=ttl)
+            journal = None if kept is None else Journal(kept, name)
             desk = Desk(party, limits or Limits(), journal, told)
             tls = None if certificates is None else certificates.server(name)
             servers[name] = FlightServer(desk, "127.0.0.1:0", tls)

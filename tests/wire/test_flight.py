@@ -17,11 +17,11 @@ from adbc_driver_postgresql import dbapi
 
 import tablepuppet as tp
 from tablepuppet.federation import Tls
+from tablepuppet.mapping.table_mapping import TableMapping
 from tablepuppet.party.config import Limits
 from tablepuppet.party.database import open_database
 from tablepuppet.party.request import Request, Step
 from tablepuppet.party.service import Party
-from tablepuppet.privacy.certificates import issue
 from tablepuppet.wire.codec import SMALL, decode, encode
 from tablepuppet.wire.desk import Desk
 from tablepuppet.wire.flight_engine import RemoteParty
@@ -67,23 +67,37 @@ def services(urls: dict[str, str], certificates: Certificates) -> Iterator[dict[
 def test_the_same_as_in_one_process(
     urls: dict[str, str], services: dict[str, FlightServer], certificates: Certificates, wire: Any, solver: Any
 ) -> None:
-    """Over Flight and mutual TLS: the same mapping, coefficients and predictions, and the bytes of one process."""
-    found = {}
-    for place, fed in (("far", calling(services, certificates, wire=wire)), ("near", tp.Federation(urls, wire=wire))):
+    """Parties with PostgreSQL, DuckDB, Parquet and Arrow files: over Flight and mutual TLS the mapping, coefficients,
+    predictions and bytes of one process.
+    """
+    near_fed = tp.Federation(urls, wire=wire)
+    for name in urls:  # the order of rows is a party's secret: these have the same
+        party = near_fed.engine.local(name)
+        assert party is not None
+        party._row_secret = name.encode()
+    found = []
+    for fed in (calling(services, certificates, wire=wire), near_fed):
         relation = fed.sql(SQL, label="returned")
         model = tp.LogisticRegression(solver=solver, rounds=5, batch_size=50, tol=0.0).fit(relation)
-        sent = sum(entry["bytes"] for entry in fed.traffic)
-        found[place] = (relation, model, np.sort(model.predict_proba(relation)[:, 1]), sent)
-    far, near = found["far"], found["near"]
-    assert len(far[0]) == len(near[0])
-    for alias in near[0].mapping.tables:
-        assert np.array_equal(np.sort(far[0].mapping.counts(alias)), np.sort(near[0].mapping.counts(alias)))
-    if solver != "sgd":  # batches are drawn over joined rows, whose order is the parties' secret
-        tolerance = 1e-10 if wire == "float64" else 1e-5
-        for name, value in near[1].coef_.items():
-            assert far[1].coef_[name] == pytest.approx(value, abs=tolerance)
-        assert far[2] == pytest.approx(near[2], abs=tolerance)
+        predicted = model.predict_proba(relation)
+        found.append((relation.mapping, model.coef_, predicted, sum(entry["bytes"] for entry in fed.traffic)))
+    far, near = found
+    check_same_mapping(far[0], near[0])
+    tolerance = 1e-10 if wire == "float64" else 1e-5
+    assert far[1].keys() == near[1].keys()
+    for name, value in near[1].items():
+        assert far[1][name] == pytest.approx(value, abs=tolerance)
+    assert far[2] == pytest.approx(near[2], abs=tolerance)
     assert far[3] == pytest.approx(near[3], rel=0.02)
+
+
+def check_same_mapping(far: TableMapping, near: TableMapping) -> None:
+    assert far.tables.keys() == near.tables.keys()
+    for alias, table in near.tables.items():
+        assert np.array_equal(far.tables[alias].index, table.index)
+        for one, other in zip(far.tables[alias].shards, table.shards, strict=True):
+            assert (one.party, one.start) == (other.party, other.start)
+            assert np.array_equal(one.row_ids, other.row_ids)
 
 
 def test_labels_of_all_kinds_travel(tmp_path: Path) -> None:
@@ -108,32 +122,6 @@ def test_labels_of_all_kinds_travel(tmp_path: Path) -> None:
             near = tp.LogisticRegression().fit(tp.Federation({"p": url}).sql(sql, label=label))
             assert far.classes_.tolist() == near.classes_.tolist()
             assert far.classes_.dtype == near.classes_.dtype
-
-
-def remote(server: FlightServer, tls: Tls | None, timeout: float = 3.0) -> RemoteParty:
-    scheme = "grpc" if tls is None else "grpc+tls"
-    return RemoteParty("p", f"{scheme}://127.0.0.1:{server.port}", None if tls is None else tls.read(), timeout)
-
-
-def test_certificates_decide(services: dict[str, FlightServer], certificates: Certificates, tmp_path: Path) -> None:
-    """A certificate of another authority, an expired one, and none at all end in a clear error within the timeout."""
-    server = services["bank0"]
-    assert remote(server, certificates.client("analyst")).call(Request("describe"))
-    foreign = Certificates(tmp_path / "foreign")
-    yesterday = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=2)
-    issue(certificates.folder, "late", days=1, start=yesterday)
-    mixed = replace_ca(foreign.client("analyst"), certificates)
-    for wrong in (foreign.client("analyst"), mixed, certificates.client("late")):
-        started = time.monotonic()
-        with pytest.raises(tp.PartyError, match="'p' at grpc"):
-            remote(server, wrong).call(Request("describe"))
-        assert time.monotonic() - started < 30
-    with pytest.raises(tp.PartyError, match="'p' at grpc"):
-        remote(server, None, timeout=1.0).call(Request("describe"))
-
-
-def replace_ca(files: Tls, other: Certificates) -> Tls:
-    return Tls(files.cert, files.key, other.client("analyst").ca)
 
 
 def test_listening_beyond_this_machine_needs_tls(urls: dict[str, str]) -> None:
@@ -233,6 +221,23 @@ def test_a_repeat_is_not_computed_again(bank: Party, monkeypatch: pytest.MonkeyP
     for wrong in (1, 4, 0):
         with pytest.raises(tp.PartyError, match=f"request {wrong} of this session came after request 2"):
             outcome(desk, using(rows, wrong))
+
+
+def test_a_request_that_overtakes_another_is_refused(urls: dict[str, str], tmp_path: Path) -> None:
+    """Over Flight: a request that comes before the one before it is refused and changes nothing; in their order both
+    are computed.
+    """
+    with served({"bank0": urls["bank0"]}, state=tmp_path) as servers:
+        party = servers["bank0"].desk.party
+        far = RemoteParty("bank0", f"grpc://127.0.0.1:{servers['bank0'].port}", None, 60.0)
+        rows = far.call(opening(party))[0]["rows"]["cards"]
+        with pytest.raises(tp.PartyError, match=r"request 2 of .* came after request 0; .* overtook another"):
+            far.call(using(rows, 2, "w"))
+        caller = next(iter(party._sessions))[0]
+        assert not party.table("s", "cards", caller).views
+        for sequence, view in enumerate("vw", start=1):
+            assert far.call(using(rows, sequence, view)) == [{}]
+        assert list(party.table("s", "cards", caller).views) == ["v", "w"]
 
 
 def test_a_failed_step_is_stored_too(bank: Party) -> None:

@@ -93,7 +93,7 @@ def shard(
     return {}
 
 
-@op("linear.consensus", releases=Release.PARAMETERS)
+@op("linear.consensus", releases=Release.PARAMETERS, summed=("sum", "gain"))
 def consensus(
     table: LocalTable, view: str, encoding: str, model: str, agreed: Array, theta: Array,
     curvature: Array, pull: Array, rows: Array | None = None,
@@ -139,6 +139,7 @@ class Consensus:
         self.agreed: dict[str, Array] = {alias: np.zeros((width, outputs)) for alias, width in widths.items()}
         self.largest = float(sum(encoding.columns(alias) for alias in aliases))  # of a Gram matrix: its trace
         self._told: dict[tuple[str, str], Array] = {}  # by alias and party: the last sum
+        self._force: dict[str, float] = {}  # by alias: the largest so far, about
         means = {alias: {"means": encoding.means(alias)} for alias in aliases}
         rows = len(lou.client.mapping)
         lou.ask("linear.shard", aliases, by_alias=means, joined_rows=rows, outputs=outputs, **self.common)
@@ -155,13 +156,28 @@ class Consensus:
     def _round(self, rows: Mapping[str, Floats] | None, curvature: Curvature) -> float:
         """One inner round of every table; ``rows`` begin a new problem."""
         told = {alias: self._problem(alias, curvature) for alias in self.blocks}
-        replies = self.lou.ask("linear.consensus", told, rows, told, self._as_before, **self.common)
+        replies = self.lou.ask(
+            "linear.consensus", told, rows, told, self._as_before,
+            lambda alias: self._bounds(alias, told[alias], None if rows is None else rows[alias]), **self.common,
+        )  # fmt: skip
         for alias, each in told.items():
             shards = zip(self.lou.client.shards(alias), replies[alias], strict=True)
             self._told |= {(alias, shard.party): reply["sum"] for shard, reply in shards}
             whole = self.l2 * np.eye(len(each["pull"])) + self.lou.shards(alias) * each["pull"]
             self.agreed[alias] = self.lou.add(replies[alias], "sum") @ np.linalg.inv(whole)
-        return float(sum(reply["gain"] for alias in told for reply in replies[alias]))
+        return float(sum(self.lou.add(replies[alias], "gain") for alias in told))
+
+    def _bounds(self, alias: str, told: Mapping[str, Array], rows: Floats | None) -> dict[str, float]:
+        """About how large sum and gain can be: what pulls at a shard is Y, and that the model is not where all agreed.
+
+        Duals remember earlier rounds, so the largest force so far counts.
+        """
+        agreed, theta, curvature, pull = (told[name] for name in ("agreed", "theta", "curvature", "pull"))
+        bend = np.linalg.norm(agreed - theta) * np.linalg.norm(curvature) * max(len(theta), 1)
+        force = float(bend + (0.0 if rows is None else self.lou.bound(rows)))
+        self._force[alias] = force = max(force, self._force.get(alias, 0.0))
+        held = float(np.linalg.norm(agreed) * np.linalg.norm(pull))
+        return {"sum": held + force, "gain": force**2 * len(pull) / float(np.trace(pull))}
 
     def _as_before(self, alias: str, shard: ShardRows) -> dict[str, Any]:
         """A shard that is lost stays where it was."""

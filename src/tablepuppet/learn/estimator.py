@@ -25,6 +25,7 @@ from tablepuppet.learn.stored import Model, Stored
 from tablepuppet.learn.validation import Validation, Watched, check_alike
 from tablepuppet.learn.watch import Watch
 from tablepuppet.operators.client import Client, Replies
+from tablepuppet.operators.secure_sum import make_rosters
 from tablepuppet.prep.encode import Encoding, apply_encoding
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.events import Event
@@ -125,6 +126,8 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         if not self.reduce:
             relation = relation.without_reduction()
             validation = None if validation is None else validation.without_reduction()
+        if self.privacy is not None and self.privacy.secure_sum:
+            self._secure_sums(relation)
         asked = self._ask_labels(relation.client, label)  # before statistics are read: both travel together
         asked_also = None if validation is None else self._ask_labels(validation.client, label)
         self.promise_ = self._feature_promise(relation)
@@ -145,6 +148,13 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         model, intercept = self._train(relation, loss, watch)
         self.settle(relation, self.encoding_, model, watch.end(model, intercept))
         return self
+
+    def _secure_sums(self, relation: Relation) -> None:
+        """Let shards of one table mask their sums."""
+        secured = make_rosters(relation.client, dict.fromkeys(column.alias for column in relation.query.features))
+        tables = f"tables {', '.join(secured)} reach" if secured else "no table has several shards: none need reach"
+        message = f"{tables} the coordinator as a sum over their shards only"
+        relation.events.emit("info", "secured", message, tables=secured)
 
     def settle(self, relation: Relation, encoding: Encoding, model: Model, intercept: Array) -> None:
         """Keep what was learned."""

@@ -50,7 +50,7 @@ def start(table: LocalTable, view: str, encoding: str, model: str, joined_rows: 
     return {"largest": block.largest}
 
 
-@op("linear.gram", releases=Release.GRAM)
+@op("linear.gram", releases=Release.GRAM, summed=("gram", "means"))
 def gram(table: LocalTable, view: str, encoding: str, joined_rows: Positive) -> Values:
     """A shard's part of the Gram matrix and the means of its table."""
     gram, means = gram_and_means(table, view, encoding, joined_rows)
@@ -76,7 +76,7 @@ def advance(table: LocalTable, view: str, model: str, mix: Array, memory: SomeOr
     return {}
 
 
-@op("linear.gradient", releases=Release.GRADIENT_SUMS)
+@op("linear.gradient", releases=Release.GRADIENT_SUMS, summed=("sums",))
 def gradient(table: LocalTable, view: str, encoding: str, rows: Array) -> Values:
     """A shard's part of T^T Y (Eq. 18)."""
     return {"sums": encoded(table, view, encoding).transposed_times(rows.astype(np.float64))}
@@ -108,7 +108,9 @@ class Sums:
     def __init__(self, lou: LearningOverUnion, encoding: Encoding, aliases: list[str], outputs: int, l2: float):
         self.lou, self.encoding, self.aliases, self.outputs, self.l2 = lou, encoding, aliases, outputs, l2
         rows = len(lou.client.mapping)
-        self._grams = lou.ask("linear.gram", aliases, encoding=encoding.id, joined_rows=rows)
+        self._grams = lou.ask(
+            "linear.gram", aliases, bounds=lambda _: {"gram": 1.0, "means": 1.0}, encoding=encoding.id, joined_rows=rows
+        )  # columns are standardised
 
     @cached_property
     def blocks(self) -> dict[str, RidgeBlock]:
@@ -132,7 +134,10 @@ class Sums:
         return 0.0
 
     def _ask_sums(self, rows: Mapping[str, Floats]) -> Replies:
-        return self.lou.ask("linear.gradient", self.aliases, rows, instead=self._left_out, encoding=self.encoding.id)
+        return self.lou.ask(
+            "linear.gradient", self.aliases, rows, instead=self._left_out, encoding=self.encoding.id,
+            bounds=lambda alias: {"sums": self.lou.bound(rows[alias])},
+        )  # fmt: skip
 
     def _left_out(self, alias: str, _: ShardRows) -> dict[str, Array]:
         """The sums of a shard that is lost: its rows are left out."""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 AUTO_RHO = 1.5  # times the mean curvature of the loss at the start
 AUTO_INNER_RHO, L2_SHARE = 0.05, 3.0  # times rho, times l2: a weaker pull lets shards drift apart
+USUAL = 16.0  # times the largest parameter so far: what shards come to before they agree
 SETTLED = 3  # rounds in a row that change the objective by less than tol
 
 
@@ -113,7 +114,7 @@ class Consensus:
     dual: Array  # u
 
 
-@op("network.consensus", releases=Release.PARAMETERS)
+@op("network.consensus", releases=Release.PARAMETERS, summed=("sum",))
 def consensus(
     table: LocalTable, view: str, encoding: str, model: str, hidden: Sequence[Some], outputs: Some,
     theta: Array, pull: float, inner_rho: float, steps: Some, rows: Array | None = None,
@@ -181,6 +182,7 @@ class Sharing:
             told = {alias: {"theta": part.theta} for alias, part in model.shared.items()}
             replies = model.lou.ask(
                 "network.consensus", model.together, None if number else rows, told, self._own_before,
+                self._bounds,
                 inner_rho=pull, **common, **model.shape,
             )  # fmt: skip
             for alias, part in model.shared.items():
@@ -188,6 +190,10 @@ class Sharing:
                 self._sums |= {(alias, shard.party): reply["sum"] for shard, reply in shards}
                 weight = pull * model.lou.shards(alias)
                 part.theta = pull * model.lou.add(replies[alias], "sum") / (model.l2 + weight)
+
+    def _bounds(self, alias: str) -> dict[str, float]:
+        """About how large a shard's parameters and dual are."""
+        return {"sum": USUAL * max(1.0, float(np.abs(self.model.shared[alias].theta).max()))}
 
     def _own_before(self, alias: str, shard: ShardRows) -> dict[str, Array]:
         """A shard that is lost stays where it was."""

@@ -40,7 +40,7 @@ def turn(table: LocalTable, view: str, encoding: str, model: str, rows: Array, l
     return {"products": part.turn(gradient + l2 * part.theta, memory)}
 
 
-@op("network.gradient", releases=Release.GRADIENT_SUMS)
+@op("network.gradient", releases=Release.GRADIENT_SUMS, summed=("sums",))
 def gradient(
     table: LocalTable, view: str, encoding: str, rows: Array, theta: Array, hidden: Sequence[Some], outputs: Some
 ) -> Values:
@@ -81,8 +81,9 @@ class FullBatch:
         )  # fmt: skip
         told = {alias: {"theta": part.theta} for alias, part in model.shared.items()}
         sums = model.lou.ask(
-            "network.gradient", model.together, rows, told, self._left_out, encoding=model.encoding.id, **model.shape
-        )
+            "network.gradient", model.together, rows, told, self._left_out,
+            lambda alias: model.gradient_bound(alias, rows[alias]), encoding=model.encoding.id, **model.shape,
+        )  # fmt: skip
         answers = {alias: replies[alias][0] for alias in model.alone}
         self._products = {alias: answer["products"] for alias, answer in answers.items() if answer}
         products = [*self._products.values()]

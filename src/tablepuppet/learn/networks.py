@@ -6,6 +6,7 @@ the coordinator holds the parameters and tells them (LoU). Every shard begins wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from tablepuppet.learn.part import StoredPart, encoded, keep_part, part_for_predictions, part_of
 from tablepuppet.learn.placed import PlacedModel
 from tablepuppet.learn.table_network import TableNetwork
+from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client
 from tablepuppet.party.arguments import Seed, Some
 from tablepuppet.party.ops import LocalTable, Values, op
@@ -122,7 +124,7 @@ def sgd(
     return {"image": image, "square": float(np.vdot(part.theta, part.theta))}
 
 
-@op("network.sgd_gradient", releases=Release.GRADIENT_SUMS)
+@op("network.sgd_gradient", releases=Release.GRADIENT_SUMS, summed=("sums",))
 def sgd_gradient(
     table: LocalTable, view: str, encoding: str,
     places: Places, rows: Array, theta: Array, hidden: Sequence[Some], outputs: Some,
@@ -193,6 +195,13 @@ class NetworkModel(PlacedModel[Weights]):
     def for_gradient(self, alias: str) -> dict[str, Any]:
         """The parameters: unlike that of a linear model, the gradient depends on them."""
         return {"theta": self.shared[alias].theta, **self.shape}
+
+    def gradient_bound(self, alias: str, rows: Floats) -> dict[str, float]:
+        """Layers pass on at most their norm: tanh and its slope are at most 1."""
+        layers = self.network(alias).layers(self.shared[alias].theta)[1:]
+        return {
+            "sums": self.lou.bound(rows) * math.prod(max(1.0, float(np.linalg.norm(weights))) for weights, _ in layers)
+        }
 
     def scores(self, client: Client, *, learning: bool = False) -> Array:
         """The sum over tables for the rows of a relation, in the label's own units."""

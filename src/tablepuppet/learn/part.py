@@ -55,7 +55,9 @@ def encoded(table: LocalTable, view: str, encoding: str) -> EncodedTable:
 
 
 def keep_part(table: LocalTable, model: str, part: Part) -> None:
-    """Keep the party's part of a model."""
+    """Keep the party's part of a model; PrivacyError where a shard may not learn by itself."""
+    if table.must_mask:
+        raise table.secure.refusal("what is learned from its rows leaves only within a sum over three or more shards")
     table.models[f"{model}/{table.snapshot.scan.alias}"] = part
 
 

@@ -23,6 +23,7 @@ MODULES = (
     label_metrics,
     labels,
     private_labels,
+    private_linear,
     linear,
     private_linear,
     part,

@@ -62,6 +62,10 @@ class PlacedModel(ABC, Generic[PartT]):
         """What the shards of a table must be told to differentiate at their rows."""
         return {}
 
+    def gradient_bound(self, alias: str, rows: Floats) -> dict[str, float]:
+        """About how large the gradient of a table can be that is asked to answer ``rows``."""
+        return {"sums": self.lou.bound(rows)}
+
     def ask_images(self, thetas: Mapping[str, Array], instead: Instead | None = None) -> Replies:
         """Ask for predictions of base rows for parameters that the coordinator tells."""
         return self._ask_told(self.lou, thetas, instead)

@@ -45,6 +45,7 @@ LARGE = 2.0  # times the usual size of predictions: larger ones are clipped
 
 def noisy_gram(table: LocalTable, view: str, encoding: str, table_rows: int, multiplier: float) -> Array:
     """K of one shard."""
+    table.check_once(view)
     data = encoded(table, view, encoding)
     squares, most = data.norms() ** 2, float(data.columns)
     gram = data.gram(np.minimum(1.0, most / np.maximum(squares, 1e-300))) / table_rows
@@ -57,6 +58,7 @@ def noisy_sums(
     table: LocalTable, view: str, encoding: str, rows: Array, table_rows: int, clip: float, multiplier: float
 ) -> Array:
     """g of one shard."""
+    table.check_once(view)
     data, wanted = encoded(table, view, encoding), rows.astype(np.float64) * table_rows
     lengths = np.abs(wanted) if wanted.ndim == 1 else np.linalg.norm(wanted, axis=1)
     kept = np.minimum(1.0, clip / np.maximum(lengths * data.norms(), 1e-300))
@@ -64,8 +66,9 @@ def noisy_sums(
     return table.noisy(sums.ravel(), clip / table_rows, multiplier, "gradient").reshape(sums.shape)
 
 
-def noisy_image(table: LocalTable, image: Array, bound: float, multiplier: float) -> Array:
+def noisy_image(table: LocalTable, view: str, image: Array, bound: float, multiplier: float) -> Array:
     """Predictions of rows, clipped and with noise."""
+    table.check_once(view)
     lengths = np.abs(image) if image.ndim == 1 else np.linalg.norm(image, axis=1)
     kept = np.minimum(1.0, bound / np.maximum(lengths, 1e-300))
     clipped = image * (kept if image.ndim == 1 else kept[:, None])
@@ -84,13 +87,13 @@ def start(
     return {"largest": block.largest}
 
 
-@op("private.gram", releases=Release.GRAM, private=True)
+@op("private.gram", releases=Release.GRAM, private=True, summed=("gram",))
 def gram(table: LocalTable, view: str, encoding: str, table_rows: Positive, multiplier: PositiveNumber) -> Values:
     """A shard's part of the noisy Gram matrix."""
     return {"gram": noisy_gram(table, view, encoding, table_rows, multiplier)}
 
 
-@op("private.gradient", releases=Release.GRADIENT_SUMS, private=True)
+@op("private.gradient", releases=Release.GRADIENT_SUMS, private=True, summed=("sums",))
 def gradient(
     table: LocalTable, view: str, encoding: str, rows: Array, table_rows: Positive, clip: PositiveNumber,
     multiplier: PositiveNumber,
@@ -128,7 +131,7 @@ def noisy_direction(
     block, image = _turn(table, view, encoding, model, rows, l2, curvature, table_rows, clip, multiplier)
     bound = LARGE * usual_size(block, block.direction)
     told = {"products": block.products(), "noise": bound * image_multiplier}
-    return {"image": noisy_image(table, image, bound, image_multiplier), **told}
+    return {"image": noisy_image(table, view, image, bound, image_multiplier), **told}
 
 
 @op("private.image", releases=Release.PREDICTIONS, private=True)
@@ -137,7 +140,7 @@ def image(
 ) -> Values:
     """T theta with noise, for parameters that the coordinator holds."""
     found = encoded(table, view, encoding).times(theta)
-    return {"image": noisy_image(table, found, bound, image_multiplier)}
+    return {"image": noisy_image(table, view, found, bound, image_multiplier)}
 
 
 @op("private.predict", releases=Release.PREDICTIONS, private=True)
@@ -145,7 +148,7 @@ def predict(table: LocalTable, view: str, encoding: str, model: str, image_multi
     """T theta with noise, for parameters that the party holds."""
     block: RidgeBlock = part_of(table, model)
     found = encoded(table, view, encoding).times(block.theta)
-    return {"image": noisy_image(table, found, LARGE * usual_size(block, block.theta), image_multiplier)}
+    return {"image": noisy_image(table, view, found, LARGE * usual_size(block, block.theta), image_multiplier)}
 
 
 @op("private.parameters", releases=Release.PARAMETERS, private=True)
@@ -191,8 +194,9 @@ class NoisySums(Sums):
         self.noise = noise
         self.lou, self.encoding, self.aliases, self.outputs, self.l2 = lou, encoding, aliases, outputs, l2
         self._grams = lou.ask(
-            "private.gram", aliases, by_alias=_sizes(lou.client, aliases), encoding=encoding.id, multiplier=noise.gram
-        )
+            "private.gram", aliases, by_alias=_sizes(lou.client, aliases), encoding=encoding.id, multiplier=noise.gram,
+            bounds=lambda alias: {"gram": encoding.columns(alias) * self._with_noise(alias, noise.gram)},
+        )  # fmt: skip
 
     @cached_property
     def blocks(self) -> dict[str, RidgeBlock]:
@@ -208,7 +212,12 @@ class NoisySums(Sums):
         return self.lou.ask(
             "private.gradient", self.aliases, rows, by_alias=_sizes(self.lou.client, self.aliases),
             encoding=self.encoding.id, clip=self.noise.clip, multiplier=self.noise.step,
+            bounds=lambda alias: {"sums": self.noise.clip * self._with_noise(alias, self.noise.step)},
         )  # fmt: skip
+
+    def _with_noise(self, alias: str, multiplier: float) -> float:
+        """No noisy sum over a table's rows is larger, by what one row may add to it times its rows; almost surely."""
+        return 1.0 + 10 * multiplier * self.lou.shards(alias) / self.lou.client.mapping.tables[alias].rows
 
 
 def _sizes(client: Client, aliases: list[str]) -> dict[str, dict[str, int]]:

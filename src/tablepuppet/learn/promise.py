@@ -19,13 +19,17 @@ from tablepuppet.sql.expression import checked, columns_of
 from tablepuppet.sql.plan import Plan
 
 NOTHING = (
-    "Nothing is promised: the model was fitted without differential privacy. Parties let out what docs/privacy.md "
+    "No epsilon is promised: the model was fitted without differential privacy. Parties let out what docs/privacy.md "
     "lists, and the coordinator is trusted not to solve it for rows."
 )
 LABELS_ONLY = (
     "Labels were noised by their party before they left: whoever sees all that left, the model included, can tell two "
     "tables that differ in one row's label only as well as label_epsilon allows (delta 0). Which rows take part, and "
     "features, are taken as known: what is learned from features left without noise, so for them no epsilon holds."
+)
+SUMS_ONLY = (
+    "What shards of one table add up reached the coordinator as their sum only (secure_sum); that is no differential "
+    "privacy."
 )
 
 
@@ -56,8 +60,6 @@ def check_supported(privacy: object) -> None:
         raise PrivacyError(f"privacy must be tp.Privacy(...) or None, not {type(privacy).__name__}")
     if privacy.prediction_epsilon is not None and privacy.feature_epsilon is None:
         raise PrivacyError("prediction_epsilon is for predictions only: set feature_epsilon too, 1 is usual")
-    if privacy.secure_sum:
-        raise PrivacyError("secure_sum is not supported yet; leave it at False")
 
 
 def check_demanded(plan: Plan, privacy: Privacy | None) -> None:
@@ -155,18 +157,21 @@ def promised(plan: Plan, privacy: Privacy | None, promise: FeaturePromise | None
         "epsilon_given_messages": max((table.feature_given_messages or 0.0 for table in tables.values()), default=0.0),
         "delta": promise.privacy.delta if promise else None if label_epsilon is None else 0.0,
         "label_epsilon": label_epsilon,
+        "secure_sum": privacy is not None and privacy.secure_sum,
         "tables": {name: table.told() for name, table in tables.items()},
         "parties": {party: _together(tables.values(), party) for party in plan.parties},
         "total": _together(tables.values()) | _by_moments(tables.values(), promise),
-        "assumptions": _assumptions(label_epsilon, promise),
+        "assumptions": _assumptions(privacy, promise),
     }
 
 
-def _assumptions(label_epsilon: float | None, promise: FeaturePromise | None) -> str:
-    if promise is None:
-        return NOTHING if label_epsilon is None else LABELS_ONLY
-    parts = [FEATURES, FEATURES_GIVEN if promise.privacy.prediction_epsilon is None else FEATURES_WHOLE]
-    return " ".join([*parts, LABELS_TOO if label_epsilon is None else LABELS_NOISED])
+def _assumptions(privacy: Privacy | None, promise: FeaturePromise | None) -> str:
+    of_labels = privacy is not None and privacy.is_label_private
+    parts = [LABELS_ONLY if of_labels else NOTHING]
+    if promise is not None:
+        given = promise.privacy.prediction_epsilon is None
+        parts = [FEATURES, FEATURES_GIVEN if given else FEATURES_WHOLE, LABELS_NOISED if of_labels else LABELS_TOO]
+    return " ".join([*parts, SUMS_ONLY] if privacy is not None and privacy.secure_sum else parts)
 
 
 def _by_table(plan: Plan, label_epsilon: float | None, promise: FeaturePromise | None) -> dict[str, TablePromise]:

@@ -10,6 +10,7 @@ from tablepuppet.party.ops import REGISTRY, Op
 
 ASKED: dict[str, tuple[str, ...]] = {
     "every relation": ("keys.blind", "rows.use", "rows.sample"),
+    "`secure_sum`": ("secure.hello", "secure.roster", "secure.confirm"),
     "`describe`, encoders without privacy": ("statistics.numbers", "statistics.categories"),
     "encoders with `feature_epsilon`": ("private.ranges", "private.moments", "private.categories"),
     "encoders": ("encode.build",),

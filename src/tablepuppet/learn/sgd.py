@@ -21,6 +21,7 @@ from tablepuppet.learn.placed import PlacedModel
 from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
 from tablepuppet.operators.client import Replies
 from tablepuppet.operators.lou import Instead
+from tablepuppet.operators.secure_sum import Bounds
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
 
@@ -79,7 +80,7 @@ def sgd(
     return {"image": image, "square": float(np.vdot(block.theta, block.theta))}
 
 
-@op("linear.sgd_gradient", releases=Release.GRADIENT_SUMS)
+@op("linear.sgd_gradient", releases=Release.GRADIENT_SUMS, summed=("sums",))
 def sgd_gradient(table: LocalTable, view: str, encoding: str, places: Places, rows: Array) -> Values:
     """A shard's part of a batch's gradient (Eq. 18)."""
     return {"sums": encoded(table, view, encoding).rows(places).transposed_times(rows.astype(np.float64))}
@@ -143,6 +144,7 @@ class Stochastic:
                 "sgd_gradient", model.together,
                 lambda alias, part: self._sums(batch, sums, alias, part) | model.for_gradient(alias),
                 lambda alias, _: {"sums": np.zeros_like(model.shared[alias].theta)},
+                lambda alias: model.gradient_bound(alias, sums[alias]),
             )  # fmt: skip
             for alias, part in model.shared.items():
                 part.descend(model.lou.add(replies[alias], "sums"), **rates)
@@ -172,13 +174,15 @@ class Stochastic:
         return self._told[alias]
 
     def _ask(
-        self, name: str, aliases: list[str], arguments: Callable[[str, slice], dict[str, Any]], instead: Instead
-    ) -> Replies:
+        self, name: str, aliases: list[str], arguments: Callable[[str, slice], dict[str, Any]], instead: Instead,
+        bounds: Bounds | None = None,
+    ) -> Replies:  # fmt: skip
         model, chosen = self.model, set(aliases)
         return model.lou.client.ask(
             f"{model.family}.{name}",
             lambda a, shard: arguments(a, shard.slice) | {"encoding": model.encoding.id} if a in chosen else None,
             instead,
+            bounds,
         )
 
     def _sums(self, batch: Batch | None, sums: Mapping[str, Array], alias: str, part: slice) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import mark
 from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
+from tablepuppet.operators.secure_sum import Bounds, SecureTables, refuse_stand_in
 from tablepuppet.party.request import Step
 from tablepuppet.sql.plan import Plan
 from tablepuppet.wire.engine import Engine
@@ -52,6 +53,7 @@ class Client:
     plan: Plan
     mapping: TableMapping
     rows_read: Mapping[tuple[str, str], int]  # (party, alias) -> rows of the snapshot
+    secured: SecureTables = field(default_factory=SecureTables)  # of the session
     encodings: set[str] = field(default_factory=set, init=False)  # that shards have built over these rows
     _announced: bool = field(default=False, init=False)
 
@@ -73,22 +75,25 @@ class Client:
         op: str,
         arguments: Callable[[str, ShardRows], Mapping[str, Any] | None],
         instead: Callable[[str, ShardRows], Mapping[str, Any]] | None = None,
+        bounds: Bounds | None = None,
     ) -> Replies:
         """Run ``op`` at every shard; ``arguments`` gives those of one shard, or None to leave it out.
 
-        ``instead`` gives the reply that stands in for that of a shard whose party is lost.
+        ``instead`` gives the reply that stands in for that of a shard whose party is lost. ``bounds`` are for an op
+        whose replies are only added up: where a table's shards have a roster, they mask them.
         """
         if not self._announced:
             self._announced = True
             self.ask("rows.use", self._rows)
         answers: dict[str, list[Answer]] = {alias: [] for alias in self.mapping.tables}
         for alias in self.mapping.tables:
-            for shard in self.shards(alias):
-                given = arguments(alias, shard)
-                if given is not None:
-                    step = Step(op, alias, {"view": self.view, **given})
-                    stand_in = None if instead is None else partial(instead, alias, shard)
-                    answers[alias].append(self.outbox.ask(shard.party, step, stand_in))
+            given = [(shard, told) for shard in self.shards(alias) if (told := arguments(alias, shard)) is not None]
+            masked = self.secured.wanted(alias, tuple(shard.party for shard, _ in given), bounds) if given else {}
+            for shard, told in given:
+                step = Step(op, alias, {"view": self.view, **told, **masked})
+                lost = refuse_stand_in if masked else instead
+                stand_in = None if lost is None else partial(lost, alias, shard)
+                answers[alias].append(self.outbox.ask(shard.party, step, stand_in))
         return Replies(answers)
 
     def _rows(self, alias: str, shard: ShardRows) -> Mapping[str, Any]:

@@ -1,7 +1,8 @@
 """The LoU operator: learning over a union is learning on its shards (Table 4).
 
 Arrays over a table's rows are cut into its shards on the way down and put together on the way up; sums over rows
-(gradients, Gram matrices) of shards add. Row arrays travel in the precision of the wire.
+(gradients, Gram matrices) of shards add, masked where shards have agreed on that. Row arrays travel in the precision of
+the wire.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Client, Replies
+from tablepuppet.operators.secure_sum import Bounds
+from tablepuppet.privacy.secure_sum import add_words
 
 Instead = Callable[[str, ShardRows], Mapping[str, Any]]
 
@@ -33,10 +36,12 @@ class LearningOverUnion:
         rows: Mapping[str, Floats] | None = None,
         by_alias: Mapping[str, Mapping[str, Any]] | None = None,
         instead: Instead | None = None,
+        bounds: Bounds | None = None,
         **values: Any,
     ) -> Replies:
         """Run ``op`` at the shards of ``aliases``: ``rows`` gives each its part of an array over the table's rows,
-        ``by_alias`` values of one table, ``values`` those of all. ``instead`` stands in for shards that are lost.
+        ``by_alias`` values of one table, ``values`` those of all. ``instead`` stands in for shards that are lost;
+        ``bounds`` are for an op whose replies are only added up (see `Client.ask`).
         """
         chosen = set(aliases)
 
@@ -48,11 +53,18 @@ class LearningOverUnion:
                 given["rows"] = rows[alias][shard.slice].astype(self.wire)
             return given
 
-        return self.client.ask(op, arguments, instead)
+        return self.client.ask(op, arguments, instead, bounds)
 
     def shards(self, alias: str) -> int:
         """How many shards of a table take part."""
         return len(self.client.shards(alias))
+
+    def bound(self, rows: Floats) -> float:
+        """No sum over a table's rows of Y times an encoded column is larger: sqrt(N) |Y|.
+
+        By Cauchy and Schwarz, since the squares of an encoded column, each as often as its row is joined, add up to N.
+        """
+        return float(np.sqrt(len(self.client.mapping)) * np.linalg.norm(rows.astype(np.float64)))
 
     @staticmethod
     def concatenate(replies: list[Mapping[str, Any]], name: str) -> Floats:
@@ -63,4 +75,6 @@ class LearningOverUnion:
     @staticmethod
     def add(replies: list[Mapping[str, Any]], name: str) -> NDArray[np.float64]:
         """A sum over the table's rows from those over its shards (Eq. 17)."""
+        if "bits" in replies[0]:
+            return add_words([reply[name] for reply in replies], replies[0]["bits"][name])
         return np.asarray(np.sum([reply[name] for reply in replies], axis=0, dtype=np.float64))

@@ -27,7 +27,7 @@ PositiveNumber = Annotated[float, Meta(ge=1e-300, le=1e300)]
 SomeOrNone = Annotated[int, Meta(ge=0, le=10_000)]
 
 _PLAIN: Mapping[Any, tuple[type, ...]] = {
-    str: (str,), int: (int,), float: (int, float), bool: (bool,), NoneType: (NoneType,),
+    str: (str,), bytes: (bytes,), int: (int,), float: (int, float), bool: (bool,), NoneType: (NoneType,),
 }  # fmt: skip
 
 

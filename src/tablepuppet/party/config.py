@@ -24,6 +24,7 @@ from tablepuppet.errors import ConfigError
 from tablepuppet.party.database import anchored
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import ColumnRule, Level, Policy, TableRule, Use
+from tablepuppet.privacy.secure_sum import FEWEST
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -63,6 +64,9 @@ class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     min_group: Annotated[
         Count, Meta(description="rows that a category, or the values of a column, must have to be told of")
     ] = 5
+    secure_sum: Annotated[
+        bool, Meta(description="sums over its rows leave only within the sum of three or more peers' shards")
+    ] = False
     budget: Annotated[Budget, Meta(description="how much privacy may be spent on the table")] = Budget()
 
 
@@ -121,6 +125,10 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     state_dir: Annotated[
         str | None, Meta(description="folder for what outlives a restart; if absent, nothing does")
     ] = None
+    peers: Annotated[
+        tuple[str, ...],
+        Meta(description="parties whose shards may be summed with its own: the first DNS names of their certificates"),
+    ] = ()
     limits: Annotated[Limits, Meta(description="how much callers may take")] = Limits()
 
     @classmethod
@@ -154,6 +162,7 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
             max_models=self.limits.max_models,
             fits=self.limits.fits,
             views=self.limits.views,
+            peers=frozenset(self.peers),
         )
 
 
@@ -192,7 +201,15 @@ def _check(settings: PartyFile) -> None:
         if strange:
             raise ConfigError(f"tables.{name}.allow: {strange[0]!r} is not in the party's own allow list")
         _table_rule(name, table)
+        _check_secure_sum(name, table, settings)
         _check_budget(name, table.budget, settings.state_dir)
+
+
+def _check_secure_sum(name: str, table: TableEntry, settings: PartyFile) -> None:
+    if table.secure_sum and (settings.tls is None or len(set(settings.peers) - {settings.name}) < FEWEST - 1):
+        raise ConfigError(
+            f"tables.{name}.secure_sum: name [tls] files, and {FEWEST - 1} or more other parties under peers"
+        )
 
 
 def _check_budget(name: str, budget: Budget, state_dir: str | None) -> None:
@@ -220,6 +237,7 @@ def _table_rule(name: str, table: TableEntry) -> TableRule:
         allow=None if table.allow is None else frozenset(table.allow),
         min_rows=table.min_rows,
         min_group=table.min_group,
+        secure_sum=table.secure_sum,
         budget=table.budget,
     )
 

@@ -16,14 +16,17 @@ from tablepuppet.errors import ConfigError
 from tablepuppet.party.counters import Counters
 from tablepuppet.party.database import SourceTable
 from tablepuppet.party.grant import Grant, refusal
-from tablepuppet.party.ops import Op
+from tablepuppet.party.ops import SECURE, Op
 from tablepuppet.party.policy import Policy, TableRule
 from tablepuppet.party.release import Release
+from tablepuppet.party.secure_table import RULE
 from tablepuppet.sql.expression import checked
 from tablepuppet.sql.plan import Scan
 
 SOLVABLE = Release.PREDICTIONS | Release.EMBEDDINGS | Release.GRADIENT_SUMS | Release.PARAMETERS
 """Releases that many rounds of chosen questions could be solved for rows: ``max_prediction_rounds`` counts them."""
+SUMS = Release.GRADIENT_SUMS | Release.GRAM | Release.PARAMETERS
+"""Releases that shards of a table make together: with ``secure_sum`` they leave masked."""
 
 
 class Guard:
@@ -57,9 +60,18 @@ class Guard:
         """What the caller may do with a table now, where nothing is read."""
         return Grant.of(self.party, self._rules(caller, scan.table), scan)
 
-    def run(self, caller: str, session: str, op: Op, grant: Grant, arguments: Mapping[str, Any]) -> None:
-        """Refuse an op that would tell what the policy forbids."""
+    def run(
+        self, caller: str, session: str, op: Op, grant: Grant, arguments: Mapping[str, Any], *, bound: bool = False
+    ) -> None:
+        """Refuse an op that would tell what the policy forbids; ``bound``: sums may leave masked only."""
         grant.check(op, arguments)
+        must_mask = bound or grant.rules.secure_sum
+        if op.releases & SUMS and must_mask and not (op.summed and SECURE in arguments):
+            raise grant.refusal(
+                RULE,
+                "sums over its rows leave only within a sum over three or more shards; learn with "
+                "privacy=tp.Privacy(secure_sum=True), a table with so many shards, and an op that is a sum",
+            )
         most = self.policy.max_prediction_rounds
         if op.releases & SOLVABLE and not self._counters.use_round(caller, session, grant.table, most):
             reason = f"the session has had its {most} rounds; open the relation again, or ask the party's operator"

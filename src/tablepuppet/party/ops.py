@@ -24,12 +24,14 @@ from tablepuppet.party.grant import Grant
 from tablepuppet.party.kept import Shelf
 from tablepuppet.party.policy import Level, Use
 from tablepuppet.party.release import Release
+from tablepuppet.party.secure_table import SecureTable
 from tablepuppet.party.snapshot import Snapshot
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.noise import SecureStream, add_gaussian, gaussian_sigma, sampling_epsilon
 from tablepuppet.sql.plan import Scan
 
 Values = dict[str, Any]  # plain values and NumPy arrays by name
+SECURE = "secure"  # the argument that asks for a masked reply
 Charge = Callable[[Spending, str, str | None], None]  # cost, purpose, release
 
 
@@ -48,6 +50,11 @@ class View:
     row_ids: NDArray[np.integer]
     counts: NDArray[np.integer]
 
+    @cached_property
+    def is_each_once(self) -> bool:
+        """Whether no row stands there twice."""
+        return len(np.unique(self.row_ids)) == len(self.row_ids)
+
 
 @dataclass
 class LocalTable:
@@ -57,6 +64,7 @@ class LocalTable:
     grant: Grant  # what the caller may do with it
     secret: bytes  # for blinding
     run: str
+    secure: SecureTable  # whether and how sums over its rows are masked
     wire: str = "float64"  # precision of row arrays on the wire
     views: dict[str, View] = field(default_factory=dict)
     state: Values = field(default_factory=dict)  # of this session
@@ -75,6 +83,11 @@ class LocalTable:
         if name not in self.views:
             raise PartyError(f"party {self.snapshot.scan.party!r}: no rows are announced for relation {name!r}")
         return self.views[name]
+
+    def check_once(self, view: str) -> None:
+        """PrivacyError if a row stands twice in a relation's list: then it would count twice in sums with noise."""
+        if not self.view(view).is_each_once:
+            raise self.grant.refusal("require_dp", "a row is listed twice, which noise for one would not hide")
 
     def column(self, name: str, view: str) -> pa.ChunkedArray:
         """An output column, for the rows of a relation, by row id."""
@@ -110,6 +123,11 @@ class LocalTable:
         secret = self.category_secrets.get(blinding) or category_secret(self.secret, blinding)
         return derive_key(secret, blinding, f"category {column}")
 
+    @property
+    def must_mask(self) -> bool:
+        """Whether sums over its rows may leave masked only: by the policy, or since its shards have agreed so."""
+        return self.grant.rules.secure_sum or self.secure.is_bound
+
     def level(self, output: str) -> Level:
         """The policy's level of an output column: the strictest of the columns it is made of."""
         return self.grant.outputs[output].rule.level
@@ -129,6 +147,7 @@ class Op:
     op adds noise to all that it lets out and charges for it, with `LocalTable.charge`, before it returns.
     One that is ``on_shelf`` works on the caller's parts of saved models and needs no table; what it tells of the part
     that its argument ``part`` names is held against the policy for the tables that the part was learned from.
+    ``summed`` are all values of its reply, if a coordinator needs no more of them than their sums over shards.
     """
 
     name: str
@@ -138,6 +157,7 @@ class Op:
     use: Use | None = None
     private: bool = False
     on_shelf: bool = False
+    summed: tuple[str, ...] = ()
 
     def __call__(self, place: LocalTable | Shelf, arguments: Mapping[str, Any]) -> Values:
         """Run the op after checking that the arguments are those it takes."""
@@ -161,12 +181,13 @@ def op(
     use: Use | None = None,
     private: bool = False,
     on_shelf: bool = False,
+    summed: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Values]], Callable[..., Values]]:
     """Register a function as an op that lets out ``releases`` of ``columns`` and nothing else; see `Op`."""
 
     def register(function: Callable[..., Values]) -> Callable[..., Values]:
         assert name not in REGISTRY, f"two ops are called {name}"
-        REGISTRY[name] = Op(name, releases, function, columns, use, private, on_shelf)
+        REGISTRY[name] = Op(name, releases, function, columns, use, private, on_shelf, summed)
         return function
 
     return register

@@ -101,6 +101,7 @@ class TableRule:
     allow: frozenset[str] | None = None  # callers; None: everybody that the policy allows
     min_rows: int = 0
     min_group: int = 0
+    secure_sum: bool = False  # sums over its rows leave only within a sum over shards
     budget: Budget = field(default_factory=Budget)
 
     def column(self, name: str) -> ColumnRule | None:
@@ -130,6 +131,7 @@ class Policy:
     max_models: int | None = None  # saved ones of which the party keeps its part, per caller
     fits: int | None = None  # models in memory, per caller
     views: int | None = None  # relations, and encodings of their rows, per session and table
+    peers: frozenset[str] | None = None  # parties to sum with; None: whoever has a certificate of the authority
     named: frozenset[str] = frozenset()  # ``table`` or ``table.column`` as somebody spelled them: they must exist
 
     @classmethod

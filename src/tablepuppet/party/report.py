@@ -45,6 +45,7 @@ class TableReport(msgspec.Struct, frozen=True):
     callers: list[str]
     min_rows: int
     min_group: int
+    secure_sum: bool
     columns: list[ColumnReport]
     budget: Budget
 
@@ -126,7 +127,9 @@ def _table_report(settings: PartyFile, policy: Policy, table: SourceTable) -> Ta
         told = [release.name or "" for release in rule.releases]
         columns.append(ColumnReport(name, type_name, uses, rule.level.name.lower(), told))
     callers = sorted(settings.allow if rules.allow is None else rules.allow)
-    return TableReport(table.name, table.rows, callers, rules.min_rows, rules.min_group, columns, rules.budget)
+    return TableReport(
+        table.name, table.rows, callers, rules.min_rows, rules.min_group, rules.secure_sum, columns, rules.budget
+    )
 
 
 def _strangers(settings: PartyFile, certificate: TlsFiles | None) -> list[str]:

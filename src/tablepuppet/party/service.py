@@ -11,7 +11,7 @@ import hmac
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,11 @@ from tablepuppet.party.ops import LocalTable, Op, Values, category_secret, find_
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.release import Release
 from tablepuppet.party.request import Reply, Request
+from tablepuppet.party.secure_ops import answered
+from tablepuppet.party.secure_table import SecureTable
 from tablepuppet.party.snapshot import Snapshot, take_snapshot
 from tablepuppet.privacy.accountant import Spending
+from tablepuppet.privacy.signed_keys import Identity
 from tablepuppet.sql.catalog import Shard
 from tablepuppet.sql.plan import Scan
 
@@ -47,7 +50,7 @@ class Party:
     its source does. Every verb first asks the guard, which enforces ``policy``, and ends with a line in the
     ``audit`` log. ``state_dir`` keeps what callers have used up of their limits, the parts of their saved models, and
     the ledger of what was spent of privacy budgets; without it nothing is charged. What was read for a caller is read
-    anew for its next run once ``snapshot_ttl`` seconds have passed.
+    anew for its next run once ``snapshot_ttl`` seconds have passed. ``identity`` signs what it tells other shards.
     """
 
     def __init__(
@@ -60,13 +63,14 @@ class Party:
         audit: AuditLog | None = None,
         state_dir: Path | None = None,
         snapshot_ttl: float = 0.0,
+        identity: Callable[[], Identity] | None = None,
     ):
         self.name = name
         self._database = database
         self._blinding_key = blinding_key
         self._guard = Guard(name, policy or Policy(), state_dir)
         self._audit = audit or AuditLog(None)
-        self._row_secret = row_secret
+        self._row_secret, self._identity = row_secret, identity
         self._noise_secret = hmac.digest(row_secret or secrets.token_bytes(32), b"noise", "sha256")
         self._ledger = None if state_dir is None else Ledger(state_dir / FILE, name)
         self._sessions: dict[tuple[str, str], dict[str, LocalTable]] = {}
@@ -129,6 +133,7 @@ class Party:
         ``nonce`` is the one under which a session's noise was drawn before, if it comes back.
         """
         tables, listed, nonce = {}, tuple(scans), nonce or secrets.token_hex(16)
+        rosters: dict[str, frozenset[str]] = {}
         with self._audit.entry(caller, session, "open", Release.COUNTS, outcome) as entry:
             entry.tables = sorted({scan.table for scan in listed})
             grants = self._guard.open(caller, listed)
@@ -138,6 +143,16 @@ class Party:
                     grants[scan.alias],
                     self._blinding_key,
                     session,
+                    SecureTable(
+                        self.name,
+                        scan.table,
+                        scan.alias,
+                        session,
+                        caller,
+                        self._identity,
+                        self._guard.policy.peers,
+                        rosters,
+                    ),
                     wire,
                     views=self._bounded(f"table {scan.table!r}: relations of this session", "views"),
                     state=self._bounded(f"table {scan.table!r}: encoded relations of this session", "views"),
@@ -194,9 +209,9 @@ class Party:
                 return entry.reply(self._run_on_shelf(caller, session, found, arguments, outcome))
             table = self.table(session, alias, caller)
             entry.tables = [table.grant.table]
-            self._guard.run(caller, session, found, table.grant, arguments)
+            self._guard.run(caller, session, found, table.grant, arguments, bound=table.secure.is_bound)
             table.is_repeat = outcome == "restored"
-            return entry.reply(found(table, arguments))
+            return entry.reply(answered(found, table, arguments))
 
     def _run_on_shelf(
         self, caller: str, session: str, op: Op, arguments: Mapping[str, Any], outcome: Outcome

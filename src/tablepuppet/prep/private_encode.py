@@ -49,6 +49,7 @@ UNIFORM = math.sqrt(12)  # the width of an even spread, in standard deviations
 )
 def ranges(table: LocalTable, view: str, columns: Sequence[str], multiplier: PositiveNumber) -> Values:
     """The policy's bounds of columns, or NaN and noisy counts of rows by powers of two."""
+    table.check_once(view)
     known, counts = np.full((len(columns), 2), np.nan), np.zeros((len(columns), BINS))
     for place, name in enumerate(columns):
         bounds = table.grant.outputs[name].rule.bounds
@@ -92,6 +93,7 @@ def moments(
     multiplier: PositiveNumber,
 ) -> Values:  # fmt: skip
     """Noisy counts, sums and sums of squares of columns, where lows and highs are -1 and 1."""
+    table.check_once(view)
     sums = np.zeros((len(columns), 3))
     for place, (name, low, high) in enumerate(zip(columns, lows, highs, strict=True)):
         values, present = numbers(table.column(name, view))
@@ -112,6 +114,7 @@ def categories(
     table: LocalTable, view: str, column: str, family: str, blinding: str, multiplier: PositiveNumber
 ) -> Values:
     """Digests of the categories that the policy lists, or of those that enough rows have, with noisy counts."""
+    table.check_once(view)
     key, listed = table.category_key(blinding, column), table.grant.outputs[column].rule.categories
     if listed is not None:
         digests = blind([_as_column(table, column, listed)], [family], key).digests

@@ -45,13 +45,19 @@ class CertificateFiles:
 
 def new_authority(folder: Path) -> CertificateFiles:
     """Make the key and the certificate of an authority, good for ten years."""
+    certificate, key = make_authority()
+    return _write(folder, CA, key, certificate, ())
+
+
+def make_authority() -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """The certificate and the key of a new authority, good for ten years."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _subject(f"TablePuppet trial CA {secrets.token_hex(4)}")
     start = datetime.datetime.now(datetime.UTC)
     builder = _builder(subject, subject, key.public_key(), start, CA_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_key_usage(ca=True), critical=True)
-    return _write(folder, CA, key, builder.sign(key, hashes.SHA256()), ())
+    return builder.sign(key, hashes.SHA256()), key
 
 
 def issue(
@@ -62,9 +68,25 @@ def issue(
     ``hosts`` are the DNS names and IP addresses where the owner is reached. The certificate is good for ``days``
     from ``start``, which is now unless told.
     """
+    if name.lower() == CA:
+        raise ConfigError(f"the name {name!r} is taken by the authority itself: choose another")
+    names = _alternative_names(name, hosts or HERE)  # a wrong one is told before the authority is read
+    authority, authority_key = _load_authority(folder)
+    certificate, key = make_certificate(authority, authority_key, name, hosts, days, start)
+    return _write(folder, name, key, certificate, tuple(str(each.value) for each in names))
+
+
+def make_certificate(
+    authority: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+    name: str,
+    hosts: Sequence[str] = (),
+    days: int = 365,
+    start: datetime.datetime | None = None,
+) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """A certificate for an owner, and its new key; see `issue`."""
     names = _alternative_names(name, hosts or HERE)
     start = start or datetime.datetime.now(datetime.UTC)
-    authority, authority_key = _load_authority(folder)
     _check_days(days, start, authority)
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _builder(_subject(name), authority.subject, key.public_key(), start, days)
@@ -77,8 +99,7 @@ def issue(
     ]
     for extension, critical in extensions:
         builder = builder.add_extension(extension, critical=critical)
-    told = tuple(str(each.value) for each in names)
-    return _write(folder, name, key, builder.sign(authority_key, hashes.SHA256()), told)
+    return builder.sign(authority_key, hashes.SHA256()), key
 
 
 def identity(certificate: bytes | str) -> str:
@@ -110,8 +131,6 @@ def _alternative_names(name: str, hosts: Sequence[str]) -> list[x509.GeneralName
         raise ConfigError(
             f"{name!r} cannot be an owner's name: use up to 63 letters, digits, '-', '_' and '.', as in a DNS name"
         )
-    if name.lower() == CA:
-        raise ConfigError(f"the name {name!r} is taken by the authority itself: choose another")
     names: list[x509.GeneralName] = [x509.DNSName(name)]
     for host in hosts:
         address = _address(host)
@@ -183,15 +202,19 @@ def _key_usage(*, ca: bool) -> x509.KeyUsage:
     )
 
 
+def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A private key in PEM, without a password."""
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
 def _write(
     folder: Path, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate, names: tuple[str, ...]
 ) -> CertificateFiles:
     """Write both files, or neither."""
     files = CertificateFiles(folder / f"{name}.crt", folder / f"{name}.key", names, certificate.not_valid_after_utc)
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    write_new_file(files.key, private, "private key")
+    write_new_file(files.key, private_pem(key), "private key")
     try:
         write_new_file(
             files.certificate, certificate.public_bytes(serialization.Encoding.PEM), "certificate", mode=0o644

@@ -104,7 +104,7 @@ class Desk:
         if request.sequence != line.done + 1:
             raise PartyError(
                 f"party {self.party.name!r}: request {request.sequence} of this session came after request "
-                f"{line.done}; one was lost or came twice"
+                f"{line.done}; one was lost, came twice or overtook another"
             )
         if self.journal is not None:
             self.journal.add(key, request)

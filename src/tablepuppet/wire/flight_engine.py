@@ -126,9 +126,10 @@ class RemoteParty:
     def _lost(self, error: Exception, timeout: float) -> PartyError:
         if isinstance(error, BusyError):
             return error
-        reason = str(error).split(". ")[0].splitlines()[0][:200]
-        kind = LostError if _worth_repeating(error) else PartyError
-        return kind(f"party {self.name!r} at {self.url} does not answer within {timeout:g} s ({reason})")
+        reason = str(error).split(". ")[0].splitlines()[0].rpartition("last error: ")[2][:200]
+        if not _worth_repeating(error):
+            return PartyError(f"party {self.name!r} at {self.url} has no certificate that fits ({reason})")
+        return LostError(f"party {self.name!r} at {self.url} does not answer within {timeout:g} s ({reason})")
 
 
 def _worth_repeating(error: Exception) -> bool:

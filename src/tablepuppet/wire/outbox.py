@@ -62,7 +62,10 @@ class Answer:
         """Take what stands in for the answer; false if nothing does."""
         if self._instead is None:
             return False
-        self._values, self.missed = self._instead(), True
+        try:
+            self._values, self.missed = self._instead(), True
+        except TablePuppetError as error:  # nothing may stand in for it
+            self._error = error
         return True
 
 

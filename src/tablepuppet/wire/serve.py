@@ -21,8 +21,9 @@ from tablepuppet.party.blinding_key import read_blinding_key
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.published import open_published
 from tablepuppet.party.service import Party
-from tablepuppet.party.tls_files import read_tls_files
+from tablepuppet.party.tls_files import TlsFiles, read_tls_files
 from tablepuppet.privacy.private_file import read_private_file, write_new_file
+from tablepuppet.privacy.signed_keys import Identity
 from tablepuppet.wire.desk import Desk
 from tablepuppet.wire.flight_server import FlightServer, ServerTls
 from tablepuppet.wire.journal import Journal
@@ -47,6 +48,7 @@ def start(settings: PartyFile) -> FlightServer:
         AuditLog(Path(settings.audit_log)),
         state,
         settings.limits.snapshot_ttl,
+        _identity(tls),
     )
     journal = None if state is None else Journal(state / "sessions", settings.name)
     desk = Desk(party, settings.limits, journal, _told)
@@ -76,6 +78,13 @@ def _made(folder: Path) -> Path:
     except OSError as error:
         raise ConfigError(f"state_dir: cannot make {str(folder)!r}: {error.strerror}") from error
     return folder
+
+
+def _identity(tls: TlsFiles | None) -> Callable[[], Identity] | None:
+    if tls is None:
+        return None
+    identity = Identity(tls.certificate, tls.key, tls.authorities)
+    return lambda: identity
 
 
 def _row_secret(state: Path | None) -> bytes:

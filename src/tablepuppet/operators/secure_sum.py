@@ -1,0 +1,89 @@
+"""The coordinator's half of secure sums: it passes signed keys between the shards of a table, and adds masked words.
+
+It sees the sum over a table's shards and nothing of one of them. Two trips make a roster; a third step, which nobody
+waits for, travels with what is asked next.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tablepuppet.errors import PrivacyError
+from tablepuppet.mapping.table_mapping import ShardRows
+from tablepuppet.privacy.secure_sum import FEWEST, scale_bits
+
+if TYPE_CHECKING:
+    from tablepuppet.operators.client import Client
+
+Bounds = Callable[[str], Mapping[str, float]]
+"""By alias: about how large each value of a reply can be, from what the coordinator knows."""
+
+
+@dataclass
+class SecureTables:
+    """The tables of a session whose shards have a roster."""
+
+    parties: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by alias
+    _asked: Counter[str] = field(default_factory=Counter)
+
+    def wanted(self, alias: str, parties: tuple[str, ...], bounds: Bounds | None) -> dict[str, Any]:
+        """What shards must be told to mask their next sums; nothing if the table has no roster."""
+        if bounds is None or alias not in self.parties:
+            return {}
+        self.check(alias, parties)
+        self._asked[alias] += 1
+        bits = {name: scale_bits(bound, len(parties)) for name, bound in bounds(alias).items()}
+        return {"secure": {"number": self._asked[alias], "bits": bits}}
+
+    def check(self, alias: str, parties: tuple[str, ...]) -> None:
+        """PrivacyError unless the roster of a table has exactly these parties."""
+        if self.parties[alias] != parties:
+            raise PrivacyError(
+                f"table {alias!r}: this session sums over the shards of {', '.join(self.parties[alias])}, and the "
+                f"relation has rows of {', '.join(parties)}; another roster is a new run: open it with fed.sql"
+            )
+
+
+def make_rosters(client: Client, aliases: Iterable[str]) -> list[str]:
+    """Let the shards of these tables agree to mask their sums; the tables that have several shards.
+
+    PrivacyError if one of them has fewer shards than a sum can hide.
+    """
+    parties = {alias: tuple(shard.party for shard in client.shards(alias)) for alias in aliases}
+    sharded = {alias: names for alias, names in parties.items() if len(names) > 1}
+    for alias, names in sharded.items():
+        if len(names) < FEWEST:
+            raise PrivacyError(
+                f"secure_sum: table {alias!r} has rows of {len(names)} shards in the relation ({', '.join(names)}), "
+                f"and in a sum of two each knows the other's part. It takes {FEWEST} or more: add a shard, or learn "
+                "without secure_sum"
+            )
+        if alias in client.secured.parties:
+            client.secured.check(alias, names)
+    _exchange(client, [alias for alias in sharded if alias not in client.secured.parties])
+    client.secured.parties |= sharded
+    return list(sharded)
+
+
+def _exchange(client: Client, aliases: list[str]) -> None:
+    if not aliases:
+        return
+    hellos = client.ask("secure.hello", lambda alias, _: {} if alias in aliases else None)
+    told = {
+        alias: [(reply["certificates"], reply["public"], reply["signature"]) for reply in hellos[alias]]
+        for alias in aliases
+    }
+    rosters = client.ask("secure.roster", lambda alias, _: {"hellos": told[alias]} if alias in told else None)
+    signed = {alias: [(reply["name"], reply["signature"]) for reply in rosters[alias]] for alias in aliases}
+    client.ask("secure.confirm", lambda alias, _: {"signatures": signed[alias]} if alias in signed else None)
+
+
+def refuse_stand_in(alias: str, shard: ShardRows) -> NoReturn:
+    """What stands in for the sums of a shard that is lost: nothing can."""
+    raise PrivacyError(
+        f"party {shard.party!r} is lost, and table {alias!r} is learned with secure sums: a sum without its "
+        "shard, beside one with it, would tell what that shard holds. The session ends; start a new run when it is back"
+    )

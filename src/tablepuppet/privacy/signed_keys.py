@@ -1,0 +1,162 @@
+"""Keys that peers exchange through somebody they do not trust: each is signed by the key of its owner's certificate.
+
+Comes in: an owner's certificate and key, or a `Hello` of a peer. Goes out: a `Hello` that others can check, or the name
+of the peer that it comes from. Whoever passes hellos on can leave them out, and change nothing in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.x509.verification import (
+    Criticality,
+    ExtensionPolicy,
+    Policy,
+    PolicyBuilder,
+    Store,
+    VerificationError,
+)
+
+from tablepuppet.errors import ConfigError, PrivacyError
+from tablepuppet.privacy.certificates import identity
+
+_NOT_TLS = b" " * 64 + b"TablePuppet secure sums, version 1\0"
+"""What every signed text begins with. It is longer than the part of a TLS handshake that the other end may choose, so
+that no signature made for TLS is one of ours.
+"""
+_PSS = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
+_USES = frozenset({ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH})
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A peer's key for the exchange: its certificates in PEM, the peer's own first, and the signature of that one."""
+
+    certificates: bytes
+    public: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A certificate with its key, and the authorities that others' certificates must come from; all in PEM."""
+
+    certificates: bytes
+    key: bytes = field(repr=False)
+    authorities: bytes
+
+    @cached_property
+    def name(self) -> str:
+        """The owner's."""
+        return identity(self.certificates)
+
+    def sign(self, text: bytes) -> bytes:
+        """A signature of the owner."""
+        key = load_pem_private_key(self.key, None)
+        if isinstance(key, ec.EllipticCurvePrivateKey):
+            return key.sign(_NOT_TLS + text, ec.ECDSA(hashes.SHA256()))
+        if isinstance(key, rsa.RSAPrivateKey):
+            return key.sign(_NOT_TLS + text, _PSS, hashes.SHA256())
+        if isinstance(key, ed25519.Ed25519PrivateKey):
+            return key.sign(_NOT_TLS + text)
+        raise ConfigError("the key of the party's certificate is of a kind that signs no secure sums; use EC or RSA")
+
+    def hello(self, session: str, table: str, public: bytes) -> Hello:
+        """The owner's key for the exchange, for one table of one session."""
+        return Hello(self.certificates, public, self.sign(_hello_text(session, table, public)))
+
+    def name_of(self, hello: Hello, session: str, table: str) -> str:
+        """The peer that a hello for this table and session comes from; PrivacyError if that cannot be told."""
+        self._check(hello.certificates)
+        name = _named(hello.certificates)
+        if not has_signed(hello.certificates, hello.signature, _hello_text(session, table, hello.public)):
+            raise PrivacyError(
+                f"the key said to be that of {name!r} is not signed by it for this session and table: somebody between "
+                "the parties has changed it, or it comes from another session"
+            )
+        return name
+
+    def _check(self, certificates: bytes) -> None:
+        """PrivacyError unless a certificate comes from one of the authorities and is good today."""
+        leaf, *between = _chain(certificates)
+        store = Store(x509.load_pem_x509_certificates(self.authorities))
+        ends = ExtensionPolicy.webpki_defaults_ee().may_be_present(
+            x509.ExtendedKeyUsage, Criticality.AGNOSTIC, _check_use
+        )
+        builder = PolicyBuilder().store(store)
+        builder = builder.extension_policies(ca_policy=ExtensionPolicy.webpki_defaults_ca(), ee_policy=ends)
+        try:
+            builder.build_client_verifier().verify(leaf, between)
+        except VerificationError as error:
+            raise PrivacyError(
+                f"a peer's certificate does not come from an authority that this party lists, or is not good today "
+                f"({str(error).splitlines()[0]})"
+            ) from None
+
+
+def _check_use(_: Policy, __: x509.Certificate, found: x509.ExtendedKeyUsage | None) -> None:
+    """Certificates of parties are those of servers; older ones are of both ends."""
+    if found is not None and _USES.isdisjoint(found):
+        raise ValueError("it is not one for TLS")
+
+
+def roster_digest(session: str, table: str, peers: Sequence[tuple[str, bytes]]) -> bytes:
+    """A digest of who takes part, in the order of names, and with which keys."""
+    parts = [
+        session.encode(),
+        table.encode(),
+        *(part for name, public in sorted(peers) for part in (name.encode(), public)),
+    ]
+    return _digest("roster", parts)
+
+
+def has_signed(certificates: bytes, signature: bytes, text: bytes) -> bool:
+    """Whether the key of a certificate, the first of these, has signed a text."""
+    key = _chain(certificates)[0].public_key()
+    try:
+        if isinstance(key, ec.EllipticCurvePublicKey):
+            key.verify(signature, _NOT_TLS + text, ec.ECDSA(hashes.SHA256()))
+        elif isinstance(key, rsa.RSAPublicKey):
+            key.verify(signature, _NOT_TLS + text, _PSS, hashes.SHA256())
+        elif isinstance(key, ed25519.Ed25519PublicKey):
+            key.verify(signature, _NOT_TLS + text)
+        else:
+            return False
+    except (InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
+
+
+def _hello_text(session: str, table: str, public: bytes) -> bytes:
+    return _digest("hello", [session.encode(), table.encode(), public])
+
+
+def _digest(kind: str, parts: Sequence[bytes]) -> bytes:
+    """A digest of some texts and how long each is, so that no others have it."""
+    found = hashlib.sha256(f"tablepuppet secure sum: {kind}\n".encode())
+    for part in parts:
+        found.update(len(part).to_bytes(8, "big") + part)
+    return found.digest()
+
+
+def _chain(certificates: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(certificates)
+    except ValueError:
+        raise PrivacyError("a peer's certificate cannot be read") from None
+
+
+def _named(certificates: bytes) -> str:
+    try:
+        return identity(certificates)
+    except ConfigError as error:
+        raise PrivacyError(f"a peer's certificate: {error}") from None

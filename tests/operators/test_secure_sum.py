@@ -1,0 +1,253 @@
+"""Secure sums between a coordinator and shards: what it sees, what it is refused, and how a session ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+import tablepuppet as tp
+from tablepuppet.party.policy import TableRule
+from tablepuppet.party.request import Reply, Request, Step
+from tablepuppet.wire.engine import InProcessEngine
+from tests.learn.materialised import ALL, JOIN, shop
+from tests.relations import Message, federation, record_wire, write_party
+from tests.wire.losing import losing
+
+SQL = f"SELECT {ALL}, o.paid {JOIN}"
+SECURE = tp.Privacy(secure_sum=True)
+SUMMED = ("linear.gram", "linear.gradient", "linear.sgd_gradient", "linear.consensus")
+
+
+@pytest.fixture(scope="module")
+def fed(tmp_path_factory: pytest.TempPathFactory) -> tp.Federation:
+    return federation(tmp_path_factory.mktemp("shop"), shop(3, together=True), wire="float64")
+
+
+@pytest.fixture
+def relation(fed: tp.Federation) -> tp.Relation:
+    return fed.sql(SQL, label="paid")
+
+
+def sums(messages: list[Message]) -> Iterator[Mapping[str, Any]]:
+    """Replies to ops that shards answer with sums."""
+    for message in messages:
+        if message.request.op in SUMMED:
+            assert message.reply is not None
+            yield message.reply
+
+
+def words_of(messages: list[Message]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Their arrays as bytes."""
+    arrays = [value for reply in sums(messages) for name, value in reply.items() if name != "bits"]
+    return np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays])
+
+
+def is_uniform(found: np.ndarray[Any, np.dtype[np.uint8]]) -> bool:
+    return bool(chisquare(np.bincount(found, minlength=256)).pvalue > 1e-6)
+
+
+@pytest.mark.parametrize("settings", [{}, {"solver": "sgd", "rounds": 2, "batch_size": 8}, {"inner_rounds": 4}])
+def test_what_the_coordinator_sees_is_uniform(
+    relation: tp.Relation, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """All that shards tell as sums are words whose bytes are uniform; without secure sums they are not."""
+    messages = record_wire(monkeypatch)
+    tp.LinearRegression(**settings).fit(relation)
+    assert not is_uniform(words_of(messages))
+    plain = words_of(messages)
+    messages.clear()
+    tp.LinearRegression(privacy=SECURE, **settings).fit(relation)
+    assert all(set(reply["bits"]) == set(reply) - {"bits"} for reply in sums(messages))
+    assert all(value.dtype == np.uint64 for reply in sums(messages) for name, value in reply.items() if name != "bits")
+    assert is_uniform(words_of(messages))
+    assert len(words_of(messages)) / len(plain) == pytest.approx(1.0, rel=0.35)  # eight bytes a number, some rounds
+
+
+def test_shards_alone_are_not_in_the_sum(relation: tp.Relation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No entry of a shard's Gram matrix is among the words it tells, at the scale that it was told."""
+    messages = record_wire(monkeypatch)
+    tp.LinearRegression(rounds=1).fit(relation)
+    first = {(m.party, m.request.table): m.reply["gram"] for m in messages if m.reply and m.request.op == "linear.gram"}
+    messages.clear()
+    tp.LinearRegression(rounds=1, privacy=SECURE).fit(relation)
+    for message in messages:
+        if message.reply and message.request.op == "linear.gram":
+            bits = message.reply["bits"]["gram"]
+            told = np.ldexp(message.reply["gram"].view(np.int64).astype(np.float64), -bits)
+            assert np.min(np.abs(told - first[message.party, message.request.table])) > 1e-6
+
+
+def ask(relation: tp.Relation, op: str, **arguments: Any) -> list[Mapping[str, Any]]:
+    """Ask the shards of orders for something, as no learner does."""
+    return relation.client.ask(op, lambda alias, _: arguments if alias == "o" else None)["o"]
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [
+        ("linear.gram", {"joined_rows": 10}),
+        ("linear.parameters", {"model": "m"}),
+        ("linear.start", {"joined_rows": 10, "model": "m", "outputs": 1}),
+    ],
+)
+def test_with_a_roster_nothing_leaves_unmasked(relation: tp.Relation, op: str, arguments: dict[str, Any]) -> None:
+    """Once shards have a roster, a coordinator that asks for a sum, for parameters or for a model of one shard alone is
+    refused.
+    """
+    model = tp.LinearRegression(privacy=SECURE).fit(relation)
+    encoding = {} if op == "linear.parameters" else {"encoding": model.encoding_.id}
+    with pytest.raises(tp.PrivacyError, match=r"only within a sum .*secure_sum"):
+        ask(relation, op, **arguments, **encoding)
+
+
+def test_an_op_that_is_no_sum_cannot_be_masked(relation: tp.Relation) -> None:
+    """Asking for masked predictions is an error of the coordinator."""
+    model = tp.LinearRegression(privacy=SECURE).fit(relation)
+    asked = {"number": 99, "bits": {"image": 1}}
+    with pytest.raises(tp.PartyError, match="argument 'secure'"):
+        ask(relation, "linear.image", encoding=model.encoding_.id, theta=np.zeros(2), secure=asked)
+
+
+def test_a_mask_is_not_used_again(relation: tp.Relation) -> None:
+    """A coordinator that asks under a number of before, to take the difference, is refused."""
+    model = tp.LinearRegression(privacy=SECURE).fit(relation)
+    rows = relation.mapping.tables["o"]
+    asked = {"number": 1, "bits": {"sums": 10}}
+    with pytest.raises(tp.PrivacyError, match="one mask for two"):
+        relation.client.ask(
+            "linear.gradient",
+            lambda alias, shard: {
+                "encoding": model.encoding_.id, "rows": np.zeros(rows.rows)[shard.slice], "secure": asked
+            }
+            if alias == "o"
+            else None,
+        )["o"]  # fmt: skip
+
+
+@pytest.fixture
+def strict(fed: tp.Federation) -> Iterator[tp.Federation]:
+    """The federation, with parties whose policies demand secure sums."""
+    parties = [party for name in fed.engine.parties if (party := fed.engine.local(name)) is not None]
+    before = [party._guard.policy for party in parties]
+    for party in parties:
+        party._guard.policy = replace(party._guard.policy, others=TableRule(secure_sum=True))
+    yield fed
+    for party, policy in zip(parties, before, strict=True):
+        party._guard.policy = policy
+
+
+def test_a_policy_demands_secure_sums(strict: tp.Federation) -> None:
+    """A coordinator that forgets to make a roster gets nothing, and is told what to set."""
+    with pytest.raises(tp.PrivacyError, match=r"privacy=tp.Privacy\(secure_sum=True\)"):
+        tp.LinearRegression().fit(strict.sql(SQL, label="paid"))
+    assert tp.LinearRegression(privacy=SECURE).fit(strict.sql(SQL, label="paid")).converged_
+
+
+def test_a_policy_demands_three_shards(strict: tp.Federation) -> None:
+    """Where one shard has all rows, there is nothing to hide it among."""
+    alone = strict.sql("SELECT price, paid FROM owner0.orders", label="paid")
+    with pytest.raises(tp.PrivacyError, match="only within a sum over three or more shards"):
+        tp.LinearRegression(privacy=SECURE).fit(alone)
+
+
+def test_two_shards_are_refused(tmp_path: Path) -> None:
+    """Before anything is asked of a party, with advice."""
+    fed = federation(tmp_path, shop(2, together=True))
+    relation = fed.sql(SQL, label="paid")
+    assert len(relation)
+    before = fed.traffic
+    with pytest.raises(tp.PrivacyError, match=r"rows of 2 shards .*It takes 3 or more: add a shard"):
+        tp.LinearRegression(privacy=SECURE).fit(relation)
+    assert fed.traffic == before
+
+
+def test_tables_of_one_shard_need_no_sums(tmp_path: Path) -> None:
+    """Nothing is done, an event says so, and the model is the one without."""
+    fed = federation(tmp_path, shop(1))
+    events: list[tp.Event] = []
+    fed.events.subscribe(events.append)
+    relation = fed.sql(SQL, label="paid")
+    secured = tp.LinearRegression(privacy=SECURE).fit(relation)
+    [event] = [event for event in events if event.name == "secured"]
+    assert event.fields["tables"] == []
+    assert "no table has several shards" in event.message
+    plain = tp.LinearRegression().fit(relation)
+    assert all(np.array_equal(secured.coef_[name], value) for name, value in plain.coef_.items())
+
+
+def test_another_roster_is_a_new_run(tmp_path: Path) -> None:
+    """Rows of three of four shards, after all four have agreed: refused in this session, fine in a new one."""
+    fed = federation(tmp_path, shop(4, together=True))
+    relation = fed.sql(SQL, label="paid")
+    tp.LinearRegression(privacy=SECURE).fit(relation)
+    orders = relation.mapping.tables["o"]
+    kept = np.ones(orders.rows, bool)
+    kept[orders.shards[0].slice] = False
+    fewer = tp.Relation(relation._session, relation.mapping.where("o", kept))
+    with pytest.raises(tp.PrivacyError, match="another roster is a new run"):
+        tp.LinearRegression(privacy=SECURE).fit(fewer)
+    again = fed.sql(SQL, label="paid")
+    anew = tp.Relation(again._session, again.mapping.where("o", kept))
+    assert tp.LinearRegression(privacy=SECURE).fit(anew).converged_
+
+
+def test_a_session_is_learned_from_twice(relation: tp.Relation) -> None:
+    """The roster stays, numbers rise: the second model is the first one, also if it is not asked for secure sums."""
+    first, again, plain = (tp.LinearRegression(privacy=each).fit(relation) for each in (SECURE, SECURE, None))
+    for name, value in first.coef_.items():
+        np.testing.assert_allclose(again.coef_[name], value, atol=1e-9)
+        np.testing.assert_allclose(plain.coef_[name], value, atol=1e-9)
+
+
+def between(monkeypatch: pytest.MonkeyPatch, change: Callable[[str, Step], Mapping[str, Any]]) -> None:
+    """Somebody between the parties, who changes the arguments of steps."""
+    call = InProcessEngine.call
+
+    def changing(engine: InProcessEngine, party: str, request: Request) -> Reply:
+        steps = tuple(Step(step.op, step.table, change(party, step)) for step in request.steps)
+        return call(engine, party, replace(request, steps=steps))
+
+    monkeypatch.setattr(InProcessEngine, "call", changing)
+
+
+def test_somebody_in_the_middle_is_refused(relation: tp.Relation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that gives shards keys of its own instead of their peers'."""
+
+    def swap(party: str, step: Step) -> Mapping[str, Any]:
+        if step.op != "secure.roster":
+            return step.arguments
+        hellos = [(first, bytes(reversed(public)), last) for first, public, last in step.arguments["hellos"]]
+        own = list(relation.plan.parties).index(party)
+        hellos[own] = step.arguments["hellos"][own]
+        return {**step.arguments, "hellos": hellos}
+
+    between(monkeypatch, swap)
+    with pytest.raises(tp.PrivacyError, match="is not signed by it"):
+        tp.LinearRegression(privacy=SECURE).fit(relation)
+
+
+@pytest.mark.parametrize("mode", ["cache", "zeros"])
+@pytest.mark.parametrize("fault", ["lost", "mute"])
+def test_a_party_that_is_lost_ends_the_session(tmp_path: Path, mode: Any, fault: str) -> None:
+    """Nothing stands in for a shard in a secure sum: the run ends with an error that says why."""
+    urls = {name: write_party(tmp_path, name, tables) for name, tables in shop(3, together=True).items()}
+    fed, parties = losing(urls, on_party_lost=mode)
+
+    def lose(event: tp.Event) -> None:
+        if event.fields.get("round") == 2:
+            setattr(parties["owner1"], fault, True)
+
+    with pytest.raises(tp.PrivacyError, match=r"'owner1' is lost.*The session ends; start a new run"):
+        tp.LogisticRegression(privacy=SECURE, callbacks=[lose]).fit(fed.sql(f"SELECT {ALL}, o.grade {JOIN}", "grade"))
+
+
+def test_a_model_remembers_its_settings(relation: tp.Relation, fed: tp.Federation, tmp_path: Path) -> None:
+    """Saved and loaded, a learner has the privacy that it was made with."""
+    tp.LinearRegression(privacy=SECURE).fit(relation).save(tmp_path / "model")
+    assert tp.load(tmp_path / "model", fed).privacy == SECURE

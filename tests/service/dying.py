@@ -1,0 +1,63 @@
+"""The command line, ended as if by kill -9 at an exact place of its work.
+
+A party ends where the file beside its party file says, ``NAME.dies``: a line is a moment and an op, and is used once. A
+coordinator ends before the step of a save that ``DIES_BEFORE`` names.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from tablepuppet.cli import main
+from tablepuppet.learn import model_file
+from tablepuppet.learn.model_folder import ModelFolder
+from tablepuppet.learn.placed import PlacedModel
+from tablepuppet.party.request import Request
+from tablepuppet.wire.codec import Encoded
+from tablepuppet.wire.desk import Desk
+
+MOMENTS = ("written", "answered")
+"""The request is in the journal and not computed; its reply is stored and not sent."""
+SAVE: dict[str, Any] = {"store": PlacedModel, "write": ModelFolder, "settle": model_file, "end": ModelFolder}
+"""The steps of a save in their order, and where they are."""
+
+
+def die() -> None:
+    """No handler runs, nothing is flushed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_if_planned(plan: Path, request: Request, moment: str) -> None:
+    """End if the first line of the plan is this moment of this request."""
+    lines = plan.read_text().splitlines() if plan.exists() else []
+    if lines and lines[0] in {f"{moment} {step.op}" for step in request.steps}:
+        plan.write_text("\n".join(lines[1:]))
+        die()
+
+
+def plan_party(plan: Path) -> None:
+    """Let a party follow a plan."""
+    compute, answer = Desk._answer, Desk.answer
+
+    def computing(desk: Desk, request: Request, *rest: Any) -> Encoded:
+        die_if_planned(plan, request, "written")
+        return compute(desk, request, *rest)
+
+    def answering(desk: Desk, caller: str, request: Request) -> Encoded:
+        reply = answer(desk, caller, request)
+        die_if_planned(plan, request, "answered")
+        return reply
+
+    Desk._answer, Desk.answer = computing, answering  # type: ignore[method-assign, assignment]
+
+
+if __name__ == "__main__":
+    if "DIES_BEFORE" in os.environ:
+        step = os.environ["DIES_BEFORE"]
+        setattr(SAVE[step], step, lambda *_: die())
+    plan_party(Path(sys.argv[-1]).with_suffix(".dies"))
+    main()

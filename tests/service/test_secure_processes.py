@@ -1,0 +1,119 @@
+"""Secure sums between three parties as processes, each with its own certificate, over mutual TLS."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tablepuppet as tp
+from tests.learn.materialised import ALL, JOIN, shop
+from tests.relations import federation
+from tests.service.processes import COMMAND, Services, run_command
+from tests.service.test_processes import SETTINGS, wait_for, write_job
+
+SECURE = tp.Privacy(secure_sum=True)
+SHOP = shop(3, together=True)
+PEERS = f"peers = {json.dumps(list(SHOP))}"
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    with Services(tmp_path_factory.mktemp("services"), SHOP, PEERS, "secure_sum = true") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> tp.Federation:
+    return federation(tmp_path_factory.mktemp("here"), SHOP, wire="float64")
+
+
+def relation(fed: tp.Federation, label: str) -> tp.Relation:
+    return fed.sql(f"SELECT {ALL}, o.{label} {JOIN}", label=label)
+
+
+@pytest.mark.parametrize(
+    ("make", "label", "settings"),
+    [
+        (tp.LinearRegression, "paid", {}),
+        (tp.LogisticRegression, "returned", {}),
+        (tp.LogisticRegression, "grade", {"inner_rounds": 2}),
+        (tp.MLPClassifier, "returned", {"rounds": 5, "hidden": (6,)}),
+    ],
+)
+def test_models_are_those_without(
+    services: Services, here: tp.Federation, make: Any, label: str, settings: dict[str, Any]
+) -> None:
+    """The model of three processes that mask their sums is that of the same tables in one process, unmasked."""
+    fed = services.federation(wire="float64")
+    plain, secure = (
+        make(**settings).fit(relation(here, label)),
+        make(privacy=SECURE, **settings).fit(relation(fed, label)),
+    )
+    found, expected = secure.model_.parameters(), plain.model_.parameters()
+    for name, theta in expected.items():  # categories of one frequency may stand in another order
+        np.testing.assert_allclose(np.sort(found[name], axis=0), np.sort(theta, axis=0), atol=1e-5)
+    assert secure.evaluate(relation(fed, label)) == pytest.approx(plain.evaluate(relation(here, label)), abs=1e-6)
+
+
+def test_a_coordinator_that_forgets_is_refused(services: Services) -> None:
+    """The parties' files demand secure sums, so nothing is told without; their audit logs say why."""
+    with pytest.raises(tp.PrivacyError, match="secure_sum"):
+        tp.LinearRegression().fit(relation(services.federation(), "paid"))
+    log = (services.folder / "owner0.jsonl").read_text().splitlines()
+    assert any(json.loads(line)["rule"] == "secure_sum" for line in log)
+
+
+def test_a_party_that_was_killed_ends_the_session(services: Services) -> None:
+    """Its key is in no file: started again, it says that the session ends, though all else is restored."""
+    party = services.parties["owner1"]
+
+    def lose(event: tp.Event) -> None:
+        if event.fields.get("round") == 2 and not lost:
+            lost.append(True)
+            party.kill()
+            party.start()
+
+    lost: list[bool] = []
+    with pytest.raises(tp.PartyError, match=r"'owner1'.*holds no key .*start a new run"):
+        tp.LogisticRegression(privacy=SECURE, callbacks=[lose]).fit(relation(services.federation(), "grade"))
+    assert tp.LogisticRegression(privacy=SECURE).fit(relation(services.federation(), "grade")).converged_
+
+
+def test_a_coordinator_that_dies_is_resumed(services: Services) -> None:
+    """kill -9 of the coordinator: `resume` goes on with the roster and ends with the model of an undisturbed run."""
+    jobs = [_job(services, output) for output in ("whole", "broken")]
+    whole = run_command("train", str(jobs[0]), "--json")
+    assert whole.returncode == 0, whole.stderr
+    record = services.folder / "broken" / "record" / "owner0.replies"
+    process = subprocess.Popen([*COMMAND, "train", str(jobs[1])], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: record.exists() and record.stat().st_size > 20_000)
+    process.kill()
+    process.wait()
+    assert not (services.folder / "broken" / "model").exists()
+    resumed = run_command("resume", str(services.folder / "broken"), "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["metrics"] == json.loads(whole.stdout)["metrics"]
+
+
+def _job(services: Services, output: str) -> Path:
+    path = write_job(services, output, **SETTINGS)
+    path.write_text(path.read_text().replace("[split]", "privacy = { secure_sum = true }\n[split]"))
+    return path
+
+
+def test_a_peer_that_is_not_named_is_refused(tmp_path: Path) -> None:
+    """A party sums with those that its own file names, whatever the others and the coordinator say."""
+    with Services(tmp_path, SHOP, PEERS) as services:
+        party = services.parties["owner2"]
+        party.end()
+        files = services.certificates.files("owner2")
+        party.write(services.urls["owner2"], SHOP["owner2"], files, 'peers = ["owner0", "owner3"]')
+        party.start()
+        with pytest.raises(tp.PrivacyError, match="'owner1' is none of the peers"):
+            tp.LinearRegression(privacy=SECURE).fit(relation(services.federation(), "paid"))
