@@ -40,6 +40,9 @@ class Exact:
         self.state = {"v/e": data}
         self.values, self.sensitivity = np.zeros(0), 0.0
 
+    def check_once(self, view: str) -> None:
+        """Rows are listed once here."""
+
     def noisy(self, values: NDArray[Any], sensitivity: float, multiplier: float, purpose: str) -> NDArray[Any]:
         self.values, self.sensitivity = values.copy(), sensitivity
         return values
@@ -104,7 +107,7 @@ def test_a_row_changes_the_gradient_by_its_bound(
 def test_a_row_changes_predictions_by_its_bound(values: list[float], bound: float) -> None:
     """A prediction is clipped to the bound, that of a row of missing values is exactly zero."""
     table = Exact(EncodedTable(np.zeros((0, 0)), (), ()))
-    noisy_image(cast(LocalTable, table), np.array([*values, 0.0]), bound, 1.0)
+    noisy_image(cast(LocalTable, table), "v", np.array([*values, 0.0]), bound, 1.0)
     assert table.sensitivity == bound
     assert np.abs(table.values).max() <= bound * (1 + 1e-12)
     assert table.values[-1] == 0.0

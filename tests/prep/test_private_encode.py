@@ -115,6 +115,9 @@ class Told:
 
     asked: list[tuple[NDArray[Any], float]]
 
+    def check_once(self, view: str) -> None:
+        """Rows are listed once here."""
+
     def column(self, name: str, view: str) -> pa.ChunkedArray:
         return pa.chunked_array([self.values])
 
