@@ -41,6 +41,7 @@ def main() -> None:
             result["by epsilon"] = by_epsilon(folder, 3 * repeats)
             draw_epsilon(result["by epsilon"], asked.out.with_name("privacy-epsilon.png"))
             result["paper"] = at_the_papers_setting(folder, repeats)
+            result["paper"]["constant"] = result["by epsilon"]["constant"]
             draw_rounds(result["paper"], asked.out.with_name("privacy-rounds.png"))
         else:
             print("movielens-1m is skipped: ../shared/data is absent")

@@ -30,6 +30,7 @@ def draw_rounds(figures: Mapping[str, Any], path: Path) -> None:
             rounds = range(1, len(told["curve"]) + 1)
             axis.plot(rounds, told["curve"], style, marker=marker, ms=5, mfc="none", color=colour, label=name)
         lines = {"pooled, no privacy": figures["pooled"][kind]}
+        lines["the mean rating for everybody"] = figures["constant"]
         lines["what the paper loses"] = figures["pooled"][kind] + PAPER_LOSES[kind]
         for words, height in lines.items():
             axis.axhline(height, color=GREY, lw=0.8)
@@ -39,7 +40,7 @@ def draw_rounds(figures: Mapping[str, Any], path: Path) -> None:
         axis.set(xlabel="rounds (sgd: epochs)", ylabel="test RMSE", title=f"{kind}, epsilon_given_messages 1")
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.25)
-        axis.legend(frameon=False, loc="center right")
+        axis.legend(frameon=False, loc="center right", bbox_to_anchor=(1.0, 0.75))
     picture.tight_layout()
     picture.savefig(path, dpi=110)
     plt.close(picture)
@@ -73,7 +74,7 @@ def draw_epsilon(figures: Mapping[str, Any], path: Path) -> None:
     axis.set_ylim(figures["pooled"] - 0.004, figures["constant"] + 0.03)  # some fits at small epsilons are beyond
     axis.set(xscale="log", xlabel="epsilon, delta 1e-5", ylabel="test RMSE", title="MovieLens-1M, linear regression")
     axis.grid(alpha=0.25)
-    axis.legend(frameon=False, loc="center right")
+    axis.legend(frameon=False, loc="upper right")
     picture.tight_layout()
     picture.savefig(path, dpi=110)
     plt.close(picture)
