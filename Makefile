@@ -38,6 +38,7 @@ check: lint test ## everything CI runs: lint and test
 bench: $(DEMO_READY) ## run the benchmarks
 	$(BIN)/python -m benchmarks.mapping
 	$(BIN)/python -m benchmarks.learning
+	$(BIN)/python -m benchmarks.privacy
 	$(BIN)/python -m benchmarks.wire
 
 format: $(TEST_READY) ## format the code and fix what ruff can fix

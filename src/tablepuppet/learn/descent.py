@@ -97,7 +97,7 @@ def descend(
             images.forget_earlier()
             errors, looks, scores = [], {}, model.absence.corrected(scores, intercept)
         least = LEAST_GAIN if model.unsettled else 0.0
-        begin, end = Plane(loss, scores, images, model.l2, products, model.image_noise).lowest(looks, least)
+        begin, end = Plane(loss, scores, images, model.l2, products, *model.image_noise).lowest(looks, least)
         mix, shift = end.point[: -loss.outputs], end.point[-loss.outputs :]
         errors, sound = _rounding(begin.bend, errors, mix)
         slope = 0.0 if end is begin else float(begin.slope[0])

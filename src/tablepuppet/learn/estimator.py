@@ -119,6 +119,8 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         for side in (relation, validation):
             if side is not None:
                 self.check_promise(side)
+        if validation is not None and self.privacy is not None and self.privacy.prediction_epsilon is not None:
+            raise PrivacyError("validation would tell predictions after every round, more than prediction_epsilon pays")
         label = label_of(relation)
         if validation is not None:
             check_alike(relation, validation)
@@ -298,6 +300,10 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         if client.engine is not self.engine_:
             raise LearnError("this relation is of another federation than the one the model was fitted in")
         self._check_columns(relation)
+        if self.promise_ is None and self.privacy is not None and self.privacy.prediction_epsilon is not None:
+            raise PrivacyError(
+                "a model that was loaded cannot noise its predictions yet: use it in the run that fits it"
+            )
         apply_encoding(client, self.encoding_)
         scores = self.model_.scores(client)
         if self.promise_ is not None:  # predictions have cost something

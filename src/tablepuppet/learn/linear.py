@@ -150,9 +150,9 @@ class LinearModel(PlacedModel[Block]):
     family = "linear"
 
     @property
-    def image_noise(self) -> float:
-        """The mean square of what privacy added to the last direction's image."""
-        return 0.0
+    def image_noise(self) -> tuple[float, float]:
+        """Mean squares of what privacy added to the last direction's image, and of the image as it is likely to be."""
+        return 0.0, 0.0
 
     def __init__(
         self, client: Client, encoding: Encoding, wire: str, outputs: int, l2: float, model: str,

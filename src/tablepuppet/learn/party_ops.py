@@ -27,6 +27,7 @@ MODULES = (
     private_linear,
     private_sgd,
     linear,
+    private_linear,
     part,
     sgd,
     networks,

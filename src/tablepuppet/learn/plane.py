@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 NEWTON_STEPS = 12
-LEAST_BEND = 0.01  # of what an image with noise has: what is left without that is uncertain
 ENOUGH = 0.01  # of what the first step promised to gain: the next round corrects what is left
 
 
@@ -121,11 +120,22 @@ class Plane:
     """Scores z + sum_k c_k X d_k + b, with the penalty l2 / 2 |theta + sum_k c_k d_k|^2.
 
     ``products`` are the inner products of all d_k, and of theta as the last. ``noise`` is the mean square of what was
-    added to the newest image: it bends nothing, so it is taken from the second derivative.
+    added to the newest image: it bends nothing, so it is taken from the second derivative. What is left is uncertain:
+    it counts as no less than that of images with a mean square of ``size``, or a step could be many times too long.
     """
 
-    def __init__(self, loss: Loss, scores: Array, images: Images, l2: float, products: Array, noise: float = 0.0):
-        self.loss, self.scores, self.images, self.l2, self.noise = loss, scores, images, l2, noise
+    def __init__(
+        self,
+        loss: Loss,
+        scores: Array,
+        images: Images,
+        l2: float,
+        products: Array,
+        noise: float = 0.0,
+        size: float = 0.0,
+    ):
+        self.loss, self.scores, self.images, self.l2 = loss, scores, images, l2
+        self.noise, self.size = noise, size
         self.inner, self.linear, self.own = products[:-1, :-1], products[:-1, -1], float(products[-1, -1])
 
     def lowest(self, looks: Mapping[int, Look], least: float = 0.0) -> tuple[Place, Place]:
@@ -140,6 +150,8 @@ class Plane:
             if here.gain(here.bend) <= least:
                 break
             step = -_solve(here.bend, here.slope)
+            if self.noise:  # back, or beyond the tables' own solves, only noise would lead
+                step[0] = np.clip(step[0], 0.0, 1.0)
             if self.loss.quadratic or self.noise:  # a loss at scores with noise would say that no step is right
                 here = self._after(here, step)
                 break
@@ -170,7 +182,8 @@ class Plane:
         if bend:
             pairs, mixed, on_constants = self.images.with_newest(*form) if self.loss.quadratic else form
             pairs = pairs[np.ix_(order, order)] + self.l2 * self.inner
-            pairs[0, 0] = max(pairs[0, 0] - self.noise * float(np.trace(on_constants)), LEAST_BEND * pairs[0, 0])
+            weight = float(np.trace(on_constants))
+            pairs[0, 0] = max(pairs[0, 0] - self.noise * weight, self.size * weight)
             total = np.block([[pairs, mixed[order]], [mixed[order].T, on_constants]])
         seen = {part.start: look for part, (look, _) in found}
         return Place(point, float(value), float(value + self._penalty(weights)), slope, total, seen)

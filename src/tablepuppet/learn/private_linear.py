@@ -254,13 +254,14 @@ class PrivateLinearModel(LinearModel):
         return self._directions
 
     @property
-    def image_noise(self) -> float:
-        """The mean square of the noise in the last direction's image."""
+    def image_noise(self) -> tuple[float, float]:
+        """Mean squares of the noise in the last direction's image, and of the image by the noisy Gram matrices."""
         if self.noise.image is None:
-            return 0.0
+            return 0.0, 0.0
         sizes = [self._directions[alias][0]["noise"] for alias in self.alone]
         sizes += [self.noise.image * self._bound(alias, block.direction) for alias, block in self.shared.items()]
-        return float(sum(size**2 for size in sizes))
+        noise = float(sum(size**2 for size in sizes))
+        return noise, noise / (LARGE * self.noise.image) ** 2
 
     def _bound(self, alias: str, theta: Array) -> float:
         block = self.noisy_blocks.get(alias)
@@ -285,7 +286,7 @@ class PrivateLinearModel(LinearModel):
     def _ask_held(self, lou: LearningOverUnion, aliases: list[str], instead: Instead | None) -> Replies:
         if self.noise.image is None:
             return super()._ask_held(lou, aliases, instead)
-        self.noise.images += lou.client is not self.lou.client
+        self.noise.images += 1  # once for all tables; those of `_ask_told` are asked together with these
         return lou.ask(
             "private.predict", aliases, encoding=self.encoding.id, model=self.model, image_multiplier=self.noise.image
         )

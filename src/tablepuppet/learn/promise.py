@@ -134,6 +134,7 @@ class TablePromise:
     label: float | None
     feature: float | None
     feature_given_messages: float | None
+    aliases: tuple[str, ...] = ()  # of its uses that have features
 
     def told(self) -> dict[str, Any]:
         """As a part of ``privacy_``."""
@@ -161,7 +162,7 @@ def promised(plan: Plan, privacy: Privacy | None, promise: FeaturePromise | None
         "secure_sum": privacy is not None and privacy.secure_sum,
         "tables": {name: table.told() for name, table in tables.items()},
         "parties": {party: _together(tables.values(), party) for party in plan.parties},
-        "total": _together(tables.values()),
+        "total": _together(tables.values()) | _by_moments(tables.values(), promise),
         "assumptions": _assumptions(privacy, promise),
     }
 
@@ -189,7 +190,7 @@ def _by_table(plan: Plan, label_epsilon: float | None, promise: FeaturePromise |
         if promise is not None and told:
             whole, given = sum(map(promise.epsilon, told)), sum(map(promise.given_messages, told))
         parties = tuple(dict.fromkeys(shard.party for shard in table.shards))
-        found[table.name] = TablePromise(parties, of_label, whole, given)
+        found[table.name] = TablePromise(parties, of_label, whole, given, tuple(told))
     return found
 
 
@@ -200,3 +201,16 @@ def _together(tables: Iterable[TablePromise], party: str | None = None) -> dict[
         "epsilon": sum(table.feature or 0.0 for table in counted),
         "epsilon_given_messages": sum(table.feature_given_messages or 0.0 for table in counted),
     }
+
+
+def _by_moments(tables: Iterable[TablePromise], promise: FeaturePromise | None) -> dict[str, float]:
+    """Somebody with a row in every table, with what tables told counted together (FedOnce, Theorem 4) at one delta.
+
+    The plain sum of epsilons holds at the sum of deltas, ``sum_delta``.
+    """
+    aliases = [alias for table in tables for alias in table.aliases]
+    if promise is None:
+        whole = given = math.inf if aliases else 0.0
+        return {"moments": whole, "moments_given_messages": given, "sum_delta": 0.0}
+    whole, given = promise.together(aliases), promise.together(aliases, given_messages=True)
+    return {"moments": whole, "moments_given_messages": given, "sum_delta": promise.privacy.delta * len(aliases)}

@@ -40,12 +40,6 @@ class Shares:
         """
         return self._whole / math.sqrt(share)
 
-    def spent(self, share: float) -> float:
-        """The epsilon at ``delta`` of what was used."""
-        if share <= 0:
-            return 0.0
-        return min(self.epsilon, epsilon_of(1 / self.multiplier(share) ** 2, self.delta - self.tails * TAIL_DELTA))
-
 
 def epsilon_of(precision: float, delta: float) -> float:
     """The epsilon of releases whose 1 / multiplier^2 add up to ``precision``."""

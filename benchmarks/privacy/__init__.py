@@ -1,0 +1,1 @@
+"""What noise costs a model, and what it does to attacks."""

@@ -1,0 +1,169 @@
+"""Stated epsilons against attacks: two neighbouring worlds, many runs in each, and the best guess which it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+
+import tablepuppet as tp
+from tablepuppet.learn.feature_promise import FeaturePromise
+from tablepuppet.learn.private_linear import FeatureNoise
+from tablepuppet.party.ops import LocalTable, find_op
+from tablepuppet.party.policy import ColumnRule
+from tablepuppet.privacy.label import noisy_classes, noisy_numbers
+from tablepuppet.privacy.shares import epsilon_of
+from tests.privacy.audit import least_epsilon
+from tests.privacy.bounded import bounded_federation
+
+DELTA = 1e-5
+RUNS = 1000
+OFTEN, ONCE = 40, 199  # joined rows of the row that is looked for, and of all others together
+ROWS = OFTEN + ONCE
+BOTH = tp.Privacy(feature_epsilon=1.0, prediction_epsilon=1.0, delta=DELTA)
+LOUD = tp.Privacy(feature_epsilon=4.0, prediction_epsilon=4.0, delta=DELTA)
+
+
+class World:
+    """Tables a and b at two parties, encoded and ready for rounds; what is told of them is asked by op."""
+
+    def __init__(self, folder: Path, first_x: float | None, first_z: float | None):
+        keys = [0] * OFTEN + list(range(1, ONCE + 1))
+        a = pa.table({"k": keys, "x": pa.array([first_x, *[1.0] * (ROWS - 1)]), "y": np.full(ROWS, 0.5)})
+        b = pa.table({"k": range(ONCE + 1), "z": pa.array([first_z, *[1.0] * ONCE])})
+        rules = {name: ColumnRule(bounds=(-1.0, 1.0)) for name in ("x", "z")}
+        self.fed = bounded_federation(folder, {"p": {"a": a}, "q": {"b": b}}, rules)
+        self.relation = self.fed.sql("SELECT a.x, b.z, a.y FROM a JOIN b USING (k)", label="y")
+        model = tp.LinearRegression(rounds=1, privacy=BOTH).fit(self.relation)
+        self.encoding, self.promise = model.encoding_.id, model.promise_
+        self.runs = 0
+
+    def ask(self, alias: str, op: str, **arguments: Any) -> Mapping[str, Any]:
+        """What a party answers to a coordinator."""
+        client, party = self.relation.client, self.fed.engine.local("p" if alias == "a" else "q")
+        assert party is not None
+        table: LocalTable = party.table(client.session, alias)
+        return find_op(op)(table, {"view": client.view, **arguments})
+
+    def start(self, alias: str, noise: FeatureNoise) -> dict[str, Any]:
+        """Begin a model; the arguments of its rounds."""
+        rows, model = self.relation.mapping.tables[alias].rows, f"run {self.runs}"
+        known = {"encoding": self.encoding, "model": model, "table_rows": rows}
+        self.ask(alias, "private.start", **known, outputs=1, multiplier=noise.gram)
+        return {**known, "l2": 0.0, "curvature": 1.0, "clip": noise.clip, "multiplier": noise.step}
+
+    def forget(self, *aliases: str) -> None:
+        """The run is over."""
+        for alias in aliases:
+            party = self.fed.engine.local("p" if alias == "a" else "q")
+            assert party is not None
+            party.table(self.relation.client.session, alias).models.clear()
+        self.runs += 1
+
+
+def worlds(folder: Path, **changed: float | None) -> list[World]:
+    """One as it is, and its neighbour: a row's cells replaced by NULLs."""
+    plain: dict[str, float | None] = {"first_x": 1.0, "first_z": 1.0}
+    return [World(folder / "here", **plain), World(folder / "there", **{**plain, **changed})]
+
+
+def noise_of(world: World, factor: float = 1.0, predictions: bool = True, privacy: tp.Privacy = BOTH) -> FeatureNoise:
+    """The noise of a fit with one round, times a factor."""
+    assert world.promise is not None
+    found = FeaturePromise(privacy, world.promise.columns, frozenset(), 1).noise
+    image = found.image * factor if found.image is not None and predictions else None
+    return FeatureNoise(found.clip, found.gram * factor, found.step * factor, image)
+
+
+def stated(noise: FeatureNoise) -> float:
+    """The epsilon of a fit with that noise."""
+    assert noise.image is not None
+    return epsilon_of(noise.gram**-2 + noise.step**-2 + noise.image**-2, DELTA)
+
+
+def one_table(world: World, noise: FeatureNoise, wanted: NDArray[Any]) -> list[float]:
+    """All that leaves a shard in one round: Gram matrix, gradient, the prediction of the row that is looked for."""
+    rows, image = {"encoding": world.encoding, "table_rows": ROWS}, noise.image
+    gram = world.ask("a", "private.gram", **rows, multiplier=noise.gram)["gram"]
+    asked = {**rows, "rows": wanted, "clip": noise.clip, "multiplier": noise.step}
+    sums = world.ask("a", "private.gradient", **asked)["sums"]
+    theta = {"theta": np.ones(1), "bound": 0.5, "image_multiplier": image}
+    told = world.ask("a", "private.image", encoding=world.encoding, **theta)["image"]
+    return [gram[0, 0], sums[0], told[0]]
+
+
+@pytest.mark.parametrize("noisy", [True, False], ids=["noise as stated", "noise switched off"])
+def test_a_row_seen_by_its_own_releases(tmp_path: Path, noisy: bool) -> None:
+    """Everything that is told of a table in a round tells a row apart no better than stated; without noise it does."""
+    here, there = worlds(tmp_path, first_x=None)
+    privacy = LOUD if noisy else BOTH
+    noise = noise_of(here, 1.0 if noisy else 1e-3, privacy=privacy)
+    wanted, runs = np.full(ROWS, 5.0 / ROWS), RUNS if noisy else RUNS // 3
+    seen = [np.array([one_table(world, noise, wanted) for _ in range(runs)]) for world in (here, there)]
+    found = least_epsilon(seen[0], seen[1], DELTA)
+    promised = stated(noise_of(here, privacy=privacy))
+    if noisy:
+        assert 0.5 < found <= promised
+    else:
+        assert found > 3 > promised
+
+
+def through_parameters(world: World, noise: FeatureNoise) -> list[float]:
+    """The parameters of a after a round of b and one of a: b's rows are seen in a's residuals."""
+    size = world.relation.mapping.tables["b"].rows
+    joined = world.relation.mapping.tables["b"].index
+    asked = world.start("b", noise)
+    op, extra = "private.direction", {}
+    if noise.image is not None:
+        op, extra = "private.noisy_direction", {"image_multiplier": noise.image}
+    wanted = np.bincount(joined, minlength=size) * -0.5 / ROWS
+    image = world.ask("b", op, **asked, rows=wanted, **extra)["image"]
+    residuals = image[joined] - 0.5
+    rows = np.zeros(ROWS)
+    np.add.at(rows, world.relation.mapping.tables["a"].index, residuals / ROWS)
+    asked = world.start("a", noise)
+    world.ask("a", "private.direction", **asked, rows=rows)
+    world.ask("a", "linear.advance", model=asked["model"], mix=np.ones(1), memory=0)
+    theta = world.ask("a", "private.parameters", model=asked["model"])["theta"]
+    world.forget("a", "b")
+    return [float(theta[0]), float(theta[0] ** 2)]
+
+
+@pytest.mark.parametrize("predictions", [True, False], ids=["predictions noised", "predictions as they are"])
+def test_a_row_seen_through_another_table(tmp_path: Path, predictions: bool) -> None:
+    """A row of b is seen in a's parameters: within epsilon if predictions have noise; if not, beyond what is stated
+    given messages, which is why epsilon is infinite then.
+    """
+    here, there = worlds(tmp_path, first_z=None)
+    noise = noise_of(here, predictions=predictions)
+    runs = RUNS if predictions else RUNS // 3
+    seen = [np.array([through_parameters(world, noise) for _ in range(runs)]) for world in (here, there)]
+    found = least_epsilon(seen[0], seen[1], DELTA)
+    if predictions:
+        assert found <= stated(noise)
+    else:
+        assert found > 2 > epsilon_of(noise.gram**-2 + noise.step**-2, DELTA)
+
+
+def labels_seen(truth: int, epsilon: float, runs: int, number: bool) -> NDArray[Any]:
+    """Noisy labels of many rows with the same true one, each as one run."""
+    rows = pa.array([f"row {i}" for i in range(runs)])
+    told: dict[str, Any] = {"epsilon": epsilon, "secret": b"secret of the audit" + bytes([truth]), "expression": "y"}
+    if number:
+        found = noisy_numbers(np.full(runs, float(truth)), rows, bounds=(0.0, 1.0), **told)
+    else:
+        found = noisy_classes(np.full(runs, truth), rows, classes=(0, 1), **told).astype(np.float64)
+    return found[:, None]
+
+
+@pytest.mark.parametrize("number", [False, True], ids=["randomised response", "Laplace noise"])
+def test_labels(number: bool) -> None:
+    """A noisy label tells two true ones apart by epsilon and no better; noise for 3 is found out if 1 was stated."""
+    for epsilon, least in ((1.0, 0.85), (3.0, 2.0)):
+        here, there = (labels_seen(truth, epsilon, 40_000, number) for truth in (1, 0))
+        assert least < least_epsilon(here, there, 0.0) <= epsilon
