@@ -70,6 +70,7 @@ class NoisySteps:
         table_rows: int, clip: float, multiplier: float, sampling: float,
     ) -> NoisySteps:  # fmt: skip
         """At the parameters with which the round begins."""
+        table.check_once(view)
         data, counts = encoded(table, view, encoding), table.view(view).counts.astype(np.float64)
         if len(wanted) != len(data.dense) or not np.isfinite(wanted).all():
             raise PartyError(f"party {table.grant.party!r}: one finite number is needed for each row and output")
@@ -162,7 +163,7 @@ def noisy_descend(
     )  # fmt: skip
     told = _without_nulls(image, encoded(table, view, encoding))
     square = float(np.vdot(part.theta, part.theta))
-    return {"image": noisy_image(table, told, bound, image_multiplier), "square": square}
+    return {"image": noisy_image(table, view, told, bound, image_multiplier), "square": square}
 
 
 @op("private.sampled_gradient", releases=Release.GRADIENT_SUMS, private=True, summed=("sums",))
@@ -192,7 +193,7 @@ def predict_within(
     part: NoisyPart = part_of(table, model)
     data = encoded(table, view, encoding)
     image = _without_nulls(rows_of(part).predict(part.theta, data), data)
-    return {"image": noisy_image(table, image, bound, image_multiplier)}
+    return {"image": noisy_image(table, view, image, bound, image_multiplier)}
 
 
 @op("private.image_within", releases=Release.PREDICTIONS, private=True)
@@ -203,7 +204,7 @@ def image_within(
     """Predictions with noise, for parameters that the coordinator holds."""
     data = encoded(table, view, encoding)
     image = _without_nulls(row_model(data.width, hidden, outputs).predict(theta, data), data)
-    return {"image": noisy_image(table, image, bound, image_multiplier)}
+    return {"image": noisy_image(table, view, image, bound, image_multiplier)}
 
 
 def _without_nulls(image: Array, data: EncodedTable) -> Array:
