@@ -33,7 +33,7 @@ def local_table(nonce: str = "session", charges: list[Any] | None = None) -> Loc
     """A shard whose rows are encoded; what is charged is written down."""
     stand_in: Any = SimpleNamespace(scan=SimpleNamespace(alias="t", party="p"), party="p", must_mask=False)
     stand_in.rules = SimpleNamespace(secure_sum=False)
-    stand_in.is_bound = False
+    stand_in.is_bound, stand_in.refusal = False, lambda rule, reason: PrivacyError(reason, rule=rule)
     table = LocalTable(
         snapshot=stand_in, grant=stand_in, secret=b"", run="", secure=stand_in, noise_secret=b"known to the party",
         nonce=nonce, wire="float64",
@@ -163,3 +163,11 @@ def test_a_shard_must_have_begun() -> None:
         private_sgd.sampled_gradient(
             local_table(), "v", "e", "m", theta=np.zeros(5), pull=0.0, hidden=None, outputs=1, **STEPS
         )
+
+
+def test_rows_that_are_listed_twice_are_refused() -> None:
+    """Such a row would add twice its bound."""
+    table = begun(None)
+    table.views["v"] = View(np.zeros(ROWS, np.int64), np.full(ROWS, 3))
+    with pytest.raises(PrivacyError, match="listed twice"):
+        steps(table)
