@@ -10,10 +10,11 @@ from scipy.optimize import minimize
 
 from tablepuppet.learn.descent import Round
 from tablepuppet.learn.losses import Loss
-from tablepuppet.learn.network_models import NetworkLearner, in_units, out_of_units
+from tablepuppet.learn.network_models import NetworkLearner
 from tablepuppet.learn.networks import Weights, given, network_of, new_weights
 from tablepuppet.learn.sgd import Batch, descend_by_batches
 from tablepuppet.learn.stored import Held
+from tablepuppet.learn.units import in_units, out_of_units
 from tablepuppet.mapping.table_mapping import Floats, MappedTable, ShardRows, TableMapping
 from tablepuppet.operators.client import Client
 from tablepuppet.pooled import joined_tables

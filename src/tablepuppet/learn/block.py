@@ -21,6 +21,7 @@ class Block:
     """The parameters of one table, with its direction and its last steps."""
 
     theta: Array  # (width,) or (width, outputs)
+    noisy: bool = field(default=False, kw_only=True)  # whether all that it is made of had noise: then it may be told
     direction: Array = field(init=False)
     steps: list[Array] = field(default_factory=list, init=False)
 
@@ -60,7 +61,6 @@ class RidgeBlock(Block):
     values: Array  # eigenvalues
     vectors: Array
     largest: float  # no eigenvalue of the Gram matrix, not centred, is larger
-    noisy: bool = False  # whether all that it is made of had noise: then it may be told
 
     def turn(self, sums: Array, l2: float, curvature: Curvature) -> Array:
         """The new direction -p from T^T Y, where both the columns and the outputs are turned to their eigenvectors."""
@@ -86,9 +86,9 @@ def square_curvature(curvature: Curvature, outputs: int) -> Array:
     return np.asarray((vectors * values) @ vectors.T)
 
 
-def new_block(width: int, outputs: int) -> Block:
+def new_block(width: int, outputs: int, *, noisy: bool = False) -> Block:
     """A block of zeros."""
-    return Block(_zeros(width, outputs))
+    return Block(_zeros(width, outputs), noisy=noisy)
 
 
 def new_ridge_block(gram: Array, means: Array, outputs: int) -> RidgeBlock:

@@ -7,7 +7,7 @@ solver runs rounds of gather, loss, scatter; the parameters stay with the partie
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Solver = Literal["auto", "admm", "sgd", "lbfgs"]
 SOLVERS = ("auto", "admm", "sgd", "lbfgs")
+BATCH_SIZE = 10_000
 AUTO_ROUNDS, AUTO_EPOCHS = 300, 100  # at most: solvers but sgd stop when they have converged
 SINGLE_PRECISION_TOL = 1e-8  # what float32 on the wire can still tell: below it, steps are of rounding errors
 
@@ -123,6 +124,7 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         label = label_of(relation)
         if validation is not None:
             check_alike(relation, validation)
+            self._check_validation()
         if not self.reduce:
             relation = relation.without_reduction()
             validation = None if validation is None else validation.without_reduction()
@@ -172,17 +174,33 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         if privacy is None or not privacy.is_feature_private:
             return None
         self._check_private()
-        for alias in dict.fromkeys(column.alias for column in query.features):
-            privacy.check_rows(relation.mapping.tables[alias].rows)
+        rows = {column.alias: relation.mapping.tables[column.alias].rows for column in query.features}
+        for count in rows.values():
+            privacy.check_rows(count)
         rounds = None if isinstance(self.rounds, str) else self.rounds
-        return FeaturePromise(privacy, tuple(query.features), query.categorical, rounds)
+        return self._new_promise(privacy, tuple(query.features), query.categorical, rounds, rows)
+
+    def _new_promise(
+        self, privacy: Privacy, columns: tuple[OutputColumn, ...], categorical: frozenset[str], rounds: int | None,
+        rows: Mapping[str, int],
+    ) -> FeaturePromise:  # fmt: skip
+        """The promise that suits the solver; ``rows`` of each table."""
+        return FeaturePromise(privacy, columns, categorical, rounds)
 
     @property
     def epsilon_so_far(self) -> float | None:
         """What the rounds until now have cost, given messages; that of labels without feature privacy, None without."""
         if self.promise_ is not None:
-            return max(map(self.promise_.given_messages, self.promise_.planned), default=0.0)
+            return max(map(self.promise_.so_far, self.promise_.planned), default=0.0)
         return None if self.privacy is None else self.privacy.label_epsilon
+
+    def _check_validation(self) -> None:
+        """PrivacyError if measuring after every round would need noise that is not planned for."""
+        if self.privacy is not None and self.privacy.prediction_epsilon is not None:
+            raise PrivacyError(
+                "validation needs predictions after every round, which would all need noise under prediction_epsilon; "
+                "fit without validation"
+            )
 
     def _check_private(self) -> None:
         """PrivacyError unless the settings allow noise on features."""
@@ -207,6 +225,8 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
     @property
     def most_rounds(self) -> int:
         """How many rounds, or epochs, there may be."""
+        if self.promise_ is not None:
+            return self.promise_.rounds
         if not isinstance(self.rounds, str):
             return self.rounds
         return AUTO_EPOCHS if self.solver == "sgd" else AUTO_ROUNDS

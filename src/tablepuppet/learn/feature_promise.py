@@ -41,6 +41,11 @@ class FeaturePromise:
         return self.asked_rounds or (ROUNDS if self.privacy.prediction_epsilon is None else NOISY_ROUNDS)
 
     @property
+    def is_sampled(self) -> bool:
+        """Whether epsilon is lower since parties used samples of their rows."""
+        return False
+
+    @property
     def _feature_epsilon(self) -> float:
         if self.privacy.feature_epsilon is None:
             raise PrivacyError("prediction_epsilon is about predictions only: set feature_epsilon too")
@@ -87,6 +92,10 @@ class FeaturePromise:
     def given_messages(self, alias: str) -> float:
         """The epsilon of a table's rows if predictions are taken as known (the paper's accounting)."""
         return min(epsilon_of(self._precision(alias), self._delta(alias)), self._feature_epsilon)
+
+    def so_far(self, alias: str) -> float:
+        """The same while it is learned."""
+        return self.given_messages(alias)
 
     def epsilon(self, alias: str) -> float:
         """The epsilon of a table's rows for all that was told: infinite if predictions had no noise."""

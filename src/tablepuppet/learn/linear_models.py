@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -12,14 +12,16 @@ from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.admm import SharingRule
 from tablepuppet.learn.consensus import CONSENSUS_TOL, Inner
 from tablepuppet.learn.descent import Rule, descend
-from tablepuppet.learn.estimator import SINGLE_PRECISION_TOL, Array, Learner, Solver
+from tablepuppet.learn.estimator import BATCH_SIZE, SINGLE_PRECISION_TOL, Array, Learner, Solver
 from tablepuppet.learn.feature_promise import FeaturePromise
 from tablepuppet.learn.lbfgs import GradientRule
 from tablepuppet.learn.linear import LinearModel, by_column
 from tablepuppet.learn.losses import Loss
+from tablepuppet.learn.noisy_descent import solve_by_steps
 from tablepuppet.learn.private_linear import PrivateLinearModel
 from tablepuppet.learn.saved_model import SavedModel
 from tablepuppet.learn.sgd import Stochastic, descend_by_batches
+from tablepuppet.learn.step_promise import StepPromise, sampling_of
 from tablepuppet.learn.stored import Model, Stored
 from tablepuppet.learn.tasks import Classifier, Regressor
 from tablepuppet.learn.threads import one_thread
@@ -27,6 +29,7 @@ from tablepuppet.learn.validation import Watched
 from tablepuppet.learn.watch import Watch
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.events import Event
+from tablepuppet.sql.query import OutputColumn
 from tablepuppet.wire.engine import Engine
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ class LinearLearner(Learner):
         *,
         solver: Solver = "auto",
         rounds: int | Literal["auto"] = "auto",
-        batch_size: int = 10_000,
+        batch_size: int = BATCH_SIZE,
         lr: float | Literal["auto"] = "auto",
         momentum: float = 0.0,
         l2: float = 1e-6,
@@ -110,6 +113,8 @@ class LinearLearner(Learner):
     def _solve_privately(
         self, relation: Relation, loss: Loss, watch: Watch, promise: FeaturePromise
     ) -> tuple[Watched, Array]:
+        if isinstance(promise, StepPromise):
+            return solve_by_steps(self, relation, loss, watch, promise, None)
         client = relation.client
         model = PrivateLinearModel(
             client, self.encoding_, relation.wire, loss.outputs, self.l2, client.new_name(), promise.noise
@@ -120,12 +125,19 @@ class LinearLearner(Learner):
         return model, intercept
 
     def _check_private(self) -> None:
-        if self.solver == "sgd":
-            raise PrivacyError("solver='sgd' cannot keep feature_epsilon yet; use 'auto', 'admm' or 'lbfgs'")
         if not isinstance(self.inner_rounds, str):
             raise PrivacyError("inner_rounds: consensus tells parameters without noise; leave it at 'auto'")
         if not self.reduce:
             raise PrivacyError("reduce=False tells a row as often as it is joined, without noise; leave it at True")
+
+    def _new_promise(
+        self, privacy: Privacy, columns: tuple[OutputColumn, ...], categorical: frozenset[str], rounds: int | None,
+        rows: Mapping[str, int],
+    ) -> FeaturePromise:  # fmt: skip
+        if self.solver != "sgd":
+            return super()._new_promise(privacy, columns, categorical, rounds, rows)
+        samplings = sampling_of(self.batch_size, BATCH_SIZE, rows)
+        return StepPromise(privacy, columns, categorical, rounds, self.local_steps, samplings)
 
     def _sharing(self, model: LinearModel, loss: Loss, joined_rows: int) -> Rule:
         shape = (joined_rows,) if loss.outputs == 1 else (joined_rows, loss.outputs)

@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from typing import TYPE_CHECKING, Literal
 
 from sklearn.utils.validation import check_is_fitted
 
-from tablepuppet.errors import LearnError
+from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.descent import Round
-from tablepuppet.learn.estimator import SINGLE_PRECISION_TOL, Array, Learner, Solver
-from tablepuppet.learn.losses import Loss, Squared
+from tablepuppet.learn.estimator import BATCH_SIZE, SINGLE_PRECISION_TOL, Array, Learner, Solver
+from tablepuppet.learn.feature_promise import FeaturePromise
+from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.network_admm import Inner, descend_by_sharing
 from tablepuppet.learn.network_lbfgs import descend_full_batch
 from tablepuppet.learn.networks import NetworkModel
+from tablepuppet.learn.noisy_descent import PRIVATE_SOLVER, solve_by_steps
+from tablepuppet.learn.row_gradients import need_opacus
 from tablepuppet.learn.saved_model import SavedModel
 from tablepuppet.learn.sgd import Stochastic, descend_by_batches
+from tablepuppet.learn.step_promise import StepPromise, sampling_of
 from tablepuppet.learn.stored import Model, Stored
 from tablepuppet.learn.table_network import TableNetwork, need_torch
 from tablepuppet.learn.tasks import Classifier, Regressor
+from tablepuppet.learn.units import in_units, out_of_units
 from tablepuppet.learn.validation import Watched
 from tablepuppet.learn.watch import Watch
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.events import Event
+from tablepuppet.sql.query import OutputColumn
 from tablepuppet.wire.engine import Engine
 
 if TYPE_CHECKING:
     from tablepuppet.relation import Relation
 
-AUTO_LR = 0.1
+AUTO_LR, ROUNDS = 0.1, 100
 
 
 class NetworkLearner(Learner):
@@ -41,8 +46,8 @@ class NetworkLearner(Learner):
         *,
         hidden: Sequence[int] = (16,),
         solver: Solver = "auto",
-        rounds: int | Literal["auto"] = 100,
-        batch_size: int = 10_000,
+        rounds: int | Literal["auto"] = "auto",
+        batch_size: int = BATCH_SIZE,
         lr: float | Literal["auto"] = "auto",
         momentum: float = 0.9,
         l2: float = 1e-6,
@@ -93,11 +98,39 @@ class NetworkLearner(Learner):
         return SavedModel("network", self.encoding_, stored, engine, wire, outputs, shape)
 
     def _fewest_trips(self, relation: Relation) -> Solver:
-        """ADMM, one trip a round; where tables have several shards it needs two as L-BFGS does, which never rises."""
+        """ADMM, one trip a round; where tables have several shards it needs two as L-BFGS does, which never rises.
+
+        With noise on features, the better one of those that can have it.
+        """
+        if self.promise_ is not None:
+            return PRIVATE_SOLVER
         features = {column.alias for column in relation.query.features}
         return "lbfgs" if any(len(relation.client.shards(alias)) > 1 for alias in features) else "admm"
 
+    def _new_promise(
+        self, privacy: Privacy, columns: tuple[OutputColumn, ...], categorical: frozenset[str], rounds: int | None,
+        rows: Mapping[str, int],
+    ) -> FeaturePromise:  # fmt: skip
+        samplings = sampling_of(self.batch_size, BATCH_SIZE, rows)
+        return StepPromise(privacy, columns, categorical, rounds, self.local_steps, samplings)
+
+    @property
+    def most_rounds(self) -> int:
+        """How many rounds, or epochs, there may be."""
+        return ROUNDS if isinstance(self.rounds, str) and self.promise_ is None else super().most_rounds
+
+    def _check_private(self) -> None:
+        if self.solver == "lbfgs":
+            raise PrivacyError("solver='lbfgs' of networks has no private form; use 'auto', 'sgd' or 'admm'")
+        if not isinstance(self.inner_rounds, str):
+            raise PrivacyError("inner_rounds: consensus tells parameters without noise; leave it at 'auto'")
+        if not self.reduce:
+            raise PrivacyError("reduce=False tells a row as often as it is joined, without noise; leave it at True")
+        need_opacus()
+
     def _train(self, relation: Relation, loss: Loss, watch: Watch) -> tuple[Watched, Array]:
+        if isinstance(self.promise_, StepPromise):
+            return solve_by_steps(self, relation, loss, watch, self.promise_, self.hidden)
         loss, unit = in_units(loss)
         model = NetworkModel(
             relation.client, self.encoding_, relation.wire, loss.outputs, self.hidden, self.l2, self.seed, unit,
@@ -141,22 +174,3 @@ class MLPRegressor(Regressor, NetworkLearner):
 
 class MLPClassifier(Classifier, NetworkLearner):
     """Classification of two or more classes by a sum over tables of small networks."""
-
-
-def in_units(loss: Loss) -> tuple[Loss, float]:
-    """The loss with labels in units of their standard deviation, and the unit: what is learned is then about 1."""
-    if not isinstance(loss, Squared):
-        return loss, 1.0
-    unit = float(loss.labels.std()) or 1.0
-    return Squared(loss.labels / unit), unit
-
-
-def out_of_units(done: Round, unit: float) -> Round:
-    """What a round ends with, in the label's own units."""
-    if unit == 1.0:
-        return done
-    square = unit**2
-    return replace(
-        done, objective=done.objective * square, loss=done.loss * square,
-        scores=done.scores * unit, intercept=done.intercept * unit,
-    )  # fmt: skip

@@ -34,8 +34,9 @@ class Weights:
     gradient, the newest first. SGD: ``velocity``.
     """
 
-    def __init__(self, theta: Array, network: TableNetwork | None = None):
+    def __init__(self, theta: Array, network: TableNetwork | None = None, *, noisy: bool = False):
         self.theta, self.network = theta, network
+        self.noisy = noisy  # whether all that they are made of had noise: then they may be told
         self.velocity = np.zeros_like(theta)
         self.base, self.gradient = theta, np.zeros(0)
         self.steps: list[Array] = []

@@ -14,6 +14,7 @@ from tablepuppet.learn import (
     part,
     private_labels,
     private_linear,
+    private_sgd,
     sgd,
 )
 from tablepuppet.prep import encode, private_encode, statistics
@@ -24,6 +25,7 @@ MODULES = (
     labels,
     private_labels,
     private_linear,
+    private_sgd,
     linear,
     private_linear,
     part,

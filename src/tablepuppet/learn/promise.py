@@ -36,9 +36,11 @@ SUMS_ONLY = (
 FEATURES = (
     "Neighbours are two tables that differ in the feature cells of one row, which are replaced by a null record; keys, "
     "labels, filters' outcomes and how often rows are joined are taken as known. Noise is Gaussian, of the party's own "
-    "drawing; every row's part of a sum was clipped after all it is joined with was added up. Nothing is gained from "
-    "sampling. A row of several shards is in one of them; a person with rows in several tables has the total."
+    "drawing; every row's part of a sum was clipped after all it is joined with was added up. A row of "
+    "several shards is in one of them; a person with rows in several tables has the total."
 )
+NO_SAMPLES = "Nothing is gained from sampling."
+SAMPLES = "Each step used a sample of rows that the party drew, each row on its own (Poisson), and told nobody of."
 FEATURES_GIVEN = (
     "Predictions left without noise: they are functions of the row itself, and a row of one table reaches another's "
     "parameters through them. So epsilon is infinite, and epsilon_given_messages, the paper's accounting, holds for "
@@ -170,7 +172,8 @@ def _assumptions(privacy: Privacy | None, promise: FeaturePromise | None) -> str
     parts = [LABELS_ONLY if of_labels else NOTHING]
     if promise is not None:
         given = promise.privacy.prediction_epsilon is None
-        parts = [FEATURES, FEATURES_GIVEN if given else FEATURES_WHOLE, LABELS_NOISED if of_labels else LABELS_TOO]
+        parts = [FEATURES, SAMPLES if promise.is_sampled else NO_SAMPLES, FEATURES_GIVEN if given else FEATURES_WHOLE]
+        parts.append(LABELS_NOISED if of_labels else LABELS_TOO)
     return " ".join([*parts, SUMS_ONLY] if privacy is not None and privacy.secure_sum else parts)
 
 

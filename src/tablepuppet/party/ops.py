@@ -27,7 +27,7 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.secure_table import SecureTable
 from tablepuppet.party.snapshot import Snapshot
 from tablepuppet.privacy.accountant import Spending
-from tablepuppet.privacy.noise import SecureStream, add_gaussian, gaussian_sigma, sampling_epsilon
+from tablepuppet.privacy.noise import SecureStream, add_gaussian, gaussian_sigma, poisson_sample, sampling_epsilon
 from tablepuppet.sql.plan import Scan
 
 Values = dict[str, Any]  # plain values and NumPy arrays by name
@@ -104,15 +104,33 @@ class LocalTable:
         """
         self.charged(cost, purpose, release)
 
-    def noisy(self, values: NDArray[np.float64], sensitivity: float, multiplier: float, purpose: str) -> NDArray[Any]:
+    def sample(self, count: int, probability: float) -> NDArray[np.int64]:
+        """Which of ``count`` rows are in the sample of the next release with noise: each on its own, unseen by others.
+
+        It is drawn as that noise is, from a stream of its own: a session that is computed again has the same one.
+        """
+        mark = f"sample {self.nonce} {self.snapshot.scan.alias} {self._releases + 1}"
+        key = hmac.digest(self.noise_secret, mark.encode(), "sha256")
+        return poisson_sample(count, probability, SecureStream.keyed(key))
+
+    def noisy(
+        self,
+        values: NDArray[np.float64],
+        sensitivity: float,
+        multiplier: float,
+        purpose: str,
+        sampling: float | None = None,
+    ) -> NDArray[Any]:
         """Values with Gaussian noise of ``multiplier`` times their L2 ``sensitivity``, charged before they are told.
+
+        ``sampling`` is the probability with which `sample` chose the rows that the values are made of.
 
         Noise is drawn from the party's secret, the session's nonce and a number that no other release has. A party that
         is killed and computes a session's requests again draws it again: what it told stays true, and costs once.
         """
         self._releases += 1
         mark = f"{self.nonce} {self.snapshot.scan.alias} {self._releases}"
-        cost = Spending.of_gaussian(multiplier) + Spending.of_pure(sampling_epsilon(max(values.size, 1)))
+        cost = Spending.of_gaussian(multiplier, 1, sampling) + Spending.of_pure(sampling_epsilon(max(values.size, 1)))
         self.charge(cost, purpose, f"{purpose} {mark}")
         sigma = gaussian_sigma(multiplier, sensitivity, values.size)
         key = hmac.digest(self.noise_secret, f"noise {mark}".encode(), "sha256")

@@ -70,11 +70,15 @@ class Spending:
         return min(apart, _converted(_sum(self.gaussian, self.pure_curve), delta))
 
 
-def gaussian_epsilon(multiplier: float, delta: float, steps: int = 1, sampling: float | None = None) -> float:
+@lru_cache(maxsize=256)
+def gaussian_epsilon(
+    multiplier: float, delta: float, steps: int = 1, sampling: float | None = None, beside: float = 0.0
+) -> float:
     """The epsilon of Gaussian noise in so many steps: the least of all sound ways to count.
 
     Without sampling that is the exact figure (Balle and Wang 2018); with sampling the lower of Renyi divergences and
-    the privacy loss distribution.
+    the privacy loss distribution. ``beside`` is the sum of 1 / multiplier^2 of other releases with Gaussian noise and
+    without sampling, which are counted too.
 
     >>> round(gaussian_epsilon(4.0, 1e-5, 10_000, sampling=0.01), 2)
     0.95
@@ -84,13 +88,19 @@ def gaussian_epsilon(multiplier: float, delta: float, steps: int = 1, sampling: 
     _check_steps(multiplier, steps, sampling)
     check_delta(delta)
     if sampling is None or sampling == 1:
-        return float(dp.get_epsilon_gaussian(multiplier / math.sqrt(steps), delta)) * (1 + _SEARCH) + _SEARCH
-    renyi = _by_renyi(multiplier, steps, sampling, delta)
-    return min(renyi, _by_losses(multiplier, steps, sampling, delta, renyi))
+        whole = (steps / multiplier**2 + beside) ** -0.5
+        return float(dp.get_epsilon_gaussian(whole, delta)) * (1 + _SEARCH) + _SEARCH
+    renyi = _by_renyi(multiplier, steps, sampling, delta, beside)
+    return min(renyi, _by_losses(multiplier, steps, sampling, delta, beside, renyi))
 
 
-def noise_multiplier(epsilon: float, delta: float, steps: int = 1, sampling: float | None = None) -> float:
+@lru_cache(maxsize=256)
+def noise_multiplier(
+    epsilon: float, delta: float, steps: int = 1, sampling: float | None = None, beside: float = 0.0
+) -> float:
     """The least multiplier for ``epsilon`` at ``delta`` over so many steps, to one part in 500, never below it.
+
+    ``beside`` is that of `gaussian_epsilon`; PrivacyError if it alone costs as much. With sampling this takes seconds.
 
     >>> round(noise_multiplier(1.0, 1e-5), 2)
     3.73
@@ -100,11 +110,14 @@ def noise_multiplier(epsilon: float, delta: float, steps: int = 1, sampling: flo
     _check_target(epsilon, delta)
     _check_steps(1.0, steps, sampling)
     if sampling is None or sampling == 1:
-        return float(dp.get_sigma_gaussian(epsilon, delta)) * math.sqrt(steps) * (1 + _SEARCH)
-    unsampled = noise_multiplier(epsilon, delta, steps)  # always enough: sampling needs less
-    renyi = _least(lambda tried: _by_renyi(tried, steps, sampling, delta) <= epsilon, unsampled, 0.01)
+        left = (float(dp.get_sigma_gaussian(epsilon, delta)) * (1 + _SEARCH)) ** -2 - beside
+        if left <= 0:
+            raise PrivacyError(f"epsilon {epsilon:g} is spent by what is told beside the steps: use a larger one")
+        return math.sqrt(steps / left) * (1 + _SEARCH)
+    unsampled = noise_multiplier(epsilon, delta, steps, None, beside)  # always enough: sampling needs less
+    renyi = _least(lambda tried: _by_renyi(tried, steps, sampling, delta, beside) <= epsilon, unsampled, 0.01)
     start = min(renyi, unsampled)
-    losses = _least(lambda tried: _by_losses(tried, steps, sampling, delta, epsilon) <= epsilon, start, 0.002)
+    losses = _least(lambda tried: _by_losses(tried, steps, sampling, delta, beside, epsilon) <= epsilon, start, 0.002)
     return min(start, losses)
 
 
@@ -168,17 +181,21 @@ def _sampled(multiplier: float, steps: int, sampling: float, accountant: Any) ->
     return accountant.compose(dp.PoissonSampledDpEvent(sampling, dp.GaussianDpEvent(multiplier)), steps)
 
 
-def _by_renyi(multiplier: float, steps: int, sampling: float, delta: float) -> float:
-    return Spending.of_gaussian(multiplier, steps, sampling).epsilon(delta)
+def _by_renyi(multiplier: float, steps: int, sampling: float, delta: float, beside: float) -> float:
+    others = Spending.of_gaussian(beside**-0.5) if beside else Spending()
+    return (Spending.of_gaussian(multiplier, steps, sampling) + others).epsilon(delta)
 
 
-def _by_losses(multiplier: float, steps: int, sampling: float, delta: float, size: float) -> float:
+def _by_losses(multiplier: float, steps: int, sampling: float, delta: float, beside: float, size: float) -> float:
     """By the privacy loss distribution, on a grid that errs on the safe side, by little for an epsilon of ``size``."""
-    from dp_accounting import NeighboringRelation, pld
+    from dp_accounting import GaussianDpEvent, NeighboringRelation, pld
 
     interval = min(5e-3, math.sqrt(1e-4 * size / steps))
     accountant = pld.PLDAccountant(NeighboringRelation.REPLACE_SPECIAL, value_discretization_interval=interval)
-    return float(_sampled(multiplier, steps, sampling, accountant).get_epsilon(delta))
+    whole = _sampled(multiplier, steps, sampling, accountant)
+    if beside:
+        whole = whole.compose(GaussianDpEvent(beside**-0.5))
+    return float(whole.get_epsilon(delta))
 
 
 def _least(enough: Callable[[float], bool], most: float, tolerance: float) -> float:
