@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import struct
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from tablepuppet.prep.encoded_table import EncodedTable
 from tablepuppet.privacy.accountant import gaussian_epsilon
 from tests.privacy.bounded import bounded_federation
 from tests.relations import federation, record_wire
+from tests.test_canary import Net, assert_unseen
 
 ROWS = 3000
 DELTA = 1e-5
@@ -253,7 +255,6 @@ def test_every_prediction_is_counted(tmp_path: Path) -> None:
     ("settings", "privacy", "message"),
     [
         ({}, {"delta": 1e-3}, r"delta 0\.001 is not below one over the .* rows"),
-        ({"solver": "sgd"}, {}, "solver='sgd' cannot keep feature_epsilon"),
         ({"inner_rounds": 3}, {}, "inner_rounds: consensus tells parameters without noise"),
         ({"reduce": False}, {}, "reduce=False tells a row as often"),
         ({}, {"feature_epsilon": None, "prediction_epsilon": 1.0}, "set feature_epsilon too"),
@@ -307,3 +308,28 @@ def test_noise_costs_little_where_rows_are_many(tmp_path: Path) -> None:
     assert Centralized(tp.LogisticRegression()).fit(relation).evaluate(relation)["accuracy"] > 0.8
     assert model.evaluate(relation, at_party=True)["accuracy"] > 0.7
     assert "Labels were noised" in model.privacy_["assumptions"]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_no_cell_is_in_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shards: int
+) -> None:
+    """With noise on everything no message, in either direction, and no log holds a planted number or category."""
+    caplog.set_level("DEBUG")
+    rows = 400
+    cells = 48151623.4208 + np.arange(rows)
+    words = [f"canary-{i % 2}" for i in range(rows)]
+    table = pa.table({"cell": cells, "word": words, "y": np.sin(np.arange(rows))})
+    step = rows // shards
+    fed = federation(tmp_path, {f"p{i}": {"t": table.slice(i * step, step)} for i in range(shards)})
+    net = Net(record_wire(monkeypatch))
+    fed.events.subscribe(net.events.append)
+    privacy = tp.Privacy(feature_epsilon=50.0, prediction_epsilon=50.0, label_epsilon=5.0, label_bounds=(-1.0, 1.0))
+    relation = fed.sql("SELECT cell, word, y FROM t", label="y")
+    model = tp.LinearRegression(privacy=privacy).fit(relation)
+    net.texts += [str(model.privacy_), str(model.coef_), str(model.evaluate(relation)), caplog.text]
+    planted = {
+        str(cell): [struct.pack("<d", cell), struct.pack("<f", cell), repr(float(cell)).encode()] for cell in cells
+    }
+    assert len(model.coef_) == 3  # both columns were learned from
+    assert_unseen(net.catch(), planted | {"a category": [b"canary-"]})

@@ -12,8 +12,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.party.ledger import FILE, Ledger
-from tests.service import processes
-from tests.service.processes import Services
+from tests.service.processes import COMMAND, Services
 
 ROWS = 300
 DIES = """
@@ -51,17 +50,14 @@ def labels(fed: tp.Federation) -> bytes:
 @pytest.mark.parametrize(
     ("before", "after", "spent"), [(KILL, "", 0.0), ("", KILL, 2.0)], ids=["before the charge", "after the charge"]
 )
-def test_killed_while_charging(
-    services: Services, monkeypatch: pytest.MonkeyPatch, before: str, after: str, spent: float
-) -> None:
+def test_killed_while_charging(services: Services, before: str, after: str, spent: float) -> None:
     """kill -9 around the charge, then a restart: labels come, the same as ever, and are charged once."""
     bank = services.parties["bank"]
-    command = [sys.executable, "-c", DIES.format(before=before or "pass", after=after or "pass")]
-    monkeypatch.setattr(processes, "COMMAND", command)
+    bank.command = [sys.executable, "-c", DIES.format(before=before or "pass", after=after or "pass")]
     with services:
         first = bank.process
         assert first is not None
-        monkeypatch.undo()
+        bank.command = COMMAND
         found: list[bytes] = []
         asking = threading.Thread(target=lambda: found.append(labels(services.federation())))
         asking.start()

@@ -13,8 +13,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.party.ledger import FILE, Ledger
-from tests.service import processes
-from tests.service.processes import Services
+from tests.service.processes import COMMAND, Services
 
 ROWS = 300
 DELTA = 1e-5
@@ -93,21 +92,19 @@ def test_demanded_charged_and_repeated(services: Services) -> None:
                 assert trace not in written
 
 
-def test_killed_while_charging(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_while_charging(services: Services) -> None:
     """kill -9 after a charge in the middle of a fit: the fit goes on after a restart and is charged once."""
     bank = services.parties["bank"]
-    monkeypatch.setattr(processes, "COMMAND", [sys.executable, "-c", DIES])
+    bank.command = [sys.executable, "-c", DIES]
     with services:
         first = bank.process
         assert first is not None
-        monkeypatch.undo()
+        bank.command = COMMAND
         found: list[tp.LogisticRegression] = []
         fed = services.federation()
         asking = threading.Thread(target=lambda: found.append(fit(fed)))
         asking.start()
         first.wait(timeout=60)
-        services.parties["shop"].end()
-        services.parties["shop"].start()
         bank.start()
         asking.join(timeout=120)
         assert len(found) == 1
