@@ -93,8 +93,8 @@ def test_a_table_that_demands_nothing_tells_as_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("select", "privacy", "needs"),
     [
-        ("credit, fraud", None, "label_epsilon=..., feature_epsilon=..."),
-        ("credit, fraud", tp.Privacy(label_epsilon=1.0), "feature_epsilon=..."),
+        ("credit, fraud", None, "label_epsilon=..., feature_epsilon=..., prediction_epsilon=..."),
+        ("credit, fraud", tp.Privacy(label_epsilon=1.0), "feature_epsilon=..., prediction_epsilon=..."),
     ],
 )
 def test_a_fit_without_it_is_refused_at_once(file: Path, select: str, privacy: tp.Privacy, needs: str) -> None:
