@@ -36,6 +36,7 @@ from tablepuppet.wire.distance import communication_seconds
 
 NAMES = ["north", "south", "west"]
 SIZES = (1, 10_000, 1_000_000)  # float64 each way
+TURN = 20  # rounds in a row, as a fit makes them
 COLUMNS = "u.gender, u.age, u.occupation, g.year, g.genre"
 JOIN = "FROM ratings r JOIN users u USING (user_id) JOIN movies_genres g USING (movie_id)"
 
@@ -134,7 +135,7 @@ def bare_round(folder: Path) -> Iterator[Callable[[int], None]]:
 
 
 def rounds(folder: Path, repeats: int) -> dict[str, Any]:
-    """Milliseconds of a round by size: ours, ours with a journal, and bare, in turn; medians."""
+    """Milliseconds of a round by size: ours, ours with a journal, and bare, some rounds of each in turn; medians."""
     urls = write_small(folder / "small")
     with ExitStack() as stack:
         work = {"bare": stack.enter_context(bare_round(folder / "bare"))}
@@ -146,11 +147,10 @@ def rounds(folder: Path, repeats: int) -> dict[str, Any]:
 
 def _in_turn(work: Mapping[str, Callable[[int], None]], size: int, repeats: int) -> dict[str, float]:
     found: dict[str, list[float]] = {name: [] for name in work}
-    for number in range(repeats + 3):
+    for _ in range(max(1, repeats // TURN)):
         for name, once in work.items():
-            took = seconds(lambda once=once: once(size))  # type: ignore[misc]
-            if number >= 3:  # the first ones connect
-                found[name].append(took * 1000)
+            once(size)  # the first one wakes the parties, or connects to them
+            found[name] += [1000 * seconds(lambda once=once: once(size)) for _ in range(TURN)]  # type: ignore[misc]
     figures = {f"{name}, ms": median(times) for name, times in found.items()}
     figures |= {f"{name}, fastest tenth, ms": sorted(times)[len(times) // 10] for name, times in found.items()}
     return figures | {"ratio": median(ours / bare for ours, bare in zip(found["ours"], found["bare"], strict=True))}

@@ -6,6 +6,8 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
+from hashlib import shake_256
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -47,3 +49,24 @@ def mariadb_url() -> Iterator[str]:
         pytest.skip("no mariadbd is installed; on Debian: apt-get install mariadb-server")
     with mariadb_server.running() as url:
         yield url
+
+
+class _KnownSecrets:
+    """In place of the module `secrets`: the same bytes in every run, one after the other."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+
+    def token_bytes(self, size: int = 32) -> bytes:
+        return shake_256(str(next(self._numbers)).encode()).digest(size)
+
+    def token_hex(self, size: int = 16) -> str:
+        return "0" * 2 * size
+
+
+@pytest.fixture
+def known_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parties in this process draw the same noise in every run: what a test says of it holds always, or never."""
+    known = _KnownSecrets()
+    monkeypatch.setattr("tablepuppet.party.service.secrets", known)
+    monkeypatch.setattr("tablepuppet.federation.secrets", known)

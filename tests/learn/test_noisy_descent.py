@@ -16,7 +16,8 @@ from tests.relations import record_wire
 
 pytest.importorskip("opacus", reason="private networks need the extra `deep`")
 
-LARGE, SMALL = 1e4, 0.5
+LARGE, SMALL = 1e4, 0.05
+pytestmark = pytest.mark.usefixtures("known_noise")
 shards = pytest.mark.parametrize("shards", [1, 3])
 
 

@@ -119,12 +119,11 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         for side in (relation, validation):
             if side is not None:
                 self.check_promise(side)
-        if validation is not None and self.privacy is not None and self.privacy.prediction_epsilon is not None:
-            raise PrivacyError("validation would tell predictions after every round, more than prediction_epsilon pays")
+        if validation is not None:
+            self._check_validation()
         label = label_of(relation)
         if validation is not None:
             check_alike(relation, validation)
-            self._check_validation()
         if not self.reduce:
             relation = relation.without_reduction()
             validation = None if validation is None else validation.without_reduction()
@@ -202,9 +201,9 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
                 "fit without validation"
             )
 
+    @abstractmethod
     def _check_private(self) -> None:
         """PrivacyError unless the settings allow noise on features."""
-        raise PrivacyError(f"{type(self).__name__} cannot keep feature_epsilon yet; use a linear learner")
 
     @abstractmethod
     def _ask_labels(self, client: Client, label: OutputColumn) -> Replies:

@@ -36,7 +36,7 @@ def scale_bits(bound: float, peers: int) -> int:
     """The scale, as a power of two, for numbers of so many peers that are not much above a bound that all know.
 
     >>> scale_bits(1.0, 4), scale_bits(1e9, 4)
-    (47, 17)
+    (47, 18)
     """
     if not (math.isfinite(bound) and bound > 0):
         return 0
