@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import ConfigError
+from tablepuppet.privacy.private_file import sync_folder
 
 
 class ModelFolder:
@@ -67,7 +68,7 @@ class ModelFolder:
         saved = self.saved or name
         with _told(self.path):
             _write(self.path / "saving.json", json.dumps({"saved": saved}).encode())
-            _sync(self.path)
+            sync_folder(self.path)
         return saved
 
     def write(
@@ -82,10 +83,10 @@ class ModelFolder:
                 stream.flush()
                 os.fsync(stream.fileno())
             _write(inside / "secrets.json", json.dumps(category_secrets).encode(), 0o600)
-            _sync(inside)
+            sync_folder(inside)
             text = json.dumps({**facts, "content": inside.name}, indent=2, default=_plain)
             _write(self.path / "model.json", text.encode())
-            _sync(self.path)
+            sync_folder(self.path)
 
     def end(self) -> None:
         """Remove what is no longer needed, or what a save that failed has left."""
@@ -120,14 +121,6 @@ def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     draft.replace(path)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
+from tablepuppet.privacy.private_file import sync_folder
 from tablepuppet.sql.plan import Scan
 
 _DIGEST = 32  # bytes of SHA-256, before the content
@@ -129,7 +130,7 @@ class Shelf:
                 os.fsync(stream.fileno())
             draft.replace(path)
             for folder in (path.parent, *path.parents[1:3]):
-                _sync(folder)
+                sync_folder(folder)
         except OSError as error:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
@@ -160,12 +161,3 @@ class Shelves:
 def _hash(name: str) -> str:
     """A name of the caller's as one of a file."""
     return hashlib.sha256(name.encode()).hexdigest()[:32]
-
-
-def _sync(folder: Path) -> None:
-    """What a folder lists is on disk too."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -58,3 +58,12 @@ def _check_mode(mode: int, path: Path, what: str) -> None:
         raise ConfigError(
             f"{what} {str(path)!r} is open to other users (mode {stat.S_IMODE(mode):o}): run chmod 600 on it"
         )
+
+
+def sync_folder(folder: Path) -> None:
+    """What a folder lists is on disk too."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
