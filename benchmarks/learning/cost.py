@@ -18,9 +18,12 @@ import sklearn.linear_model
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import tablepuppet as tp
-import tablepuppet.learn.losses
 from benchmarks.learning.movielens import CLOSE, COLUMNS, JOIN, LABELS, learner, movielens, write_movielens
 from benchmarks.mapping import ROOT, peak_memory, seconds
+from tablepuppet.learn import logistic, softmax
+from tablepuppet.learn.logistic import Logistic
+from tablepuppet.learn.losses import Loss
+from tablepuppet.learn.softmax import Softmax
 
 
 def whole_fit(folder: Path, task: str, repeats: int) -> dict[str, float]:
@@ -87,34 +90,36 @@ def newton_steps(train: tp.Relation, task: str) -> float:
 
     Those of the first are the ones that the search along the step has just made, so they are made once for both.
     """
-    seen, losses, inside = [0], tablepuppet.learn.losses, threading.local()
-    lock, name = threading.Lock(), ("_unlikely" if task == "good" else "_probabilities")
-    bare, proximal = getattr(losses, name), (losses.Logistic if task == "good" else losses.Softmax).proximal
+    seen, inside, lock = [0], threading.local(), threading.Lock()
+    owner: type[Loss]
+    module, owner, name = (logistic, Logistic, "_unlikely")
+    if task != "good":
+        module, owner, name = (softmax, Softmax, "_exponentials")
+    bare, pull = getattr(module, name), owner.pull
 
     def count(scores: Any, *rest: Any) -> Any:
-        if getattr(inside, "proximal", False):
+        if getattr(inside, "pull", False):
             with lock:
-                seen[0] += len(scores)
+                seen[0] += scores.shape[-1]
         return bare(scores, *rest)
 
-    def watched(self: Any, target: Any, rho: float, start: Any, look: Any = None) -> Any:
-        inside.proximal = True
+    def watched(self: Any, start: Any, away: Any, rho: float, look: Any = None) -> Any:
+        inside.pull = True
         if look is not None:
             with lock:
-                seen[0] += len(target)
+                seen[0] += len(start)
         try:
-            return proximal(self, target, rho, start, look)
+            return pull(self, start, away, rho, look)
         finally:
-            inside.proximal = False
+            inside.pull = False
 
-    owner = losses.Logistic if task == "good" else losses.Softmax
     try:
-        setattr(losses, name, count)
-        owner.proximal = watched  # type: ignore[method-assign]
+        setattr(module, name, count)
+        owner.pull = watched  # type: ignore[method-assign]
         rounds = len(learner(task, solver="admm", rounds=3).fit(train).history_)
     finally:
-        setattr(losses, name, bare)
-        owner.proximal = proximal  # type: ignore[method-assign]
+        setattr(module, name, bare)
+        owner.pull = pull  # type: ignore[method-assign]
     return seen[0] / len(train) / rounds
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.learn.losses import Softmax, Squared
+from tablepuppet.learn.losses import Squared
 from tablepuppet.learn.noisy_descent import Gradient
+from tablepuppet.learn.softmax import Softmax
 from tests.learn.test_step_promise import DELTA, federation_of, relation, relation_of, stated
 from tests.relations import record_wire
 

@@ -10,8 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 import tablepuppet as tp
-from tablepuppet.learn.losses import Logistic, Loss, Softmax, Squared
+from tablepuppet.learn.logistic import Logistic
+from tablepuppet.learn.losses import Loss, Squared
 from tablepuppet.learn.sgd import batches
+from tablepuppet.learn.softmax import Softmax
 from tests.learn.materialised import ALL, JOIN, Array, JoinedTable, class_numbers, learner, shop, theta_of
 from tests.relations import federation, record_wire
 

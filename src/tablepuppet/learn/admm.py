@@ -17,10 +17,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from tablepuppet.learn.block import Curvature
 from tablepuppet.learn.descent import Array
+from tablepuppet.pieces import over_pieces
 
 if TYPE_CHECKING:
     from tablepuppet.learn.losses import Look, Loss
@@ -28,27 +27,46 @@ if TYPE_CHECKING:
 AUTO_RHO = 100.0  # times the mean curvature of the loss at the start
 
 
-class SharingRule:
-    """Ask the tables to answer the mean residual of the sharing problem."""
+class Sharing:
+    """The dual variable of the sharing problem, M u, by joined rows."""
 
     def __init__(self, loss: Loss, tables: int, rho: float | str, scores: Array):
-        self.loss, self.parts = loss, tables + 1
-        hessian = loss.hessian(scores)
-        self.rho = AUTO_RHO * max(hessian.mean(), 1e-12) if isinstance(rho, str) else rho
-        self.first = hessian.on_constants()
-        self.residual = loss.gradient(scores)
-        self.dual = self.residual * (self.parts * len(scores) / self.rho)  # M u: where zbar is optimal
-
-    def wanted(self, scores: Array, looks: Mapping[int, Look], before: Array | None) -> tuple[Array, Curvature]:
-        """The residual times rho, by joined rows, and the mean curvature of the loss before the last step."""
-        return self.residual, self.first if before is None else before
+        look, self.parts = loss.look(scores), tables + 1
+        self.loss = loss
+        self.rho = AUTO_RHO * max(look.hessian.mean(), 1e-12) if isinstance(rho, str) else rho
+        self.curvature = look.hessian.on_constants() / len(scores)
+        self.scale = self.rho / self.parts / len(scores)  # of M u, to be a gradient of the mean loss
+        self.dual = look.gradient / (self.scale * len(scores))  # where zbar is optimal
 
     def moved(self, part: slice, now: Array, look: Look | None) -> None:
-        """The z-update and the dual update of some joined rows: then r = 2 u - (u before)."""
-        rho, dual, residual = self.rho / self.parts, self.dual[part], self.residual[part]
-        pulled = self.loss.at(part).pull(now + dual, rho, now, look)
-        scale = rho / len(self.dual)
-        np.multiply(pulled, 2 * scale, out=residual)
-        dual *= scale
-        residual -= dual
-        dual[:] = pulled
+        """The z-update and the dual update of some joined rows, which leave the loss's pull."""
+        self.dual[part] = self.loss.at(part).pull(now, self.dual[part], self.rho / self.parts, look)
+
+
+class SharingRule(Sharing):
+    """Ask the tables to answer the mean residual of the sharing problem."""
+
+    before: Mapping[str, Array] | None = None  # sums of the dual variable at base rows, one round ago
+
+    def wanted(self, scores: Array, looks: Mapping[int, Look], before: Array | None) -> tuple[Array, Curvature]:
+        """The dual variable, and the mean curvature of the loss before the last step."""
+        return self.dual, self.curvature if before is None else before
+
+    def asked(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The residual times rho, at base rows: r = 2 u - (u before)."""
+        before, self.before = self.before or sums, sums
+        return {alias: self.scale * (2 * now - before[alias]) for alias, now in sums.items()}
+
+
+class SharingResidual(Sharing):
+    """The mean residual of the sharing problem, by joined rows."""
+
+    def __init__(self, loss: Loss, tables: int, rho: float | str, scores: Array):
+        super().__init__(loss, tables, rho, scores)
+        self.residual = self.scale * self.dual
+
+    def update(self, scores: Array) -> None:
+        """The tables have answered: scores are now these."""
+        before = self.dual.copy(order="K")
+        over_pieces(lambda part: self.moved(part, scores[part], None), len(scores), self.loss.outputs)
+        self.residual = self.scale * (2 * self.dual - before)

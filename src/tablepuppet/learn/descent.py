@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.learn.block import Curvature, without_mean
+from tablepuppet.learn.block import Curvature
 from tablepuppet.learn.linear import LinearModel
 from tablepuppet.learn.plane import Images, Plane
 from tablepuppet.pieces import over_pieces
@@ -37,11 +37,15 @@ class Rule(Protocol):
     """What an algorithm asks of the tables in each round."""
 
     def wanted(self, scores: Array, looks: Mapping[int, Look], before: Array | None) -> tuple[Array, Curvature]:
-        """(a value per joined row that tables shall answer, the curvature of their ridge solve).
+        """(a value per joined row, of which tables are told sums, the curvature of their ridge solve).
 
         ``looks`` are those at the loss of these scores, by the first row of a piece, where they are known; ``before``
         is the mean curvature, (outputs, outputs), where the last step began.
         """
+        ...
+
+    def asked(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
+        """What the base rows of tables shall answer, from what is wanted, summed and centred."""
         ...
 
     def moved(self, part: slice, now: Array, look: Look | None) -> None:
@@ -91,7 +95,8 @@ def descend(
         return intercept, True
     for number in range(1, rounds + 1):
         wanted, curvature = rule.wanted(scores, looks, before)
-        _, products = model.direction(wanted, curvature, out=images.new())
+        asked = rule.asked(model.loj.scatter_centred(wanted, model.tables))  # a constant is the intercept's to answer
+        _, products = model.direction(asked, curvature, out=images.new())
         changed = model.absence.changed
         if changed:
             images.forget_earlier()
@@ -111,9 +116,8 @@ def descend(
         looks, intercept, before = end.looks, intercept + shift, begin.bend[-loss.outputs :, -loss.outputs :]
         settled = model.was_steady() and small and rule is gradient
         rule = gradient if small else rule
-        _take_step(scores, images, mix, shift, looks, rule)
-        if loss.quadratic:
-            images.newest_is_mixed(mix, sound)
+        _take_step(scores, images, None if end.mixed else mix, shift, looks, rule)
+        images.keep_step(mix)
         if not kept:
             images.order.clear()
         del errors[kept:]
@@ -136,14 +140,17 @@ def _rounding(bend: Array, errors: list[float], mix: Array) -> tuple[list[float]
     return [error, *errors], error <= DRIFT * max(float(mix @ bend @ mix), 0.0) ** 0.5
 
 
-def _take_step(scores: Array, images: Images, mix: Array, shift: Array, looks: Mapping[int, Look], rule: Rule) -> None:
-    """Move scores by the mixed images and the change of the intercept; the newest image becomes that of the step."""
+def _take_step(
+    scores: Array, images: Images, mix: Array | None, shift: Array, looks: Mapping[int, Look], rule: Rule
+) -> None:
+    """Move scores by the mixed images and the change of the intercept."""
 
     def move(part: slice) -> None:
-        step, now = without_mean(images.mixed(part, mix)), scores[part]
-        images.newest[part] = step
-        step += shift
-        now += step
+        if mix is not None:
+            images.mix(part, mix)
+        now = scores[part]
+        now += images.step(part)
+        now += shift
         rule.moved(part, now, looks.get(part.start))
 
     over_pieces(move, len(scores), shift.size)

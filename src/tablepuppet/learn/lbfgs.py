@@ -26,18 +26,20 @@ class GradientRule:
     loss: Loss
 
     def wanted(self, scores: Array, looks: Mapping[int, Look], before: Array | None) -> tuple[Array, Curvature]:
-        """The gradient by scores, and the mean curvature by pairs of outputs."""
+        """The gradient of the mean loss by scores, and the mean curvature by pairs of outputs."""
         gradient, rows = np.empty_like(scores), len(scores)
 
         def look(part: slice) -> Array:
             found = looks.get(part.start) or self.loss.at(part).look(scores[part])
-            share = (part.stop - part.start) / rows
-            np.multiply(found.gradient, share, out=gradient[part])
-            curvature: Array = share * found.hessian.on_constants()
-            return curvature
+            np.multiply(found.gradient, 1 / rows, out=gradient[part])
+            return found.hessian.on_constants()
 
         parts = [curvature for _, curvature in over_pieces(look, rows, self.loss.outputs)]
-        return gradient, np.sum(parts, axis=0)
+        return gradient, np.sum(parts, axis=0) / rows
+
+    def asked(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The gradient's sums."""
+        return sums
 
     def moved(self, part: slice, now: Array, look: Look | None) -> None:
         """Nothing to remember."""

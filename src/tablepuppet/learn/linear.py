@@ -186,9 +186,13 @@ class LinearModel(PlacedModel[Block]):
         alone = sum(self._started[alias][0]["largest"] for alias in self.alone)
         return float(1.0 + alone + self._union.largest)
 
-    def direction(self, wanted: Array, curvature: Curvature, out: Array | None = None) -> tuple[Array, Array]:
-        """(X p for every joined row, inner products over all tables); X p is written to ``out`` if that is given."""
-        rows = self.loj.scatter_centred(wanted, self.tables)  # what is left is the intercept's to answer
+    def direction(
+        self, rows: Mapping[str, Floats], curvature: Curvature, out: Array | None = None
+    ) -> tuple[Array, Array]:
+        """(X p for every joined row, inner products over all tables), where tables answer a value per base row.
+
+        X p is written to ``out`` if that is given.
+        """
         replies = self._ask_directions(rows, curvature)
         self.unsettled = self._union.turn(rows, curvature)
         directions = {alias: block.direction for alias, block in self.shared.items()}

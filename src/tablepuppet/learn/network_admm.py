@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.admm import SharingRule
+from tablepuppet.learn.admm import SharingResidual
 from tablepuppet.learn.descent import Round
 from tablepuppet.learn.networks import NetworkModel, Weights, network_of
 from tablepuppet.learn.part import encoded, part_of
@@ -35,7 +35,6 @@ from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.party.arguments import Some
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.pieces import over_pieces
 from tablepuppet.prep.encoded_table import EncodedTable
 
 if TYPE_CHECKING:
@@ -211,14 +210,14 @@ def descend_by_sharing(
     intercept = loss.best_constant()
     scores = model.predictions() + intercept
     if isinstance(rho, str):
-        rho = AUTO_RHO * max(loss.hessian(scores).mean(), 1e-12)
-    rule, sharing = SharingRule(loss, len(model.tables), rho, scores), Sharing(model, inner)
+        rho = AUTO_RHO * max(loss.look(scores).hessian.mean(), 1e-12)
+    rule, sharing = SharingResidual(loss, len(model.tables), rho, scores), Sharing(model, inner)
     last, settled, converged = np.inf, 0, False
     for number in range(1, rounds + 1):
         predictions, square = sharing.solve(rule.residual, rule.rho)
         intercept = np.atleast_1d(intercept - rule.residual.sum(axis=0) / rule.rho)
         scores = predictions + intercept
-        _update(rule, scores, loss.outputs)
+        rule.update(scores)
         value = loss.value(scores)
         objective = value + 0.5 * model.l2 * square
         settled = settled + 1 if model.was_steady() and abs(objective - last) <= tol * objective else 0
@@ -230,7 +229,3 @@ def descend_by_sharing(
                 break
             settled = 0
     return intercept, converged
-
-
-def _update(rule: SharingRule, scores: Array, outputs: int) -> None:
-    over_pieces(lambda part: rule.moved(part, scores[part], None), len(scores), outputs)

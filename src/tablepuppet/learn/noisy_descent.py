@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.learn.admm import SharingRule
+from tablepuppet.learn.admm import SharingResidual
 from tablepuppet.learn.descent import Round
 from tablepuppet.learn.private_sgd import Pace, SampledLinear, SampledModel, SampledNetwork, parameters_of
 from tablepuppet.learn.step_promise import StepPromise
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.learn.units import in_units, out_of_units
-from tablepuppet.pieces import over_pieces
 
 if TYPE_CHECKING:
     from tablepuppet.learn.losses import Loss
@@ -68,13 +67,13 @@ class Residual:
 
     def __init__(self, loss: Loss, tables: int, rho: float | str, scores: Array):
         if isinstance(rho, str):
-            rho = AUTO_RHO * max(loss.hessian(scores).mean(), 1e-12)
-        self.rule, self._begun = SharingRule(loss, tables, rho, scores), False
+            rho = AUTO_RHO * max(loss.look(scores).hessian.mean(), 1e-12)
+        self.rule, self._begun = SharingResidual(loss, tables, rho, scores), False
 
     def at(self, scores: Array) -> Array:
         """After the z-update and the dual update, but before the first round."""
         if self._begun:
-            over_pieces(lambda part: self.rule.moved(part, scores[part], None), len(scores), self.rule.loss.outputs)
+            self.rule.update(scores)
         self._begun = True
         return self.rule.residual
 

@@ -6,20 +6,24 @@ know the slope at a point, and a second one for the second derivative if it goes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.pieces import over_pieces
+from tablepuppet.pieces import on_all_cores, over_pieces, pieces
 
 if TYPE_CHECKING:
-    from tablepuppet.learn.losses import Look, Loss
+    from tablepuppet.learn.losses import Hessian, Look, Loss
 
 Array = NDArray[np.float64]
 NEWTON_STEPS = 12
+NONE = slice(0)
+FEWEST_PIECES = 16  # of the joined rows that tell how the loss bends
+PRODUCT_DRIFT = 1e-12  # of products, by rounding, before they are found anew
 ENOUGH = 0.01  # of what the first step promised to gain: the next round corrects what is left
 
 
@@ -33,6 +37,7 @@ class Place:
     slope: Array
     bend: Array  # the second derivative; empty if it was not asked for
     looks: Mapping[int, Look]  # at the loss of every piece of the joined rows, by its first row
+    mixed: bool = False  # whether the images' step is the one to here
 
     @property
     def noise(self) -> float:
@@ -48,72 +53,100 @@ class Place:
 class Images:
     """What the newest direction and the steps before it do to the joined rows, in memory that is used again."""
 
-    slots: Array  # (directions, outputs, joined_rows)
-    products: Array  # mean products of images and, as the last, of ones; only kept for a loss that weighs rows alike
+    slots: Array  # (directions and a spare one, outputs, joined_rows)
+    drift: Array  # what rounding may have done to the products of each
+    slopes: Array  # of the mean loss along each, where it was looked at last
+    products: Array  # by the second derivative of the mean loss: of slots, and of constants as the last
     order: list[int] = field(default_factory=list)  # slots in use, that of the newest first
+    spare: int = 0  # the slot of the step that was tried last
+    unknown: int = 1  # of the newest: whose slopes and products are to be found
 
     @classmethod
     def of(cls, directions: int, outputs: int, joined_rows: int) -> Images:
         """Room for so many."""
-        return cls(np.empty((directions, outputs, joined_rows)), np.eye(directions + 1))
+        slots, size = np.empty((directions + 1, outputs, joined_rows)), directions + 1 + outputs
+        return cls(slots, np.zeros(directions + 1), np.zeros(directions + 1), np.zeros((size, size)))
 
     def __len__(self) -> int:
         return len(self.order)
 
     def new(self) -> Array:
-        """Room for a new direction's image, in the shape of scores: that of the oldest if all is used."""
-        slot = len(self.order) if len(self.order) < len(self.slots) else self.order.pop()
+        """Room for a new direction's image, in the shape of scores: the oldest is forgotten if all is used.
+
+        Slots in use are next to each other, but for those of images that were forgotten.
+        """
+        del self.order[len(self.slots) - 2 :]
+        slot, self.spare = sorted(set(range(len(self.slots))) - set(self.order))[:2]
+        self.drift[slot] = 0.0
         self.order.insert(0, slot)
-        return self.newest
+        return self._shaped(slice(None), slot)
 
     def forget_earlier(self) -> None:
         """Keep the newest direction's image only."""
-        self.slots[0], self.order = self.slots[self.order[0]], [0]
-
-    def newest_is_mixed(self, weights: Array, sound: bool) -> None:
-        """The newest image has become the sum of all by weights: so have its products, if rounding is ``sound``."""
-        if sound:
-            mixed = np.zeros(len(self.products))
-            mixed[self.order] = weights
-            row = mixed @ self.products
-            row[self.order[0]] = row @ mixed
-            self._set_products(row)
-        else:
-            found = over_pieces(lambda part: (self.products_of(part),), self.slots.shape[2])
-            self._set_products(*means_of(found))
-
-    def products_of(self, part: slice) -> Array:
-        """Mean products of the newest with all images and with ones, over some joined rows."""
-        found, newest = np.zeros(len(self.products)), self.slots[self.order[0], 0, part]
-        found[: len(self.order)], found[-1] = self.at(part)[:, 0] @ newest, newest.sum()
-        found /= len(newest)
-        return found
-
-    def with_newest(self, row: Array) -> tuple[Array, Array, Array]:
-        """Products of pairs of images, of images and ones, and of ones, as the newest's ``row`` completes them."""
-        self._set_products(row)
-        return self.products[:-1, :-1], self.products[:-1, -1:], self.products[-1:, -1:]
-
-    def _set_products(self, row: Array) -> None:
-        slot = self.order[0]
-        self.products[slot] = self.products[:, slot] = row
+        del self.order[1:]
 
     @property
-    def newest(self) -> Array:
-        """The newest direction's image, in the shape of scores."""
-        image: Array = self.slots[self.order[0]]
-        return image[0] if len(image) == 1 else image.T
+    def all(self) -> slice:
+        """The slots in use, and those between them."""
+        return slice(max(self.order) + 1)
+
+    @property
+    def fresh(self) -> slice:
+        """The slots whose slopes and products are to be found: of the newest, and of the last step if need be."""
+        slots = self.order[: self.unknown]
+        return slice(min(slots), max(slots) + 1, max(max(slots) - min(slots), 1))
+
+    def keep_step(self, weights: Array) -> None:
+        """The step, the sum of all by weights, takes the place of the newest.
+
+        So does the sum of their slopes and products, unless it is a small difference of large ones.
+        """
+        row, self.slopes[self.spare] = weights @ self.products[self.order], weights @ self.slopes[self.order]
+        row[self.spare] = weights @ row[self.order]
+        self.products[self.spare] = self.products[:, self.spare] = row
+        lengths = np.sqrt(np.maximum(np.diag(self.products), 0.0))
+        worse = float(np.abs(weights) @ lengths[self.order]) / max(lengths[self.spare], 1e-300)
+        drift = worse * (worse * np.finfo(np.float64).eps + self.drift[self.order].max())
+        self.order[0], self.unknown = self.spare, 1 if drift <= PRODUCT_DRIFT else 2
+        self.drift[self.spare] = drift if drift <= PRODUCT_DRIFT else 0.0
+
+    def set_products(self, of: slice, with_images: Array, with_constants: Array, constants: Array) -> None:
+        """Those of some images with all others and with constants, and of constants."""
+        self.products[of, self.all], self.products[self.all, of] = with_images, with_images.T
+        self.products[of, -len(constants) :], self.products[-len(constants) :, of] = with_constants, with_constants.T
+        self.products[-len(constants) :, -len(constants) :] = constants
+
+    def ordered_products(self) -> Array:
+        """Products of images, the newest first, and of constants."""
+        places = [*self.order, *range(len(self.slots), len(self.products))]
+        return self.products[np.ix_(places, places)]
 
     def at(self, part: slice) -> Array:
-        """All images of some joined rows, in the order of slots: (directions, outputs, rows of the part)."""
-        return self.slots[: len(self.order), :, part]
+        """All images of some joined rows, in the order of slots: (slots, outputs, rows of the part)."""
+        return self.slots[self.all, :, part]
 
-    def mixed(self, part: slice, weights: Array) -> Array:
-        """Their sum by weights, the newest's first, in the shape of scores."""
-        by_slot = np.empty(len(weights))
+    def mix(self, part: slice, weights: Array) -> None:
+        """Let the step be their sum by weights, the newest's first."""
+        images, by_slot = self.at(part), np.zeros(self.all.stop)
         by_slot[self.order] = weights
-        outputs = [by_slot @ images for images in self.at(part).swapaxes(0, 1)]
-        return outputs[0] if len(outputs) == 1 else np.stack(outputs).T
+        for each, mixed in zip(images.swapaxes(0, 1), self.slots[self.spare, :, part], strict=True):
+            np.matmul(by_slot, each, out=mixed)
+
+    def step(self, part: slice) -> Array:
+        """The step that was mixed last, in the shape of scores."""
+        return self._shaped(part, self.spare)
+
+    def _shaped(self, part: slice, slot: int) -> Array:
+        image: Array = self.slots[slot, :, part]
+        return image[0] if len(image) == 1 else image.T
+
+
+@dataclass(frozen=True)
+class Bend:
+    """Which products of images are to be found: those of some slots with all others, from every so many pieces."""
+
+    of: slice
+    every: int = 1
 
 
 class Plane:
@@ -141,9 +174,12 @@ class Plane:
     def lowest(self, looks: Mapping[int, Look], least: float = 0.0) -> tuple[Place, Place]:
         """(where the search began, where it ended): the same where no step gains ``least`` of the objective.
 
-        ``looks`` are those of the beginning, or none.
+        ``looks`` are those that the search before ended with, or none. How the loss bends at first is found from some
+        of the rows if there are many, and from all if the first step did not lead far enough.
         """
-        begin = here = self.at(np.zeros(len(self.images) + self.loss.outputs), looks, bend=True)
+        images = self.images
+        along = images.fresh if looks else images.all
+        begin = here = self.at(np.zeros(len(images) + self.loss.outputs), looks, along, self._first_bend())
         least = max(here.noise, least * abs(here.objective))
         enough = max(least, ENOUGH * here.gain(here.bend))
         for _ in range(NEWTON_STEPS):
@@ -159,8 +195,13 @@ class Plane:
             if there.gain(here.bend) <= enough:
                 here = there
                 break
-            here = self.at(there.point, there.looks, bend=True)
+            here = self.at(there.point, there.looks, NONE, Bend(images.all))
         return begin, here
+
+    def _first_bend(self) -> Bend:
+        if self.loss.quadratic:  # earlier images keep the products that they have
+            return Bend(self.images.fresh)
+        return Bend(self.images.all, max(1, len(pieces(len(self.scores), self.loss.outputs)) // FEWEST_PIECES))
 
     def _downhill(self, here: Place, step: Array) -> Place:
         """Where the step leads, or a part of it. The objective is convex: it is enough that the slope along the step
@@ -172,40 +213,59 @@ class Plane:
             there = self.at(here.point + length * step)
         return there
 
-    def at(self, point: Array, looks: Mapping[int, Look] | None = None, bend: bool = False) -> Place:
-        """Value, slope and, if asked, second derivative at a point, in one pass; ``looks`` at the loss if known."""
-        weights, order, known = point[: len(self.images)], self.images.order, looks or {}
-        found = over_pieces(lambda part: self._at(point, part, known, bend), len(self.scores), self.loss.outputs)
-        value, slopes, constants, *form = means_of([(part, means) for part, (_, means) in found])
-        slope = np.concatenate([slopes[order] + self.l2 * (self.linear + self.inner @ weights), constants])
-        total = np.empty((0, 0))
-        if bend:
-            pairs, mixed, on_constants = self.images.with_newest(*form) if self.loss.quadratic else form
-            pairs = pairs[np.ix_(order, order)] + self.l2 * self.inner
-            weight = float(np.trace(on_constants))
-            pairs[0, 0] = max(pairs[0, 0] - self.noise * weight, self.size * weight)
-            total = np.block([[pairs, mixed[order]], [mixed[order].T, on_constants]])
-        seen = {part.start: look for part, (look, _) in found}
-        return Place(point, float(value), float(value + self._penalty(weights)), slope, total, seen)
+    def at(
+        self,
+        point: Array,
+        looks: Mapping[int, Look] | None = None,
+        along: slice | None = None,
+        bend: Bend | None = None,
+    ) -> Place:
+        """Value and slope at a point in one pass, with ``looks`` at the loss if known.
 
-    def _at(self, point: Array, part: slice, known: Mapping[int, Look], bend: bool) -> tuple[Look, tuple[Array, ...]]:
-        """The loss of some joined rows, and its value, slopes and second derivatives, in the order of slots."""
-        images = self.images.at(part)
+        ``along`` are the images whose slopes are not known yet, all by default.
+        """
+        images, weights, along = self.images, point[: len(self.images)], self.images.all if along is None else along
+        found = over_pieces(partial(self._at, point, looks or {}, along), len(self.scores), self.loss.outputs)
+        seen = {part.start: look for part, (look, *_) in found}
+        value = sum(look.value for look in seen.values()) / len(self.scores)
+        images.slopes[along] = sum(slopes for _, (_, slopes, _) in found) / len(self.scores)
+        constants = sum(constants for _, (*_, constants) in found) / len(self.scores)
+        slope = np.concatenate(
+            [images.slopes[images.order] + self.l2 * (self.linear + self.inner @ weights), constants]
+        )
+        bent = np.empty((0, 0)) if bend is None else self._bend(bend, seen)
+        return Place(point, value, value + self._penalty(weights), slope, bent, seen, bool(point.any()))
+
+    def _at(self, point: Array, known: Mapping[int, Look], along: slice, part: slice) -> tuple[Look, Array, Array]:
+        """The look at some joined rows, with its slopes along images and constants."""
         look = known.get(part.start) or self.loss.at(part).look(self._scores(point, part))
         gradients = look.gradient.reshape(part.stop - part.start, -1).T  # (outputs, rows of the part)
-        slopes = sum(image @ gradient for image, gradient in zip(images.swapaxes(0, 1), gradients, strict=True))
-        form: tuple[Array, ...] = ()
-        if bend and self.loss.quadratic:  # earlier images have the products that they had
-            form = (self.images.products_of(part),)
-        elif bend:
-            form = (*look.hessian.form(images), look.hessian.on_constants())
-        return look, (np.asarray(look.value), slopes, gradients.sum(axis=1), *form)
+        return look, _products(self.images.at(part)[along], gradients), gradients.sum(axis=1)
+
+    def _bend(self, bend: Bend, looks: Mapping[int, Look]) -> Array:
+        """The second derivative of the objective."""
+        parts = pieces(len(self.scores), self.loss.outputs)[:: bend.every]
+        found = on_all_cores(lambda part: self._form(part, bend.of, looks[part.start].hessian), parts)
+        rows = sum(part.stop - part.start for part in parts)
+        self.images.set_products(bend.of, *(sum(each) / rows for each in zip(*found, strict=True)))
+        total, directions = self.images.ordered_products(), len(self.images)
+        total[:directions, :directions] += self.l2 * self.inner
+        weight = float(np.trace(total[directions:, directions:]))
+        total[0, 0] = max(total[0, 0] - self.noise * weight, self.size * weight)
+        return total
+
+    def _form(self, part: slice, of: slice, hessian: Hessian) -> tuple[Array, Array, Array]:
+        """The second derivative over some joined rows: of some images with all and with constants, and of constants."""
+        images = self.images.at(part)
+        turned = hessian.times(images[of])
+        pairs = sum(np.dot(a, b.T) for a, b in zip(turned.swapaxes(0, 1), images.swapaxes(0, 1), strict=True))
+        return np.asarray(pairs), turned.sum(axis=2), hessian.on_constants()
 
     def _scores(self, point: Array, part: slice) -> Array:
         if not point.any():
             return self.scores[part]
-        scores = self.images.mixed(part, point[: len(self.images)])
-        scores += self.scores[part]
+        self.images.mix(part, point[: len(self.images)])
+        scores = self.images.step(part) + self.scores[part]
         scores += point[len(self.images) :]
         return scores
 
@@ -219,10 +279,10 @@ class Plane:
         return 0.5 * self.l2 * (self.own + 2 * float(weights @ self.linear) + float(weights @ self.inner @ weights))
 
 
-def means_of(found: Sequence[tuple[slice, tuple[Array, ...]]]) -> list[Array]:
-    """Over all joined rows, from those over pieces."""
-    sizes = np.array([part.stop - part.start for part, _ in found])
-    return [np.tensordot(sizes / sizes.sum(), np.stack(each), 1) for each in zip(*(m for _, m in found), strict=True)]
+def _products(images: Array, values: Array) -> Array:
+    """Of each image with values, (outputs, rows). Unlike @, dot lets other threads work meanwhile."""
+    found: Array = sum(np.dot(image, value) for image, value in zip(images.swapaxes(0, 1), values, strict=True))
+    return found
 
 
 def _solve(matrix: Array, right: Array) -> Array:

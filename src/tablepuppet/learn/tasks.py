@@ -13,8 +13,10 @@ from tablepuppet.errors import LearnError
 from tablepuppet.learn.estimator import Array, Learner, label_of
 from tablepuppet.learn.label_metrics import class_metrics, regression_metrics
 from tablepuppet.learn.labels import ask_classes, ask_numbers, joined_classes, joined_numbers
-from tablepuppet.learn.losses import Logistic, Loss, Softmax, Squared
+from tablepuppet.learn.logistic import Logistic
+from tablepuppet.learn.losses import Loss, Squared
 from tablepuppet.learn.private_labels import class_question, kept, number_question
+from tablepuppet.learn.softmax import Softmax
 from tablepuppet.operators.client import Client, Replies
 from tablepuppet.pieces import over_pieces
 from tablepuppet.sql.query import OutputColumn
