@@ -142,18 +142,57 @@ def strict(fed: tp.Federation) -> Iterator[tp.Federation]:
         party._guard.policy = policy
 
 
-def test_a_policy_demands_secure_sums(strict: tp.Federation) -> None:
-    """A coordinator that forgets to make a roster gets nothing, and is told what to set."""
-    with pytest.raises(tp.PrivacyError, match=r"privacy=tp.Privacy\(secure_sum=True\)"):
-        tp.LinearRegression().fit(strict.sql(SQL, label="paid"))
+def refused_unasked(relation: tp.Relation, told: str, **settings: Any) -> None:
+    """A fit is refused by the rule `secure_sum`, before rows are joined or anything is asked."""
+    before = relation._session.engine.traffic.to_list()
+    with pytest.raises(tp.PrivacyError, match=told) as caught:
+        tp.LinearRegression(**settings).fit(relation)
+    assert "party 'owner0', table 'orders'" in str(caught.value)
+    assert caught.value.rule == "secure_sum"
+    assert "mapping" not in relation.__dict__
+    assert relation._session.engine.traffic.to_list() == before
+
+
+@pytest.mark.parametrize("privacy", [None, tp.Privacy(label_epsilon=1.0, label_bounds=(0.0, 1.0))])
+def test_a_policy_demands_secure_sums(strict: tp.Federation, privacy: tp.Privacy | None) -> None:
+    """A fit without them is refused before any work, and told what to set."""
+    refused_unasked(strict.sql(SQL, label="paid"), r"privacy=tp.Privacy\(secure_sum=True\)", privacy=privacy)
     assert tp.LinearRegression(privacy=SECURE).fit(strict.sql(SQL, label="paid")).converged_
 
 
+def test_a_table_without_features_demands_none(strict: tp.Federation) -> None:
+    """Its labels and keys are no sums: a fit from others' columns needs no secure sums for it."""
+    parties = [party for name in strict.engine.parties if (party := strict.engine.local(name)) is not None]
+    for party in parties:
+        tables = {"orders": TableRule(secure_sum=True)}
+        party._guard.policy = replace(party._guard.policy, tables=tables, others=TableRule())
+    assert tp.LinearRegression().fit(strict.sql(f"SELECT i.weight, o.paid {JOIN}", label="paid")).converged_
+
+
+def test_a_policy_is_enforced_by_the_party(strict: tp.Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that does not care what parties say they demand gets no sum."""
+    monkeypatch.setattr("tablepuppet.learn.estimator.check_sums_demanded", lambda plan, privacy: None)
+    with pytest.raises(tp.PrivacyError, match=r"sums over its rows leave only .*secure_sum=True"):
+        tp.LinearRegression().fit(strict.sql(SQL, label="paid"))
+
+
 def test_a_policy_demands_three_shards(strict: tp.Federation) -> None:
-    """Where one shard has all rows, there is nothing to hide it among."""
+    """Where the query names one shard, there is nothing to hide it among."""
     alone = strict.sql("SELECT price, paid FROM owner0.orders", label="paid")
-    with pytest.raises(tp.PrivacyError, match="only within a sum over three or more shards"):
+    refused_unasked(alone, r"within a sum over three or more shards, and .*1 shards .*Add shards", privacy=SECURE)
+
+
+def test_a_policy_demands_three_shards_with_rows(strict: tp.Federation) -> None:
+    """Where rows of one shard only take part, that is known after the join, and before anything is learned."""
+    relation = strict.sql(SQL, label="paid")
+    orders = relation.mapping.tables["o"]
+    kept = np.zeros(orders.rows, bool)
+    kept[orders.shards[0].slice] = True
+    alone = tp.Relation(relation._session, relation.mapping.where("o", kept))
+    before = strict.traffic
+    with pytest.raises(tp.PrivacyError, match=r"table 'orders': .*rows of 1 shards in the relation \(owner0\)"):
         tp.LinearRegression(privacy=SECURE).fit(alone)
+    assert strict.traffic == before
 
 
 def test_two_shards_are_refused(tmp_path: Path) -> None:

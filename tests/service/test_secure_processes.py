@@ -61,12 +61,26 @@ def test_models_are_those_without(
     assert secure.evaluate(relation(fed, label)) == pytest.approx(plain.evaluate(relation(here, label)), abs=1e-6)
 
 
-def test_a_coordinator_that_forgets_is_refused(services: Services) -> None:
+def audit(services: Services, party: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (services.folder / f"{party}.jsonl").read_text().splitlines()]
+
+
+def test_a_coordinator_that_forgets_is_refused(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parties' files demand secure sums, so nothing is told without; their audit logs say why."""
+    monkeypatch.setattr("tablepuppet.learn.estimator.check_sums_demanded", lambda plan, privacy: None)
     with pytest.raises(tp.PrivacyError, match="secure_sum"):
         tp.LinearRegression().fit(relation(services.federation(), "paid"))
-    log = (services.folder / "owner0.jsonl").read_text().splitlines()
-    assert any(json.loads(line)["rule"] == "secure_sum" for line in log)
+    assert any(line["rule"] == "secure_sum" for line in audit(services, "owner0"))
+
+
+def test_a_job_that_forgets_is_refused_before_a_party_reads(services: Services) -> None:
+    """A job file is held against what parties demand when they say what they publish."""
+    before = len(audit(services, "owner0"))
+    done = run_command("train", str(write_job(services, "without", **SETTINGS)), "--json")
+    assert done.returncode != 0
+    assert "privacy=tp.Privacy(secure_sum=True) (policy rule secure_sum)" in done.stderr
+    assert {line["verb"] for line in audit(services, "owner0")[before:]} == {"describe"}
+    assert not (services.folder / "without").exists()
 
 
 def test_a_party_that_was_killed_ends_the_session(services: Services) -> None:

@@ -7,13 +7,14 @@ waits for, travels with what is asked next.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.privacy.secure_sum import FEWEST, scale_bits
+from tablepuppet.sql.catalog import VerticalTable
 
 if TYPE_CHECKING:
     from tablepuppet.operators.client import Client
@@ -47,20 +48,38 @@ class SecureTables:
             )
 
 
+def check_shards(table: VerticalTable, parties: Sequence[str]) -> None:
+    """PrivacyError if the shards of a table that take part are too few for a secure sum.
+
+    One shard alone adds nothing up: it is learned from by itself, unless its party demands otherwise.
+    """
+    demanding = [shard.party for shard in table.shards if shard.secure_sum and shard.party in parties]
+    if len(parties) >= FEWEST or (len(parties) < 2 and not demanding):
+        return
+    found = f"rows of {len(parties)} shards in the relation ({', '.join(parties)})"
+    if demanding:
+        raise PrivacyError(
+            f"party {demanding[0]!r}, table {table.name!r}: its policy lets sums over its rows leave only within a sum "
+            f"over three or more shards, and the table has {found}. Add shards, or leave out its columns (policy rule "
+            "secure_sum)",
+            rule="secure_sum",
+        )
+    raise PrivacyError(
+        f"secure_sum: table {table.name!r} has {found}, and in a sum of two each knows the other's part. It takes "
+        f"{FEWEST} or more: add a shard, or learn without secure_sum"
+    )
+
+
 def make_rosters(client: Client, aliases: Iterable[str]) -> list[str]:
     """Let the shards of these tables agree to mask their sums; the tables that have several shards.
 
     PrivacyError if one of them has fewer shards than a sum can hide.
     """
     parties = {alias: tuple(shard.party for shard in client.shards(alias)) for alias in aliases}
+    for alias, names in parties.items():
+        check_shards(client.plan.tables[alias], names)
     sharded = {alias: names for alias, names in parties.items() if len(names) > 1}
     for alias, names in sharded.items():
-        if len(names) < FEWEST:
-            raise PrivacyError(
-                f"secure_sum: table {alias!r} has rows of {len(names)} shards in the relation ({', '.join(names)}), "
-                f"and in a sum of two each knows the other's part. It takes {FEWEST} or more: add a shard, or learn "
-                "without secure_sum"
-            )
         if alias in client.secured.parties:
             client.secured.check(alias, names)
     _exchange(client, [alias for alias in sharded if alias not in client.secured.parties])
