@@ -17,7 +17,7 @@ from tablepuppet.party.request import Reply, Request, Step
 from tablepuppet.wire.engine import InProcessEngine
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import Message, federation, record_wire, write_party
-from tests.wire.losing import losing
+from tests.wire.losing import LosingParty, losing
 
 SQL = f"SELECT {ALL}, o.paid {JOIN}"
 SECURE = tp.Privacy(secure_sum=True)
@@ -271,19 +271,60 @@ def test_somebody_in_the_middle_is_refused(relation: tp.Relation, monkeypatch: p
         tp.LinearRegression(privacy=SECURE).fit(relation)
 
 
-@pytest.mark.parametrize("mode", ["cache", "zeros"])
+def lose(party: LosingParty, fault: str) -> Callable[[tp.Event], None]:
+    """A callback that loses a party after the second round."""
+    return lambda event: setattr(party, fault, True) if event.fields.get("round") == 2 else None
+
+
+def masked_steps(party: LosingParty) -> list[str]:
+    return [op for _, ops, _ in party.asked for op in ops if op in SUMMED]
+
+
 @pytest.mark.parametrize("fault", ["lost", "mute"])
-def test_a_party_that_is_lost_ends_the_session(tmp_path: Path, mode: Any, fault: str) -> None:
-    """Nothing stands in for a shard in a secure sum: the run ends with an error that says why."""
+def test_a_party_that_is_lost_ends_the_session(tmp_path: Path, fault: str) -> None:
+    """The error says why and what to do. The round is not done again, neither at once nor when the party is back; a new
+    run is.
+    """
+    urls = {name: write_party(tmp_path, name, tables) for name, tables in shop(3, together=True).items()}
+    fed, parties = losing(urls)
+    relation = fed.sql(f"SELECT {ALL}, o.grade {JOIN}", "grade")
+    told = r"'owner1' does not answer.*would unmask what it holds.*session ends.*new run .*another roster"
+    with pytest.raises(tp.PrivacyError, match=told):
+        tp.LogisticRegression(privacy=SECURE, callbacks=[lose(parties["owner1"], fault)]).fit(relation)
+    setattr(parties["owner1"], fault, False)
+    asked = {name: masked_steps(party) for name, party in parties.items()}
+    assert asked["owner0"] == asked["owner2"]
+    for privacy in (SECURE, None):
+        with pytest.raises(tp.PrivacyError, match=told):
+            tp.LogisticRegression(privacy=privacy).fit(relation)
+    assert asked == {name: masked_steps(party) for name, party in parties.items()}
+    assert tp.LogisticRegression(privacy=SECURE).fit(fed.sql(f"SELECT {ALL}, o.grade {JOIN}", "grade")).converged_
+
+
+@pytest.mark.parametrize("mode", ["cache", "zeros"])
+def test_stand_ins_that_cannot_be_are_refused(tmp_path: Path, mode: Any) -> None:
+    """Where every party is part of a secure sum nothing can stand in for one: refused before a key is made."""
     urls = {name: write_party(tmp_path, name, tables) for name, tables in shop(3, together=True).items()}
     fed, parties = losing(urls, on_party_lost=mode)
+    with pytest.raises(tp.PrivacyError, match=rf"on_party_lost='{mode}' cannot be kept .*\"wait\" or \"fail\""):
+        tp.LinearRegression(privacy=SECURE).fit(fed.sql(SQL, label="paid"))
+    assert not any(op.startswith("secure.") for party in parties.values() for _, ops, _ in party.asked for op in ops)
+    assert tp.LinearRegression().fit(fed.sql(SQL, label="paid")).converged_
 
-    def lose(event: tp.Event) -> None:
-        if event.fields.get("round") == 2:
-            setattr(parties["owner1"], fault, True)
 
-    with pytest.raises(tp.PrivacyError, match=r"'owner1' is lost.*The session ends; start a new run"):
-        tp.LogisticRegression(privacy=SECURE, callbacks=[lose]).fit(fed.sql(f"SELECT {ALL}, o.grade {JOIN}", "grade"))
+@pytest.mark.parametrize("mode", ["cache", "zeros"])
+def test_stand_ins_beside_a_secure_sum(tmp_path: Path, mode: Any) -> None:
+    """Something stands in for a party with a table of its own; one whose shard is part of a sum ends the session."""
+    alone = {name: tables for name, tables in shop().items() if name != "store0"}
+    stores = {name: tables for name, tables in shop(3).items() if name.startswith("store")}
+    urls = {name: write_party(tmp_path, name, tables) for name, tables in (stores | alone).items()}
+    fed, parties = losing(urls, on_party_lost=mode)
+    learner = tp.LinearRegression(privacy=SECURE, rounds=6, tol=0.0)
+    model = learner.set_params(callbacks=[lose(parties["bank0"], "lost")]).fit(fed.sql(SQL, label="paid"))
+    assert "bank0" in model.history_[2]["lost"]
+    parties["bank0"].lost = False
+    with pytest.raises(tp.PrivacyError, match=r"'store1' does not answer.*session ends"):
+        learner.set_params(callbacks=[lose(parties["store1"], "lost")]).fit(fed.sql(SQL, label="paid"))
 
 
 def test_a_model_remembers_its_settings(relation: tp.Relation, fed: tp.Federation, tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_roster_without_the_own_key_is_refused() -> None:
     restarted = table("east")
     restarted.hello()
     for call in (lambda: restarted.propose(hellos), lambda: restarted.confirm({}), lambda: restarted.begin(wanted())):
-        with pytest.raises(tp.PartyError, match="start a new run"):
+        with pytest.raises(tp.PrivacyError, match="start a new run"):
             call()
 
 
@@ -146,7 +146,7 @@ def test_all_must_sign_the_same_roster() -> None:
         {"east": signatures["east"]},
     ):
         refused(lambda wrong=wrong: peers["east"].confirm(wrong), "has not signed the roster")  # type: ignore[misc]
-    with pytest.raises(tp.PartyError, match="start a new run"):
+    with pytest.raises(tp.PrivacyError, match="start a new run"):
         peers["east"].begin(wanted())
 
 

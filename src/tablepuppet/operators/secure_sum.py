@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from tablepuppet.errors import PrivacyError
-from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.privacy.secure_sum import FEWEST, scale_bits
 from tablepuppet.sql.catalog import VerticalTable
 
@@ -70,6 +69,13 @@ def check_shards(table: VerticalTable, parties: Sequence[str]) -> None:
     )
 
 
+_WITHOUT = (
+    "Its shard of {!r} is part of a secure sum: doing the round again without it would unmask what it holds, so the "
+    "session ends. Start a new run (fed.sql) when it is back, or with another roster, without its shard; "
+    'on_party_lost="wait" waits for a party that is away for a while'
+)
+
+
 def make_rosters(client: Client, aliases: Iterable[str]) -> list[str]:
     """Let the shards of these tables agree to mask their sums; the tables that have several shards.
 
@@ -82,9 +88,23 @@ def make_rosters(client: Client, aliases: Iterable[str]) -> list[str]:
     for alias, names in sharded.items():
         if alias in client.secured.parties:
             client.secured.check(alias, names)
+    _check_stand_ins(client, {name for names in sharded.values() for name in names})
     _exchange(client, [alias for alias in sharded if alias not in client.secured.parties])
     client.secured.parties |= sharded
+    client.outbox.needed |= {name: _WITHOUT.format(alias) for alias, names in sharded.items() for name in names}
     return list(sharded)
+
+
+def _check_stand_ins(client: Client, secured: set[str]) -> None:
+    """PrivacyError if something shall stand in for lost parties, and nothing can for any that may be lost."""
+    mode = client.outbox.when_lost.stand_in
+    elsewhere = {party for party in client.plan.parties if client.engine.local(party) is None}
+    if mode is not None and elsewhere and elsewhere <= secured:
+        raise PrivacyError(
+            f"on_party_lost={mode!r} cannot be kept with secure sums: {', '.join(sorted(elsewhere))} are part of one, "
+            "and a sum without a party, beside one with it, would tell what its shard holds. Use on_party_lost="
+            '"wait" or "fail", or learn without secure_sum'
+        )
 
 
 def _exchange(client: Client, aliases: list[str]) -> None:
@@ -98,11 +118,3 @@ def _exchange(client: Client, aliases: list[str]) -> None:
     rosters = client.ask("secure.roster", lambda alias, _: {"hellos": told[alias]} if alias in told else None)
     signed = {alias: [(reply["name"], reply["signature"]) for reply in rosters[alias]] for alias in aliases}
     client.ask("secure.confirm", lambda alias, _: {"signatures": signed[alias]} if alias in signed else None)
-
-
-def refuse_stand_in(alias: str, shard: ShardRows) -> NoReturn:
-    """What stands in for the sums of a shard that is lost: nothing can."""
-    raise PrivacyError(
-        f"party {shard.party!r} is lost, and table {alias!r} is learned with secure sums: a sum without its "
-        "shard, beside one with it, would tell what that shard holds. The session ends; start a new run when it is back"
-    )

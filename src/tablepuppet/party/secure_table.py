@@ -177,11 +177,11 @@ class SecureTable:
             raise self.refusal("secure sums are signed with the key of a certificate, and it has none; see [tls]")
         return self.identity()
 
-    def lost(self) -> PartyError:
+    def lost(self) -> PrivacyError:
         """The error for a party that does not know what its peers rely on."""
-        return PartyError(
-            f"party {self.party!r}, table {self.table!r}: it holds no key of this session for secure sums, as after a "
-            "restart; going on without it would unmask it, so the session ends: start a new run"
+        return self.refusal(
+            "it holds no key of this session for secure sums, as after a restart; going on without it would unmask it, "
+            "so the session ends: start a new run"
         )
 
     def refusal(self, reason: str) -> PrivacyError:
