@@ -83,6 +83,20 @@ def test_shards_alone_are_not_in_the_sum(relation: tp.Relation, monkeypatch: pyt
             assert np.min(np.abs(told - first[message.party, message.request.table])) > 1e-6
 
 
+@pytest.mark.parametrize("make", [tp.LinearRegression, tp.MLPRegressor])
+def test_no_batch_is_of_one_shard(relation: tp.Relation, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
+    """The sum over a batch with rows of one shard would be that shard's, so batches grow until they have three."""
+    messages = record_wire(monkeypatch)
+    make(solver="sgd", rounds=1, batch_size=1, privacy=SECURE).fit(relation)
+    shards: dict[tuple[str, int], int] = {}
+    for message in messages:
+        if message.request.op.endswith(".sgd_gradient"):
+            told = message.request.arguments
+            key = (message.request.table, told["secure"]["number"])
+            shards[key] = shards.get(key, 0) + bool(len(told["places"]))
+    assert set(shards.values()) == {3}
+
+
 def ask(relation: tp.Relation, op: str, **arguments: Any) -> list[Mapping[str, Any]]:
     """Ask the shards of orders for something, as no learner does."""
     return relation.client.ask(op, lambda alias, _: arguments if alias == "o" else None)["o"]
