@@ -18,6 +18,7 @@ from tablepuppet.wire.engine import InProcessEngine
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import Message, federation, record_wire, write_party
 from tests.wire.losing import LosingParty, losing
+from tests.wire.services import KEY
 
 SQL = f"SELECT {ALL}, o.paid {JOIN}"
 SECURE = tp.Privacy(secure_sum=True)
@@ -218,6 +219,20 @@ def test_two_shards_are_refused(tmp_path: Path) -> None:
     with pytest.raises(tp.PrivacyError, match=r"rows of 2 shards .*It takes 3 or more: add a shard"):
         tp.LinearRegression(privacy=SECURE).fit(relation)
     assert fed.traffic == before
+
+
+def test_shards_here_and_elsewhere_are_refused(tmp_path: Path) -> None:
+    """A database in this process has no certificate that parties elsewhere know: refused before a key is made."""
+    urls = {name: write_party(tmp_path, name, tables) for name, tables in shop(3, together=True).items()}
+    fed, parties = losing(urls)
+    here = tp.Federation({"owner1": urls["owner1"]}).engine.local("owner1")
+    assert here is not None
+    here._blinding_key = KEY
+    fed.engine = InProcessEngine({"owner1": here}, {name: parties[name] for name in ("owner0", "owner2")})
+    told = r"'orders' has shards in this process \(owner1\) and elsewhere \(owner0, owner2\).*party serve"
+    with pytest.raises(tp.PrivacyError, match=told):
+        tp.LinearRegression(privacy=SECURE).fit(fed.sql(SQL, label="paid"))
+    assert not any(op.startswith("secure.") for party in parties.values() for _, ops, _ in party.asked for op in ops)
 
 
 def test_tables_of_one_shard_need_no_sums(tmp_path: Path) -> None:

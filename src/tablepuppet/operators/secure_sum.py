@@ -86,6 +86,7 @@ def make_rosters(client: Client, aliases: Iterable[str]) -> list[str]:
         check_shards(client.plan.tables[alias], names)
     sharded = {alias: names for alias, names in parties.items() if len(names) > 1}
     for alias, names in sharded.items():
+        _check_places(client, alias, names)
         if alias in client.secured.parties:
             client.secured.check(alias, names)
     _check_stand_ins(client, {name for names in sharded.values() for name in names})
@@ -93,6 +94,18 @@ def make_rosters(client: Client, aliases: Iterable[str]) -> list[str]:
     client.secured.parties |= sharded
     client.outbox.needed |= {name: _WITHOUT.format(alias) for alias, names in sharded.items() for name in names}
     return list(sharded)
+
+
+def _check_places(client: Client, alias: str, parties: Sequence[str]) -> None:
+    """PrivacyError if some shards of a table are in this process and others elsewhere: no authority vouches for all."""
+    here = [party for party in parties if client.engine.local(party) is not None]
+    if here and len(here) < len(parties):
+        elsewhere = [party for party in parties if party not in here]
+        raise PrivacyError(
+            f"secure_sum: table {client.plan.tables[alias].name!r} has shards in this process ({', '.join(here)}) and "
+            f"elsewhere ({', '.join(elsewhere)}). Parties elsewhere sum with those whose certificate they know, and a "
+            "database in this process has none: let `tablepuppet party serve` publish it, or learn without secure_sum"
+        )
 
 
 def _check_stand_ins(client: Client, secured: set[str]) -> None:
