@@ -73,7 +73,7 @@ def own_sums(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 
 def _entries(values: np.ndarray[Any, np.dtype[np.float64]], bits: int) -> Iterator[bytes]:
-    for value in values[np.abs(np.ldexp(values, bits)) > 2.0**40]:  # shorter ones may be there by chance
+    for value in values[np.abs(np.ldexp(values, bits)) > 2.0**32]:  # shorter ones may be there by chance
         yield value.tobytes()
         yield np.rint(np.ldexp(value, bits)).astype(np.int64).tobytes()
 
@@ -103,7 +103,7 @@ def test_messages_and_logs(
     model = tp.LinearRegression(privacy=privacy, **settings).fit(relation)
     net.texts += [str(model.privacy_), str(model.coef_), str(model.history_), caplog.text]
     caught = net.catch()
-    assert len(own_sums) > 4
+    assert own_sums
     assert_unseen(caught, {"a sum of one shard": own_sums})
     if privacy is EVERYTHING:
         assert_unseen(caught, PLANTED)

@@ -70,6 +70,38 @@ def test_what_the_coordinator_sees_is_uniform(
     assert len(words_of(messages)) / len(plain) == pytest.approx(1.0, rel=0.35)  # eight bytes a number, some rounds
 
 
+def test_two_runs_tell_other_words(fed: tp.Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same data, settings and questions in two runs: no word of a shard comes again, the differences of the words
+    are uniform too, and the sums over shards are the same.
+    """
+    messages = record_wire(monkeypatch)
+    views = []
+    for _ in range(2):
+        messages.clear()
+        tp.LinearRegression(solver="sgd", rounds=2, batch_size=8, privacy=SECURE).fit(fed.sql(SQL, label="paid"))
+        views.append(np.concatenate([_words(message) for message in _in_order(messages)]))
+    first, second = (view.reshape(-1, 3) for view in views)  # (numbers, shards)
+    assert not np.any(first == second)
+    assert is_uniform((first - second).reshape(-1).view(np.uint8))
+    assert np.array_equal(first.sum(axis=1, dtype=np.uint64), second.sum(axis=1, dtype=np.uint64))
+
+
+def _in_order(messages: list[Message]) -> list[list[Message]]:
+    """Masked replies by table and number, each of all three shards."""
+    found: dict[tuple[str, int], list[Message]] = {}
+    for message in messages:
+        if message.request.op in SUMMED:
+            found.setdefault((message.request.table, message.request.arguments["secure"]["number"]), []).append(message)
+    return [sorted(found[key], key=lambda message: message.party) for key in sorted(found)]
+
+
+def _words(told: list[Message]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """(numbers, shards) of one masked sum, in one row."""
+    replies = [message.reply or {} for message in told]
+    names = sorted(set(replies[0]) - {"bits"})
+    return np.concatenate([np.stack([reply[name].ravel() for reply in replies], 1) for name in names]).ravel()
+
+
 def test_shards_alone_are_not_in_the_sum(relation: tp.Relation, monkeypatch: pytest.MonkeyPatch) -> None:
     """No entry of a shard's Gram matrix is among the words it tells, at the scale that it was told."""
     messages = record_wire(monkeypatch)
@@ -263,6 +295,19 @@ def test_another_roster_is_a_new_run(tmp_path: Path) -> None:
     again = fed.sql(SQL, label="paid")
     anew = tp.Relation(again._session, again.mapping.where("o", kept))
     assert tp.LinearRegression(privacy=SECURE).fit(anew).converged_
+
+
+def test_a_coordinator_that_asks_for_a_second_roster(tmp_path: Path) -> None:
+    """Three of four keys, told to the parties directly in the session of a fit: each refuses, and its masks stay."""
+    relation = federation(tmp_path, shop(4, together=True)).sql(SQL, label="paid")
+    model = tp.LinearRegression(privacy=SECURE).fit(relation)
+    hellos = [(told["certificates"], told["public"], told["signature"]) for told in ask(relation, "secure.hello")]
+    for fewer in (hellos[:3], hellos[1:]):
+        with pytest.raises(tp.PrivacyError, match=r"a second roster in one session is refused|holds no key"):
+            ask(relation, "secure.roster", hellos=fewer)
+    again = tp.LinearRegression(privacy=SECURE).fit(relation)
+    for name, value in model.coef_.items():
+        np.testing.assert_allclose(again.coef_[name], value, atol=1e-9)
 
 
 def test_a_session_is_learned_from_twice(relation: tp.Relation) -> None:
