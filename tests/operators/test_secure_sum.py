@@ -161,6 +161,15 @@ def test_an_op_that_is_no_sum_cannot_be_masked(relation: tp.Relation) -> None:
         ask(relation, "linear.image", encoding=model.encoding_.id, theta=np.zeros(2), secure=asked)
 
 
+def test_a_shard_without_rows_is_in_no_sum(relation: tp.Relation) -> None:
+    """It would add nothing that hides its peers, so it refuses a relation in which none of its rows take part."""
+    model = tp.LinearRegression(privacy=SECURE).fit(relation)
+    ask(relation, "rows.use", view="none", chosen=np.zeros(0, np.int32), counts=np.zeros(0, np.uint8))
+    asked = {"number": 99, "bits": {"gram": 1, "means": 1}}
+    with pytest.raises(tp.PrivacyError, match=r"none of its rows take part.*secure_sum"):
+        ask(relation, "linear.gram", view="none", encoding=model.encoding_.id, joined_rows=10, secure=asked)
+
+
 def test_a_mask_is_not_used_again(relation: tp.Relation) -> None:
     """A coordinator that asks under a number of before, to take the difference, is refused."""
     model = tp.LinearRegression(privacy=SECURE).fit(relation)
