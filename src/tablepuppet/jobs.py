@@ -24,7 +24,7 @@ from tablepuppet.errors import ConfigError, LearnError, PartyError
 from tablepuppet.federation import Federation
 from tablepuppet.learn.estimator import Learner
 from tablepuppet.learn.model_file import LEARNERS, load
-from tablepuppet.learn.promise import check_demanded
+from tablepuppet.learn.promise import check_demanded, check_sums_demanded
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Reader
@@ -154,6 +154,7 @@ class Run:
         )
         if learner is not None:
             check_demanded(planned.plan, learner.privacy)
+            check_sums_demanded(planned.plan, learner.privacy)
         return self.federation.open(planned)
 
     def sides(self, learner: Learner | None = None) -> Sides:

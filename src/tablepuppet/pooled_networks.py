@@ -80,6 +80,7 @@ class PooledSteps:
         places = np.arange(rows, dtype=np.int32)
         whole = MappedTable(places, (ShardRows("", places, 0),))
         self.mapping, self.tables = TableMapping(dict.fromkeys(parts, whole), rows), list(parts)
+        self.secured: list[str] = []  # nothing is told here
         self.penalty = 0.0
 
     def exchange(

@@ -125,6 +125,20 @@ def test_bytes_follow_distinct_base_rows(tmp_path: Path, monkeypatch: pytest.Mon
     assert sum(counts) < len(relation)
 
 
+@pytest.mark.parametrize("size", [1, 8, 33, 10_000])
+def test_batches_of_secured_tables(tmp_path: Path, size: int) -> None:
+    """Every batch has rows of three shards of each of them, the last one too; an epoch takes each joined row once."""
+    mapping = relation_of(federation(tmp_path, shop(4)), "paid").mapping
+    tables = list(mapping.tables)
+    drawn = list(batches(mapping, tables, size, SEED, 1, ["o", "c"]))
+    for batch in drawn:
+        assert all(len(set(mapping.tables[alias].owners[batch.rows].tolist())) >= 3 for alias in ("o", "c"))
+    assert sorted(np.concatenate([batch.rows for batch in drawn]).tolist()) == list(range(len(mapping)))
+    plain = list(batches(mapping, tables, size, SEED, 1))
+    assert (drawn[0].rows[:size] == plain[0].rows).all()
+    assert len(drawn) < len(plain) or size > 8
+
+
 def test_batches_cover_every_joined_row(any_shop: tuple[tp.Federation, Any]) -> None:
     """An epoch takes each joined row once, in an order that seed and epoch decide; scatter adds up by base row."""
     mapping = relation_of(any_shop[0], "paid").mapping

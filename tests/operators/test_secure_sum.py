@@ -17,7 +17,8 @@ from tablepuppet.party.request import Reply, Request, Step
 from tablepuppet.wire.engine import InProcessEngine
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import Message, federation, record_wire, write_party
-from tests.wire.losing import losing
+from tests.wire.losing import LosingParty, losing
+from tests.wire.services import KEY
 
 SQL = f"SELECT {ALL}, o.paid {JOIN}"
 SECURE = tp.Privacy(secure_sum=True)
@@ -69,6 +70,38 @@ def test_what_the_coordinator_sees_is_uniform(
     assert len(words_of(messages)) / len(plain) == pytest.approx(1.0, rel=0.35)  # eight bytes a number, some rounds
 
 
+def test_two_runs_tell_other_words(fed: tp.Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same data, settings and questions in two runs: no word of a shard comes again, the differences of the words
+    are uniform too, and the sums over shards are the same.
+    """
+    messages = record_wire(monkeypatch)
+    views = []
+    for _ in range(2):
+        messages.clear()
+        tp.LinearRegression(solver="sgd", rounds=2, batch_size=8, privacy=SECURE).fit(fed.sql(SQL, label="paid"))
+        views.append(np.concatenate([_words(message) for message in _in_order(messages)]))
+    first, second = (view.reshape(-1, 3) for view in views)  # (numbers, shards)
+    assert not np.any(first == second)
+    assert is_uniform((first - second).reshape(-1).view(np.uint8))
+    assert np.array_equal(first.sum(axis=1, dtype=np.uint64), second.sum(axis=1, dtype=np.uint64))
+
+
+def _in_order(messages: list[Message]) -> list[list[Message]]:
+    """Masked replies by table and number, each of all three shards."""
+    found: dict[tuple[str, int], list[Message]] = {}
+    for message in messages:
+        if message.request.op in SUMMED:
+            found.setdefault((message.request.table, message.request.arguments["secure"]["number"]), []).append(message)
+    return [sorted(found[key], key=lambda message: message.party) for key in sorted(found)]
+
+
+def _words(told: list[Message]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """(numbers, shards) of one masked sum, in one row."""
+    replies = [message.reply or {} for message in told]
+    names = sorted(set(replies[0]) - {"bits"})
+    return np.concatenate([np.stack([reply[name].ravel() for reply in replies], 1) for name in names]).ravel()
+
+
 def test_shards_alone_are_not_in_the_sum(relation: tp.Relation, monkeypatch: pytest.MonkeyPatch) -> None:
     """No entry of a shard's Gram matrix is among the words it tells, at the scale that it was told."""
     messages = record_wire(monkeypatch)
@@ -81,6 +114,20 @@ def test_shards_alone_are_not_in_the_sum(relation: tp.Relation, monkeypatch: pyt
             bits = message.reply["bits"]["gram"]
             told = np.ldexp(message.reply["gram"].view(np.int64).astype(np.float64), -bits)
             assert np.min(np.abs(told - first[message.party, message.request.table])) > 1e-6
+
+
+@pytest.mark.parametrize("make", [tp.LinearRegression, tp.MLPRegressor])
+def test_no_batch_is_of_one_shard(relation: tp.Relation, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
+    """The sum over a batch with rows of one shard would be that shard's, so batches grow until they have three."""
+    messages = record_wire(monkeypatch)
+    make(solver="sgd", rounds=1, batch_size=1, privacy=SECURE).fit(relation)
+    shards: dict[tuple[str, int], int] = {}
+    for message in messages:
+        if message.request.op.endswith(".sgd_gradient"):
+            told = message.request.arguments
+            key = (message.request.table, told["secure"]["number"])
+            shards[key] = shards.get(key, 0) + bool(len(told["places"]))
+    assert set(shards.values()) == {3}
 
 
 def ask(relation: tp.Relation, op: str, **arguments: Any) -> list[Mapping[str, Any]]:
@@ -114,6 +161,15 @@ def test_an_op_that_is_no_sum_cannot_be_masked(relation: tp.Relation) -> None:
         ask(relation, "linear.image", encoding=model.encoding_.id, theta=np.zeros(2), secure=asked)
 
 
+def test_a_shard_without_rows_is_in_no_sum(relation: tp.Relation) -> None:
+    """It would add nothing that hides its peers, so it refuses a relation in which none of its rows take part."""
+    model = tp.LinearRegression(privacy=SECURE).fit(relation)
+    ask(relation, "rows.use", view="none", chosen=np.zeros(0, np.int32), counts=np.zeros(0, np.uint8))
+    asked = {"number": 99, "bits": {"gram": 1, "means": 1}}
+    with pytest.raises(tp.PrivacyError, match=r"none of its rows take part.*secure_sum"):
+        ask(relation, "linear.gram", view="none", encoding=model.encoding_.id, joined_rows=10, secure=asked)
+
+
 def test_a_mask_is_not_used_again(relation: tp.Relation) -> None:
     """A coordinator that asks under a number of before, to take the difference, is refused."""
     model = tp.LinearRegression(privacy=SECURE).fit(relation)
@@ -142,18 +198,57 @@ def strict(fed: tp.Federation) -> Iterator[tp.Federation]:
         party._guard.policy = policy
 
 
-def test_a_policy_demands_secure_sums(strict: tp.Federation) -> None:
-    """A coordinator that forgets to make a roster gets nothing, and is told what to set."""
-    with pytest.raises(tp.PrivacyError, match=r"privacy=tp.Privacy\(secure_sum=True\)"):
-        tp.LinearRegression().fit(strict.sql(SQL, label="paid"))
+def refused_unasked(relation: tp.Relation, told: str, **settings: Any) -> None:
+    """A fit is refused by the rule `secure_sum`, before rows are joined or anything is asked."""
+    before = relation._session.engine.traffic.to_list()
+    with pytest.raises(tp.PrivacyError, match=told) as caught:
+        tp.LinearRegression(**settings).fit(relation)
+    assert "party 'owner0', table 'orders'" in str(caught.value)
+    assert caught.value.rule == "secure_sum"
+    assert "mapping" not in relation.__dict__
+    assert relation._session.engine.traffic.to_list() == before
+
+
+@pytest.mark.parametrize("privacy", [None, tp.Privacy(label_epsilon=1.0, label_bounds=(0.0, 1.0))])
+def test_a_policy_demands_secure_sums(strict: tp.Federation, privacy: tp.Privacy | None) -> None:
+    """A fit without them is refused before any work, and told what to set."""
+    refused_unasked(strict.sql(SQL, label="paid"), r"privacy=tp.Privacy\(secure_sum=True\)", privacy=privacy)
     assert tp.LinearRegression(privacy=SECURE).fit(strict.sql(SQL, label="paid")).converged_
 
 
+def test_a_table_without_features_demands_none(strict: tp.Federation) -> None:
+    """Its labels and keys are no sums: a fit from others' columns needs no secure sums for it."""
+    parties = [party for name in strict.engine.parties if (party := strict.engine.local(name)) is not None]
+    for party in parties:
+        tables = {"orders": TableRule(secure_sum=True)}
+        party._guard.policy = replace(party._guard.policy, tables=tables, others=TableRule())
+    assert tp.LinearRegression().fit(strict.sql(f"SELECT i.weight, o.paid {JOIN}", label="paid")).converged_
+
+
+def test_a_policy_is_enforced_by_the_party(strict: tp.Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that does not care what parties say they demand gets no sum."""
+    monkeypatch.setattr("tablepuppet.learn.estimator.check_sums_demanded", lambda plan, privacy: None)
+    with pytest.raises(tp.PrivacyError, match=r"sums over its rows leave only .*secure_sum=True"):
+        tp.LinearRegression().fit(strict.sql(SQL, label="paid"))
+
+
 def test_a_policy_demands_three_shards(strict: tp.Federation) -> None:
-    """Where one shard has all rows, there is nothing to hide it among."""
+    """Where the query names one shard, there is nothing to hide it among."""
     alone = strict.sql("SELECT price, paid FROM owner0.orders", label="paid")
-    with pytest.raises(tp.PrivacyError, match="only within a sum over three or more shards"):
+    refused_unasked(alone, r"within a sum over three or more shards, and .*1 shards .*Add shards", privacy=SECURE)
+
+
+def test_a_policy_demands_three_shards_with_rows(strict: tp.Federation) -> None:
+    """Where rows of one shard only take part, that is known after the join, and before anything is learned."""
+    relation = strict.sql(SQL, label="paid")
+    orders = relation.mapping.tables["o"]
+    kept = np.zeros(orders.rows, bool)
+    kept[orders.shards[0].slice] = True
+    alone = tp.Relation(relation._session, relation.mapping.where("o", kept))
+    before = strict.traffic
+    with pytest.raises(tp.PrivacyError, match=r"table 'orders': .*rows of 1 shards in the relation \(owner0\)"):
         tp.LinearRegression(privacy=SECURE).fit(alone)
+    assert strict.traffic == before
 
 
 def test_two_shards_are_refused(tmp_path: Path) -> None:
@@ -165,6 +260,20 @@ def test_two_shards_are_refused(tmp_path: Path) -> None:
     with pytest.raises(tp.PrivacyError, match=r"rows of 2 shards .*It takes 3 or more: add a shard"):
         tp.LinearRegression(privacy=SECURE).fit(relation)
     assert fed.traffic == before
+
+
+def test_shards_here_and_elsewhere_are_refused(tmp_path: Path) -> None:
+    """A database in this process has no certificate that parties elsewhere know: refused before a key is made."""
+    urls = {name: write_party(tmp_path, name, tables) for name, tables in shop(3, together=True).items()}
+    fed, parties = losing(urls)
+    here = tp.Federation({"owner1": urls["owner1"]}).engine.local("owner1")
+    assert here is not None
+    here._blinding_key = KEY
+    fed.engine = InProcessEngine({"owner1": here}, {name: parties[name] for name in ("owner0", "owner2")})
+    told = r"'orders' has shards in this process \(owner1\) and elsewhere \(owner0, owner2\).*party serve"
+    with pytest.raises(tp.PrivacyError, match=told):
+        tp.LinearRegression(privacy=SECURE).fit(fed.sql(SQL, label="paid"))
+    assert not any(op.startswith("secure.") for party in parties.values() for _, ops, _ in party.asked for op in ops)
 
 
 def test_tables_of_one_shard_need_no_sums(tmp_path: Path) -> None:
@@ -195,6 +304,19 @@ def test_another_roster_is_a_new_run(tmp_path: Path) -> None:
     again = fed.sql(SQL, label="paid")
     anew = tp.Relation(again._session, again.mapping.where("o", kept))
     assert tp.LinearRegression(privacy=SECURE).fit(anew).converged_
+
+
+def test_a_coordinator_that_asks_for_a_second_roster(tmp_path: Path) -> None:
+    """Three of four keys, told to the parties directly in the session of a fit: each refuses, and its masks stay."""
+    relation = federation(tmp_path, shop(4, together=True)).sql(SQL, label="paid")
+    model = tp.LinearRegression(privacy=SECURE).fit(relation)
+    hellos = [(told["certificates"], told["public"], told["signature"]) for told in ask(relation, "secure.hello")]
+    for fewer in (hellos[:3], hellos[1:]):
+        with pytest.raises(tp.PrivacyError, match=r"a second roster in one session is refused|holds no key"):
+            ask(relation, "secure.roster", hellos=fewer)
+    again = tp.LinearRegression(privacy=SECURE).fit(relation)
+    for name, value in model.coef_.items():
+        np.testing.assert_allclose(again.coef_[name], value, atol=1e-9)
 
 
 def test_a_session_is_learned_from_twice(relation: tp.Relation) -> None:
@@ -232,19 +354,60 @@ def test_somebody_in_the_middle_is_refused(relation: tp.Relation, monkeypatch: p
         tp.LinearRegression(privacy=SECURE).fit(relation)
 
 
-@pytest.mark.parametrize("mode", ["cache", "zeros"])
+def lose(party: LosingParty, fault: str) -> Callable[[tp.Event], None]:
+    """A callback that loses a party after the second round."""
+    return lambda event: setattr(party, fault, True) if event.fields.get("round") == 2 else None
+
+
+def masked_steps(party: LosingParty) -> list[str]:
+    return [op for _, ops, _ in party.asked for op in ops if op in SUMMED]
+
+
 @pytest.mark.parametrize("fault", ["lost", "mute"])
-def test_a_party_that_is_lost_ends_the_session(tmp_path: Path, mode: Any, fault: str) -> None:
-    """Nothing stands in for a shard in a secure sum: the run ends with an error that says why."""
+def test_a_party_that_is_lost_ends_the_session(tmp_path: Path, fault: str) -> None:
+    """The error says why and what to do. The round is not done again, neither at once nor when the party is back; a new
+    run is.
+    """
+    urls = {name: write_party(tmp_path, name, tables) for name, tables in shop(3, together=True).items()}
+    fed, parties = losing(urls)
+    relation = fed.sql(f"SELECT {ALL}, o.grade {JOIN}", "grade")
+    told = r"'owner1' does not answer.*would unmask what it holds.*session ends.*new run .*another roster"
+    with pytest.raises(tp.PrivacyError, match=told):
+        tp.LogisticRegression(privacy=SECURE, callbacks=[lose(parties["owner1"], fault)]).fit(relation)
+    setattr(parties["owner1"], fault, False)
+    asked = {name: masked_steps(party) for name, party in parties.items()}
+    assert asked["owner0"] == asked["owner2"]
+    for privacy in (SECURE, None):
+        with pytest.raises(tp.PrivacyError, match=told):
+            tp.LogisticRegression(privacy=privacy).fit(relation)
+    assert asked == {name: masked_steps(party) for name, party in parties.items()}
+    assert tp.LogisticRegression(privacy=SECURE).fit(fed.sql(f"SELECT {ALL}, o.grade {JOIN}", "grade")).converged_
+
+
+@pytest.mark.parametrize("mode", ["cache", "zeros"])
+def test_stand_ins_that_cannot_be_are_refused(tmp_path: Path, mode: Any) -> None:
+    """Where every party is part of a secure sum nothing can stand in for one: refused before a key is made."""
     urls = {name: write_party(tmp_path, name, tables) for name, tables in shop(3, together=True).items()}
     fed, parties = losing(urls, on_party_lost=mode)
+    with pytest.raises(tp.PrivacyError, match=rf"on_party_lost='{mode}' cannot be kept .*\"wait\" or \"fail\""):
+        tp.LinearRegression(privacy=SECURE).fit(fed.sql(SQL, label="paid"))
+    assert not any(op.startswith("secure.") for party in parties.values() for _, ops, _ in party.asked for op in ops)
+    assert tp.LinearRegression().fit(fed.sql(SQL, label="paid")).converged_
 
-    def lose(event: tp.Event) -> None:
-        if event.fields.get("round") == 2:
-            setattr(parties["owner1"], fault, True)
 
-    with pytest.raises(tp.PrivacyError, match=r"'owner1' is lost.*The session ends; start a new run"):
-        tp.LogisticRegression(privacy=SECURE, callbacks=[lose]).fit(fed.sql(f"SELECT {ALL}, o.grade {JOIN}", "grade"))
+@pytest.mark.parametrize("mode", ["cache", "zeros"])
+def test_stand_ins_beside_a_secure_sum(tmp_path: Path, mode: Any) -> None:
+    """Something stands in for a party with a table of its own; one whose shard is part of a sum ends the session."""
+    alone = {name: tables for name, tables in shop().items() if name != "store0"}
+    stores = {name: tables for name, tables in shop(3).items() if name.startswith("store")}
+    urls = {name: write_party(tmp_path, name, tables) for name, tables in (stores | alone).items()}
+    fed, parties = losing(urls, on_party_lost=mode)
+    learner = tp.LinearRegression(privacy=SECURE, rounds=6, tol=0.0)
+    model = learner.set_params(callbacks=[lose(parties["bank0"], "lost")]).fit(fed.sql(SQL, label="paid"))
+    assert "bank0" in model.history_[2]["lost"]
+    parties["bank0"].lost = False
+    with pytest.raises(tp.PrivacyError, match=r"'store1' does not answer.*session ends"):
+        learner.set_params(callbacks=[lose(parties["store1"], "lost")]).fit(fed.sql(SQL, label="paid"))
 
 
 def test_a_model_remembers_its_settings(relation: tp.Relation, fed: tp.Federation, tmp_path: Path) -> None:

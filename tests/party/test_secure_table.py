@@ -115,6 +115,16 @@ def test_a_table_read_twice_has_one_roster() -> None:
     refused(lambda: agree({"east": second, **{name: table(name, "b") for name in ("north", "south")}}), "read twice")
 
 
+def test_shards_of_another_table_are_refused() -> None:
+    """Under one alias a coordinator lets peers read a table that hides nothing; spelling does not matter."""
+    peers = tables(*NAMES)
+    peers["west"].table = "empty"
+    refused(lambda: peers["east"].propose([peer.hello() for peer in peers.values()]), "is not signed by it")
+    spelled = tables(*NAMES)
+    spelled["west"].table = "Cards"
+    agree(spelled)
+
+
 def test_a_peer_may_not_stand_in_the_roster_twice() -> None:
     """Three hellos of two peers are two peers, also if a peer was made to sign two keys."""
     peers = tables("east", "north")
@@ -128,7 +138,7 @@ def test_a_roster_without_the_own_key_is_refused() -> None:
     restarted = table("east")
     restarted.hello()
     for call in (lambda: restarted.propose(hellos), lambda: restarted.confirm({}), lambda: restarted.begin(wanted())):
-        with pytest.raises(tp.PartyError, match="start a new run"):
+        with pytest.raises(tp.PrivacyError, match="start a new run"):
             call()
 
 
@@ -146,7 +156,7 @@ def test_all_must_sign_the_same_roster() -> None:
         {"east": signatures["east"]},
     ):
         refused(lambda wrong=wrong: peers["east"].confirm(wrong), "has not signed the roster")  # type: ignore[misc]
-    with pytest.raises(tp.PartyError, match="start a new run"):
+    with pytest.raises(tp.PrivacyError, match="start a new run"):
         peers["east"].begin(wanted())
 
 

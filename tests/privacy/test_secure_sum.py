@@ -99,6 +99,20 @@ def test_what_one_peer_tells_is_uniform(value: float) -> None:
     assert not is_uniform(to_words(values, 20, 3))
 
 
+def test_masks_of_many_runs_are_uniform() -> None:
+    """One small number, masked anew in 2000 runs with fresh keys: each of the 64 bits is set about half of the time and
+    goes with no other one, no word comes twice, and without masks all runs tell the same word.
+    """
+    runs = 2000
+    words = np.concatenate([view_of(np.array([1e-3])) for _ in range(runs)])
+    bits = np.unpackbits(words.reshape(-1, 1).view(np.uint8), axis=1).astype(np.float64)  # (runs, 64)
+    assert len(np.unique(words)) == runs
+    assert np.abs(bits.mean(axis=0) - 0.5).max() < 6.5 * 0.5 / np.sqrt(runs)  # 64 bits: by chance once in 10^8
+    together = np.corrcoef(bits.T) - np.eye(64)
+    assert np.abs(together).max() < 7.0 / np.sqrt(runs)  # 2016 pairs
+    assert len(np.unique(to_words(np.full(runs, 1e-3), 20, 3))) == 1
+
+
 def test_two_inputs_look_alike() -> None:
     """The difference of the views of two inputs is uniform, too: nothing of the inputs is in it."""
     one, other = (view_of(np.full(100_000, value)) for value in (1.0, 1000.0))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 import tablepuppet as tp
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import federation
-from tests.service.processes import COMMAND, Services, run_command
+from tests.service.processes import COMMAND, PartyProcess, Services, run_command
 from tests.service.test_processes import SETTINGS, wait_for, write_job
 
 SECURE = tp.Privacy(secure_sum=True)
@@ -61,15 +63,71 @@ def test_models_are_those_without(
     assert secure.evaluate(relation(fed, label)) == pytest.approx(plain.evaluate(relation(here, label)), abs=1e-6)
 
 
-def test_a_coordinator_that_forgets_is_refused(services: Services) -> None:
+def audit(services: Services, party: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (services.folder / f"{party}.jsonl").read_text().splitlines()]
+
+
+def test_a_coordinator_that_forgets_is_refused(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parties' files demand secure sums, so nothing is told without; their audit logs say why."""
+    monkeypatch.setattr("tablepuppet.learn.estimator.check_sums_demanded", lambda plan, privacy: None)
     with pytest.raises(tp.PrivacyError, match="secure_sum"):
         tp.LinearRegression().fit(relation(services.federation(), "paid"))
-    log = (services.folder / "owner0.jsonl").read_text().splitlines()
-    assert any(json.loads(line)["rule"] == "secure_sum" for line in log)
+    assert any(line["rule"] == "secure_sum" for line in audit(services, "owner0"))
 
 
-def test_a_party_that_was_killed_ends_the_session(services: Services) -> None:
+def test_a_job_that_forgets_is_refused_before_a_party_reads(services: Services) -> None:
+    """A job file is held against what parties demand when they say what they publish."""
+    before = len(audit(services, "owner0"))
+    done = run_command("train", str(write_job(services, "without", **SETTINGS)), "--json")
+    assert done.returncode != 0
+    assert "privacy=tp.Privacy(secure_sum=True) (policy rule secure_sum)" in done.stderr
+    assert {line["verb"] for line in audit(services, "owner0")[before:]} == {"describe"}
+    assert not (services.folder / "without").exists()
+
+
+def stopped(party: PartyProcess, seconds: float) -> Callable[[tp.Event], None]:
+    """A callback that stops a process after the second round, and lets it go on some seconds later."""
+
+    def stop(event: tp.Event) -> None:
+        if event.fields.get("round") == 2 and party.process is not None:
+            party.process.send_signal(signal.SIGSTOP)
+            threading.Timer(seconds, party.process.send_signal, [signal.SIGCONT]).start()
+
+    return stop
+
+
+def test_a_silent_party_is_waited_for(services: Services) -> None:
+    """With on_party_lost="wait" the same request is repeated, for the same roster, until the party answers."""
+    fed = services.federation(on_party_lost="wait", timeout=1.0)
+    calm = tp.LogisticRegression(privacy=SECURE).fit(relation(services.federation(), "returned"))
+    learner = tp.LogisticRegression(privacy=SECURE, callbacks=[stopped(services.parties["owner1"], 4.0)])
+    assert learner.fit(relation(fed, "returned")).history_[-1]["loss"] == calm.history_[-1]["loss"]
+
+
+def test_a_silent_party_ends_a_job(services: Services) -> None:
+    """One error, which says why the session ends; there is nothing to resume."""
+    job = _job(services, "silent")
+    services.write_federation(wire="float64", timeout=2.0)
+    party = services.parties["owner1"].process
+    assert party is not None
+    record = services.folder / "silent" / "record" / "owner1.replies"
+    process = subprocess.Popen(
+        [*COMMAND, "train", str(job)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: record.exists() and record.stat().st_size > 20_000)
+    party.send_signal(signal.SIGSTOP)
+    try:
+        told = " ".join(process.communicate(timeout=120)[1].split())
+    finally:
+        party.send_signal(signal.SIGCONT)
+    assert process.returncode != 0
+    assert "would unmask what it holds, so the session ends" in told
+    assert "tablepuppet resume" not in told
+    assert not (services.folder / "silent").exists()
+
+
+@pytest.mark.parametrize("mode", ["fail", "wait"])
+def test_a_party_that_was_killed_ends_the_session(services: Services, mode: str) -> None:
     """Its key is in no file: started again, it says that the session ends, though all else is restored."""
     party = services.parties["owner1"]
 
@@ -80,8 +138,10 @@ def test_a_party_that_was_killed_ends_the_session(services: Services) -> None:
             party.start()
 
     lost: list[bool] = []
-    with pytest.raises(tp.PartyError, match=r"'owner1'.*holds no key .*start a new run"):
-        tp.LogisticRegression(privacy=SECURE, callbacks=[lose]).fit(relation(services.federation(), "grade"))
+    with pytest.raises(tp.PrivacyError, match=r"'owner1'.*holds no key .*start a new run"):
+        tp.LogisticRegression(privacy=SECURE, callbacks=[lose]).fit(
+            relation(services.federation(on_party_lost=mode), "grade")
+        )
     assert tp.LogisticRegression(privacy=SECURE).fit(relation(services.federation(), "grade")).converged_
 
 

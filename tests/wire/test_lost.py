@@ -210,6 +210,21 @@ def test_a_reader_that_nothing_stands_in_for(urls: dict[str, str]) -> None:
     assert failing.told == []
 
 
+@pytest.mark.parametrize("mode", ["cache", None])
+def test_a_party_that_is_needed(urls: dict[str, str], mode: Any) -> None:
+    """Nothing stands in for it: when it is lost the session is over, also when it is back."""
+    line = Line(urls, mode)
+    line.outbox.needed["bank0"] = "Nobody can do without it"
+    line.party.lost = True
+    with pytest.raises(tp.PrivacyError, match=r"'bank0' does not answer\. Nobody can do without it"):
+        line.use("a", lambda: {}).read()
+    line.party.lost, asked = False, len(line.party.asked)
+    with pytest.raises(tp.PrivacyError, match="Nobody can do without it"):
+        line.use("b", lambda: {}).read()
+    assert len(line.party.asked) == asked
+    assert line.told == []
+
+
 def test_a_closed_session_needs_no_party(urls: dict[str, str]) -> None:
     """Ending a run with a lost party is no error."""
     line = Line(urls)

@@ -12,8 +12,9 @@ import pytest
 import tablepuppet as tp
 import tablepuppet.wire.outbox
 from tablepuppet.party.request import Reply, Request, Step
-from tablepuppet.wire.engine import Engine, call_all
+from tablepuppet.wire.engine import Engine, try_all
 from tablepuppet.wire.outbox import Outbox
+from tablepuppet.wire.protocol import LostError
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import federation
 
@@ -25,11 +26,11 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The ops of every trip from now on."""
     made: list[list[str]] = []
 
-    def counting(engine: Engine, calls: Sequence[tuple[str, Request]]) -> list[Reply]:
+    def counting(engine: Engine, calls: Sequence[tuple[str, Request]]) -> list[Reply | LostError]:
         made.append([step.op for _, request in calls for step in request.steps])
-        return call_all(engine, calls)
+        return try_all(engine, calls)
 
-    monkeypatch.setattr(tablepuppet.wire.outbox, "call_all", counting)
+    monkeypatch.setattr(tablepuppet.wire.outbox, "try_all", counting)
     return made
 
 

@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.feature_promise import FeaturePromise
 from tablepuppet.learn.losses import Loss
-from tablepuppet.learn.promise import check_demanded, check_label_apart, check_supported, promised
+from tablepuppet.learn.promise import check_demanded, check_label_apart, check_sums_demanded, check_supported, promised
 from tablepuppet.learn.stored import Model, Stored
 from tablepuppet.learn.validation import Validation, Watched, check_alike
 from tablepuppet.learn.watch import Watch
@@ -119,6 +119,7 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         for side in (relation, validation):
             if side is not None:
                 self.check_promise(side)
+        check_sums_demanded(relation.plan, self.privacy)
         if validation is not None:
             self._check_validation()
         label = label_of(relation)

@@ -14,6 +14,7 @@ from sqlglot import exp
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.feature_promise import FeaturePromise
+from tablepuppet.operators.secure_sum import check_shards
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.sql.expression import checked, columns_of
 from tablepuppet.sql.plan import Plan
@@ -82,6 +83,22 @@ def check_demanded(plan: Plan, privacy: Privacy | None) -> None:
                 f"privacy=tp.Privacy({', '.join(f'{name}=...' for name in needs)}) (policy rule require_dp)",
                 rule="require_dp",
             )
+
+
+def check_sums_demanded(plan: Plan, privacy: Privacy | None) -> None:
+    """PrivacyError if a party demands secure sums, and they are not asked for or its table has too few shards."""
+    for alias in dict.fromkeys(column.alias for column in plan.query.features):
+        table = plan.tables[alias]
+        demanding = [shard.party for shard in table.shards if shard.secure_sum]
+        if demanding and (privacy is None or not privacy.secure_sum):
+            raise PrivacyError(
+                f"party {demanding[0]!r}, table {table.name!r}: its policy demands that sums over its rows leave only "
+                "within a sum over three or more shards; learn with privacy=tp.Privacy(secure_sum=True) (policy rule "
+                "secure_sum)",
+                rule="secure_sum",
+            )
+        if demanding:
+            check_shards(table, [shard.party for shard in table.shards])
 
 
 def check_label_apart(plan: Plan, privacy: Privacy | None) -> None:

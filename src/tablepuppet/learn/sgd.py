@@ -7,7 +7,7 @@ with several shards needs one more, to add its shards' gradients (Eq. 17).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +24,7 @@ from tablepuppet.operators.lou import Instead
 from tablepuppet.operators.secure_sum import Bounds
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
+from tablepuppet.privacy.secure_sum import FEWEST
 
 if TYPE_CHECKING:
     from tablepuppet.learn.losses import Loss
@@ -55,11 +56,22 @@ class Batch:
         return sums
 
 
-def batches(mapping: TableMapping, tables: list[str], size: int, seed: int, epoch: int) -> Iterator[Batch]:
-    """The joined rows in an order drawn from the seed and the epoch, ``size`` at a time."""
+def batches(
+    mapping: TableMapping, tables: list[str], size: int, seed: int, epoch: int, secured: Iterable[str] = ()
+) -> Iterator[Batch]:
+    """The joined rows in an order drawn from the seed and the epoch, ``size`` at a time.
+
+    Of ``secured`` tables a batch has rows of three shards or more, or their sum would be that of one or two: it takes
+    more rows until it has, and what is left over at the end goes with the last.
+    """
     order = np.random.default_rng([seed, epoch]).permutation(len(mapping))
-    for start in range(0, len(order), size):
-        rows = order[start : start + size]
+    owners = [mapping.tables[alias].owners[order] for alias in secured]
+    start, ends = 0, []
+    for end in [*range(size, len(order), size), len(order)]:
+        if all(len(np.unique(owner[start:end])) >= FEWEST for owner in owners):
+            ends.append(end)
+            start = end
+    for rows in np.split(order, ends[:-1]) if len(order) else ():
         found = {alias: np.unique(mapping.tables[alias].index[rows], return_inverse=True) for alias in tables}
         yield Batch(
             rows, {a: places for a, (places, _) in found.items()}, {a: index for a, (_, index) in found.items()}
@@ -97,6 +109,7 @@ class Steps(Protocol):
 
     mapping: TableMapping
     tables: list[str]
+    secured: list[str]  # tables whose shards mask their sums
     momentum: float
     penalty: float  # l2 / 2 times the squared norm of the parameters that the last predictions are of
 
@@ -113,6 +126,7 @@ class Stochastic:
     def __init__(self, model: PlacedModel[Any], momentum: float):
         self.model, self.momentum = model, momentum
         self.mapping, self.tables = model.loj.mapping, model.tables
+        self.secured = [alias for alias in model.together if alias in model.lou.client.secured.parties]
         self.penalty = 0.0
         self._told: dict[str, Array] = {}  # by table: the last prediction of every base row
         self._squares: dict[str, float] = {}  # by table: the squared norm of its parameters
@@ -211,7 +225,7 @@ def descend_by_batches(
     scores = np.zeros((len(mapping),) if loss.outputs == 1 else (len(mapping), loss.outputs))
     for epoch, lr in enumerate(rates, start=1):
         total = penalty = 0.0
-        upcoming = batches(mapping, steps.tables, size, seed, epoch)
+        upcoming = batches(mapping, steps.tables, size, seed, epoch, steps.secured)
         batch = next(upcoming, None)
         predictions = steps.exchange(None, None, batch, lr)
         while batch is not None:

@@ -57,6 +57,11 @@ class MappedTable:
             counts += np.bincount(self.index[part], minlength=self.rows)
         return counts
 
+    @cached_property
+    def owners(self) -> NDArray[np.intp]:
+        """The number of the shard that each joined row comes from."""
+        return np.searchsorted([shard.slice.stop for shard in self.shards], self.index, side="right")
+
     @property
     def parts(self) -> list[slice]:
         """Joined rows in parts that are long beside the base rows, so that sums of parts are few to add up."""
@@ -143,7 +148,7 @@ def _sums_of_parts(table: MappedTable, columns: list[Floats]) -> list[NDArray[np
 
 
 def _unreduced(table: MappedTable) -> MappedTable:
-    owner = np.searchsorted([shard.start + len(shard.row_ids) for shard in table.shards], table.index, side="right")
+    owner = table.owners
     order = np.argsort(owner, kind="stable")  # joined rows by shard
     index = np.empty(len(order), np.int32)
     index[order] = np.arange(len(order), dtype=np.int32)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import mark
 from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
-from tablepuppet.operators.secure_sum import Bounds, SecureTables, refuse_stand_in
+from tablepuppet.operators.secure_sum import Bounds, SecureTables
 from tablepuppet.party.request import Step
 from tablepuppet.sql.plan import Plan
 from tablepuppet.wire.engine import Engine
@@ -91,8 +91,7 @@ class Client:
             masked = self.secured.wanted(alias, tuple(shard.party for shard, _ in given), bounds) if given else {}
             for shard, told in given:
                 step = Step(op, alias, {"view": self.view, **told, **masked})
-                lost = refuse_stand_in if masked else instead
-                stand_in = None if lost is None else partial(lost, alias, shard)
+                stand_in = None if instead is None else partial(instead, alias, shard)
                 answers[alias].append(self.outbox.ask(shard.party, step, stand_in))
         return Replies(answers)
 

@@ -75,6 +75,11 @@ class SecureTable:
     _ended: bool = False
 
     @property
+    def _place(self) -> str:
+        """What keys and rosters are signed for: shards of one table, or a sum could hide a shard among other rows."""
+        return f"{self.table.lower()}\0{self.alias}"
+
+    @property
     def is_bound(self) -> bool:
         """Whether sums may leave masked only."""
         return self._roster is not None
@@ -89,7 +94,7 @@ class SecureTable:
         if self._hello is None:
             self._private = X25519PrivateKey.generate()
             public = self._private.public_key().public_bytes_raw()
-            self._hello = self._known().hello(self.session, self.alias, public)
+            self._hello = self._known().hello(self.session, self._place, public)
         return self._hello
 
     def propose(self, hellos: Sequence[Hello]) -> bytes:
@@ -161,11 +166,11 @@ class SecureTable:
             raise self.refusal("a peer stands in the roster twice")
         if dict(named)[known.name].public != self._hello.public:
             raise self.refusal("the roster has its key under another name")
-        return Roster(roster_digest(self.session, self.alias, [(n, h.public) for n, h in named]), dict(named))
+        return Roster(roster_digest(self.session, self._place, [(n, h.public) for n, h in named]), dict(named))
 
     def _name_of(self, known: Identity, hello: Hello) -> str:
         try:
-            return known.name_of(hello, self.session, self.alias)
+            return known.name_of(hello, self.session, self._place)
         except PrivacyError as error:
             raise self.refusal(str(error)) from None
 
@@ -177,11 +182,11 @@ class SecureTable:
             raise self.refusal("secure sums are signed with the key of a certificate, and it has none; see [tls]")
         return self.identity()
 
-    def lost(self) -> PartyError:
+    def lost(self) -> PrivacyError:
         """The error for a party that does not know what its peers rely on."""
-        return PartyError(
-            f"party {self.party!r}, table {self.table!r}: it holds no key of this session for secure sums, as after a "
-            "restart; going on without it would unmask it, so the session ends: start a new run"
+        return self.refusal(
+            "it holds no key of this session for secure sums, as after a restart; going on without it would unmask it, "
+            "so the session ends: start a new run"
         )
 
     def refusal(self, reason: str) -> PrivacyError:

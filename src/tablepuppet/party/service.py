@@ -28,7 +28,7 @@ from tablepuppet.party.guard import Guard
 from tablepuppet.party.kept import Shelves
 from tablepuppet.party.ledger import FILE, Ledger
 from tablepuppet.party.ops import LocalTable, Op, Values, category_secret, find_op
-from tablepuppet.party.policy import Policy
+from tablepuppet.party.policy import Policy, TableRule
 from tablepuppet.party.release import Release
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.secure_ops import answered
@@ -120,9 +120,9 @@ class Party:
             return entry.reply([self._shard(table) for table in tables])
 
     def _shard(self, table: SourceTable) -> Shard:
-        rules = self._guard.policy.table(table.name)
-        needs = rules is not None and rules.budget.require_dp
-        return Shard(self.name, table.name, table.columns, table.rows, needs)
+        rules = self._guard.policy.table(table.name) or TableRule()
+        demands = (rules.budget.require_dp, rules.secure_sum)
+        return Shard(self.name, table.name, table.columns, table.rows, *demands)
 
     def open(
         self, caller: str, session: str, scans: Iterable[Scan], wire: str = "float64", outcome: Outcome = "ok",

@@ -29,6 +29,7 @@ class Shard:
     columns: Mapping[str, str]
     rows: int
     require_dp: bool = False  # what is told of its cells must be noised
+    secure_sum: bool = False  # sums over its rows leave only within a sum over shards
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ parties at the same time. So what nobody waits for, such as telling a party to e
 
 A step may say what stands in for its answer if the party is lost. Such a party is tried again with every trip, briefly.
 When it is back it first gets the request that it has not answered, then the steps that nobody could stand in for.
+Nothing stands in for a party that is `needed`: when it is lost, the session is over.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tablepuppet.errors import TablePuppetError
+from tablepuppet.errors import PrivacyError, TablePuppetError
 from tablepuppet.party.request import Reply, Request, Step
-from tablepuppet.wire.engine import Engine, call_all, try_all
+from tablepuppet.wire.engine import Engine, try_all
 from tablepuppet.wire.protocol import LostError
 
 Values = Mapping[str, Any]
@@ -62,10 +63,7 @@ class Answer:
         """Take what stands in for the answer; false if nothing does."""
         if self._instead is None:
             return False
-        try:
-            self._values, self.missed = self._instead(), True
-        except TablePuppetError as error:  # nothing may stand in for it
-            self._error = error
+        self._values, self.missed = self._instead(), True
         return True
 
 
@@ -117,6 +115,8 @@ class Outbox:
         self._missed: set[str] = set()
         self._losses: Counter[str] = Counter()  # calls in vain
         self.changes = 0  # how often a party was lost or came back
+        self.needed: dict[str, str] = {}  # parties without which the session is over, and why
+        self._over: PrivacyError | None = None
         self._names = itertools.count()
         self._sent: Counter[str] = Counter()
         self._lock = threading.RLock()
@@ -205,9 +205,18 @@ class Outbox:
                     answer.settle(values, None)
 
     def _replies(self, calls: list[tuple[str, Request]]) -> list[Reply | LostError]:
-        if self.when_lost.stand_in is None:
-            return [*call_all(self._engine, calls)]
-        return try_all(self._engine, calls)
+        if self._over is not None:
+            raise self._over
+        replies = try_all(self._engine, calls)
+        losses = {
+            party: reply for (party, _), reply in zip(calls, replies, strict=True) if isinstance(reply, LostError)
+        }
+        for party in losses.keys() & self.needed.keys():
+            self._over = PrivacyError(f"{losses[party]}. {self.needed[party]}")
+            raise self._over from losses[party]
+        if losses and self.when_lost.stand_in is None:
+            raise next(iter(losses.values()))
+        return replies
 
     def _lose(self, party: str, away: Away) -> None:
         self._losses[party] += 1
