@@ -183,8 +183,9 @@ def fit_private_encoding(
         order = np.lexsort((np.arange(found.distinct), -found.weights))
         categories_of[column.alias].append(CategoryEncoder(column, found.digests[order]))
     encoding = Encoding(
-        identity, {a: tuple(e) for a, e in numbers_of.items()}, {a: tuple(e) for a, e in categories_of.items()}
-    )
+        identity, {a: tuple(e) for a, e in numbers_of.items()}, {a: tuple(e) for a, e in categories_of.items()},
+        private=True,
+    )  # fmt: skip
     build_encoding(client, encoding)
     return encoding
 
