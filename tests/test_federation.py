@@ -133,6 +133,9 @@ def test_relative_paths_never_start_where_python_was_started(tmp_path: Path, mon
         ("[parties.a]\nlevels = {}", "missing required field `url`"),
         ("[parties.a]\nurl = 'duckdb:///x'\nlevel = {}", "unknown field `level`"),
         ("[parties.a]\nurl = 'duckdb:///x'\nlevels = { t = 'secret' }", "level of 't': 'secret' is none of"),
+        ("[parties.a]\nurl = 'duckdb:///x'\nbounds = { t = [0, 1] }", "of 't': name a column, as table.column"),
+        ("[parties.a]\nurl = 'duckdb:///x'\nbounds = { 't.x' = [1, 0] }", "the lower one first"),
+        ("[parties.a]\nurl = 'grpc://x:1'\nbounds = { 't.x' = [0, 1] }", "in its own party file"),
         ("wires = 'float32'\n[parties]\na = 'duckdb:///x'", "unknown field `wires`"),
         ("wire = 'float16'\n[parties]\na = 'duckdb:///x'", r"\$\.wire"),
         ("timeout = 'soon'\n[parties]\na = 'duckdb:///x'", r"\$\.timeout"),
@@ -224,5 +227,26 @@ def test_levels_must_name_what_is_published(tmp_path: Path) -> None:
     with duckdb.connect(str(tmp_path / "a.duckdb")) as connection:
         connection.execute("CREATE TABLE t AS SELECT 1 AS x")
     entry = PartyEntry(f"duckdb:///{tmp_path / 'a.duckdb'}", {"t.xx": "aggregate"})
-    with pytest.raises(tp.ConfigError, match=r"party 'a': levels name 't.xx'"):
+    with pytest.raises(tp.ConfigError, match=r"party 'a': levels, bounds or categories name 't.xx'"):
         tp.Federation({"a": entry}).catalog()
+
+
+def test_bounds_and_categories_of_a_federation_file(tmp_path: Path) -> None:
+    """Columns with bounds or categories cost encoders nothing under feature privacy, and keep their table's level."""
+    with duckdb.connect(str(tmp_path / "a.duckdb")) as connection:
+        connection.execute("CREATE TABLE t AS SELECT i / 500 AS x, 'b' AS c, i / 1000 AS y FROM range(1000) r(i)")
+    text = """
+        [parties.a]
+        url = "duckdb:///a.duckdb"
+        levels = { t = "aggregate" }
+        bounds = { "T.x" = [0, 2] }
+        categories = { "t.c" = ["a", "b"] }
+    """
+    relation = load(tmp_path, text).sql("SELECT x, c, y FROM t", label="y")
+    assert relation.describe().to_arrow()["min"].to_pylist()[0] is None
+    model = tp.LinearRegression(privacy=tp.Privacy(feature_epsilon=1.0)).fit(relation)
+    assert model.promise_ is not None
+    assert not model.promise_.encoders.used
+    encoder = model.encoding_.numbers["t"][0]
+    assert (encoder.mean, round(encoder.scale, 3)) == (1.0, 0.577)
+    assert len(model.encoding_.categories["t"][0].digests) == 2

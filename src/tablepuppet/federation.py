@@ -20,7 +20,7 @@ from tablepuppet.errors import ConfigError, QueryError
 from tablepuppet.party.blinding_key import read_blinding_key
 from tablepuppet.party.config import Tls as TlsPaths
 from tablepuppet.party.database import anchored, open_database
-from tablepuppet.party.policy import Policy
+from tablepuppet.party.policy import Category, Policy
 from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
 from tablepuppet.party.tls_files import read_tls_files
@@ -41,10 +41,12 @@ OnPartyLost = Literal["fail", "wait", "cache", "zeros"]
 
 
 class PartyEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """A party in a federation file: its URL, and levels of columns that are not public."""
+    """A party in a federation file: its URL, levels of columns that are not public, and the values columns may have."""
 
     url: str
     levels: dict[str, str] = {}
+    bounds: dict[str, tuple[float, float]] = {}
+    categories: dict[str, tuple[Category, ...]] = {}
 
     @property
     def is_remote(self) -> bool:
@@ -268,6 +270,8 @@ def _check_settings(
     for name, entry in parties.items():
         if not isinstance(entry, str | PartyEntry):
             raise ConfigError(f"party {name!r}: the database must be a URL, not {type(entry).__name__}")
+        if isinstance(entry, PartyEntry) and entry.is_remote and (entry.bounds or entry.categories):
+            raise ConfigError(f"party {name!r}: a service has bounds and categories in its own party file, not here")
         if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum():
             raise ConfigError(f"party name {name!r}: use letters, digits, _ and -, so that SQL can say {name}.table")
     if wire not in Wire.__args__:  # type: ignore[attr-defined]
@@ -295,11 +299,11 @@ def _blinding_key(entries: Mapping[str, PartyEntry], key_file: str | Path | None
 
 
 def _open_party(name: str, entry: PartyEntry, blinding_key: bytes, trial: TrialAuthority) -> Party:
-    policy = Policy.from_names(entry.levels, name)
+    policy = Policy.from_names(entry.levels, name, entry.bounds, entry.categories)
     return Party(name, open_database(name, entry.url), blinding_key, policy, identity=lambda: trial.identity(name))
 
 
 def _anchored(entry: str | PartyEntry, folder: Path) -> PartyEntry:
     """The entry with a relative file path made absolute from the federation file's folder."""
     entry = PartyEntry(entry) if isinstance(entry, str) else entry
-    return entry if entry.is_remote else PartyEntry(anchored(entry.url, folder), entry.levels)
+    return entry if entry.is_remote else msgspec.structs.replace(entry, url=anchored(entry.url, folder))

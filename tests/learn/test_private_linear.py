@@ -279,6 +279,27 @@ def test_settings_that_are_none(settings: dict[str, Any]) -> None:
         tp.Privacy(**settings)
 
 
+@pytest.mark.parametrize(
+    ("sql", "column", "how"),
+    [
+        (f"SELECT o.size, o.client, o.price AS y {JOIN}", "client", "join key"),
+        (f"SELECT o.size, c.id + 1 AS id, o.price AS y {JOIN}", "id", "join key"),
+        (f"SELECT o.size, c.age, o.price AS y {JOIN} WHERE c.age > 30", "age", "filter"),
+        (f"SELECT o.size, c.age * 2 AS a, o.price AS y {JOIN} WHERE c.age IS NOT NULL", "age", "filter"),
+        (f"SELECT o.size, o.price > 1 AS dear, o.price AS y {JOIN}", "price", "label"),
+        (f"SELECT o.size, d.age, o.price AS y {JOIN} JOIN clients d ON d.id = c.id WHERE c.age > 30", "age", "filter"),
+    ],
+)
+def test_a_cell_that_is_known_otherwise_is_not_protected(tmp_path: Path, sql: str, column: str, how: str) -> None:
+    """A feature's column that is a key, filter or label too, by itself or in an expression, is refused by name; without
+    feature privacy it is not.
+    """
+    relation = world(tmp_path).sql(sql, label="y")
+    with pytest.raises(tp.PrivacyError, match=rf"party '\w+', table '\w+', column '{column}'.* used as a {how} too"):
+        tp.LinearRegression(privacy=tp.Privacy(feature_epsilon=1.0)).fit(relation)
+    tp.LinearRegression(rounds=1).fit(relation)
+
+
 def test_validation_would_tell_more(tmp_path: Path) -> None:
     """Noisy predictions of validation rows after every round are more than was promised; without them it works."""
     train, test = relation_of(world(tmp_path), "squared").split()

@@ -162,3 +162,41 @@ def test_ranges_hold_their_values(values: list[float]) -> None:
     low, high = found
     assert low <= min(values) <= max(values) <= high
     assert max(abs(low), abs(high)) <= 2 * max(map(abs, values))
+
+
+@pytest.mark.parametrize("solver", ["auto", "sgd"])
+def test_strange_numbers_are_no_error(tmp_path: Path, solver: Any) -> None:
+    """NaN and infinity count as NULL, numbers out of bounds as the bound: an error would tell that there is one."""
+    table = people()
+    strange = table["age"].to_numpy().copy()
+    strange[:4] = [np.nan, np.inf, -np.inf, 1e308]
+    tables = {"p": {"people": table.set_column(0, "age", pa.array(strange))}}
+    fed = bounded_federation(tmp_path, tables, {"age": ColumnRule(bounds=(0.0, 120.0))})
+    relation = fed.sql("SELECT age, debt, town, y FROM people", label="y")
+    privacy = tp.Privacy(feature_epsilon=5.0, prediction_epsilon=5.0)
+    model = tp.LinearRegression(solver=solver, privacy=privacy).fit(relation)
+    assert math.isfinite(model.evaluate(relation)["rmse"])
+    party = fed.engine.local("p")
+    assert party is not None
+    client = relation.client
+    ages = party.table(client.session, "people").state[f"{client.view}/{model.encoding_.id}"].dense[:4, 0]
+    np.testing.assert_allclose(ages, [0.0, 0.0, 0.0, math.sqrt(3)])
+
+
+def test_huge_numbers_without_bounds(tmp_path: Path) -> None:
+    """A number so large that its square is none is taken as one that is far off."""
+    table = people()
+    huge = table["age"].to_numpy().copy()
+    huge[0] = 1e308
+    fed = bounded_federation(tmp_path, {"p": {"people": table.set_column(0, "age", pa.array(huge))}}, {})
+    relation = fed.sql("SELECT age, debt, town, y FROM people", label="y")
+    model = tp.LinearRegression(privacy=tp.Privacy(feature_epsilon=5.0)).fit(relation)
+    assert math.isfinite(model.evaluate(relation)["rmse"])
+
+
+@pytest.mark.parametrize("sums", [(1000.0, 880.0, 700.0), (3.0, 50.0, -20.0), (-5.0, 1.0, 1e3)])
+def test_no_scale_is_below_its_noise(sums: tuple[float, float, float]) -> None:
+    """Sums that noise has made impossible give a mean within the range and a scale that noise could not have made."""
+    mean, spread = private_encode.mean_and_spread(*sums, sigma=60.0)
+    assert -1 <= mean <= 1
+    assert math.sqrt(60.0 / max(sums[0], 60.0)) <= spread <= 1

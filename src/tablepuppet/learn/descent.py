@@ -80,7 +80,7 @@ def descend(
     on the gradient's is asked for, and decides. While a party is lost it has not converged; when there is nothing to
     gain without it, the party has one more timeout to come back.
     """
-    intercept = loss.best_constant()
+    first = intercept = loss.best_constant()
     shape = (len(model.loj.mapping),) if loss.outputs == 1 else (len(model.loj.mapping), loss.outputs)
     scores = np.zeros(shape, order="F") + intercept
     memory = memory_for(loss, len(scores))
@@ -102,7 +102,8 @@ def descend(
             images.forget_earlier()
             errors, looks, scores = [], {}, model.absence.corrected(scores, intercept)
         least = LEAST_GAIN if model.unsettled else 0.0
-        begin, end = Plane(loss, scores, images, model.l2, products, *model.image_noise).lowest(looks, least)
+        noise = model.image_noise(loss, scores)
+        begin, end = Plane(loss, scores, images, model.l2, products, noise).lowest(looks, least)
         mix, shift = end.point[: -loss.outputs], end.point[-loss.outputs :]
         errors, sound = _rounding(begin.bend, errors, mix)
         slope = 0.0 if end is begin else float(begin.slope[0])
@@ -126,6 +127,7 @@ def descend(
             break
         if settled and not model.all_return():
             break
+    model.mean = first - intercept
     return intercept, converged
 
 

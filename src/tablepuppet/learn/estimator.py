@@ -20,7 +20,14 @@ from sklearn.utils.validation import check_is_fitted
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.feature_promise import FeaturePromise
 from tablepuppet.learn.losses import Loss
-from tablepuppet.learn.promise import check_demanded, check_label_apart, check_sums_demanded, check_supported, promised
+from tablepuppet.learn.promise import (
+    check_demanded,
+    check_features_apart,
+    check_label_apart,
+    check_sums_demanded,
+    check_supported,
+    promised,
+)
 from tablepuppet.learn.stored import Model, Stored
 from tablepuppet.learn.validation import Validation, Watched, check_alike
 from tablepuppet.learn.watch import Watch
@@ -269,6 +276,7 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         _need_relation(relation)
         check_demanded(relation.plan, self.privacy)
         check_label_apart(relation.plan, self.privacy)
+        check_features_apart(relation.plan, self.privacy)
 
     def _tell_measured_at_party(self) -> None:
         check_is_fitted(self, "model_")

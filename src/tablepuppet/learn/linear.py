@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,10 @@ from tablepuppet.party.arguments import Positive, Some, SomeOrNone
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.prep.encode import Encoding
+
+if TYPE_CHECKING:
+    from tablepuppet.learn.image_noise import ImageNoise
+    from tablepuppet.learn.losses import Loss
 
 Array = NDArray[np.float64]
 
@@ -149,10 +154,9 @@ class LinearModel(PlacedModel[Block]):
 
     family = "linear"
 
-    @property
-    def image_noise(self) -> tuple[float, float]:
-        """Mean squares of what privacy added to the last direction's image, and of the image as it is likely to be."""
-        return 0.0, 0.0
+    def image_noise(self, loss: Loss, scores: Array) -> ImageNoise | None:
+        """What privacy added to the last direction's image; ``scores`` are those that the direction begins at."""
+        return None
 
     def __init__(
         self, client: Client, encoding: Encoding, wire: str, outputs: int, l2: float, model: str,

@@ -182,6 +182,7 @@ def _facts(learner: Learner, stored: Stored, saved: str) -> dict[str, Any]:
         "promise": learner.privacy_,
         "encoding": {
             "id": learner.encoding_.id,
+            "private": learner.encoding_.private,
             "numbers": {
                 alias: [_column(e.column) | {"mean": e.mean, "scale": e.scale} for e in encoders]
                 for alias, encoders in learner.encoding_.numbers.items()
@@ -208,6 +209,7 @@ def _encoding(facts: dict[str, Any], arrays: dict[str, Any]) -> Encoding:
             a: tuple(CategoryEncoder(column(e), arrays[f"digests/{a}/{e['name']}"]) for e in es)
             for a, es in facts["categories"].items()
         },
+        facts.get("private", False),
     )
 
 

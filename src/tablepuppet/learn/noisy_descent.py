@@ -145,11 +145,13 @@ def descend_noisily(
     scores = constant_scores(loss)
     for number, pace in enumerate(paces, start=1):
         predictions = model.step(wish.at(scores), wish.pull, pace)
-        intercept = intercept - np.atleast_1d(loss.gradient(predictions + intercept).sum(axis=0)) / loss.most_curvature
+        slope = np.atleast_1d(loss.gradient(predictions + intercept).sum(axis=0))
+        intercept = intercept - model.believed_mean * slope / loss.most_curvature
         scores = predictions + intercept
         value = loss.value(scores)
         if report(Round(number, value + 0.5 * model.l2 * model.square, value, scores, intercept, converged=False)):
             break
+    model.mean = loss.best_constant() - intercept
     return intercept
 
 

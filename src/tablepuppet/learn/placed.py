@@ -44,6 +44,7 @@ class PlacedModel(ABC, Generic[PartT]):
         tables = [alias for alias in client.mapping.tables if encoding.names(alias) and client.shards(alias)]
         self.alone = [alias for alias in tables if self.lou.shards(alias) == 1]
         self.together = [alias for alias in tables if alias not in self.alone]
+        self.mean = np.zeros(outputs)  # of predictions over the rows that were learned from, as the intercept has it
         self._kept: dict[str, Array] = {}
         self._changes = client.outbox.changes
         self._told: dict[tuple[str, str, str], Floats] = {}  # by view, alias and party: the last predictions

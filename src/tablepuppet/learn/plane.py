@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tablepuppet.pieces import on_all_cores, over_pieces, pieces
 
 if TYPE_CHECKING:
+    from tablepuppet.learn.image_noise import ImageNoise
     from tablepuppet.learn.losses import Hessian, Look, Loss
 
 Array = NDArray[np.float64]
@@ -152,9 +153,7 @@ class Bend:
 class Plane:
     """Scores z + sum_k c_k X d_k + b, with the penalty l2 / 2 |theta + sum_k c_k d_k|^2.
 
-    ``products`` are the inner products of all d_k, and of theta as the last. ``noise`` is the mean square of what was
-    added to the newest image: it bends nothing, so it is taken from the second derivative. What is left is uncertain:
-    it counts as no less than that of images with a mean square of ``size``, or a step could be many times too long.
+    ``products`` are the inner products of all d_k, and of theta as the last. ``noise`` is that in the newest image.
     """
 
     def __init__(
@@ -164,11 +163,9 @@ class Plane:
         images: Images,
         l2: float,
         products: Array,
-        noise: float = 0.0,
-        size: float = 0.0,
+        noise: ImageNoise | None = None,
     ):
-        self.loss, self.scores, self.images, self.l2 = loss, scores, images, l2
-        self.noise, self.size = noise, size
+        self.loss, self.scores, self.images, self.l2, self.noise = loss, scores, images, l2, noise
         self.inner, self.linear, self.own = products[:-1, :-1], products[:-1, -1], float(products[-1, -1])
 
     def lowest(self, looks: Mapping[int, Look], least: float = 0.0) -> tuple[Place, Place]:
@@ -185,9 +182,7 @@ class Plane:
         for _ in range(NEWTON_STEPS):
             if here.gain(here.bend) <= least:
                 break
-            step = -_solve(here.bend, here.slope)
-            if self.noise:  # back, or beyond the tables' own solves, only noise would lead
-                step[0] = np.clip(step[0], 0.0, 1.0)
+            step = _noisy_step(here) if self.noise else -_solve(here.bend, here.slope)
             if self.loss.quadratic or self.noise:  # a loss at scores with noise would say that no step is right
                 here = self._after(here, step)
                 break
@@ -250,8 +245,10 @@ class Plane:
         self.images.set_products(bend.of, *(sum(each) / rows for each in zip(*found, strict=True)))
         total, directions = self.images.ordered_products(), len(self.images)
         total[:directions, :directions] += self.l2 * self.inner
-        weight = float(np.trace(total[directions:, directions:]))
-        total[0, 0] = max(total[0, 0] - self.noise * weight, self.size * weight)
+        if self.noise:
+            total[0, 0] = self.noise.bend(total[0, 0], float(np.trace(total[directions:, directions:])))
+            total[0, directions:] *= self.noise.kept_mean
+            total[directions:, 0] *= self.noise.kept_mean
         return total
 
     def _form(self, part: slice, of: slice, hessian: Hessian) -> tuple[Array, Array, Array]:
@@ -277,6 +274,15 @@ class Plane:
 
     def _penalty(self, weights: Array) -> float:
         return 0.5 * self.l2 * (self.own + 2 * float(weights @ self.linear) + float(weights @ self.inner @ weights))
+
+
+def _noisy_step(here: Place) -> Array:
+    """The best step with a share of the newest direction between 0 and 1: back, or beyond the tables' own solves, only
+    noise would lead. All else, the intercept above all, follows that share.
+    """
+    share = float(np.clip(-_solve(here.bend, here.slope)[0], 0.0, 1.0))
+    rest = -_solve(here.bend[1:, 1:], here.slope[1:] + share * here.bend[1:, 0])
+    return np.concatenate([[share], rest])
 
 
 def _products(images: Array, values: Array) -> Array:

@@ -22,13 +22,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.block import Curvature, RidgeBlock, new_noisy_block
+from tablepuppet.learn.image_noise import ImageNoise, calmed
 from tablepuppet.learn.linear import LinearModel, Sums
 from tablepuppet.learn.part import encoded, keep_part, part_of
 from tablepuppet.mapping.table_mapping import Floats
@@ -38,6 +39,9 @@ from tablepuppet.party.arguments import Positive, PositiveNumber, Some
 from tablepuppet.party.ops import LocalTable, Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.prep.encode import Encoding
+
+if TYPE_CHECKING:
+    from tablepuppet.learn.losses import Loss
 
 Array = NDArray[np.float64]
 LARGE = 2.0  # times the usual size of predictions: larger ones are clipped
@@ -253,15 +257,14 @@ class PrivateLinearModel(LinearModel):
         )  # fmt: skip
         return self._directions
 
-    @property
-    def image_noise(self) -> tuple[float, float]:
-        """Mean squares of the noise in the last direction's image, and of the image by the noisy Gram matrices."""
+    def image_noise(self, loss: Loss, scores: Array) -> ImageNoise | None:
+        """What was added to the last direction's image; its size is known by the noisy Gram matrices."""
         if self.noise.image is None:
-            return 0.0, 0.0
-        sizes = [self._directions[alias][0]["noise"] for alias in self.alone]
-        sizes += [self.noise.image * self._bound(alias, block.direction) for alias, block in self.shared.items()]
-        noise = float(sum(size**2 for size in sizes))
-        return noise, noise / (LARGE * self.noise.image) ** 2
+            return None
+        found = {alias: float(self._directions[alias][0]["noise"]) for alias in self.alone}
+        found |= {a: self.noise.image * self._bound(a, block.direction) for a, block in self.shared.items()}
+        size = sum(deviation**2 for deviation in found.values()) / (LARGE * self.noise.image) ** 2
+        return ImageNoise.of(self.loj, found, size, loss.gradient(scores))
 
     def _bound(self, alias: str, theta: Array) -> float:
         block = self.noisy_blocks.get(alias)
@@ -293,3 +296,8 @@ class PrivateLinearModel(LinearModel):
 
     def _ask_parameters(self, aliases: list[str]) -> Replies:
         return self.lou.ask("private.parameters", aliases, model=self.model)
+
+    def scores(self, client: Client, *, learning: bool = False) -> Array:
+        """The sum over tables for the rows of a relation; of noisy predictions what is to be believed."""
+        found = super().scores(client, learning=learning)
+        return found if self.noise.image is None else calmed(found, self.mean, (LARGE * self.noise.image) ** 2)

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.block import Block, new_block
+from tablepuppet.learn.image_noise import believed, calmed, left_in_mean
 from tablepuppet.learn.networks import Weights
 from tablepuppet.learn.part import encoded, keep_part, part_of
 from tablepuppet.learn.placed import PlacedModel
@@ -284,6 +285,22 @@ class SampledModel(PlacedModel[NoisyPart]):
         shared = sum(float(np.vdot(part.theta, part.theta)) for part in self._shared.values())
         return shared + sum(self._squares.values())
 
+    @property
+    def believed_mean(self) -> float:
+        """The share of the mean prediction that the intercept shall answer: less, the more of it is noise."""
+        left = max((left_in_mean(self.loj.mapping, alias) for alias in self.tables), default=0.0)
+        return believed(1.0, self._image_ratio * left)
+
+    @property
+    def _image_ratio(self) -> float:
+        """The mean square of noise in units of that of predictions, which are likely to be about as large as parameters
+        and no larger than their bound.
+        """
+        if self.noise.image is None:
+            return 0.0
+        most = len(self.tables) * self.noise.clip**2
+        return most * self.noise.image**2 / max(min(self.square, most), 1e-300)
+
     def step(self, wanted: Array, pull: float, pace: Pace) -> Array:
         """The sum over tables of their predictions, after steps that answer ``wanted``."""
         rows = self.loj.scatter(wanted, self.tables)
@@ -368,7 +385,8 @@ class SampledModel(PlacedModel[NoisyPart]):
     def scores(self, client: Client, *, learning: bool = False) -> Array:
         """The sum over tables for the rows of a relation, in the label's own units."""
         self.noise.images += 1
-        return super().scores(client, learning=learning) * self.unit
+        found = super().scores(client, learning=learning)
+        return self.unit * (found if self.noise.image is None else calmed(found, self.mean, self._image_ratio))
 
     def parameters(self, aliases: Iterable[str] | None = None) -> dict[str, Array]:
         """Parameters by table, in the label's own units."""

@@ -110,14 +110,41 @@ def check_label_apart(plan: Plan, privacy: Privacy | None) -> None:
     if privacy is None or not privacy.is_label_private or label is None:
         return
     table, own = plan.tables[label.alias].name, set(columns_of(label.expression))
-    for alias in (alias for alias, other in plan.tables.items() if other.name.lower() == table.lower()):
-        for how, text in _uses(plan, alias):
-            shared = sorted(own & set(_told_columns(text) if how == "filter" else columns_of(text)))
-            if shared:
+    for how, text in _uses_of_table(plan, table):
+        shared = sorted(own & set(_told_columns(text) if how == "filter" else columns_of(text)))
+        if shared and how != "label":
+            raise PrivacyError(
+                f"table {table!r}, column {shared[0]!r}: it makes the label, which is noised, and is used as a "
+                f"{how} too, which would tell of it without noise; leave it out there"
+            )
+
+
+def check_features_apart(plan: Plan, privacy: Privacy | None) -> None:
+    """PrivacyError if features are to be protected and the query tells of their columns in another way.
+
+    Keys, filters' outcomes and labels are taken as known: for a cell that is one of these too, nothing would be
+    promised. Whether a feature is missing is protected as well.
+    """
+    if privacy is None or not privacy.is_feature_private:
+        return
+    for feature in plan.query.features:
+        table, own = plan.tables[feature.alias], set(columns_of(feature.expression))
+        for how, text in _uses_of_table(plan, table.name):
+            shared = sorted(own & set(columns_of(text)))
+            if shared and how != "feature":
                 raise PrivacyError(
-                    f"table {table!r}, column {shared[0]!r}: it makes the label, which is noised, and is used as a "
-                    f"{how} too, which would tell of it without noise; leave it out there"
+                    f"party {table.shards[0].party!r}, table {table.name!r}, column {shared[0]!r}: it makes feature "
+                    f"{feature.qualified}, which is protected, and is used as a {how} too, which is taken as known; "
+                    "leave it out there, or leave the feature out with drop=[...]"
                 )
+
+
+def _uses_of_table(plan: Plan, name: str) -> Iterator[tuple[str, str]]:
+    """(how, expression) for all that a query does with a table, under whatever alias."""
+    for alias in (alias for alias, other in plan.tables.items() if other.name.lower() == name.lower()):
+        yield from _uses(plan, alias)
+        if plan.query.label is not None and plan.query.label.alias == alias:
+            yield "label", plan.query.label.expression
 
 
 def _uses(plan: Plan, alias: str) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,6 @@ the field, and repeat no password.
 from __future__ import annotations
 
 import ipaddress
-import math
 import os
 import re
 import tomllib
@@ -23,7 +22,7 @@ from msgspec import Meta
 from tablepuppet.errors import ConfigError
 from tablepuppet.party.database import anchored
 from tablepuppet.party.ledger import Budget
-from tablepuppet.party.policy import ColumnRule, Level, Policy, TableRule, Use
+from tablepuppet.party.policy import ColumnRule, Level, Policy, TableRule, Use, check_values
 from tablepuppet.privacy.secure_sum import FEWEST
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -255,19 +254,9 @@ def _column_rule(where: str, given: str | list[str] | ColumnEntry) -> ColumnRule
         uses |= known[use]
     if not uses:
         raise ConfigError(f"{where}.uses: name at least one of {', '.join(known)}, or leave the column out")
-    _check_values(where, entry)
     categories = None if entry.categories is None else tuple(entry.categories)
+    check_values(where, entry.bounds, categories)
     return ColumnRule(uses, levels[entry.level], entry.bounds, categories)
-
-
-def _check_values(where: str, entry: ColumnEntry) -> None:
-    """Bounds that are two numbers in order, categories that are different."""
-    if entry.bounds is not None and entry.categories is not None:
-        raise ConfigError(f"{where}: bounds are for numbers and categories for classes; give one of them")
-    if entry.bounds is not None and not -math.inf < entry.bounds[0] < entry.bounds[1] < math.inf:
-        raise ConfigError(f"{where}.bounds: give two finite numbers, the lower one first")
-    if entry.categories is not None and len(set(entry.categories)) < max(2, len(entry.categories)):
-        raise ConfigError(f"{where}.categories: name two or more, each once")
 
 
 def _absolute(settings: PartyFile, folder: Path, environment: Mapping[str, str]) -> PartyFile:

@@ -115,7 +115,8 @@ class Guard:
         strange = sorted(self.policy.named - known)
         if strange:  # a misspelled level would leave the column it means public
             raise ConfigError(
-                f"party {self.party!r}: levels name {strange[0]!r}, which is no table or column it publishes"
+                f"party {self.party!r}: levels, bounds or categories name {strange[0]!r}, which is no table or column "
+                "it publishes"
             )
 
 

@@ -8,6 +8,7 @@ written here is enforced by `guard.py`, and `docs/policy.md` explains it to oper
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Flag, IntEnum, auto
@@ -135,28 +136,63 @@ class Policy:
     named: frozenset[str] = frozenset()  # ``table`` or ``table.column`` as somebody spelled them: they must exist
 
     @classmethod
-    def from_names(cls, levels: Mapping[str, str], party: str) -> Policy:
-        """The policy that a federation file spells: levels by ``table.column``, or ``table`` for all its columns."""
-        found = {}
-        for where, name in levels.items():
-            if name.upper() not in Level.__members__:
-                known = ", ".join(level.name.lower() for level in Level)
-                raise ConfigError(f"party {party!r}, level of {where!r}: {name!r} is none of {known}")
-            found[where.lower()] = Level[name.upper()]
-        return cls(_by_table(found), named=frozenset(found))
+    def from_names(
+        cls,
+        levels: Mapping[str, str],
+        party: str,
+        bounds: Mapping[str, tuple[float, float]] | None = None,
+        categories: Mapping[str, tuple[Category, ...]] | None = None,
+    ) -> Policy:
+        """The policy that a federation file spells: levels by ``table.column``, or ``table`` for all its columns; the
+        values that columns may have by ``table.column``.
+        """
+        found = {where.lower(): _level(where, name, party) for where, name in levels.items()}
+        least = {where.lower(): pair for where, pair in (bounds or {}).items()}
+        listed = {where.lower(): values for where, values in (categories or {}).items()}
+        rules = {where: ColumnRule(level=level) for where, level in found.items()}
+        for where in {**least, **listed}:
+            if "." not in where:
+                raise ConfigError(f"party {party!r}, bounds or categories of {where!r}: name a column, as table.column")
+            check_values(f"party {party!r}, {where}", least.get(where), listed.get(where))
+            rules[where] = ColumnRule(EVERY_USE, _level_of(where, found), least.get(where), listed.get(where))
+        return cls(_by_table(rules, found), named=frozenset(rules))
 
     def table(self, name: str) -> TableRule | None:
         """The rules of one table; None if it is hidden."""
         return self.tables.get(name.lower(), self.others)
 
 
-def _by_table(levels: Mapping[str, Level]) -> dict[str, TableRule]:
-    """Levels by table; ``a.b`` is column b of table a, or all of a table with a dot in its name."""
+def check_values(where: str, bounds: tuple[float, float] | None, categories: tuple[Category, ...] | None) -> None:
+    """ConfigError unless bounds are two numbers in order, and categories different ones."""
+    if bounds is not None and categories is not None:
+        raise ConfigError(f"{where}: bounds are for numbers and categories for classes; give one of them")
+    if bounds is not None and not -math.inf < bounds[0] < bounds[1] < math.inf:
+        raise ConfigError(f"{where}.bounds: give two finite numbers, the lower one first")
+    if categories is not None and len(set(categories)) < max(2, len(categories)):
+        raise ConfigError(f"{where}.categories: name two or more, each once")
+
+
+def _level(where: str, name: str, party: str) -> Level:
+    if name.upper() not in Level.__members__:
+        known = ", ".join(level.name.lower() for level in Level)
+        raise ConfigError(f"party {party!r}, level of {where!r}: {name!r} is none of {known}")
+    return Level[name.upper()]
+
+
+def _level_of(where: str, levels: Mapping[str, Level]) -> Level:
+    """That of a column, else of its table; public if there is none."""
+    parts = where.split(".")
+    names = [".".join(parts[:cut]) for cut in range(len(parts), 0, -1)]
+    return next((levels[name] for name in names if name in levels), Level.PUBLIC)
+
+
+def _by_table(rules: Mapping[str, ColumnRule], levels: Mapping[str, Level]) -> dict[str, TableRule]:
+    """Rules by table; ``a.b`` is column b of table a, or the level of all of a table with a dot in its name."""
     tables = {where: TableRule(others=ColumnRule(level=level)) for where, level in levels.items()}
-    for where, level in levels.items():
+    for where, column_rule in rules.items():
         parts = where.split(".")
         for cut in range(1, len(parts)):
             name, column = ".".join(parts[:cut]), ".".join(parts[cut:])
             rule = tables.get(name, TableRule())
-            tables[name] = TableRule({**rule.columns, column: ColumnRule(level=level)}, rule.others)
+            tables[name] = TableRule({**rule.columns, column: column_rule}, rule.others)
     return tables

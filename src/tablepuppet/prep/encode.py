@@ -30,6 +30,8 @@ from tablepuppet.runs.events import Events
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import Family, family
 
+FARTHEST = 1e6  # scales off the mean: private encoders take what lies further as that far
+
 
 @dataclass(frozen=True)
 class NumberEncoder:
@@ -61,11 +63,15 @@ class CategoryEncoder:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The encoders of a relation, kept with the model. ``id`` names the secret that categories are blinded under."""
+    """The encoders of a relation, kept with the model. ``id`` names the secret that categories are blinded under.
+
+    ``private`` ones take every number: else an error would tell that there is a strange one.
+    """
 
     id: str
     numbers: Mapping[str, tuple[NumberEncoder, ...]]  # by alias
     categories: Mapping[str, tuple[CategoryEncoder, ...]]
+    private: bool = False
 
     def names(self, alias: str) -> list[str]:
         """Encoded columns of a table: numbers, then categories."""
@@ -166,6 +172,7 @@ def build_encoding(client: Client, encoding: Encoding) -> None:
             "columns": [encoder.column.name for encoder in kept],
             "means": np.array([encoder.mean for encoder in kept]),
             "scales": np.array([encoder.scale for encoder in kept]),
+            "private": encoding.private,
             "categories": [(encoder.column.name, key_family(encoder.column)) for encoder in categories],
             **{f"digests{i}": encoder.digests for i, encoder in enumerate(categories)},
         }
@@ -180,6 +187,11 @@ def codes_of(digests: NDArray[np.uint8], known: NDArray[np.uint8]) -> NDArray[np
     return np.where(numbers_here < len(known), numbers_here, -1).astype(np.int32)
 
 
+def within_bounds(values: NDArray[np.float64], bounds: tuple[float, float] | None) -> NDArray[np.float64]:
+    """Values clipped to the policy's bounds, where it has some."""
+    return values if bounds is None else np.clip(values, *bounds)
+
+
 @op("encode.build", releases=Release.COUNTS, columns=("columns", "categories"), use=Use.FEATURE)
 def build(
     table: LocalTable,
@@ -189,6 +201,7 @@ def build(
     means: NDArray[np.float64],
     scales: NDArray[np.float64],
     categories: Sequence[tuple[str, str]],
+    private: bool = False,
     **digests: NDArray[np.uint8],
 ) -> Values:
     """Encode the rows of a relation and keep them for the learner's ops; ``digests`` are the known categories."""
@@ -200,7 +213,15 @@ def build(
     dense = np.empty((rows, len(columns)))
     for place, name in enumerate(columns):
         values, present = numbers(table.column(name, view))
-        dense[:, place] = np.where(present, (values - means[place]) / scales[place], 0.0)
+        if private:
+            values, present = (
+                within_bounds(values, table.grant.outputs[name].rule.bounds),
+                present & np.isfinite(values),
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            dense[:, place] = np.where(present, (values - means[place]) / scales[place], 0.0)
+    if private:
+        np.clip(dense, -FARTHEST, FARTHEST, out=dense)
     known = [digests[f"digests{place}"] for place in range(len(categories))]
     coded = []
     for (name, kind), codes in zip(categories, known, strict=True):

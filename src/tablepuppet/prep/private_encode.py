@@ -97,7 +97,8 @@ def moments(
     sums = np.zeros((len(columns), 3))
     for place, (name, low, high) in enumerate(zip(columns, lows, highs, strict=True)):
         values, present = numbers(table.column(name, view))
-        inside = np.clip((values[present & np.isfinite(values)] - low) / (high - low) * 2 - 1, -1.0, 1.0)
+        with np.errstate(over="ignore"):  # what is so large is clipped
+            inside = np.clip((values[present & np.isfinite(values)] - low) / (high - low) * 2 - 1, -1.0, 1.0)
         found = np.array([len(inside), inside.sum(), inside @ inside])
         sums[place] = table.noisy(found, math.sqrt(3.0), multiplier, "moments")
     return {"sums": sums}
@@ -183,8 +184,9 @@ def fit_private_encoding(
         order = np.lexsort((np.arange(found.distinct), -found.weights))
         categories_of[column.alias].append(CategoryEncoder(column, found.digests[order]))
     encoding = Encoding(
-        identity, {a: tuple(e) for a, e in numbers_of.items()}, {a: tuple(e) for a, e in categories_of.items()}
-    )
+        identity, {a: tuple(e) for a, e in numbers_of.items()}, {a: tuple(e) for a, e in categories_of.items()},
+        private=True,
+    )  # fmt: skip
     build_encoding(client, encoding)
     return encoding
 
@@ -227,6 +229,22 @@ def _fit_numbers(
     return found | _fit_moments(client, open_, noise)
 
 
+def mean_and_spread(count: float, total: float, squares: float, sigma: float) -> tuple[float, float]:
+    """Mean and scale of values between -1 and 1 from their sums, each with noise of standard deviation ``sigma``.
+
+    The variance is a small difference of noisy numbers, and counts as no less than its own noise: a scale that is too
+    large makes a column weak, one that is too small would make its values huge.
+
+    >>> mean_and_spread(1000.0, 0.0, 250.0, sigma=0.0)
+    (0.0, 0.5)
+    """
+    rows = max(count, sigma, 1.0)
+    mean = float(min(max(total / rows, -1.0), 1.0))
+    variance = max(squares / rows - mean**2, 0.0)
+    noise = sigma / rows * math.sqrt(1 + 4 * mean**2 + (variance - mean**2) ** 2)  # of the variance, to first order
+    return mean, math.sqrt(min(max(variance, noise, 1e-4), 1.0))
+
+
 def _fit_moments(
     client: Client, columns: Mapping[str, Sequence[tuple[OutputColumn, float, float]]], noise: EncoderNoise
 ) -> dict[str, list[NumberEncoder]]:
@@ -242,11 +260,10 @@ def _fit_moments(
     found = {}
     for alias, listed in columns.items():
         sums = np.sum([reply["sums"] for reply in replies[alias]], axis=0)
+        sigma = math.sqrt(3.0 * len(replies[alias])) * noise.multipliers[alias]
         for (column, low, high), (count, total, squares) in zip(listed, sums, strict=True):
             noise.use(alias)
-            rows = max(count, 1.0)
-            mean = float(np.clip(total / rows, -1.0, 1.0))
-            spread = math.sqrt(max(squares / rows - mean**2, 1e-4))
+            mean, spread = mean_and_spread(count, total, squares, sigma)
             half = (high - low) / 2
             found[column.name] = [NumberEncoder(column, low + half * (1 + mean), half * spread)]
     return found
