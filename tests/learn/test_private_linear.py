@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import struct
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +24,7 @@ from tablepuppet.party.policy import ColumnRule
 from tablepuppet.prep.encoded_table import EncodedTable
 from tablepuppet.privacy.accountant import gaussian_epsilon
 from tests.privacy.bounded import bounded_federation
-from tests.relations import federation, record_wire
+from tests.relations import federation, record_wire, warnings_of
 from tests.test_canary import Net, assert_unseen
 
 ROWS = 3000
@@ -290,14 +291,19 @@ def test_settings_that_are_none(settings: dict[str, Any]) -> None:
         (f"SELECT o.size, d.age, o.price AS y {JOIN} JOIN clients d ON d.id = c.id WHERE c.age > 30", "age", "filter"),
     ],
 )
-def test_a_cell_that_is_known_otherwise_is_not_protected(tmp_path: Path, sql: str, column: str, how: str) -> None:
-    """A feature's column that is a key, filter or label too, by itself or in an expression, is refused by name; without
-    feature privacy it is not.
+def test_a_cell_that_is_known_otherwise(tmp_path: Path, sql: str, column: str, how: str) -> None:
+    """A feature's column that is a key, filter or label too, by itself or in an expression, is warned of and among the
+    assumptions; without feature privacy it is not.
     """
-    relation = world(tmp_path).sql(sql, label="y")
-    with pytest.raises(tp.PrivacyError, match=rf"party '\w+', table '\w+', column '{column}'.* used as a {how} too"):
-        tp.LinearRegression(privacy=tp.Privacy(feature_epsilon=1.0)).fit(relation)
+    fed = world(tmp_path)
+    warned = warnings_of(fed)
+    relation = fed.sql(sql, label="y")
     tp.LinearRegression(rounds=1).fit(relation)
+    assert not warned
+    model = tp.LinearRegression(privacy=tp.Privacy(feature_epsilon=1.0)).fit(relation)
+    expected = rf"Column '{column}' of table '\w+' is a feature and a {how}: what that tells is known\."
+    assert re.search(expected, model.privacy_["assumptions"])
+    assert any(re.match(expected, event.message) for event in warned if event.name == "privacy.known")
 
 
 def test_validation_would_tell_more(tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ from tablepuppet.learn.feature_promise import FeaturePromise
 from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.promise import (
     check_demanded,
-    check_features_apart,
     check_label_apart,
     check_sums_demanded,
     check_supported,
+    known_otherwise,
     promised,
 )
 from tablepuppet.learn.stored import Model, Stored
@@ -276,7 +276,8 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         _need_relation(relation)
         check_demanded(relation.plan, self.privacy)
         check_label_apart(relation.plan, self.privacy)
-        check_features_apart(relation.plan, self.privacy)
+        for known in known_otherwise(relation.plan, self.privacy):
+            relation.events.emit("warning", "privacy.known", f"{known} Leave it out there if it is to be protected.")
 
     def _tell_measured_at_party(self) -> None:
         check_is_fitted(self, "model_")

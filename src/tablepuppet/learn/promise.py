@@ -119,24 +119,22 @@ def check_label_apart(plan: Plan, privacy: Privacy | None) -> None:
             )
 
 
-def check_features_apart(plan: Plan, privacy: Privacy | None) -> None:
-    """PrivacyError if features are to be protected and the query tells of their columns in another way.
+def known_otherwise(plan: Plan, privacy: Privacy | None) -> list[str]:
+    """Features whose columns the query uses in another way too, as sentences, if features are protected.
 
-    Keys, filters' outcomes and labels are taken as known: for a cell that is one of these too, nothing would be
-    promised. Whether a feature is missing is protected as well.
+    Keys, filters' outcomes and labels are taken as known: what they tell of such a cell is not protected.
     """
     if privacy is None or not privacy.is_feature_private:
-        return
+        return []
+    found: dict[str, None] = {}
     for feature in plan.query.features:
-        table, own = plan.tables[feature.alias], set(columns_of(feature.expression))
-        for how, text in _uses_of_table(plan, table.name):
-            shared = sorted(own & set(columns_of(text)))
-            if shared and how != "feature":
-                raise PrivacyError(
-                    f"party {table.shards[0].party!r}, table {table.name!r}, column {shared[0]!r}: it makes feature "
-                    f"{feature.qualified}, which is protected, and is used as a {how} too, which is taken as known; "
-                    "leave it out there, or leave the feature out with drop=[...]"
+        table, own = plan.tables[feature.alias].name, set(columns_of(feature.expression))
+        for how, text in _uses_of_table(plan, table):
+            for column in sorted(own & set(columns_of(text)) if how != "feature" else ()):
+                found[f"Column {column!r} of table {table!r} is a feature and a {how}: what that tells is known."] = (
+                    None
                 )
+    return list(found)
 
 
 def _uses_of_table(plan: Plan, name: str) -> Iterator[tuple[str, str]]:
@@ -207,7 +205,7 @@ def promised(plan: Plan, privacy: Privacy | None, promise: FeaturePromise | None
         "tables": {name: table.told() for name, table in tables.items()},
         "parties": {party: _together(tables.values(), party) for party in plan.parties},
         "total": _together(tables.values()) | _by_moments(tables.values(), promise),
-        "assumptions": _assumptions(privacy, promise),
+        "assumptions": " ".join([_assumptions(privacy, promise), *known_otherwise(plan, privacy)]),
     }
 
 
