@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from tablepuppet import pieces
+from tablepuppet.learn.images import Images
 from tablepuppet.learn.logistic import Logistic
 from tablepuppet.learn.losses import Loss, Squared
-from tablepuppet.learn.plane import FEWEST_PIECES, Bend, Images, Plane
+from tablepuppet.learn.plane import FEWEST_PIECES, Bend, Plane
 from tablepuppet.learn.softmax import Softmax
 
 Array = NDArray[np.float64]

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.block import Curvature
+from tablepuppet.learn.images import Images
 from tablepuppet.learn.linear import LinearModel
-from tablepuppet.learn.plane import Images, Plane
+from tablepuppet.learn.plane import Plane
 from tablepuppet.pieces import over_pieces
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from tablepuppet.learn.admm import SharingResidual
 from tablepuppet.learn.descent import Round
-from tablepuppet.learn.private_sgd import Pace, SampledLinear, SampledModel, SampledNetwork, parameters_of
+from tablepuppet.learn.private_sgd import parameters_of
+from tablepuppet.learn.sampled_model import Pace, SampledLinear, SampledModel, SampledNetwork
 from tablepuppet.learn.step_promise import StepPromise
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.learn.units import in_units, out_of_units

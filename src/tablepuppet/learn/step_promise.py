@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.feature_promise import FeaturePromise
-from tablepuppet.learn.private_sgd import StepNoise
+from tablepuppet.learn.sampled_model import StepNoise
 from tablepuppet.privacy.accountant import Spending, gaussian_epsilon, noise_multiplier
 from tablepuppet.privacy.noise import sampling_epsilon
 from tablepuppet.privacy.shares import SLACK, Shares, epsilon_of

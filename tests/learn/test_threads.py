@@ -1,0 +1,67 @@
+"""How parties of one process share its cores, and how many trips a fit makes."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from threadpoolctl import ThreadpoolController
+
+import tablepuppet as tp
+from tablepuppet.prep.encoded_table import EncodedTable
+from tests.relations import federation
+
+ROWS = 60
+JOIN = "SELECT o.size, c.age, o.price FROM orders o JOIN clients c ON o.client = c.id"
+
+
+def shop(folder: Path, shards: int = 1) -> tp.Federation:
+    """Orders of one party and clients of another, the latter in shards."""
+    rng = np.random.default_rng(0)
+    orders = {"client": rng.integers(0, 20, ROWS), "size": rng.normal(size=ROWS), "price": rng.normal(size=ROWS)}
+    clients = pa.table({"id": np.arange(20), "age": rng.normal(size=20)})
+    parties = {"seller": {"orders": pa.table(orders)}}
+    parties |= {
+        f"bank{shard}": {"clients": clients.slice(shard * 20 // shards, 20 // shards)} for shard in range(shards)
+    }
+    return federation(folder, parties)
+
+
+def blas_threads() -> list[int]:
+    return [entry["num_threads"] for entry in ThreadpoolController().info() if entry["user_api"] == "blas"]
+
+
+def test_parties_work_at_the_same_time_with_one_thread_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tables' products wait for each other and so must run together, each with one BLAS thread; a fit leaves the
+    number of threads as it was.
+    """
+    relation, together, seen = shop(tmp_path).sql(JOIN, label="price"), threading.Barrier(2), []
+    times = EncodedTable.times
+
+    def meet(table: EncodedTable, theta: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> object:
+        together.wait(timeout=30)
+        seen.extend(blas_threads())
+        return times(table, theta)
+
+    monkeypatch.setattr(EncodedTable, "times", meet)
+    before = blas_threads()
+    tp.LinearRegression(rounds=3, tol=0.0).fit(relation)
+    assert seen
+    assert set(seen) == {1}
+    assert set(blas_threads()) == set(before)
+
+
+@pytest.mark.parametrize(("shards", "trips"), [(1, 1), (2, 2)])
+def test_trips_of_a_round(tmp_path: Path, shards: int, trips: int) -> None:
+    """A round is one trip, and two with several shards of a table whose Gram matrices add up."""
+    fed, made = shop(tmp_path, shards), []
+    traffic = fed.engine.traffic
+    model = tp.LinearRegression(solver="lbfgs", tol=0.0, callbacks=[lambda _: made.append(traffic.trips)], rounds=4)
+    model.fit(fed.sql(JOIN, label="price"))
+    rounds = [later - earlier for earlier, later in itertools.pairwise(made)][: len(model.history_) - 1]
+    assert rounds
+    assert set(rounds) == {trips}
