@@ -72,11 +72,11 @@ def test_correlated_tables_in_shards(tmp_path: Path, classes: int | None, solver
 
 
 @solvers
-@pytest.mark.parametrize(("tables", "classes"), [(8, None), (8, 2), (4, 3)])
-def test_correlated_tables_by_consensus(tmp_path: Path, tables: int, classes: int | None, solver: str) -> None:
+@every_task
+def test_correlated_tables_by_consensus(tmp_path: Path, classes: int | None, solver: str) -> None:
     """The same without sums: predictions to 1e-5, since shards agree to a tolerance of 1e-12 in the objective."""
-    parties, sql = side_by_side(tables, 4, 200, 0.95, classes=classes)
-    converges(tmp_path, in_shards(parties, 2), sql, classes, solver, inner_rounds=5, within=1e-5)
+    parties, sql = side_by_side(8, 4, 200, 0.95, classes=classes)
+    converges(tmp_path, in_shards(parties, 2), sql, classes, solver, l2=1e-4, inner_rounds=5, within=1e-5)
 
 
 @solvers
