@@ -113,9 +113,22 @@ def test_small_arrays_travel_in_the_header() -> None:
     encoded = encode([small, large, small])
     assert [array.shape for array in encoded.arrays] == [large.shape]
     assert [array.shape for array in decode(encoded)] == [small.shape, large.shape, small.shape]
-    lying = msgspec.msgpack.encode(ArrayHeader("<f8", (1 << 30,), False, b"12345678"))
+    lying = msgspec.msgpack.encode(ArrayHeader("<f8", (1 << 30,), False, bytearray(8)))
     with pytest.raises(tp.PartyError, match="not as long as its header says"):
         decode_header(msgspec.msgpack.encode(msgspec.msgpack.Ext(ARRAY, lying)))
+
+
+def test_arrays_of_another_byte_order_do_not_arrive() -> None:
+    """An array that is not in the order of the wire is refused, never read as other numbers."""
+    with pytest.raises(tp.PartyError, match="kind that does not travel"):
+        decode(encode(np.ones(3).astype(">f8")))
+
+
+def test_arrays_that_came_can_be_written_to() -> None:
+    """A small array and a large one are the reader's own."""
+    for array in decode(encode([np.ones(4), np.ones(SMALL)])):
+        array += 1.0
+        assert array[0] == 2.0
 
 
 def test_other_values_do_not_travel() -> None:

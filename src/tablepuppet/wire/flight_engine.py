@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ import pyarrow.flight as flight
 from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.wire.codec import Encoded, decode_header, encode
-from tablepuppet.wire.flight_server import frames_of
+from tablepuppet.wire.flight_server import REQUEST, frames_of
 from tablepuppet.wire.protocol import BusyError, LostError, read_reply, request_message
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds
@@ -88,19 +88,17 @@ class RemoteParty:
         """There is no record of them."""
 
     def _exchange(self, message: Encoded, timeout: float) -> Any:
+        """The message that answers a message. One that is all header takes a kind of call that costs less."""
         options = flight.FlightCallOptions(timeout=timeout)
-        writer, reader = self._connected().do_exchange(flight.FlightDescriptor.for_command(b"request"), options)
+        if not message.arrays:
+            results = self._connected().do_action((REQUEST, message.header), options)
+            return _read(result.body for result in results)
+        writer, reader = self._connected().do_exchange(flight.FlightDescriptor.for_command(REQUEST), options)
         try:
             for frame in message.frames():
                 writer.write_metadata(frame)
             writer.done_writing()
-            frames = frames_of(reader)
-            header = next(frames, None)
-            if header is None:
-                raise OSError("an empty reply")
-            return decode_header(header.to_pybytes()).fill(frames)
-        except PartyError as error:  # what came is no message: it was damaged on the way
-            raise OSError(str(error)) from error
+            return _read(frames_of(reader))
         finally:
             writer.close()
 
@@ -130,6 +128,17 @@ class RemoteParty:
         if not _worth_repeating(error):
             return PartyError(f"party {self.name!r} at {self.url} has no certificate that fits ({reason})")
         return LostError(f"party {self.name!r} at {self.url} does not answer within {timeout:g} s ({reason})")
+
+
+def _read(frames: Iterator[pa.Buffer]) -> Any:
+    """The message that frames make."""
+    header = next(frames, None)
+    if header is None:
+        raise OSError("an empty reply")
+    try:
+        return decode_header(header).fill(frames)
+    except PartyError as error:  # what came is no message: it was damaged on the way
+        raise OSError(str(error)) from error
 
 
 def _worth_repeating(error: Exception) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -50,10 +51,15 @@ def size_of(header: tuple[str, ...], values: Mapping[str, Any]) -> int:
     """Bytes of a part: its arrays as they are, the rest as a msgpack header."""
     arrays = sum(value.nbytes for value in values.values() if isinstance(value, np.ndarray))
     plain = {
-        name: (str(value.dtype), value.shape) if isinstance(value, np.ndarray) else value
+        name: (_name(value.dtype), value.shape) if isinstance(value, np.ndarray) else value
         for name, value in values.items()
     }
     return arrays + len(msgspec.msgpack.encode((header, plain)))
+
+
+@cache
+def _name(dtype: np.dtype[Any]) -> str:
+    return str(dtype)
 
 
 def _plain(values: Mapping[str, Any]) -> Mapping[str, Any]:
