@@ -22,6 +22,7 @@ from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.wire.codec import Encoded, decode_header, encode
 from tablepuppet.wire.flight_server import REQUEST, frames_of
+from tablepuppet.wire.hang_up import hangs_up
 from tablepuppet.wire.protocol import BusyError, LostError, read_reply, request_message
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds
@@ -127,7 +128,19 @@ class RemoteParty:
         reason = str(error).split(". ")[0].splitlines()[0].rpartition("last error: ")[2][:200]
         if not _worth_repeating(error):
             return PartyError(f"party {self.name!r} at {self.url} has no certificate that fits ({reason})")
+        if self._refuses_us(error):
+            reason = (
+                f"{reason}: it can be reached, but seems to refuse the certificate of this federation, which may have "
+                "expired, or come from an authority that is not in the party's tls.ca; ask its operator"
+            )
         return LostError(f"party {self.name!r} at {self.url} does not answer within {timeout:g} s ({reason})")
+
+    def _refuses_us(self, error: Exception) -> bool:
+        """Whether the party is there, but closes connections while they begin."""
+        text, parts = str(error), urlsplit(self.url)
+        if self._tls is None or "failed to connect" not in text or "Socket closed" not in text:
+            return False
+        return hangs_up(parts.hostname or "", parts.port or 0, self._tls.authority)
 
 
 def _read(frames: Iterator[pa.Buffer]) -> Any:
