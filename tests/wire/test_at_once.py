@@ -61,8 +61,8 @@ def test_threads_are_kept_and_bounded() -> None:
 
     for _ in range(20):
         trip = Trip([call] * 5)
-        threads.start(trip, range(5))
-        trip.end()
+        threads.start(trip)
+        trip.wait()
         assert trip.outcomes == [None] * 5
     assert 1 <= len(seen) <= 2
 

@@ -136,14 +136,20 @@ class AuditLog:
     def _opened(self, path: Path) -> int:
         """The open file; opened again if it is no longer the one at ``path``."""
         if self._file is not None:
-            with suppress(FileNotFoundError):
-                if self._opened_as is not None and os.path.samestat(self._opened_as, os.stat(path)):
-                    return self._file
+            if self._is_at(path):
+                return self._file
             os.close(self._file)
             self._file = None
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._opened_as = os.fstat(self._file)
         return self._file
+
+    def _is_at(self, path: Path) -> bool:
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return False
+        return self._opened_as is not None and os.path.samestat(self._opened_as, found)
 
 
 def _refused(error: BaseException) -> tuple[str, str]:

@@ -15,16 +15,20 @@ from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 MOST_THREADS = 256
-_NONE_YET = object()
 
 
 class Trip(Generic[Result]):
-    """Some calls at the same time, and how each has ended."""
+    """Some calls at the same time, and how each has ended; the first ``own`` are made by whoever waits."""
 
-    def __init__(self, calls: Sequence[Callable[[], Result]]):
+    def __init__(self, calls: Sequence[Callable[[], Result]], own: int = 0):
         self.calls = calls
-        self.outcomes: list[Any] = [_NONE_YET] * len(calls)
-        self._ended: SimpleQueue[None] = SimpleQueue()
+        self.outcomes: list[Any] = [None] * len(calls)
+        self.others = range(own, len(calls))
+        self._left = len(self.others)
+        self._lock, self._all_ended = threading.Lock(), threading.Lock()
+        self._told: SimpleQueue[int] = SimpleQueue()
+        if self.others:
+            self._all_ended.acquire()
 
     def make(self, number: int) -> None:
         """Make one of the calls."""
@@ -34,19 +38,22 @@ class Trip(Generic[Result]):
             self.outcomes[number] = error
 
     def tell(self) -> None:
-        """Tell who waits that a call of another thread has ended."""
-        self._ended.put(None)
+        """Tell that a call of another thread has ended. Whoever waits for all is woken up by the last."""
+        with self._lock:
+            self._left -= 1
+            self._told.put(len(self.calls) - self._left)
+            if not self._left:
+                self._all_ended.release()
 
-    def wait(self, told: Callable[[int], None]) -> None:
-        """Wait for all, each in a thread of its own; ``told`` hears how many have ended, each time one does."""
-        for number in range(len(self.calls)):
-            self._ended.get()
-            told(number + 1)
+    def follow(self, told: Callable[[int], None]) -> None:
+        """Wait until all calls of other threads have ended; ``told`` hears how many have, each time one does."""
+        for _ in self.others:
+            told(self._told.get())
 
-    def end(self) -> None:
-        """Wait for those that have not ended: each of them will tell yet."""
-        while any(outcome is _NONE_YET for outcome in self.outcomes):
-            self._ended.get()
+    def wait(self) -> None:
+        """Wait until all calls of other threads have ended."""
+        with self._all_ended:
+            pass
 
 
 class Threads:
@@ -60,16 +67,16 @@ class Threads:
         self._all: list[threading.Thread] = []
         atexit.register(self._stop)  # a thread that is in a call must not outlive the interpreter
 
-    def start(self, trip: Trip[Any], numbers: Sequence[int]) -> None:
-        """Begin some calls of a trip."""
+    def start(self, trip: Trip[Any]) -> None:
+        """Begin the calls of a trip that other threads make."""
         with self._lock:
-            self._free -= len(numbers)
+            self._free -= len(trip.others)
             while self._free < 0 and len(self._all) < self._most:
                 thread = threading.Thread(target=self._work, name=f"tablepuppet-call-{len(self._all)}", daemon=True)
                 thread.start()
                 self._all.append(thread)
                 self._free += 1
-        for number in numbers:
+        for number in trip.others:
             self._queue.put((trip, number))
 
     def _work(self) -> None:
@@ -104,13 +111,13 @@ def at_once(
     >>> at_once([lambda: 1, lambda: 2])
     [1, 2]
     """
-    trip, numbers = Trip(calls), range(len(calls))
-    _THREADS.start(trip, numbers if told else numbers[1:])
+    trip = Trip(calls, own=0 if told else 1)
+    _THREADS.start(trip)
     try:
         if told:
-            trip.wait(told)
+            trip.follow(told)
         elif calls:
             trip.make(0)
     finally:  # also if the user interrupts it
-        trip.end()
+        trip.wait()
     return trip.outcomes
