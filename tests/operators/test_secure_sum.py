@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from scipy.stats import chisquare
@@ -333,7 +334,7 @@ def between(monkeypatch: pytest.MonkeyPatch, change: Callable[[str, Step], Mappi
 
     def changing(engine: InProcessEngine, party: str, request: Request) -> Reply:
         steps = tuple(Step(step.op, step.table, change(party, step)) for step in request.steps)
-        return call(engine, party, replace(request, steps=steps))
+        return call(engine, party, msgspec.structs.replace(request, steps=steps))
 
     monkeypatch.setattr(InProcessEngine, "call", changing)
 

@@ -62,6 +62,21 @@ def test_parameters_are_checked() -> None:
     assert "CANARY" not in str(raised.value)
     with pytest.raises(tp.PartyError, match="'digests0' is not of the kind"):
         parameters.check({"view": "v", "factor": 2, "digests0": np.zeros(1)})
+    with pytest.raises(tp.PartyError, match="multiple values for argument 'table'"):
+        parameters.check({"view": "v", "factor": 2, "table": np.zeros(1, np.uint8)})
+
+
+def test_names_that_an_op_does_not_have_are_refused() -> None:
+    """Where a function takes named arguments only, one that may be left out may, and any other name is an error."""
+
+    def shift(table: Any, by: int, twice: bool = False) -> None: ...
+
+    parameters = Parameters("shift", shift)
+    parameters.check({"by": 1})
+    parameters.check({"by": 1, "twice": True})
+    for strange in ({"by": 1, "far": 2}, {"by": 1, "table": 2}, {"twice": True}):
+        with pytest.raises(tp.PartyError, match=r"op 'shift': (got an unexpected|multiple values|missing a required)"):
+            parameters.check(strange)
 
 
 @pytest.mark.parametrize("op", sorted(REGISTRY))

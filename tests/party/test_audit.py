@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from tests.party.policed import CANARY, PIN, audit_lines, federation, open_party
 
 def test_every_request_is_a_line(tmp_path: Path) -> None:
     """A line says who asked for what, which releases left and how many bytes; sessions can be told apart."""
+    began = datetime.now(UTC) - timedelta(milliseconds=1)
     relation = federation(open_party(write_file(tmp_path))).sql("SELECT credit, fraud FROM cards", label="fraud")
     tp.LinearRegression(rounds=2).fit(relation)
     relation._session.close()
@@ -31,6 +33,9 @@ def test_every_request_is_a_line(tmp_path: Path) -> None:
     assert (labels["tables"], labels["releases"]) == (["cards"], ["LABELS"])
     assert 60 <= labels["bytes"] <= 160  # a byte for each of sixty labels
     assert all(line["time"].endswith("+00:00") for line in lines)
+    times = [datetime.fromisoformat(line["time"]) for line in lines]
+    assert began <= times[0]
+    assert times == sorted(times)
 
 
 def test_refusals_and_failures_are_lines(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -26,6 +26,7 @@ Some = Annotated[int, Meta(ge=1, le=10_000)]
 PositiveNumber = Annotated[float, Meta(ge=1e-300, le=1e300)]
 SomeOrNone = Annotated[int, Meta(ge=0, le=10_000)]
 
+Check = Callable[[Any], bool]
 _PLAIN: Mapping[Any, tuple[type, ...]] = {
     str: (str,), bytes: (bytes,), int: (int,), float: (int, float), bool: (bool,), NoneType: (NoneType,),
 }  # fmt: skip
@@ -49,19 +50,37 @@ class Parameters:
         return {name: found[name] for name in list(self._signature.parameters)[1:]}
 
     @cached_property
-    def _others(self) -> Any:
-        """The type of arguments that are not named, where the function takes such."""
-        return next((self.hints[p.name] for p in self._signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
+    def _checks(self) -> dict[str, Check]:
+        return {name: checker(hint) for name, hint in self.hints.items()}
+
+    @cached_property
+    def _others(self) -> Check | None:
+        """What holds arguments that are not named, where the function takes such."""
+        parameters = self._signature.parameters.values()
+        return next((self._checks[p.name] for p in parameters if p.kind is p.VAR_KEYWORD), None)
+
+    @cached_property
+    def _names(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The names of arguments that must be given, and of those that may."""
+        named = [p for p in list(self._signature.parameters.values())[1:] if p.kind is not p.VAR_KEYWORD]
+        return frozenset(p.name for p in named if p.default is p.empty), frozenset(p.name for p in named)
 
     def check(self, arguments: Mapping[str, Any]) -> None:
         """PartyError unless the arguments are those of the function, each of its declared type."""
+        needed, known = self._names
+        if not needed <= arguments.keys() <= known:
+            self._bind(arguments)
+        for name, value in arguments.items():
+            check = self._checks.get(name, self._others)
+            if check is None or not check(value):
+                raise PartyError(f"op {self.op!r}: argument {name!r} is not of the kind or size that it takes")
+
+    def _bind(self, arguments: Mapping[str, Any]) -> None:
+        """Say exactly what is wrong with the names, if anything is; that takes as long as all the rest."""
         try:
             self._signature.bind(None, **arguments)
         except TypeError as error:
             raise PartyError(f"op {self.op!r}: {error}") from error
-        for name, value in arguments.items():
-            if not fits(value, self.hints.get(name, self._others)):
-                raise PartyError(f"op {self.op!r}: argument {name!r} is not of the kind or size that it takes")
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -70,25 +89,45 @@ def fits(value: Any, hint: Any) -> bool:
     >>> fits([3, 4], Sequence[Some]), fits([3, 0], Sequence[Some]), fits(True, float)
     (True, False, False)
     """
+    return checker(hint)(value)
+
+
+def checker(hint: Any) -> Check:
+    """What tells whether a value is of a declared type."""
     origin, inner = get_origin(hint), get_args(hint)
-    value = value.item() if isinstance(value, np.generic) else value  # as it travels
     if origin is Annotated:
-        return fits(value, inner[0]) and inner[1].ge <= value <= inner[1].le
+        plain, least, most = checker(inner[0]), inner[1].ge, inner[1].le
+        return lambda value: plain(value) and least <= value <= most
     if origin in (Union, UnionType):
-        return any(fits(value, each) for each in inner)
+        any_of = [checker(each) for each in inner]
+        return lambda value: any(check(value) for check in any_of)
     if origin is np.ndarray:
-        return isinstance(value, np.ndarray) and _same_kind(value.dtype, get_args(inner[1])[0])
+        return _array(get_args(inner[1])[0])
     if origin is tuple:
-        return isinstance(value, list | tuple) and len(value) == len(inner) and all(map(fits, value, inner))
+        each_of = [checker(each) for each in inner]
+        return lambda value: (
+            _is_list(value, len(inner)) and all(check(v) for check, v in zip(each_of, value, strict=True))
+        )
     if origin is Sequence:
-        return isinstance(value, list | tuple) and all(fits(each, inner[0]) for each in value)
+        item = checker(inner[0])
+        return lambda value: _is_list(value) and all(map(item, value))
+    return partial(_is_plain, hint)
+
+
+def _is_list(value: Any, length: int | None = None) -> bool:
+    return isinstance(value, list | tuple) and (length is None or len(value) == length)
+
+
+def _is_plain(hint: Any, value: Any) -> bool:
+    value = value.item() if isinstance(value, np.generic) else value  # as it travels
     plain = isinstance(value, _PLAIN[hint]) and (hint is bool or not isinstance(value, bool))
     return plain and (not isinstance(value, float) or math.isfinite(value))
 
 
-def _same_kind(found: np.dtype[Any], declared: Any) -> bool:
+def _array(declared: Any) -> Check:
     """Numbers of the same kind in any precision; bytes must be bytes."""
-    kind: Any = get_origin(declared) or declared
-    if kind is np.uint8:
-        return found == np.uint8
-    return np.issubdtype(found, np.floating if issubclass(kind, np.floating) else np.integer)
+    number: Any = get_origin(declared) or declared
+    if number is np.uint8:
+        return lambda value: isinstance(value, np.ndarray) and value.dtype == np.uint8
+    kinds = "f" if issubclass(number, np.floating) else "iu"
+    return lambda value: isinstance(value, np.ndarray) and value.dtype.kind in kinds

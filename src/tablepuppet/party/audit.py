@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -32,27 +32,36 @@ Outcome = Literal["ok", "restored"]  # of a request that was answered
 
 @dataclass
 class Entry:
-    """One request, while it is answered."""
+    """One request, while it is answered; it is logged when it leaves its context, however that ends."""
 
+    log: AuditLog
     caller: str
     session: str
     verb: str
+    releases: Release = _NOTHING
+    outcome: Outcome = "ok"  # if it ends well
     op: str = ""
     tables: Sequence[str] = ()
-    releases: Release = _NOTHING
     size: int = field(default=0, init=False)  # bytes
-    counted: bool = True
+
+    def __enter__(self) -> Entry:
+        """The entry, to be told more."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Log it; PartyError if that is impossible."""
+        self.log.write(self, *((self.outcome, "") if error is None else _refused(error)))
 
     def reply(self, values: Reply) -> Reply:
         """Note the size of what is about to leave."""
-        self.size = _size(values) if self.counted else 0
+        self.size = 0 if self.log.path is None else _size(values)
         return values
 
     def line(self, outcome: str, rule: str) -> bytes:
         """The entry as a line of the log."""
         left = outcome == "ok"
         record = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "time": _time(),
             "caller": self.caller[:_MOST_TEXT],
             "session": self.session[:_MOST_TEXT],
             "verb": self.verb,
@@ -78,26 +87,20 @@ class AuditLog:
         self.path = path
         self._lock = threading.Lock()
         self._file: int | None = None
+        self._opened_as: os.stat_result | None = None
         self._torn = False  # the last line may be incomplete
         self._synced = 0.0
 
-    @contextmanager
     def entry(
         self, caller: str, session: str, verb: str, releases: Release = _NOTHING, outcome: Outcome = "ok"
-    ) -> Iterator[Entry]:
+    ) -> Entry:
         """Log what happens inside, however it ends; ``outcome`` if it ends well."""
-        found = Entry(caller, session, verb, releases=releases, counted=self.path is not None)
-        try:
-            yield found
-        except BaseException as error:
-            self._write(found, *_refused(error))
-            raise
-        self._write(found, outcome, "")
+        return Entry(self, caller, session, verb, releases, outcome)
 
     def refusal(self, caller: str, session: str, verb: str, error: Exception) -> None:
         """Log a request that never came to be answered."""
         with suppress(PartyError):  # nothing leaves with it, so a log that cannot be written changes nothing
-            self._write(Entry(caller, session, verb), *_refused(error))
+            self.write(self.entry(caller, session, verb), *_refused(error))
 
     def close(self) -> None:
         """Close the file; it is opened again when it is needed."""
@@ -106,31 +109,47 @@ class AuditLog:
                 os.close(self._file)
             self._file = None
 
-    def _write(self, entry: Entry, outcome: str, rule: str) -> None:
+    def write(self, entry: Entry, outcome: str, rule: str) -> None:
+        """Log how a request has ended; PartyError if that is impossible."""
         if self.path is None:
             return
         line = entry.line(outcome, rule)
-        with self._lock, _told():
-            file = self._opened(self.path)
-            whole = b"\n" + line if self._torn else line
-            self._torn = True
-            if os.write(file, whole) != len(whole):
-                raise OSError("the disk is full")
-            self._torn = False
-            if outcome in ("denied", "failed") or entry.verb != "run" or time.monotonic() - self._synced > SYNC_SECONDS:
-                os.fsync(file)
-                self._synced = time.monotonic()
+        try:
+            with self._lock:
+                self._append(self.path, line, at_once=outcome in ("denied", "failed") or entry.verb != "run")
+        except OSError as error:
+            raise PartyError(
+                "the party cannot write its audit log, so it answers nothing; its operator must make room for it"
+            ) from error
+
+    def _append(self, path: Path, line: bytes, *, at_once: bool) -> None:
+        file = self._opened(path)
+        whole = b"\n" + line if self._torn else line
+        self._torn = True
+        if os.write(file, whole) != len(whole):
+            raise OSError("the disk is full")
+        self._torn = False
+        if at_once or time.monotonic() - self._synced > SYNC_SECONDS:
+            os.fsync(file)
+            self._synced = time.monotonic()
 
     def _opened(self, path: Path) -> int:
         """The open file; opened again if it is no longer the one at ``path``."""
         if self._file is not None:
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(self._file), os.stat(path)):
-                    return self._file
+            if self._is_at(path):
+                return self._file
             os.close(self._file)
             self._file = None
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._opened_as = os.fstat(self._file)
         return self._file
+
+    def _is_at(self, path: Path) -> bool:
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return False
+        return self._opened_as is not None and os.path.samestat(self._opened_as, found)
 
 
 def _refused(error: BaseException) -> tuple[str, str]:
@@ -138,14 +157,15 @@ def _refused(error: BaseException) -> tuple[str, str]:
     return ("denied", error.rule) if isinstance(error, PrivacyError) else ("failed", type(error).__name__)
 
 
-@contextmanager
-def _told() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise PartyError(
-            "the party cannot write its audit log, so it answers nothing; its operator must make room for it"
-        ) from error
+def _time() -> str:
+    """Now, to a millisecond, as `datetime.isoformat` has it."""
+    seconds, thousandths = divmod(time.time_ns() // 1_000_000, 1000)
+    return f"{_second(seconds)}.{thousandths:03d}+00:00"
+
+
+@lru_cache(2)
+def _second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=str)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,23 +63,24 @@ class Grant:
 
     def check(self, op: Op, arguments: Mapping[str, Any]) -> None:
         """Raise PrivacyError unless every column that the op works on may be told as the op tells it."""
-        self._check_noise(op)
+        if self.rules.budget.require_dp and not op.private:
+            self._check_noise(op)
         for name in self._involved(op, arguments):
             output = self.outputs[name]
             if op.use is not None and not output.rule.uses & op.use:
                 reason = f"may not be used as {_either(op.use)}; its uses: {output.rule.uses.label}"
                 raise refusal(self.party, "uses", reason, self.table, self._strictest(output))
-            too_much = op.releases & ~output.rule.releases
-            if too_much:
+            if not output.rule.allows(op.releases):
+                too_much = op.releases & ~output.rule.releases
                 level, uses = output.rule.level, output.rule.uses
                 rule = "uses" if too_much & LEVELS[level] else "level"
                 reason = f"as {uses.label} at level {level.name.lower()} it does not release {too_much.label}"
                 raise refusal(self.party, rule, reason, self.table, self._strictest(output))
 
     def _check_noise(self, op: Op) -> None:
-        """Where the policy demands differential privacy, what is told of cells must have been noised by the op."""
+        """Where the policy demands noise, an op that adds none tells nothing of cells."""
         bare = op.releases & ~OF_NO_CELL | (op.releases & Release.KEY_DIGESTS if op.columns else Release(0))
-        if self.rules.budget.require_dp and not op.private and bare:
+        if bare:
             reason = f"releases {bare.label} only with noise; set the privacy of the learner, as docs/privacy.md says"
             raise self.refusal("require_dp", reason)
 
@@ -103,12 +105,16 @@ class Grant:
     def _involved(self, op: Op, arguments: Mapping[str, Any]) -> list[str]:
         """The outputs that an op names in its arguments; every feature, if it names none."""
         if not op.columns:
-            return [name for name, output in self.outputs.items() if output.rule.uses & Use.FEATURE]
+            return self._features
         names = [name for argument in op.columns for name in _names(op, arguments.get(argument))]
         strange = [name for name in names if name not in self.outputs]
         if strange:
             raise PartyError(f"party {self.party!r}: table {self.table!r}: {strange[0]!r} is no selected column")
         return names
+
+    @cached_property
+    def _features(self) -> list[str]:
+        return [name for name, output in self.outputs.items() if output.rule.uses & Use.FEATURE]
 
 
 @dataclass(frozen=True)

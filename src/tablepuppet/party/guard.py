@@ -66,14 +66,14 @@ class Guard:
         """Refuse an op that would tell what the policy forbids; ``bound``: sums may leave masked only."""
         grant.check(op, arguments)
         must_mask = bound or grant.rules.secure_sum
-        if op.releases & SUMS and must_mask and not (op.summed and SECURE in arguments):
+        if must_mask and op.releases & SUMS and not (op.summed and SECURE in arguments):
             raise grant.refusal(
                 RULE,
                 "sums over its rows leave only within a sum over three or more shards; learn with "
                 "privacy=tp.Privacy(secure_sum=True), a table with so many shards, and an op that is a sum",
             )
         most = self.policy.max_prediction_rounds
-        if op.releases & SOLVABLE and not self._counters.use_round(caller, session, grant.table, most):
+        if op.releases.value & SOLVABLE.value and not self._counters.use_round(caller, session, grant.table, most):
             reason = f"the session has had its {most} rounds; open the relation again, or ask the party's operator"
             raise grant.refusal("max_prediction_rounds", reason)
 

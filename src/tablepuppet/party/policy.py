@@ -88,6 +88,10 @@ class ColumnRule:
             allowed |= USES[use] & LEVELS[self.level]
         return allowed
 
+    def allows(self, releases: Release) -> bool:
+        """Whether all of these may be told of the column."""
+        return not releases.value & ~self.releases.value
+
     def joined(self, other: ColumnRule) -> ColumnRule:
         """The rule of an expression over both: the fewest uses, the strictest level, nothing known of its values."""
         return ColumnRule(self.uses & other.uses, max(self.level, other.level))

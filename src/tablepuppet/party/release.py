@@ -27,7 +27,7 @@ class Release(Flag):
         """The names of the kinds."""
         return tuple(member.name or "" for member in self)
 
-    @property
+    @cached_property
     def label(self) -> str:
         """The name in traffic figures, logs and documents."""
         return "|".join(self.names)

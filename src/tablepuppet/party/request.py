@@ -6,15 +6,15 @@ Plain values and NumPy arrays only: never code, never SQL text.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from msgspec import Struct, field
 
 Verb = Literal["describe", "open", "run", "close"]
 Reply = list[Mapping[str, Any]]  # one mapping for each part of a request: the verb unless that is `run`, then the steps
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(Struct, frozen=True):
     """One op on one table of a session."""
 
     op: str
@@ -22,8 +22,7 @@ class Step:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Struct, frozen=True):
     """One call of a party. ``arguments`` belong to the verb; `open` and `run` may carry steps."""
 
     verb: Verb

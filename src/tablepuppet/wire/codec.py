@@ -21,7 +21,7 @@ from tablepuppet.errors import PartyError
 
 ARRAY = 1  # msgpack extension: one array
 MOST_SIZE = 1 << 48  # of an array in one direction
-TYPES = frozenset("?bBhHiIlLqQefd")
+TYPES = {name: np.dtype(name) for name in "|b1 |i1 |u1 <i2 <u2 <i4 <u4 <i8 <u8 <f2 <f4 <f8".split()}
 CHUNK = 1 << 20  # bytes of arrays in one frame
 SMALL = 128 << 10  # bytes of arrays that stand in a header, in all
 
@@ -32,17 +32,17 @@ class ArrayHeader(msgspec.Struct, array_like=True, frozen=True):
     dtype: str
     shape: tuple[int, ...]
     columns_first: bool  # Fortran order
-    data: bytes | None = None  # of a small array
+    data: bytearray | None = None  # of a small array
 
     @property
     def nbytes(self) -> int:
         """Bytes of its buffer."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * TYPES[self.dtype].itemsize
 
     def check(self) -> None:
         """PartyError if no array can look like this."""
-        plain = len(self.dtype) == 3 and self.dtype[0] in "<|" and np.dtype(self.dtype).char in TYPES
-        if not plain or len(self.shape) > 4 or any(not 0 <= size < MOST_SIZE for size in self.shape):
+        plain = self.dtype in TYPES and len(self.shape) <= 4
+        if not plain or any(not 0 <= size < MOST_SIZE for size in self.shape):
             raise PartyError("a message names an array of a kind that does not travel")
         if self.data is not None and len(self.data) != self.nbytes:
             raise PartyError("a message holds an array that is not as long as its header says")
@@ -83,14 +83,14 @@ def encode(message: Any) -> Encoded:
         nonlocal room
         if isinstance(value, np.ndarray):
             solid = value if value.flags.c_contiguous or value.flags.f_contiguous else np.ascontiguousarray(value)
-            data = None
+            data: Any = None
             if solid.nbytes <= room:
                 room -= solid.nbytes
-                data = _flat(solid).tobytes()
+                data = _flat(solid).data
             else:
                 arrays.append(solid)
             columns_first = solid.ndim > 1 and not solid.flags.c_contiguous
-            header = ArrayHeader(solid.dtype.newbyteorder("<").str, solid.shape, columns_first, data)
+            header = ArrayHeader(solid.dtype.str, solid.shape, columns_first, data)
             return msgspec.msgpack.Ext(ARRAY, msgspec.msgpack.encode(header))
         if isinstance(value, np.generic):
             return value.item()
@@ -114,6 +114,10 @@ class Incoming:
 
     def fill(self, frames: Iterator[pa.Buffer]) -> Any:
         """The whole message, once its arrays have come; PartyError if more or fewer bytes do."""
+        if not self.headers:
+            if next(frames, None) is not None:
+                raise _too_long()
+            return self.message
         found = [np.empty(header.nbytes, np.uint8) for header in self.headers]
         rest = memoryview(b"")
         for target in found:
@@ -125,9 +129,13 @@ class Incoming:
                 target[at : at + size] = np.frombuffer(rest[:size], np.uint8)
                 at, rest = at + size, rest[size:]
         if len(rest) or next(frames, None) is not None:
-            raise PartyError("a message is longer than its header says")
+            raise _too_long()
         self.arrays += [_shaped(raw, header) for raw, header in zip(found, self.headers, strict=True)]
         return _placed(self.message, self.arrays)
+
+
+def _too_long() -> PartyError:
+    return PartyError("a message is longer than its header says")
 
 
 def _cut() -> Any:
@@ -135,7 +143,7 @@ def _cut() -> Any:
 
 
 def _shaped(raw: NDArray[np.uint8], header: ArrayHeader) -> NDArray[Any]:
-    return raw.view(np.dtype(header.dtype)).reshape(header.shape, order="F" if header.columns_first else "C")
+    return raw.view(TYPES[header.dtype]).reshape(header.shape, order="F" if header.columns_first else "C")
 
 
 @dataclass(frozen=True)
@@ -155,7 +163,7 @@ def _placed(value: Any, arrays: list[NDArray[Any]]) -> Any:
     return value
 
 
-def decode_header(header: bytes | memoryview) -> Incoming:
+def decode_header(header: bytes | pa.Buffer) -> Incoming:
     """What a header says; PartyError if it is none."""
     incoming = Incoming(None)
 
@@ -165,7 +173,7 @@ def decode_header(header: bytes | memoryview) -> Incoming:
         found = msgspec.msgpack.decode(data, type=ArrayHeader)
         found.check()
         if found.data is not None:
-            return _shaped(np.frombuffer(found.data, np.uint8).copy(), found)
+            return _shaped(np.frombuffer(found.data, np.uint8), found)
         incoming.headers.append(found)
         return _Place(len(incoming.headers) - 1)
 
@@ -179,4 +187,4 @@ def decode_header(header: bytes | memoryview) -> Incoming:
 def decode(encoded: Encoded) -> Any:
     """What `encode` made bytes of, as it would arrive elsewhere."""
     frames = encoded.frames()
-    return decode_header(next(frames).to_pybytes()).fill(frames)
+    return decode_header(next(frames)).fill(frames)

@@ -15,9 +15,10 @@ import secrets
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
 
 from tablepuppet.errors import PartyError, TablePuppetError
 from tablepuppet.party.audit import Outcome
@@ -56,15 +57,6 @@ class Desk:
         self._lock = threading.Lock()
         self._closing = False
 
-    @contextmanager
-    def noting(self, caller: str, session: str = "", verb: str = "") -> Iterator[None]:
-        """Put an error inside into the audit log; for what the party itself does not see."""
-        try:
-            yield
-        except TablePuppetError as error:
-            self.party.note_refusal(caller, session, verb, error)
-            raise
-
     def answer(self, caller: str, request: Request) -> Encoded:
         """The reply to a request, or the error it met, as it travels."""
         try:
@@ -80,17 +72,21 @@ class Desk:
             return encode(error_message(error))
 
     def _in_line(self, key: Key, request: Request) -> Encoded:
-        with self.noting(*key, request.verb):
+        try:
             line = self._line(key, request)
+        except TablePuppetError as error:
+            self.party.note_refusal(*key, request.verb, error)
+            raise
         with line.lock:
             line.used = time.monotonic()
             if request.sequence == line.done and line.reply is not None:
                 return line.reply
             if request.verb == "open":  # written down with the request, so that noise can be drawn again
-                request = replace(request, arguments={**request.arguments, "nonce": secrets.token_hex(16)})
+                request = msgspec.structs.replace(
+                    request, arguments={**request.arguments, "nonce": secrets.token_hex(16)}
+                )
             try:
-                with self.noting(*key, request.verb):
-                    self._accept(key, line, request)
+                self._accept(key, line, request)
                 line.reply = self._computed(key, request)
             except TablePuppetError:
                 if request.verb == "open":  # nothing was opened: the caller may try again
@@ -101,13 +97,17 @@ class Desk:
 
     def _accept(self, key: Key, line: Line, request: Request) -> None:
         """Write down the next request of a line; PartyError if it is not the next, or cannot be written down."""
-        if request.sequence != line.done + 1:
-            raise PartyError(
-                f"party {self.party.name!r}: request {request.sequence} of this session came after request "
-                f"{line.done}; one was lost, came twice or overtook another"
-            )
-        if self.journal is not None:
-            self.journal.add(key, request)
+        try:
+            if request.sequence != line.done + 1:
+                raise PartyError(
+                    f"party {self.party.name!r}: request {request.sequence} of this session came after request "
+                    f"{line.done}; one was lost, came twice or overtook another"
+                )
+            if self.journal is not None:
+                self.journal.add(key, request)
+        except TablePuppetError as error:
+            self.party.note_refusal(*key, request.verb, error)
+            raise
 
     def _computed(self, key: Key, request: Request, outcome: Outcome = "ok") -> Encoded:
         """The reply, or an error that belongs to this request and is stored like a reply."""

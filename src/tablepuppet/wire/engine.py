@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from functools import partial
 from os import cpu_count
 from threading import BoundedSemaphore
 from typing import Protocol
 
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.service import HERE, Party
+from tablepuppet.wire.at_once import at_once
 from tablepuppet.wire.messages import meter
 from tablepuppet.wire.protocol import LostError
 from tablepuppet.wire.traffic import Traffic
 
-_CALLS = ThreadPoolExecutor(256, thread_name_prefix="tablepuppet-call")  # threads made anew cost as much as a call
 _CORES = BoundedSemaphore(cpu_count() or 1)  # parties in this process share its cores; those elsewhere have their own
 
 
@@ -62,43 +62,40 @@ class Engine(Protocol):
 
 
 def call_all(
-    engine: Engine, calls: Sequence[tuple[str, Request]], answered: Callable[[int], None] = lambda _: None
+    engine: Engine, calls: Sequence[tuple[str, Request]], answered: Callable[[int], None] | None = None
 ) -> list[Reply]:
     """Many calls at the same time, one trip; replies in the order of the calls.
 
     ``answered`` is told how many have answered, each time one does. If calls fail, the first of their errors is
     raised after all have ended.
     """
-    return [future.result() for future in _ended(engine, calls, answered)]
+    return [_reply(outcome) for outcome in _outcomes(engine, calls, None, answered)]
 
 
 def try_all(
     engine: Engine, calls: Sequence[tuple[str, Request]], patience: float | None = None
 ) -> list[Reply | LostError]:
     """The same, where a party that is lost has its error in the place of its reply; see `Engine.call`."""
-    ended = _ended(engine, calls, lambda _: None, *([] if patience is None else [patience]))
-    return [_reply_or_loss(future) for future in ended]
+    outcomes = _outcomes(engine, calls, patience)
+    return [outcome if isinstance(outcome, LostError) else _reply(outcome) for outcome in outcomes]
 
 
-def _ended(
-    engine: Engine, calls: Sequence[tuple[str, Request]], answered: Callable[[int], None], *patience: float
-) -> list[Future[Reply]]:
+def _outcomes(
+    engine: Engine,
+    calls: Sequence[tuple[str, Request]],
+    patience: float | None,
+    answered: Callable[[int], None] | None = None,
+) -> list[Reply | BaseException]:
     if calls:
         engine.traffic.add_trip()
-    futures = [_CALLS.submit(engine.call, *call, *patience) for call in calls]
-    try:
-        for number, _ in enumerate(as_completed(futures), start=1):
-            answered(number)
-    finally:
-        wait(futures)
-    return futures
+    settings = [] if patience is None else [patience]
+    return at_once([partial(engine.call, *call, *settings) for call in calls], answered)
 
 
-def _reply_or_loss(ended: Future[Reply]) -> Reply | LostError:
-    try:
-        return ended.result()
-    except LostError as error:
-        return error
+def _reply(outcome: Reply | BaseException) -> Reply:
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
 
 
 class InProcessEngine:

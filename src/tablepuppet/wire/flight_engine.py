@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +21,8 @@ import pyarrow.flight as flight
 from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.wire.codec import Encoded, decode_header, encode
-from tablepuppet.wire.flight_server import frames_of
+from tablepuppet.wire.flight_server import REQUEST, frames_of
+from tablepuppet.wire.hang_up import hangs_up
 from tablepuppet.wire.protocol import BusyError, LostError, read_reply, request_message
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds
@@ -88,19 +89,17 @@ class RemoteParty:
         """There is no record of them."""
 
     def _exchange(self, message: Encoded, timeout: float) -> Any:
+        """The message that answers a message. One that is all header takes a kind of call that costs less."""
         options = flight.FlightCallOptions(timeout=timeout)
-        writer, reader = self._connected().do_exchange(flight.FlightDescriptor.for_command(b"request"), options)
+        if not message.arrays:
+            results = self._connected().do_action((REQUEST, message.header), options)
+            return _read(result.body for result in results)
+        writer, reader = self._connected().do_exchange(flight.FlightDescriptor.for_command(REQUEST), options)
         try:
             for frame in message.frames():
                 writer.write_metadata(frame)
             writer.done_writing()
-            frames = frames_of(reader)
-            header = next(frames, None)
-            if header is None:
-                raise OSError("an empty reply")
-            return decode_header(header.to_pybytes()).fill(frames)
-        except PartyError as error:  # what came is no message: it was damaged on the way
-            raise OSError(str(error)) from error
+            return _read(frames_of(reader))
         finally:
             writer.close()
 
@@ -129,7 +128,30 @@ class RemoteParty:
         reason = str(error).split(". ")[0].splitlines()[0].rpartition("last error: ")[2][:200]
         if not _worth_repeating(error):
             return PartyError(f"party {self.name!r} at {self.url} has no certificate that fits ({reason})")
+        if self._refuses_us(error):
+            reason = (
+                f"{reason}: it can be reached, but seems to refuse the certificate of this federation, which may have "
+                "expired, or come from an authority that is not in the party's tls.ca; ask its operator"
+            )
         return LostError(f"party {self.name!r} at {self.url} does not answer within {timeout:g} s ({reason})")
+
+    def _refuses_us(self, error: Exception) -> bool:
+        """Whether the party is there, but closes connections while they begin."""
+        text, parts = str(error), urlsplit(self.url)
+        if self._tls is None or "failed to connect" not in text or "Socket closed" not in text:
+            return False
+        return hangs_up(parts.hostname or "", parts.port or 0, self._tls.authority)
+
+
+def _read(frames: Iterator[pa.Buffer]) -> Any:
+    """The message that frames make."""
+    header = next(frames, None)
+    if header is None:
+        raise OSError("an empty reply")
+    try:
+        return decode_header(header).fill(frames)
+    except PartyError as error:  # what came is no message: it was damaged on the way
+        raise OSError(str(error)) from error
 
 
 def _worth_repeating(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""A party as an Arrow Flight service: one DoExchange per request, mutual TLS, the caller named by its certificate.
+"""A party as an Arrow Flight service: one call per request, mutual TLS, the caller named by its certificate.
 
 A request's header comes first and says how many bytes of arrays follow; what is too large is refused before it is read.
 """
@@ -15,11 +15,12 @@ import pyarrow.flight as flight
 
 from tablepuppet.errors import ConfigError, PartyError, PrivacyError, TablePuppetError
 from tablepuppet.party.request import Request
-from tablepuppet.wire.codec import Encoded, decode_header, encode
+from tablepuppet.wire.codec import decode_header, encode
 from tablepuppet.wire.desk import Desk
 from tablepuppet.wire.protocol import error_message, read_request, read_version
 
 MOST_HEADER = 2 << 20  # bytes; as objects they may take a hundred times as many
+REQUEST = "request"  # the name of all calls
 ANONYMOUS = "anonymous"  # the caller where there is no TLS
 
 
@@ -58,14 +59,22 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         self.desk, self._tls = desk, tls
 
     def do_exchange(self, context: Any, descriptor: Any, reader: flight.MetadataRecordBatchReader, writer: Any) -> None:
-        """Read one request, write one reply."""
-        frames = frames_of(reader)
+        """Read one request whose arrays follow its header, write one reply."""
+        for frame in self._answered(context, frames_of(reader)):
+            writer.write_metadata(frame)
+
+    def do_action(self, context: Any, action: flight.Action) -> Iterator[pa.Buffer]:
+        """The reply to one request that is all header: most are, and such a call costs less."""
+        return self._answered(context, iter((action.body,)))
+
+    def _answered(self, context: Any, frames: Iterator[pa.Buffer]) -> Iterator[pa.Buffer]:
+        """The frames of the reply to a request, or of the error it met."""
         try:
             reply = self.desk.answer(*self._asked(context, frames))
         except (TablePuppetError, ValueError, OverflowError, RecursionError, MemoryError) as error:
             reply = encode(error_message(_told(error)))
             self._skip(frames)
-        _write(writer, reply)
+        return reply.frames()
 
     def _skip(self, frames: Iterator[pa.Buffer]) -> None:
         """Let the rest of a refused request pass by: a caller that still writes would not hear why it is refused."""
@@ -76,9 +85,12 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def _asked(self, context: Any, frames: Iterator[pa.Buffer]) -> tuple[str, Request]:
         """Who calls, and what is asked: read only of those who may call."""
         caller = self._caller(context)
-        with self.desk.noting(caller):
+        try:
             self._check_caller(caller)
             return caller, self._read(frames)
+        except TablePuppetError as error:  # the party itself does not see it
+            self.desk.party.note_refusal(caller, "", "", error)
+            raise
 
     def _caller(self, context: Any) -> str:
         name: str = ANONYMOUS if self._tls is None else context.peer_identity().decode(errors="replace")
@@ -98,7 +110,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         most = self.desk.limits.message_bytes
         if header.size > min(MOST_HEADER, most):
             raise PartyError(f"the request's header has {header.size:,} bytes, more than a party reads")
-        incoming = decode_header(header.to_pybytes())
+        incoming = decode_header(header)
         read_version(incoming.message)
         if incoming.nbytes > most:
             raise PartyError(
@@ -123,11 +135,6 @@ def frames_of(reader: flight.MetadataRecordBatchReader) -> Iterator[pa.Buffer]:
             return
         if chunk.app_metadata is not None:
             yield chunk.app_metadata
-
-
-def _write(writer: Any, encoded: Encoded) -> None:
-    for frame in encoded.frames():
-        writer.write_metadata(frame)
 
 
 def is_loopback(host: str) -> bool:

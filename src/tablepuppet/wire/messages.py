@@ -7,7 +7,7 @@ those of its request, in the same order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -19,8 +19,7 @@ from tablepuppet.party.request import Request
 from tablepuppet.wire.traffic import Traffic
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """One part of a request: what it lets out, how it is headed, and its values."""
 
     release: Release
@@ -42,22 +41,22 @@ def meter(traffic: Traffic, party: str, request: Request, reply: Sequence[Mappin
     parts = parts_of(request)
     for number, (part, values) in enumerate(zip(parts, reply, strict=True), start=1):
         messages = int(number == len(parts))
-        traffic.add(party, "down", part.release.label, size_of(part.header, _plain(part.values)), messages)
-        traffic.add(party, "up", part.release.label, size_of((), _plain(values)), messages)
+        traffic.add(party, "down", part.release.label, size_of(part.header, part.values), messages)
+        traffic.add(party, "up", part.release.label, size_of((), values), messages)
 
 
 def size_of(header: tuple[str, ...], values: Mapping[str, Any]) -> int:
     """Bytes of a part: its arrays as they are, the rest as a msgpack header."""
-    arrays = sum(value.nbytes for value in values.values() if isinstance(value, np.ndarray))
-    plain = {
-        name: (str(value.dtype), value.shape) if isinstance(value, np.ndarray) else value
-        for name, value in values.items()
-    }
+    arrays, plain = 0, {}
+    for name, value in values.items():
+        if isinstance(value, np.ndarray):
+            arrays += value.nbytes
+            plain[name] = (_name(value.dtype), value.shape)
+        else:  # dataclasses as the plain values they travel as
+            plain[name] = msgspec.to_builtins(value) if name in ("scans", "tables") else value
     return arrays + len(msgspec.msgpack.encode((header, plain)))
 
 
-def _plain(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Dataclasses as the plain values they travel as."""
-    return {
-        name: msgspec.to_builtins(value) if name in ("scans", "tables") else value for name, value in values.items()
-    }
+@cache
+def _name(dtype: np.dtype[Any]) -> str:
+    return str(dtype)

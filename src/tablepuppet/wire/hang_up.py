@@ -1,0 +1,34 @@
+"""Why a party cannot be connected to: whether it hangs up on the caller's certificate.
+
+A party that refuses a certificate closes the connection without a word. So does one that is gone, or a broken line.
+Here a second connection tells them apart: it shows no certificate, so that no key is needed, and sends nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+
+PATIENCE = 3.0  # seconds
+
+
+def hangs_up(host: str, port: int, authority: bytes) -> bool:
+    """Whether a service proves to be of the ``authority`` (PEM), and then ends the connection of a nameless caller."""
+    context = ssl.create_default_context(cadata=authority.decode())
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((host, port), timeout=PATIENCE) as line,
+            context.wrap_socket(line, server_hostname=host) as secured,
+        ):
+            return _is_ended(secured)
+    except (OSError, ValueError):  # what cannot be reached, or is no such service
+        return False
+
+
+def _is_ended(secured: ssl.SSLSocket) -> bool:
+    """Whether the other side ends the connection, where a service that takes the caller would speak first."""
+    try:
+        return not secured.recv(1)
+    except ConnectionResetError:
+        return True

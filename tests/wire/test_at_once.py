@@ -1,0 +1,79 @@
+"""Calls at the same time: all are made, in threads that are kept, and none is left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tablepuppet.wire.at_once import Threads, Trip, at_once
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_calls_are_made_at_the_same_time(is_told: bool) -> None:
+    """Calls that wait for each other all end; outcomes are in the order of the calls, and errors are among them."""
+    together = threading.Barrier(3)
+    heard: list[int] = []
+
+    def call(number: int) -> int:
+        together.wait(timeout=30)
+        if number == 1:
+            raise ValueError("one")
+        return number
+
+    outcomes = at_once([lambda n=n: call(n) for n in range(3)], heard.append if is_told else None)  # type: ignore[misc]
+    assert [outcomes[0], outcomes[2]] == [0, 2]
+    assert isinstance(outcomes[1], ValueError)
+    assert heard == ([1, 2, 3] if is_told else [])
+
+
+def test_a_call_that_returns_nothing_ends_too() -> None:
+    """None is an outcome like others, and no calls are no outcomes."""
+    assert at_once([lambda: None, lambda: None]) == [None, None]
+    assert at_once([]) == []
+
+
+def test_an_interrupt_waits_for_calls_under_way() -> None:
+    """Whoever is interrupted while waiting goes on with it once no call is left."""
+    ended: list[bool] = []
+
+    def interrupted(_: int) -> None:
+        raise KeyboardInterrupt
+
+    def slow() -> None:
+        slept.wait(0.2)
+        ended.append(True)
+
+    slept = threading.Event()
+    with pytest.raises(KeyboardInterrupt):
+        at_once([lambda: None, slow, slow], interrupted)
+    assert ended == [True, True]
+
+
+def test_threads_are_kept_and_bounded() -> None:
+    """Trips one after the other take the same threads; calls beyond the bound wait for one that is free."""
+    threads, seen = Threads(most=2), set()
+
+    def call() -> None:
+        seen.add(threading.current_thread().name)
+
+    for _ in range(20):
+        trip = Trip([call] * 5)
+        threads.start(trip)
+        trip.wait()
+        assert trip.outcomes == [None] * 5
+    assert 1 <= len(seen) <= 2
+
+
+def test_a_process_ends_after_its_calls() -> None:
+    """A process whose main thread is done waits for calls under way, and ends though threads are kept."""
+    script = (
+        "import threading, time; from tablepuppet.wire.at_once import at_once\n"
+        "def call(): time.sleep(0.5); print('ended')\n"
+        "threading.Thread(target=at_once, args=([lambda: None, call],), daemon=True).start()\n"
+        "time.sleep(0.1)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "ended\n")
