@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import tablepuppet.federation
-import tablepuppet.relation
-import tablepuppet.wire.outbox
+import tablepuppet.wire.engine
 from tablepuppet.wire.distance import communication_seconds
 from tablepuppet.wire.engine import Engine
 
@@ -30,10 +28,9 @@ class Trips:
 @contextmanager
 def counted() -> Iterator[Trips]:
     """Count trips for as long as the context lasts."""
-    trips, modules = Trips(), (tablepuppet.federation, tablepuppet.relation, tablepuppet.wire.outbox)
-    bare = tablepuppet.wire.outbox.call_all
+    trips, bare = Trips(), tablepuppet.wire.engine._outcomes
 
-    def call_all(engine: Engine, calls: Any, *rest: Any) -> Any:
+    def outcomes(engine: Engine, calls: Any, *rest: Any) -> Any:
         before, number = engine.traffic.bytes, engine.traffic.trips
         replies = bare(engine, calls, *rest)
         if engine.traffic.trips > number:
@@ -41,17 +38,15 @@ def counted() -> Iterator[Trips]:
         return replies
 
     try:
-        for module in modules:
-            module.call_all = call_all  # type: ignore[attr-defined]
+        tablepuppet.wire.engine._outcomes = outcomes  # type: ignore[assignment]
         yield trips
     finally:
-        for module in modules:
-            module.call_all = bare  # type: ignore[attr-defined]
+        tablepuppet.wire.engine._outcomes = bare
 
 
 def _purpose(calls: Any) -> str:
     """The op of a round if there is one, else the verb or the last op."""
-    ops = [step.op for _, request in calls for step in request.steps] or [calls[0][1].verb]
+    ops: list[str] = [step.op for _, request in calls for step in request.steps] or [calls[0][1].verb]
     return next((op for op in ops if op.startswith(ROUND_OPS)), ops[-1])
 
 

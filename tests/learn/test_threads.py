@@ -12,6 +12,7 @@ import pytest
 from threadpoolctl import ThreadpoolController
 
 import tablepuppet as tp
+from benchmarks.learning.trips import counted
 from tablepuppet.prep.encoded_table import EncodedTable
 from tests.relations import federation
 
@@ -57,11 +58,14 @@ def test_parties_work_at_the_same_time_with_one_thread_each(tmp_path: Path, monk
 
 @pytest.mark.parametrize(("shards", "trips"), [(1, 1), (2, 2)])
 def test_trips_of_a_round(tmp_path: Path, shards: int, trips: int) -> None:
-    """A round is one trip, and two with several shards of a table whose Gram matrices add up."""
+    """A round is one trip, and two with several shards of a table whose Gram matrices add up; benchmarks count them."""
     fed, made = shop(tmp_path, shards), []
     traffic = fed.engine.traffic
     model = tp.LinearRegression(solver="lbfgs", tol=0.0, callbacks=[lambda _: made.append(traffic.trips)], rounds=4)
-    model.fit(fed.sql(JOIN, label="price"))
+    with counted() as seen:
+        model.fit(fed.sql(JOIN, label="price"))
+    assert len(seen.made) == traffic.trips
+    assert sum(size for _, size in seen.made) == traffic.bytes
     rounds = [later - earlier for earlier, later in itertools.pairwise(made)][: len(model.history_) - 1]
     assert rounds
     assert set(rounds) == {trips}

@@ -77,3 +77,15 @@ def test_a_process_ends_after_its_calls() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "ended\n")
+
+
+def test_a_fork_has_threads_of_its_own() -> None:
+    """A process that is forked after calls were made can make calls."""
+    code = (
+        "import os, sys, time; from tablepuppet.wire.at_once import at_once\n"
+        "at_once([lambda: time.sleep(0.01)] * 3)\n"
+        "child = os.fork()\n"
+        "if not child: os._exit(at_once([lambda: 1] * 3).count(1))\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 3)"
+    )
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=60, check=False).returncode == 0

@@ -8,8 +8,10 @@ most calls are short.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -98,7 +100,13 @@ class Threads:
             thread.join()
 
 
-_THREADS = Threads(MOST_THREADS)
+@cache
+def _threads() -> Threads:
+    return Threads(MOST_THREADS)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not survive a fork
 
 
 def at_once(
@@ -112,7 +120,7 @@ def at_once(
     [1, 2]
     """
     trip = Trip(calls, own=0 if told else 1)
-    _THREADS.start(trip)
+    _threads().start(trip)
     try:
         if told:
             trip.follow(told)
