@@ -50,6 +50,13 @@ def scores_for(loss: Loss, seed: int = 0, size: float = 2.0) -> Array:
     return np.random.default_rng(seed).normal(scale=size, size=shape)
 
 
+def proximal(loss: Loss, target: Array, rho: float, start: Array) -> Array:
+    """The z with the least loss(z) + rho / 2 |z - target|^2."""
+    pulled = target - start
+    loss.pull(start, pulled, rho)
+    return target - pulled
+
+
 def test_squared_value() -> None:
     """Half the mean squared error."""
     assert Squared(np.array([1.0, 2.0])).value(np.array([0.0, 4.0])) == pytest.approx((1 + 4) / 4)
@@ -149,7 +156,7 @@ def test_proximal_is_a_minimum(make: Callable[[], Loss], rho: float, size: float
     loss = make()
     target = scores_for(loss, seed=3, size=size)
     for start in (target, np.zeros_like(target), scores_for(loss, seed=4, size=size)):
-        found = target - loss.pull(start, target - start, rho)
+        found = proximal(loss, target, rho, start)
         slope = loss.gradient(found) * ROWS + rho * (found - target)
         np.testing.assert_allclose(slope, 0, atol=1e-10 * max(1.0, rho * size))
 
@@ -159,7 +166,7 @@ def test_proximal_equals_a_general_minimiser(make: Callable[[], Loss]) -> None:
     """The same point that scipy finds, for each row alone."""
     loss, rho = make(), 0.3
     target = scores_for(loss, seed=3)
-    found = target - loss.pull(np.zeros_like(target), target, rho)
+    found = proximal(loss, target, rho, np.zeros_like(target))
     for row in range(ROWS):
         part, goal = loss.at(np.array([row])), target[row]
 

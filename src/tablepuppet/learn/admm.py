@@ -40,7 +40,7 @@ class Sharing:
 
     def moved(self, part: slice, now: Array, look: Look | None) -> None:
         """The z-update and the dual update of some joined rows, which leave the loss's pull."""
-        self.dual[part] = self.loss.at(part).pull(now, self.dual[part], self.rho / self.parts, look)
+        self.loss.at(part).pull(now, self.dual[part], self.rho / self.parts, look)
 
 
 class SharingRule(Sharing):

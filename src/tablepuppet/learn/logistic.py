@@ -78,29 +78,28 @@ class Logistic(Loss):
         unlikely -= unlikely * unlikely
         return gradient, unlikely
 
-    def pull(self, start: Scores, away: Scores, rho: float, look: Look | None = None) -> Scores:
+    def pull(self, start: Scores, away: Scores, rho: float, look: Look | None = None) -> None:
         """Newton's method in every row.
 
         Where the loss may outweigh rho, steps stop at zero, where the slope bends: from there they cannot overshoot.
         """
-        z, pulled, clipped = start.copy(), away.copy(), not outweighs(rho, self)
+        z, clipped = start, not outweighs(rho, self)
         enough = small_step(self, rho, start)
         for number in range(NEWTON_STEPS):
             if number == 0 and look is not None and isinstance(look.hessian, RowWeights):
-                step, bend = look.gradient - rho * pulled, look.hessian.weights + rho
+                step, bend = look.gradient - rho * away, look.hessian.weights + rho
             else:
                 step, bend = self._derivatives(z, _unlikely(z)[0])
-                step -= rho * pulled
+                step -= rho * away
                 bend += rho
             step /= bend
             if clipped:
                 over = z * (z - step) < 0
                 step[over] = z[over]
-            z -= step
-            pulled += step
+            z = z - step
+            away += step
             if np.abs(step, out=step).max(initial=0.0) < enough:
                 break
-        return pulled
 
     def best_constant(self) -> NDArray[np.float64]:
         """The log odds of class 1."""

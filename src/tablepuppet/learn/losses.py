@@ -68,10 +68,11 @@ class Loss(ABC):
         """Value, gradient and hessian from one pass."""
 
     @abstractmethod
-    def pull(self, start: Scores, away: Scores, rho: float, look: Look | None = None) -> Scores:
-        """How far the loss pulls scores from a target, start + away, row by row; ``look`` is that at the start.
+    def pull(self, start: Scores, away: Scores, rho: float, look: Look | None = None) -> None:
+        """Turn ``away`` into how far the loss pulls scores from their target, start + away, row by row.
 
-        It is target - z for the z with the least loss(z) + rho / 2 * |z - target|^2 (Eq. 7).
+        It is target - z for the z with the least loss(z) + rho / 2 * |z - target|^2 (Eq. 7). ``look`` is that at the
+        start.
         """
 
     @abstractmethod
@@ -138,12 +139,11 @@ class Squared(Loss):
         error = scores - self.labels
         return WholeLook(0.5 * float(error @ error), error, EqualWeights(len(error)))
 
-    def pull(self, start: Scores, away: Scores, rho: float, look: Look | None = None) -> Scores:
+    def pull(self, start: Scores, away: Scores, rho: float, look: Look | None = None) -> None:
         """In closed form."""
-        pulled = start + away
-        pulled -= self.labels
-        pulled *= 1 / (1 + rho)
-        return pulled
+        away += start
+        away -= self.labels
+        away *= 1 / (1 + rho)
 
     def best_constant(self) -> NDArray[np.float64]:
         """The mean label."""

@@ -108,22 +108,19 @@ class Softmax(Loss):
             turned += times * self._other
         turned.reshape(-1, copy=False)[self._places] += times * (self._own - self._other)
 
-    def pull(self, start: Scores, away: Scores, rho: float, look: Look | None = None) -> Scores:
+    def pull(self, start: Scores, away: Scores, rho: float, look: Look | None = None) -> None:
         """Newton's method in every row, for z = high - p / rho. In the label's class high is target + 1 / rho."""
-        z, gap = start.T.copy(), np.subtract(-1.0, away.T, order="C")  # z - high - 1
-        self.add_targets(gap, -1 / rho)
-        weight = None
+        z, gap, weight = start.T, np.subtract(-1.0, away.T, order="C"), None
+        self.add_targets(gap, -1 / rho)  # z - high - 1
         if not outweighs(rho, self):
             inside = np.clip(gap, -1 - 1 / rho, -1)
-            z += inside - gap
-            gap = inside
+            z, gap = z + (inside - gap), inside
         elif look is not None and isinstance(look.hessian, SoftmaxHessian):
             weight = look.hessian.probability + rho
             np.divide(rho, weight, out=weight)
         _settle(z, gap, rho, small_step(self, rho, z), weight)
-        np.subtract(-1, gap, out=gap)
-        self.add_targets(gap, -1 / rho)
-        return gap.T
+        self.add_targets(gap, 1 / rho)
+        np.subtract(-1, gap, out=away.T)
 
     def best_constant(self) -> NDArray[np.float64]:
         """Log shares of the classes, centred."""
@@ -151,17 +148,17 @@ def _exponentials(scores: Scores, out: Scores) -> tuple[Scores, Scores]:
 def _settle(
     z: Scores, gap: Scores, rho: float, enough: float, weight: Scores | None = None, steps: int = NEWTON_STEPS
 ) -> None:
-    """Move z, and gap = z - high - 1 with it, to the solution. ``weight`` is rho / (p + rho), if known.
+    """Move ``gap`` = z - high - 1 to where it is at the solution. ``weight`` is rho / (p + rho), if known.
 
     Rows where Newton's method does not come to rest, as may happen for a small rho, are solved for their logsumexp.
     """
     if weight is None:
-        weight = np.empty_like(z)
+        weight = np.empty(z.shape)
         total = rho * _exponentials(z, weight)[0]
         weight += total
         np.divide(total, weight, out=weight)
     step = _newton_step(gap, rho, weight)
-    z -= step
+    z = z - step
     gap -= step
     if steps and (np.abs(step[:, ::SOME]).max(axis=0) >= enough).mean() > 0.5:
         return _settle(z, gap, rho, enough, steps=steps - 1)
