@@ -7,8 +7,7 @@ solver runs rounds of gather, loss, scatter; the parameters stay with the partie
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from numbers import Integral, Real
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -28,6 +27,7 @@ from tablepuppet.learn.promise import (
     known_otherwise,
     promised,
 )
+from tablepuppet.learn.settings import Solver, check_ranges
 from tablepuppet.learn.stored import Model, Stored
 from tablepuppet.learn.validation import Validation, Watched, check_alike
 from tablepuppet.learn.watch import Watch
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from tablepuppet.relation import Relation
 
 Array = NDArray[np.float64]
-Solver = Literal["auto", "admm", "sgd", "lbfgs"]
-SOLVERS = ("auto", "admm", "sgd", "lbfgs")
 BATCH_SIZE = 10_000
 AUTO_ROUNDS, AUTO_EPOCHS = 300, 100  # at most: solvers but sgd stop when they have converged
 SINGLE_PRECISION_TOL = 1e-8  # what float32 on the wire can still tell: below it, steps are of rounding errors
@@ -54,40 +52,6 @@ SINGLE_PRECISION_TOL = 1e-8  # what float32 on the wire can still tell: below it
 def is_text(type_: str) -> bool:
     """Whether a column of this type is one of categories, unless it is said."""
     return family(type_) in (Family.TEXT, Family.UUID)
-
-
-def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
-
-
-def _is_callables(value: Any) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, Iterator) and all(callable(each) for each in value)
-
-
-def _is_number(value: Any, below: float = np.inf) -> bool:
-    return isinstance(value, Real) and 0 <= float(value) < below
-
-
-def _is_rate(value: Any) -> bool:
-    return value == "auto" if isinstance(value, str) else _is_number(value) and value > 0
-
-
-RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    **dict.fromkeys(
-        ("batch_size", "local_steps", "patience"),
-        ("a whole number, at least 1", lambda v: _is_whole(v, 1)),
-    ),
-    **dict.fromkeys(
-        ("rounds", "inner_rounds"),
-        ("'auto' or a whole number, at least 1", lambda v: v == "auto" or _is_whole(v, 1)),
-    ),
-    **dict.fromkeys(("reduce", "label_correction"), ("True or False", lambda v: isinstance(v, bool))),
-    "callbacks": ("a list of functions that take an event", _is_callables),
-    **dict.fromkeys(("lr", "rho", "inner_rho"), ("'auto' or a number above 0", _is_rate)),
-    **dict.fromkeys(("l2", "tol"), ("a number, 0 or more", _is_number)),
-    "momentum": ("a number from 0 to below 1", lambda v: _is_number(v, 1.0)),
-    "seed": ("a whole number, 0 or more", lambda v: _is_whole(v, 0)),
-}
 
 
 class Learner(BaseEstimator, ABC):  # type: ignore[misc]
@@ -260,13 +224,7 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
 
     def check_settings(self) -> None:
         """LearnError if a setting is none that can be."""
-        if self.solver not in SOLVERS:
-            known = ", ".join(SOLVERS)
-            raise LearnError(f"solver={self.solver!r} is not known; use one of {known}")
-        for name, value in self.get_params(deep=False).items():
-            allowed, fits = RANGES.get(name, ("anything", lambda _: True))
-            if not fits(value):
-                raise LearnError(f"{name} must be {allowed}, not {value!r}")
+        check_ranges(self.get_params(deep=False))
         check_supported(self.privacy)
         if self.label_correction and (self.privacy is None or not self.privacy.is_label_private):
             raise LearnError("label_correction is for labels with noise: set privacy=tp.Privacy(label_epsilon=...) too")

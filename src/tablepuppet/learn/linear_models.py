@@ -12,7 +12,7 @@ from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.admm import SharingRule
 from tablepuppet.learn.consensus import CONSENSUS_TOL, Inner
 from tablepuppet.learn.descent import Rule, descend
-from tablepuppet.learn.estimator import BATCH_SIZE, SINGLE_PRECISION_TOL, Array, Learner, Solver
+from tablepuppet.learn.estimator import BATCH_SIZE, SINGLE_PRECISION_TOL, Array, Learner
 from tablepuppet.learn.feature_promise import FeaturePromise
 from tablepuppet.learn.lbfgs import GradientRule
 from tablepuppet.learn.linear import LinearModel, by_column
@@ -20,6 +20,7 @@ from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.noisy_descent import solve_by_steps
 from tablepuppet.learn.private_linear import PrivateLinearModel
 from tablepuppet.learn.saved_model import SavedModel
+from tablepuppet.learn.settings import Solver
 from tablepuppet.learn.sgd import Stochastic, descend_by_batches
 from tablepuppet.learn.step_promise import StepPromise, sampling_of
 from tablepuppet.learn.stored import Model, Stored

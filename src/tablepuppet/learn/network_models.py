@@ -10,7 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.descent import Round
-from tablepuppet.learn.estimator import BATCH_SIZE, SINGLE_PRECISION_TOL, Array, Learner, Solver
+from tablepuppet.learn.estimator import BATCH_SIZE, SINGLE_PRECISION_TOL, Array, Learner
 from tablepuppet.learn.feature_promise import FeaturePromise
 from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.network_admm import Inner, descend_by_sharing
@@ -19,6 +19,7 @@ from tablepuppet.learn.networks import NetworkModel
 from tablepuppet.learn.noisy_descent import PRIVATE_SOLVER, solve_by_steps
 from tablepuppet.learn.row_gradients import need_opacus
 from tablepuppet.learn.saved_model import SavedModel
+from tablepuppet.learn.settings import Solver
 from tablepuppet.learn.sgd import Stochastic, descend_by_batches
 from tablepuppet.learn.step_promise import StepPromise, sampling_of
 from tablepuppet.learn.stored import Model, Stored
