@@ -1,7 +1,8 @@
 # Needs Python 3.11 or newer and GNU make. `make help` lists the targets.
 
 PYTHON ?= python3
-JOBS ?= auto
+# One more test at a time than there are cores: many wait for processes.
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # What the tests need; `deep` is torch, for the neural networks.
 TEST_EXTRAS := dev,deep
 
