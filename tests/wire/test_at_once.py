@@ -89,3 +89,36 @@ def test_a_fork_has_threads_of_its_own() -> None:
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 3)"
     )
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_calls_after_all_threads_were_told_to_end() -> None:
+    """Threads that end while a call is under way are not counted on later: a new one is made."""
+    threads, go, under_way = Threads(4), threading.Event(), threading.Event()
+
+    def slow() -> None:
+        under_way.set()
+        go.wait(timeout=30)
+
+    first: Trip[None] = Trip([slow])
+    threads.start(first)
+    under_way.wait(timeout=30)
+    ending = threading.Thread(target=threads._stop)
+    ending.start()
+    while threads._all:
+        pass
+    go.set()
+    ending.join(timeout=30)
+    later = Trip([lambda: 7])
+    threads.start(later)
+    later.wait()
+    assert later.outcomes == [7]
+    threads._stop()
+
+
+def test_no_thread_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are then made by whoever asks for them."""
+    monkeypatch.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("no more")))
+    threads, trip = Threads(4), Trip([lambda: 1, lambda: 2])
+    threads.start(trip)
+    trip.wait()
+    assert trip.outcomes == [1, 2]

@@ -1,8 +1,8 @@
 """Calls at the same time, for whoever waits until all have ended.
 
-Each has a thread of its own, but for one that the waiting thread can make itself. Threads are kept, since one made anew
-costs as much as a call. A `concurrent.futures` pool would do, but takes twice as long to hand a call over and back, and
-most calls are short.
+Each has a thread of its own: in a call of the user's own thread an interrupt could get lost. Threads are kept, since
+one made anew costs as much as a call. A `concurrent.futures` pool would do, but takes twice as long to hand a call over
+and back, and most calls are short.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ MOST_THREADS = 256
 
 
 class Trip(Generic[Result]):
-    """Some calls at the same time, and how each has ended; the first ``own`` are made by whoever waits."""
+    """Some calls at the same time, and how each has ended."""
 
-    def __init__(self, calls: Sequence[Callable[[], Result]], own: int = 0):
+    def __init__(self, calls: Sequence[Callable[[], Result]]):
         self.calls = calls
         self.outcomes: list[Any] = [None] * len(calls)
-        self.others = range(own, len(calls))
-        self._left = len(self.others)
+        self._left = len(calls)
         self._lock, self._all_ended = threading.Lock(), threading.Lock()
         self._told: SimpleQueue[int] = SimpleQueue()
-        if self.others:
+        if calls:
             self._all_ended.acquire()
 
     def make(self, number: int) -> None:
@@ -40,7 +39,7 @@ class Trip(Generic[Result]):
             self.outcomes[number] = error
 
     def tell(self) -> None:
-        """Tell that a call of another thread has ended. Whoever waits for all is woken up by the last."""
+        """Tell that a call has ended. Whoever waits for all is woken up by the last."""
         with self._lock:
             self._left -= 1
             self._told.put(len(self.calls) - self._left)
@@ -48,14 +47,17 @@ class Trip(Generic[Result]):
                 self._all_ended.release()
 
     def follow(self, told: Callable[[int], None]) -> None:
-        """Wait until all calls of other threads have ended; ``told`` hears how many have, each time one does."""
-        for _ in self.others:
+        """Wait until all calls have ended; ``told`` hears how many have, each time one does."""
+        for _ in self.calls:
             told(self._told.get())
 
     def wait(self) -> None:
-        """Wait until all calls of other threads have ended."""
+        """Wait until all calls have ended."""
         with self._all_ended:
             pass
+
+
+Calls = SimpleQueue[tuple[Trip[Any], int] | None]
 
 
 class Threads:
@@ -63,39 +65,55 @@ class Threads:
 
     def __init__(self, most: int):
         self._most = most
-        self._queue: SimpleQueue[tuple[Trip[Any], int] | None] = SimpleQueue()
+        self._queue: Calls = SimpleQueue()
         self._lock = threading.Lock()
         self._free = 0  # below zero: calls that wait for a thread
         self._all: list[threading.Thread] = []
         atexit.register(self._stop)  # a thread that is in a call must not outlive the interpreter
 
     def start(self, trip: Trip[Any]) -> None:
-        """Begin the calls of a trip that other threads make."""
+        """Begin the calls of a trip; where no thread can be made, make them."""
         with self._lock:
-            self._free -= len(trip.others)
-            while self._free < 0 and len(self._all) < self._most:
-                thread = threading.Thread(target=self._work, name=f"tablepuppet-call-{len(self._all)}", daemon=True)
-                thread.start()
-                self._all.append(thread)
+            queue: Calls | None = self._queue
+            self._free -= len(trip.calls)
+            while self._free < 0 and len(self._all) < self._most and self._grow():
                 self._free += 1
-        for number in trip.others:
-            self._queue.put((trip, number))
+            if not self._all:
+                self._free = 0
+                queue = None
+        for number in range(len(trip.calls)):
+            if queue is not None:
+                queue.put((trip, number))
+            else:
+                trip.make(number)
+                trip.tell()
 
-    def _work(self) -> None:
-        while (asked := self._queue.get()) is not None:
+    def _grow(self) -> bool:
+        name = f"tablepuppet-call-{len(self._all)}"
+        thread = threading.Thread(target=self._work, args=(self._queue,), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no more, or the interpreter is about to end
+            return False
+        self._all.append(thread)
+        return True
+
+    def _work(self, queue: Calls) -> None:
+        while (asked := queue.get()) is not None:
             trip, number = asked
             trip.make(number)
             with self._lock:
-                self._free += 1
+                self._free += queue is self._queue
             trip.tell()
             del asked, trip  # an idle thread keeps no reply
 
     def _stop(self) -> None:
-        """Let all threads end; a call that comes later gets a new one."""
+        """Let all threads end; a call that comes later gets a new one, with a queue of its own."""
         with self._lock:
-            ending, self._all, self._free = self._all, [], 0
+            ending, queue = self._all, self._queue
+            self._all, self._free, self._queue = [], 0, SimpleQueue()
         for _ in ending:
-            self._queue.put(None)
+            queue.put(None)
         for thread in ending:
             thread.join()
 
@@ -105,8 +123,15 @@ def _threads() -> Threads:
     return Threads(MOST_THREADS)
 
 
+def _forget_threads() -> None:
+    """Threads do not survive a fork."""
+    if _threads.cache_info().currsize:
+        atexit.unregister(_threads()._stop)
+        _threads.cache_clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not survive a fork
+    os.register_at_fork(after_in_child=_forget_threads)
 
 
 def at_once(
@@ -114,18 +139,15 @@ def at_once(
 ) -> list[Result | BaseException]:
     """What the calls return or raise, in their order, once all have ended.
 
-    ``told`` hears how many have ended, each time one does. Without it the first call is made in this thread.
+    ``told`` hears how many have ended, each time one does.
 
     >>> at_once([lambda: 1, lambda: 2])
     [1, 2]
     """
-    trip = Trip(calls, own=0 if told else 1)
+    trip = Trip(calls)
     _threads().start(trip)
     try:
-        if told:
-            trip.follow(told)
-        elif calls:
-            trip.make(0)
+        trip.follow(told) if told else trip.wait()
     finally:  # also if the user interrupts it
         trip.wait()
     return trip.outcomes
