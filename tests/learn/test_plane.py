@@ -92,3 +92,16 @@ def test_memory_is_used_again() -> None:
         images.mix(slice(0, ROWS), weights)
         images.keep_step(weights)
         assert [images.slots[slot, 0, 0] for slot in images.order] == list(range(number, max(number - 3, -1), -1))
+
+
+@pytest.mark.parametrize("positive", [0.7, 0.9])
+def test_rare_rows_do_not_lead_far_astray(positive: float) -> None:
+    """Without a penalty, a first step that overshoots is shortened: the objective falls."""
+    rows, rng = 20_000, np.random.default_rng(5)
+    rare = rng.random(rows) < 0.01
+    labels = (rng.random(rows) < np.where(rare, positive, 0.003)).astype(float)
+    loss, images = Logistic(labels), Images.of(1, 1, rows)
+    images.new()[:] = rare
+    plane = Plane(loss, np.zeros(rows) + loss.best_constant(), images, 0.0, np.eye(2))
+    begin, end = plane.lowest({})
+    assert end.objective < begin.objective

@@ -103,6 +103,22 @@ def test_predictions_of_all_rows(hidden: list[int] | None) -> None:
     assert image[10:].all()
 
 
+def test_other_values_have_other_noise_and_cost_anew() -> None:
+    """A release of the same number in the same session, but of other values, as after a change of what came before it:
+    the difference of both has noise, and both are charged. The same values again have the same noise, and its name.
+    """
+    charges: list[Any] = []
+    told = []
+    for values in (np.zeros(5), np.zeros(5), np.ones(5)):
+        told.append(local_table("one", charges).noisy(values, 1.0, 2.0, "gradient") - values)
+    np.testing.assert_array_equal(told[0], told[1])
+    assert np.abs(told[2] - told[0]).min() > 1e-6
+    names = [name for _, name in charges]
+    assert names[0] == names[1] != names[2]
+    samples = [local_table("one").sample(ROWS, 0.25, given) for given in (b"a", b"a", b"b")]
+    assert [list(samples[0]) == list(other) for other in samples[1:]] == [True, False]
+
+
 def test_samples_are_poisson() -> None:
     """Rows are in a sample on their own: sizes vary as they should, and every sample is another."""
     table, found = local_table(), []

@@ -165,3 +165,21 @@ def test_choosing_noise_is_told(tmp_path: Path) -> None:
     rel.events.subscribe(lambda event: seen.append(event.name))
     linear(rounds=1, local_steps=1).fit(rel)
     assert "privacy.noise" in seen
+
+
+@pytest.mark.parametrize("batch_size", [10_000, 100])
+@pytest.mark.parametrize("predictions", [None, 4.0])
+def test_several_tables_are_counted_together(tmp_path: Path, batch_size: int, predictions: float | None) -> None:
+    """By moments somebody with a row in both tables has more than that of either, and not more than the sum; what is
+    predicted later is counted as well.
+    """
+    privacy = tp.Privacy(feature_epsilon=4.0, prediction_epsilon=predictions, delta=DELTA)
+    rel = relation(tmp_path)
+    model = linear(privacy=privacy, rounds=2, batch_size=batch_size).fit(rel)
+    for name, key in (("epsilon_given_messages", "moments_given_messages"), ("epsilon", "moments")):
+        alone, total = [table[name] for table in model.privacy_["tables"].values()], model.privacy_["total"]
+        assert max(alone) <= total[key]
+        assert total[key] < sum(alone) or math.isinf(sum(alone))
+    before = model.privacy_["total"]["moments"]
+    model.predict(rel)
+    assert model.privacy_["total"]["moments"] > before or predictions is None

@@ -15,13 +15,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import tablepuppet as tp
+from tablepuppet.party.database import open_database
 from tablepuppet.party.ops import LocalTable
-from tablepuppet.party.policy import ColumnRule
+from tablepuppet.party.policy import ColumnRule, Policy, TableRule
+from tablepuppet.party.service import Party
 from tablepuppet.prep import private_encode
 from tablepuppet.prep.encode import Encoding
 from tablepuppet.prep.private_encode import BINS, EncoderNoise, bins_of, range_of
 from tablepuppet.privacy.shares import TAIL
-from tests.privacy.bounded import bounded_federation
+from tablepuppet.wire.engine import InProcessEngine
+from tests.privacy.bounded import KEY, bounded_federation
 from tests.relations import Parties, record_wire, warnings_of
 
 ROWS = 4000
@@ -85,6 +88,23 @@ def test_noisy_statistics_are_near_the_truth(tmp_path: Path, shards: int) -> Non
         assert encoder.scale == pytest.approx(values.std(), rel=0.05)
     assert noise.used == {"people": 2 + 2 + 1}  # a range and moments of each number, a list of categories
     assert noise.tails == {"people": 1}
+
+
+@pytest.mark.parametrize("bounded", ["p", "q"])
+def test_a_shard_without_bounds_is_paid_for(tmp_path: Path, bounded: str) -> None:
+    """If one shard's policy has bounds and the other's has not, in either order, what the latter told is counted."""
+    fed = bounded_federation(tmp_path, halves(), {})
+    fed.engine = InProcessEngine(
+        {
+            name: Party(
+                name, open_database(name, f"parquet:///{tmp_path / name}"), KEY, Policy(others=TableRule(rules))
+            )
+            for name, rules in {"p": KNOWN if bounded == "p" else {}, "q": KNOWN if bounded == "q" else {}}.items()
+        }
+    )
+    encoding, noise = fitted(fed, 0.05)
+    assert noise.used == {"people": 2 + 2 + 1}
+    assert encoding.numbers["people"][0].mean == pytest.approx(people()["age"].to_numpy().mean(), rel=0.05)
 
 
 def test_rare_categories_are_not_told(tmp_path: Path) -> None:

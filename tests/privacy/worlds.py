@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 import tablepuppet as tp
@@ -24,9 +23,10 @@ BOTH = tp.Privacy(feature_epsilon=1.0, prediction_epsilon=1.0, delta=DELTA)
 class World:
     """Tables a and b at two parties, encoded and ready for rounds; what is told of them is asked by op."""
 
-    def __init__(self, folder: Path, first_x: float | None, first_z: float | None):
+    def __init__(self, folder: Path, first_x: float | None, first_z: float | None, first_y: float = 0.5):
         keys = [0] * OFTEN + list(range(1, ONCE + 1))
-        a = pa.table({"k": keys, "x": pa.array([first_x, *[1.0] * (ROWS - 1)]), "y": np.full(ROWS, 0.5)})
+        y = [first_y] * OFTEN + [0.5] * ONCE
+        a = pa.table({"k": keys, "x": pa.array([first_x, *[1.0] * (ROWS - 1)]), "y": y})
         b = pa.table({"k": range(ONCE + 1), "z": pa.array([first_z, *[1.0] * ONCE])})
         rules = {name: ColumnRule(bounds=(-1.0, 1.0)) for name in ("x", "z")}
         self.fed = bounded_federation(folder, {"p": {"a": a}, "q": {"b": b}}, rules)
@@ -66,5 +66,5 @@ class World:
 
 def worlds(folder: Path, **changed: float | None) -> list[World]:
     """One as it is, and its neighbour: a row's cells replaced by NULLs."""
-    plain: dict[str, float | None] = {"first_x": 1.0, "first_z": 1.0}
+    plain: dict[str, Any] = {"first_x": 1.0, "first_z": 1.0}
     return [World(folder / "here", **plain), World(folder / "there", **{**plain, **changed})]

@@ -103,7 +103,7 @@ def test_data_that_changed_meanwhile_is_noticed(tmp_path: Path) -> None:
         cards = parties["bank0"]["cards"]
         pyarrow.parquet.write_table(cards.slice(1), tmp_path / "bank0" / "cards.parquet")
         bank.start()
-        with pytest.raises(tp.PartyError, match="its data or its secrets have changed since this session began"):
+        with pytest.raises(tp.PartyError, match="its data, its secrets or the rules of its columns have changed"):
             tp.LogisticRegression().fit(relation)
 
 

@@ -136,7 +136,7 @@ def test_other_secrets_end_a_session(tmp_path: Path, secret: str) -> None:
     outcome(Desk(party, Limits(), journal), opening(party))
     again = open_party(file)
     setattr(again, secret, b"another secret of 32 bytes......")
-    with pytest.raises(tp.PartyError, match="its data or its secrets have changed"):
+    with pytest.raises(tp.PartyError, match="its data, its secrets or the rules of its columns have changed"):
         outcome(Desk(again, Limits(), journal), using(1))
 
 

@@ -109,12 +109,18 @@ class FeaturePromise:
 
         Noise is Gaussian everywhere: adding up divergences of all orders (FedOnce, Theorem 4) is adding up precisions.
         """
+        if len(aliases) < 2:
+            return sum(map(self.given_messages if given_messages else self.epsilon, aliases))
         noise, precision = self.noise, sum(map(self._precision, aliases))
         if not given_messages and noise.image is None:
-            return math.inf if aliases else 0.0
+            return math.inf
         if not given_messages and noise.image is not None:
             precision += len(aliases) * noise.images / noise.image**2
-        return epsilon_of(precision, self.privacy.delta - sum(self._lists[alias] for alias in aliases) * TAIL_DELTA)
+        return epsilon_of(precision, self._delta_of(aliases))
 
     def _delta(self, alias: str) -> float:
-        return self.privacy.delta - self._lists[alias] * TAIL_DELTA
+        return self._delta_of([alias])
+
+    def _delta_of(self, aliases: Sequence[str]) -> float:
+        """What lists of categories leave of it."""
+        return self.privacy.delta - sum(self._lists[alias] for alias in aliases) * TAIL_DELTA

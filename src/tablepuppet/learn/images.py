@@ -21,7 +21,7 @@ class Images:
     products: Array  # by the second derivative of the mean loss: of slots, and of constants as the last
     order: list[int] = field(default_factory=list)  # slots in use, that of the newest first
     spare: int = 0  # the slot of the step that was tried last
-    unknown: int = 1  # of the newest: whose slopes and products are to be found
+    unknown: int = 1  # how many of the newest have slopes and products that are still to be found
 
     @classmethod
     def of(cls, directions: int, outputs: int, joined_rows: int) -> Images:
@@ -67,7 +67,7 @@ class Images:
         row[self.spare] = weights @ row[self.order]
         self.products[self.spare] = self.products[:, self.spare] = row
         lengths = np.sqrt(np.maximum(np.diag(self.products), 0.0))
-        worse = float(np.abs(weights) @ lengths[self.order]) / max(lengths[self.spare], 1e-300)
+        worse = min(float(np.abs(weights) @ lengths[self.order]) / max(lengths[self.spare], 1e-300), 1e100)
         drift = worse * (worse * np.finfo(np.float64).eps + self.drift[self.order].max())
         self.order[0], self.unknown = self.spare, 1 if drift <= PRODUCT_DRIFT else 2
         self.drift[self.spare] = drift if drift <= PRODUCT_DRIFT else 0.0

@@ -17,7 +17,7 @@ Scores = NDArray[np.float64]
 Rows = NDArray[np.intp] | slice
 Images = NDArray[np.float64]  # (directions, outputs, joined_rows)
 Matrix = NDArray[np.float64]
-LOGS_AT_ONCE = 32  # numbers up to 2 ** 32 whose product is still a number
+LOGS_AT_ONCE = 32  # numbers up to 2 ** 31 whose product is still a number
 
 
 class Hessian(Protocol):
@@ -151,7 +151,7 @@ class Squared(Loss):
 
 
 def sum_of_logs(values: Scores) -> float:
-    """Of numbers between 2 ** -32 and 2 ** 32; a product takes less time than a logarithm."""
+    """Of numbers between 2 ** -31 and 2 ** 31; a product takes less time than a logarithm."""
     products = np.multiply.reduceat(values, np.arange(0, len(values), LOGS_AT_ONCE))
     return float(np.log(products).sum())
 

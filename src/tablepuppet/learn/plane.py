@@ -25,6 +25,7 @@ Array = NDArray[np.float64]
 NEWTON_STEPS = 12
 NONE = slice(0)
 FEWEST_PIECES = 16  # of the joined rows that tell how the loss bends
+RISE = 1e-12  # of the objective, which rounding may make
 ENOUGH = 0.01  # of what the first step promised to gain: the next round corrects what is left
 
 
@@ -86,6 +87,8 @@ class Plane:
         along = images.fresh if looks else images.all
         begin = here = self.at(np.zeros(len(images) + self.loss.outputs), looks, along, self._first_bend())
         least = max(here.noise, least * abs(here.objective))
+        if not self.loss.quadratic and here.gain(here.bend) <= least:
+            begin = here = self.at(here.point, here.looks, NONE, Bend(images.all))
         enough = max(least, ENOUGH * here.gain(here.bend))
         for _ in range(NEWTON_STEPS):
             if here.gain(here.bend) <= least:
@@ -95,7 +98,7 @@ class Plane:
                 here = self._after(here, step)
                 break
             there = self._downhill(here, step)
-            if there.gain(here.bend) <= enough:
+            if there.gain(here.bend) <= enough or np.array_equal(there.point, here.point):
                 here = there
                 break
             here = self.at(there.point, there.looks, NONE, Bend(images.all))
@@ -107,11 +110,14 @@ class Plane:
         return Bend(self.images.all, max(1, len(pieces(len(self.scores), self.loss.outputs)) // FEWEST_PIECES))
 
     def _downhill(self, here: Place, step: Array) -> Place:
-        """Where the step leads, or a part of it. The objective is convex: it is enough that the slope along the step
-        has not turned uphill much.
+        """Where the step leads, or a part of it: the objective must not rise, nor the slope along the step have turned
+        uphill much. If no part will do, where it began.
         """
         length, there, allowed = 1.0, self.at(here.point + step), -0.5 * float(here.slope @ step)
-        while float(there.slope @ step) > allowed and length > 1e-6:
+        highest = here.objective + RISE * abs(here.objective)
+        while float(there.slope @ step) > allowed or there.objective > highest:
+            if length < 1e-6:
+                return self.at(here.point)
             length /= 2
             there = self.at(here.point + length * step)
         return there

@@ -75,7 +75,7 @@ class NoisySteps:
 
     def gradient(self, theta: Array) -> Array:
         """The noisy gradient of the mean loss, from a new sample."""
-        chosen = self.table.sample(len(self.before), self.sampling)
+        chosen = self.table.sample(len(self.before), self.sampling, self.wanted.tobytes() + theta.tobytes())
         sums = self.clipped(theta, chosen).ravel()
         told = self.table.noisy(sums, self.clip, self.multiplier, "gradient", self.sampling)
         return np.asarray(told.reshape(theta.shape) / (self.sampling * self.table_rows))

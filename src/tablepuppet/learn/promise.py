@@ -203,8 +203,8 @@ def promised(plan: Plan, privacy: Privacy | None, promise: FeaturePromise | None
         "label_epsilon": label_epsilon,
         "secure_sum": privacy is not None and privacy.secure_sum,
         "tables": {name: table.told() for name, table in tables.items()},
-        "parties": {party: _together(tables.values(), party) for party in plan.parties},
-        "total": _together(tables.values()) | _by_moments(tables.values(), promise),
+        "parties": {party: _of_party(tables.values(), party, promise) for party in plan.parties},
+        "total": _added_up(tables.values()) | _by_moments(tables.values(), promise),
         "assumptions": " ".join([_assumptions(privacy, promise), *known_otherwise(plan, privacy)]),
     }
 
@@ -230,15 +230,25 @@ def _by_table(plan: Plan, label_epsilon: float | None, promise: FeaturePromise |
         told = sorted(uses & features)
         whole = given = math.inf if told else None
         if promise is not None and told:
-            whole, given = sum(map(promise.epsilon, told)), sum(map(promise.given_messages, told))
+            whole, given = promise.together(told), promise.together(told, given_messages=True)
         parties = tuple(dict.fromkeys(shard.party for shard in table.shards))
         found[table.name] = TablePromise(parties, of_label, whole, given, tuple(told))
     return found
 
 
-def _together(tables: Iterable[TablePromise], party: str | None = None) -> dict[str, float]:
-    """Somebody with a row in each of these tables, or in those of one party."""
-    counted = [table for table in tables if party is None or party in table.parties]
+def _of_party(tables: Iterable[TablePromise], party: str, promise: FeaturePromise | None) -> dict[str, float]:
+    """Somebody with a row in each table of one party, counted together at one delta."""
+    counted = [table for table in tables if party in table.parties]
+    if promise is None:
+        return _added_up(counted)
+    aliases = [alias for table in counted for alias in table.aliases]
+    given = promise.together(aliases, given_messages=True) if aliases else 0.0
+    return {"epsilon": promise.together(aliases) if aliases else 0.0, "epsilon_given_messages": given}
+
+
+def _added_up(tables: Iterable[TablePromise]) -> dict[str, float]:
+    """Somebody with a row in each of these tables, by the sum of epsilons."""
+    counted = list(tables)
     return {
         "epsilon": sum(table.feature or 0.0 for table in counted),
         "epsilon_given_messages": sum(table.feature_given_messages or 0.0 for table in counted),

@@ -19,7 +19,7 @@ from tablepuppet.privacy.label_correction import inverse_transition, true_shares
 NEWTON_STEPS = 30
 LOGSUMEXP_STEPS = 200
 SOME = 64  # one row of so many tells whether most are still moving
-TAME = 2.0**32  # sums of exponentials up to this size are accurate as they are, and so is the product of many of them
+TAME = 2.0**31  # sums of exponentials up to this size are accurate as they are, and so is the product of many of them
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ the first. Steps that were not taken are not spent.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tablepuppet.errors import PrivacyError
@@ -111,13 +111,35 @@ class StepPromise(FeaturePromise):
         noise = self.steps
         if noise is None or not noise.steps or alias not in noise.multipliers or self._sampling(alias) is None:
             return self.given_messages(alias)
-        cost = Spending.of_gaussian(noise.multipliers[alias], noise.steps, self._sampling(alias))
-        if self._told(alias):
-            cost += Spending.of_gaussian(self._told(alias) ** -0.5)
+        cost = self._spending(alias, self._told(alias))
         return min(cost.epsilon(self._delta(alias)) + self._slack, self._feature_epsilon)
 
     def epsilon(self, alias: str) -> float:
         """The epsilon of a table's rows for all that was told: infinite if predictions had no noise."""
         if self.steps is None or self.steps.image is None:
             return math.inf
-        return self._epsilon(alias, self._told(alias) + self.steps.images / self.steps.image**2)
+        return self._epsilon(alias, self._told(alias) + self._of_images)
+
+    @property
+    def _of_images(self) -> float:
+        """The sum of 1 / multiplier^2 of predictions with noise."""
+        return 0.0 if self.steps is None or self.steps.image is None else self.steps.images / self.steps.image**2
+
+    def together(self, aliases: Sequence[str], *, given_messages: bool = False) -> float:
+        """The epsilon at one delta of somebody with a row in each of these tables.
+
+        Divergences of all orders are added up (FedOnce, Theorem 4), those of steps on samples too.
+        """
+        alone = self.given_messages if given_messages else self.epsilon
+        if len(aliases) < 2 or math.isinf(alone(aliases[0])):
+            return sum(map(alone, aliases))
+        images = 0.0 if given_messages else self._of_images
+        total = sum((self._spending(alias, self._told(alias) + images) for alias in aliases), Spending())
+        return total.epsilon(self._delta_of(aliases)) + len(aliases) * self._slack
+
+    def _spending(self, alias: str, beside: float) -> Spending:
+        """Of the steps that were taken, and of others, of which 1 / multiplier^2 adds up to ``beside``."""
+        noise, cost = self.steps, Spending.of_gaussian(beside**-0.5) if beside else Spending()
+        if noise is None or not noise.steps or alias not in noise.multipliers:
+            return cost
+        return cost + Spending.of_gaussian(noise.multipliers[alias], noise.steps, self._sampling(alias))

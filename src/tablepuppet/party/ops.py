@@ -6,6 +6,7 @@ declares its releases; the service checks them. Algorithms register their ops be
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import secrets
 from collections.abc import Callable, Mapping
@@ -104,12 +105,14 @@ class LocalTable:
         """
         self.charged(cost, purpose, release)
 
-    def sample(self, count: int, probability: float) -> NDArray[np.int64]:
+    def sample(self, count: int, probability: float, given: bytes = b"") -> NDArray[np.int64]:
         """Which of ``count`` rows are in the sample of the next release with noise: each on its own, unseen by others.
 
-        It is drawn as that noise is, from a stream of its own: a session that is computed again has the same one.
+        It is drawn as that noise is, from a stream of its own: a session that is computed again has the same one, where
+        what the release is made of besides the rows, ``given``, is the same.
         """
-        mark = f"sample {self.nonce} {self.snapshot.scan.alias} {self._releases + 1}"
+        what = hashlib.sha256(given).hexdigest()
+        mark = f"sample {self.nonce} {self.snapshot.scan.alias} {self._releases + 1} {what}"
         key = hmac.digest(self.noise_secret, mark.encode(), "sha256")
         return poisson_sample(count, probability, SecureStream.keyed(key))
 
@@ -125,11 +128,14 @@ class LocalTable:
 
         ``sampling`` is the probability with which `sample` chose the rows that the values are made of.
 
-        Noise is drawn from the party's secret, the session's nonce and a number that no other release has. A party that
-        is killed and computes a session's requests again draws it again: what it told stays true, and costs once.
+        Noise is drawn from the party's secret, the session's nonce, a number that no other release has, and the values
+        themselves. A party that is killed and computes a session's requests again draws it again: what it told stays
+        true, and costs once. Other values have other noise, and cost anew.
         """
         self._releases += 1
-        mark = f"{self.nonce} {self.snapshot.scan.alias} {self._releases}"
+        what = f"{purpose} {sensitivity!r} {multiplier!r} {sampling!r} ".encode() + values.tobytes()
+        values_mark = hmac.digest(self.noise_secret, b"values " + what, "sha256").hex()
+        mark = f"{self.nonce} {self.snapshot.scan.alias} {self._releases} {values_mark}"
         cost = Spending.of_gaussian(multiplier, 1, sampling) + Spending.of_pure(sampling_epsilon(max(values.size, 1)))
         self.charge(cost, purpose, f"{purpose} {mark}")
         sigma = gaussian_sigma(multiplier, sensitivity, values.size)

@@ -233,14 +233,17 @@ class Party:
             ) from None
 
     def fingerprint(self, session: str, caller: str = HERE) -> str:
-        """A hash of all rows that a session read, and of the secrets that order and blind them.
+        """A hash of all rows that a session read, of the secrets that order and blind them, and of its columns' rules.
 
-        With another secret the rows are the same, but row ids and digests mean others.
+        With another secret the rows are the same, but row ids and digests mean others. With other rules some releases
+        have no noise, and those after them would have that of others.
         """
         tables = self._sessions[caller, session]
         order = hmac.digest(self._row_secret or b"", b"fingerprint", "sha256").hex()
         prints = [self.key_mark, order]
-        prints += [f"{alias} {tables[alias].snapshot.fingerprint}" for alias in sorted(tables)]
+        for alias in sorted(tables):
+            prints.append(f"{alias} {tables[alias].snapshot.fingerprint}")
+            prints += [f"{name} {output.rule!r}" for name, output in sorted(tables[alias].grant.outputs.items())]
         return hashlib.sha256("\n".join(prints).encode()).hexdigest()
 
     def category_secret(self, blinding: str) -> bytes:

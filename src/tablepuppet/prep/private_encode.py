@@ -215,17 +215,20 @@ def _fit_numbers(
     for alias, listed in by_alias.items():
         for place, column in enumerate(listed):
             bounds = [reply["known"][place] for reply in replies[alias]]
-            low, high = min(float(b[0]) for b in bounds), max(float(b[1]) for b in bounds)
-            if not math.isnan(low + high):
+            ranges = [(float(low), float(high)) for low, high in bounds if not math.isnan(low + high)]
+            is_known = len(ranges) == len(bounds)  # else some shard has told noisy counts
+            if not is_known:
+                noise.use(alias)
+                counts = np.sum([reply["counts"][place] for reply in replies[alias]], axis=0)
+                seen = range_of(counts, noise.multipliers[alias] * math.sqrt(len(bounds)))
+                ranges += [] if seen is None else [seen]
+            low, high = min((low for low, _ in ranges), default=0.0), max((high for _, high in ranges), default=0.0)
+            if is_known:
                 found[column.name] = [NumberEncoder(column, (low + high) / 2, (high - low) / UNIFORM)]
-                continue
-            noise.use(alias)
-            counts = np.sum([reply["counts"][place] for reply in replies[alias]], axis=0)
-            seen = range_of(counts, noise.multipliers[alias] * math.sqrt(len(bounds)))
-            if seen is None or seen[0] == seen[1]:
+            elif low == high:
                 drop_column(column, "has no range that noise does not hide, or one value only", events)
             else:
-                open_.setdefault(alias, []).append((column, *seen))
+                open_.setdefault(alias, []).append((column, low, high))
     return found | _fit_moments(client, open_, noise)
 
 

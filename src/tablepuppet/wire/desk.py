@@ -139,8 +139,8 @@ class Desk:
         now = self.party.fingerprint(key[1], key[0])
         if self.journal.seal(key, now) != now:
             raise PartyError(
-                f"party {self.party.name!r}: its data or its secrets have changed since this session began; start the "
-                "run anew"
+                f"party {self.party.name!r}: its data, its secrets or the rules of its columns have changed since this "
+                "session began; start the run anew"
             )
 
     def _line(self, key: Key, request: Request) -> Line:
