@@ -81,7 +81,8 @@ def test_a_job_that_forgets_is_refused_before_a_party_reads(services: Services) 
     done = run_command("train", str(write_job(services, "without", **SETTINGS)), "--json")
     assert done.returncode != 0
     assert "privacy=tp.Privacy(secure_sum=True) (policy rule secure_sum)" in done.stderr
-    assert {line["verb"] for line in audit(services, "owner0")[before:]} == {"describe"}
+    verbs = {line["verb"] for line in audit(services, "owner0")[before:]}
+    assert verbs - {"close"} == {"describe"}  # a session of an earlier test may close meanwhile
     assert not (services.folder / "without").exists()
 
 

@@ -272,9 +272,11 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
                 "a model that was loaded cannot noise its predictions yet: use it in the run that fits it"
             )
         apply_encoding(client, self.encoding_)
-        scores = self.model_.scores(client)
-        if self.promise_ is not None:  # predictions have cost something
-            self.privacy_ = promised(self.relation_.plan, self.privacy, self.promise_)
+        try:
+            scores = self.model_.scores(client)
+        finally:
+            if self.promise_ is not None:  # predictions have cost something, also those that got lost
+                self.privacy_ = promised(self.relation_.plan, self.privacy, self.promise_)
         if not np.isfinite(scores).all():
             raise LearnError(
                 "the relation has feature values that are not finite (NaN or infinity); filter them in WHERE"

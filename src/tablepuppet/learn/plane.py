@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 NEWTON_STEPS = 12
 NONE = slice(0)
 FEWEST_PIECES = 16  # of the joined rows that tell how the loss bends
-RISE = 1e-12  # of the objective, which rounding may make
+RISE = 1e-12  # what rounding may add to the objective: losses of joined rows begin near 1, however small they end
 ENOUGH = 0.01  # of what the first step promised to gain: the next round corrects what is left
 
 
@@ -114,7 +114,7 @@ class Plane:
         uphill much. If no part will do, where it began.
         """
         length, there, allowed = 1.0, self.at(here.point + step), -0.5 * float(here.slope @ step)
-        highest = here.objective + RISE * abs(here.objective)
+        highest = here.objective + RISE * max(1.0, abs(here.objective))
         while float(there.slope @ step) > allowed or there.objective > highest:
             if length < 1e-6:
                 return self.at(here.point)

@@ -150,8 +150,8 @@ def _read(frames: Iterator[pa.Buffer]) -> Any:
         raise OSError("an empty reply")
     try:
         return decode_header(header).fill(frames)
-    except PartyError as error:  # what came is no message: it was damaged on the way
-        raise OSError(str(error)) from error
+    except (PartyError, ValueError, OverflowError, MemoryError) as error:  # no message: it was damaged on the way
+        raise OSError(f"a reply cannot be read: {error}") from error
 
 
 def _worth_repeating(error: Exception) -> bool:

@@ -90,11 +90,15 @@ _ERRORS: dict[str, type[TablePuppetError]] = {
 
 def read_reply(message: Any, request: Request, party: str) -> Reply:
     """The reply that a message tells; raises the error that it tells."""
+    strange = PartyError(f"party {party!r} answers in a way that cannot be understood; is it of the same version?")
     if not isinstance(message, list) or len(message) != 3 or message[0] != VERSION:
-        raise PartyError(f"party {party!r} answers in a way that cannot be understood; is it of the same version?")
+        raise strange
     _, outcome, told = message
     if outcome != "ok":
         raise _ERRORS.get(str(outcome), PartyError)(str(told))
-    if request.verb == "describe":
-        return [told[0] | {"tables": msgspec.convert(told[0]["tables"], list[Shard])}]
-    return list(told)
+    try:
+        if request.verb == "describe":
+            return [told[0] | {"tables": msgspec.convert(told[0]["tables"], list[Shard])}]
+        return list(told)
+    except (msgspec.ValidationError, TypeError, LookupError):
+        raise strange from None
