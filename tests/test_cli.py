@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 def tablepuppet(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own."""
-    command = [sys.executable, "-m", "tablepuppet.cli", *arguments]
+    command = [sys.executable, "-m", "tablepuppet", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 

@@ -17,7 +17,7 @@ from tests.party.policed import CANARY, write_file
 
 def check(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Check the party file of a folder in a process of its own."""
-    command = [sys.executable, "-m", "tablepuppet.cli", "party", "check", "party.toml", *options]
+    command = [sys.executable, "-m", "tablepuppet", "party", "check", "party.toml", *options]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
@@ -99,7 +99,7 @@ def test_likely_mistakes_are_warnings(tmp_path: Path) -> None:
 
 def budget(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """What was spent, by a process of its own."""
-    command = [sys.executable, "-m", "tablepuppet.cli", "party", "budget", "party.toml", *options]
+    command = [sys.executable, "-m", "tablepuppet", "party", "budget", "party.toml", *options]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 

@@ -21,7 +21,7 @@ from tablepuppet.party.report import inspect
 
 def test_demo(tmp_path: Path) -> None:
     """The federated model equals the centralised one; joined rows are those of the pooled tables; a curve is drawn."""
-    command = [sys.executable, "-m", "tablepuppet.cli", "demo", "--folder", "demo", "--json"]
+    command = [sys.executable, "-m", "tablepuppet", "demo", "--folder", "demo", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
@@ -51,7 +51,7 @@ def test_databases_are_built_once(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"demo"}
 
 
-PARTIES = [sys.executable, "-m", "tablepuppet.cli", "demo", "--parties", "--json", "--folder", "demo"]
+PARTIES = [sys.executable, "-m", "tablepuppet", "demo", "--parties", "--json", "--folder", "demo"]
 
 
 @pytest.fixture(scope="module")

@@ -270,7 +270,3 @@ def main() -> None:
     except TablePuppetError as error:
         Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

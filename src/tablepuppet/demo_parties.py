@@ -120,7 +120,7 @@ def write_party_files(folder: Path) -> None:
 @contextmanager
 def _process(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A party that serves. Its process group is its own: Ctrl-C ends the analyst first, who then ends the parties."""
-    command = [sys.executable, "-m", "tablepuppet.cli", "party", "serve", str(folder / "party.toml")]
+    command = [sys.executable, "-m", "tablepuppet", "party", "serve", str(folder / "party.toml")]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0)
     try:

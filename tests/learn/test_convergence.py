@@ -92,14 +92,14 @@ def test_duplicated_columns(tmp_path: Path, classes: int | None, solver: str) ->
 
 @solvers
 @pytest.mark.parametrize("l2", [1e-3, 1e-6])
-@pytest.mark.parametrize(("tables", "columns", "rows"), [(2, 20, 25), (4, 40, 100)])
-@every_task
+@pytest.mark.parametrize(
+    ("classes", "tables", "columns", "rows"),
+    [(None, 2, 20, 25), (2, 2, 20, 25), (3, 2, 20, 25), (None, 4, 40, 100), (2, 4, 40, 100)],
+)
 def test_wide_tables(
     tmp_path: Path, classes: int | None, tables: int, columns: int, rows: int, l2: float, solver: str
 ) -> None:
     """More columns than rows, which can fit every label."""
-    if classes == 3 and rows == 100:
-        pytest.skip("the direct solve of this size takes long")
     parties, sql = side_by_side(tables, columns, rows, 0.2, classes=classes)
     converges(tmp_path, parties, sql, classes, solver, l2=l2)
 

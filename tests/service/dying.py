@@ -7,22 +7,25 @@ coordinator ends before the step of a save that ``DIES_BEFORE`` names.
 from __future__ import annotations
 
 import os
+import pkgutil
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 from tablepuppet.cli import main
-from tablepuppet.learn import model_file
-from tablepuppet.learn.model_folder import ModelFolder
-from tablepuppet.learn.placed import PlacedModel
 from tablepuppet.party.request import Request
 from tablepuppet.wire.codec import Encoded
 from tablepuppet.wire.desk import Desk
 
 MOMENTS = ("written", "answered")
 """The request is in the journal and not computed; its reply is stored and not sent."""
-SAVE: dict[str, Any] = {"store": PlacedModel, "write": ModelFolder, "settle": model_file, "end": ModelFolder}
+SAVE = {
+    "store": "placed.PlacedModel.store",
+    "write": "model_folder.ModelFolder.write",
+    "settle": "model_file.settle",
+    "end": "model_folder.ModelFolder.end",
+}
 """The steps of a save in their order, and where they are."""
 
 
@@ -57,7 +60,7 @@ def plan_party(plan: Path) -> None:
 
 if __name__ == "__main__":
     if "DIES_BEFORE" in os.environ:
-        step = os.environ["DIES_BEFORE"]
-        setattr(SAVE[step], step, lambda *_: die())
+        place, _, step = SAVE[os.environ["DIES_BEFORE"]].rpartition(".")
+        setattr(pkgutil.resolve_name(f"tablepuppet.learn.{place}"), step, lambda *_: die())
     plan_party(Path(sys.argv[-1]).with_suffix(".dies"))
     main()

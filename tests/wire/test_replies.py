@@ -17,7 +17,7 @@ from tablepuppet.wire.flight_engine import RemoteParty
 from tablepuppet.wire.protocol import VERSION
 
 
-class Liar(flight.FlightServerBase):
+class Liar(flight.FlightServerBase):  # type: ignore[misc]
     """A party that answers every request with the same frame."""
 
     def __init__(self, frame: bytes):
