@@ -42,7 +42,7 @@ class Regressor(Learner):
         return Squared(joined_numbers(client, label, asked))
 
     def _metric(self, loss: Loss, value: float, scores: Array) -> float:
-        return float(np.sqrt(2 * value))
+        return float(np.sqrt(2 * max(value, 0.0)))
 
     def predict(self, relation: Relation) -> Array:
         """The predicted label of every joined row, in the order of ``rows()``."""
