@@ -34,7 +34,7 @@ def commands(folder: Path) -> Path:
     """A folder with `tablepuppet` and `python3` as they are here."""
     folder.mkdir()
     python = f'exec "{sys.executable}"'
-    for name, call in (("python3", python), ("tablepuppet", f"{python} -m tablepuppet.cli")):
+    for name, call in (("python3", python), ("tablepuppet", f"{python} -m tablepuppet")):
         (folder / name).write_text(f'#!/bin/sh\n{call} "$@"\n')
         (folder / name).chmod(0o755)
     return folder
