@@ -29,7 +29,7 @@ demo: $(DEMO_READY) ## set up what is missing, then run the demonstration
 	$(BIN)/tablepuppet demo
 
 test: $(TEST_READY) ## set up what is missing, then run all tests, with doctests and the examples in the docs
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 lint: $(TEST_READY) ## formatting, lint rules and types
 	$(BIN)/ruff format --check .

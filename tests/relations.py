@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,12 +30,19 @@ from numpy.typing import NDArray
 
 import tablepuppet as tp
 from tablepuppet.party.request import Reply, Request, Step
+from tablepuppet.wire.closing import closer
 from tablepuppet.wire.engine import InProcessEngine
 
 Parties = Mapping[str, Mapping[str, pa.Table]]
 Place = tuple[str, int]  # party, row in the source
 Joined = tuple[Place, ...]  # one per table of FROM
 KINDS = ("parquet", "arrow", "duckdb")
+
+
+def collect_garbage() -> None:
+    """Let sessions that nobody refers to be found and closed."""
+    gc.collect()
+    closer().wait()
 
 
 def write_party(folder: Path, name: str, tables: Mapping[str, pa.Table], kind: str = "parquet") -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.federation import PartyEntry
-from tests.relations import federation, warnings_of, write_party
+from tests.relations import collect_garbage, federation, warnings_of, write_party
 
 ROWS = {"t": pa.table({"k": [1, 2], "x": [0.5, 1.5], "c": ["a", "b"]})}
 
@@ -179,7 +178,7 @@ def test_traffic_grows(tmp_path: Path) -> None:
             relation.describe()
         else:
             relation = None
-            gc.collect()
+            collect_garbage()
         now = {(e["party"], e["direction"], e["release"]): (e["bytes"], e["messages"]) for e in fed.traffic}
         assert all(now[key][0] > 0 and now[key] >= figures for key, figures in before.items())
         assert {(p, r) for p, d, r in now if d == "up"} == {(p, r) for p, d, r in now if d == "down"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from tests.relations import (
     Joined,
     World,
     base_rows,
+    collect_garbage,
     federation,
     hide_order,
     number_of,
@@ -179,27 +179,27 @@ def test_rows_of_remote_parties_are_not_told(shop: tp.Federation, monkeypatch: p
 def test_a_dropped_relation_frees_its_snapshots(shop: tp.Federation) -> None:
     """Parties keep a snapshot as long as a relation over it is alive, a split included, and no longer."""
     parties = [shop.engine.local(name) for name in ORDERS]
-    gc.collect()
+    collect_garbage()
     before = [len(party._sessions) for party in parties if party]
     relation = shop.sql(JOIN)
     train, test = relation.split()
     assert [len(party._sessions) for party in parties if party] == [count + 1 for count in before]
     del relation, train
-    gc.collect()
+    collect_garbage()
     assert len(test.rows()) == len(test)
     del test
-    gc.collect()
+    collect_garbage()
     assert [len(party._sessions) for party in parties if party] == before
 
 
 def test_a_failed_query_leaves_no_snapshot(shop: tp.Federation) -> None:
     """When one party fails to read, the others' snapshots are freed too."""
     parties = [shop.engine.local(name) for name in ORDERS]
-    gc.collect()
+    collect_garbage()
     before = [len(party._sessions) for party in parties if party]
     with pytest.raises(tp.PartyError, match="fails on its rows"):
         shop.sql("SELECT n, CAST(CAST(price AS VARCHAR) AS DATE) AS d FROM orders o JOIN items i USING (item)")
-    gc.collect()
+    collect_garbage()
     assert [len(party._sessions) for party in parties if party] == before
 
 

@@ -11,7 +11,7 @@ import itertools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral, Real
 
 import numpy as np
@@ -31,6 +31,7 @@ from tablepuppet.runs.events import Events
 from tablepuppet.sql.explain import ShardSize, Sizes, explain
 from tablepuppet.sql.plan import Plan, Scan
 from tablepuppet.sql.query import Query
+from tablepuppet.wire.closing import closer
 from tablepuppet.wire.engine import Engine, call_all
 from tablepuppet.wire.outbox import Outbox, WhenLost
 
@@ -52,7 +53,9 @@ class Session:
         self.plan, self.engine, self.events, self.settings = plan, engine, events, settings
         self.id = engine.new_session()
         self._views = itertools.count()
-        self._finalizer = weakref.finalize(self, _close, engine, plan.parties, self.id)
+        closer().wait()  # so that limits of parties do not count what is no longer used
+        self._close = partial(_close, engine, plan.parties, self.id)
+        self._finalizer = weakref.finalize(self, closer().later, self._close)
         self.outbox = Outbox(engine, self.id, settings.when_lost)
         self.secured = SecureTables()
         self.rows_read: dict[tuple[str, str], int] = {}
@@ -77,7 +80,8 @@ class Session:
 
     def close(self) -> None:
         """Free the snapshots now."""
-        self._finalizer()
+        if self._finalizer.detach():
+            self._close()
 
     def new_view(self) -> str:
         """A name for the rows of one relation over these snapshots."""

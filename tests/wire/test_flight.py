@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from tablepuppet.wire.flight_engine import RemoteParty
 from tablepuppet.wire.flight_server import FlightServer
 from tablepuppet.wire.protocol import VERSION, BusyError, read_reply
 from tests.learn.materialised import ALL, JOIN, shop
-from tests.relations import write_party
+from tests.relations import collect_garbage, write_party
 from tests.wire.services import KEY, Certificates, calling, served
 
 SQL = f"SELECT {ALL}, o.returned {JOIN}"
@@ -171,7 +170,7 @@ def test_models_go_with_their_session(urls: dict[str, str]) -> None:
         assert model.evaluate(fed.sql("SELECT age, credit FROM cards WHERE age > 0", label="credit"))
         assert any(party._models.values())
         del model
-        gc.collect()
+        collect_garbage()
         assert not any(party._models.values())
         assert not party._sessions
 

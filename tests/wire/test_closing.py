@@ -1,0 +1,80 @@
+"""Sessions that nobody refers to are closed, wherever Python finds out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tablepuppet.wire.closing import Closer
+from tests.relations import collect_garbage, federation
+
+ROWS = {"t": pa.table({"k": [1, 2], "x": [0.5, 1.5]})}
+
+
+def test_found_while_a_lock_is_held_that_closing_needs(tmp_path: Path) -> None:
+    """The last reference goes away while traffic is counted: it is closed all the same, and nothing waits for ever."""
+    fed = federation(tmp_path, {"p": ROWS})
+    party, kept = fed.engine.local("p"), [fed.sql("SELECT x FROM t")]
+    assert party is not None
+
+    def drop() -> None:
+        with fed.engine.traffic._lock:
+            kept.clear()
+
+    thread = threading.Thread(target=drop, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    collect_garbage()
+    assert not party._sessions
+
+
+def test_a_new_session_comes_after_those_that_end(tmp_path: Path) -> None:
+    """Relations in a loop, each dropped for the next: a party never has two."""
+    fed = federation(tmp_path, {"p": ROWS})
+    party = fed.engine.local("p")
+    assert party is not None
+    for _ in range(5):
+        relation = None
+        relation = fed.sql("SELECT x FROM t")
+        assert len(party._sessions) == 1
+    assert relation is not None
+
+
+def test_one_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    """What it says is not logged: only its kind."""
+    closer, closed = Closer(), list[int]()
+
+    def fail() -> None:
+        raise ValueError("CANARY")
+
+    closer.later(fail)
+    closer.later(lambda: closed.append(1))
+    closer.wait()
+    assert closed == [1]
+    assert "ValueError" in caplog.text
+    assert "CANARY" not in caplog.text
+
+
+def test_at_the_end_of_a_process_all_is_closed(tmp_path: Path) -> None:
+    """Also if the relation is alive until then, whichever of the things to do at exit came first."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, weakref\n"
+        "class Thing: pass\n"
+        "thing = Thing()\n"
+        "weakref.finalize(thing, print, 'first') if 'early' in sys.argv else None\n"
+        "from tablepuppet.wire.closing import closer\n"
+        "closer()\n"
+        "weakref.finalize(thing, closer().later, lambda: print('closed'))\n"
+    )
+    for arguments in ([], ["early"]):
+        done = subprocess.run(
+            [sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert "closed" in done.stdout
