@@ -316,17 +316,6 @@ def test_validation_would_tell_more(tmp_path: Path) -> None:
     assert all(entry["validation_loss"] for entry in model.history_)
 
 
-def test_a_loaded_model_tells_nothing_without_noise(tmp_path: Path) -> None:
-    """A saved model whose predictions had noise does not predict without it once it is loaded."""
-    fed = world(tmp_path)
-    relation = relation_of(fed, "squared")
-    both = tp.Privacy(feature_epsilon=1.0, prediction_epsilon=1.0)
-    tp.LinearRegression(privacy=both).fit(relation).save(tmp_path / "model")
-    loaded = tp.load(tmp_path / "model", fed)
-    with pytest.raises(tp.PrivacyError, match="a model that was loaded cannot noise its predictions"):
-        loaded.predict(relation)
-
-
 def test_noise_costs_little_where_rows_are_many(tmp_path: Path) -> None:
     """With label and feature noise at once a model learns still: far better than a constant."""
     relation = relation_of(world(tmp_path), "logistic")

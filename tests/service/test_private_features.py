@@ -13,6 +13,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.party.ledger import FILE, Ledger
+from tests.relations import collect_garbage
 from tests.service.processes import COMMAND, Services
 
 ROWS = 300
@@ -63,7 +64,8 @@ def kept(services: Services) -> bytes:
 
 def test_demanded_charged_and_repeated(services: Services) -> None:
     """A table that demands privacy is learned from with noise only; its ledger has what is stated or a little more;
-    a party that is killed stands where it stood, with the same noise and nothing charged twice.
+    a party that is killed stands where it stood, with the same noise and nothing charged twice. A saved model predicts
+    with noise, which is charged, after a restart.
     """
     bank = services.parties["bank"]
     with services:
@@ -86,6 +88,17 @@ def test_demanded_charged_and_repeated(services: Services) -> None:
         bank.start()
         assert model.coef_ == before
         assert ledger.spent("cards") == spent
+        model.save(services.folder / "model")
+        assert ledger.spent("cards") == spent
+        bank.kill()
+        bank.start()
+        fed = services.federation()
+        loaded = tp.load(services.folder / "model", fed)
+        assert loaded.privacy_ == model.privacy_
+        assert set(loaded.predict(fed.sql(SQL, label="fraud"))) <= {0, 1}
+        assert loaded.privacy_["epsilon"] > model.privacy_["epsilon"]
+        assert ledger.spent("cards").epsilon(DELTA) > spent.epsilon(DELTA)
+        collect_garbage()  # closed sessions take their journals with them
         written = kept(services)
         for value in CANARY + np.arange(ROWS):
             for trace in (struct.pack("<d", value), struct.pack(">d", value), repr(float(value)).encode()):

@@ -27,6 +27,7 @@ from tablepuppet.learn.promise import (
     known_otherwise,
     promised,
 )
+from tablepuppet.learn.saved_model import SavedModel
 from tablepuppet.learn.settings import Solver, check_ranges
 from tablepuppet.learn.stored import Model, Stored
 from tablepuppet.learn.validation import Validation, Watched, check_alike
@@ -211,7 +212,7 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         """Run the solver: (the model, its intercept); says in ``converged_`` whether it came to an end."""
 
     @abstractmethod
-    def saved(self, stored: Stored, engine: Engine, wire: str, outputs: int) -> Model:
+    def saved(self, stored: Stored, engine: Engine, wire: str, outputs: int) -> SavedModel:
         """A model with these parameters, for predictions only."""
 
     @abstractmethod
@@ -267,16 +268,13 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         if client.engine is not self.engine_:
             raise LearnError("this relation is of another federation than the one the model was fitted in")
         self._check_columns(relation)
-        if self.promise_ is None and self.privacy is not None and self.privacy.prediction_epsilon is not None:
-            raise PrivacyError(
-                "a model that was loaded cannot noise its predictions yet: use it in the run that fits it"
-            )
         apply_encoding(client, self.encoding_)
         try:
             scores = self.model_.scores(client)
         finally:
             if self.promise_ is not None:  # predictions have cost something, also those that got lost
-                self.privacy_ = promised(self.relation_.plan, self.privacy, self.promise_)
+                plan = getattr(self, "relation_", relation).plan  # one that was loaded has none of its own
+                self.privacy_ = promised(plan, self.privacy, self.promise_)
         if not np.isfinite(scores).all():
             raise LearnError(
                 "the relation has feature values that are not finite (NaN or infinity); filter them in WHERE"

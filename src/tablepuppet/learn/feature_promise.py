@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.private_linear import FeatureNoise
@@ -19,6 +20,9 @@ from tablepuppet.prep.private_encode import EncoderNoise, is_category
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.privacy.shares import TAIL_DELTA, Shares, epsilon_of
 from tablepuppet.sql.query import OutputColumn
+
+if TYPE_CHECKING:
+    from tablepuppet.learn.sampled_model import StepNoise
 
 ENCODERS, GRAM = 0.2, 0.2
 ROUNDS = 3  # more would need more noise in each
@@ -83,6 +87,20 @@ class FeaturePromise:
             image = Shares(self.privacy.prediction_epsilon, self.privacy.delta).multiplier(1 / self.rounds)
         step = shares.multiplier((1 - ENCODERS - GRAM) / self.rounds)
         return FeatureNoise(self.privacy.clip_norm, shares.multiplier(GRAM), step, image)
+
+    @property
+    def spent(self) -> FeatureNoise | StepNoise:
+        """Where rounds and predictions are counted."""
+        return self.noise
+
+    def to_keep(self) -> dict[str, Any]:
+        """What a saved model has of it beside its settings."""
+        return {"encoders": dict(self.encoders.used), "steps": self.spent.steps, "images": self.spent.images}
+
+    def go_on(self, kept: Mapping[str, Any]) -> None:
+        """Count on from what a saved model has."""
+        self.encoders.used.update(kept["encoders"])
+        self.spent.steps, self.spent.images = kept["steps"], kept["images"]
 
     def _precision(self, alias: str) -> float:
         """The sum of 1 / multiplier^2 of what was told of a table but predictions."""

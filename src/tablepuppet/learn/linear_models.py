@@ -23,7 +23,7 @@ from tablepuppet.learn.saved_model import SavedModel
 from tablepuppet.learn.settings import Solver
 from tablepuppet.learn.sgd import Stochastic, descend_by_batches
 from tablepuppet.learn.step_promise import StepPromise, sampling_of
-from tablepuppet.learn.stored import Model, Stored
+from tablepuppet.learn.stored import Stored
 from tablepuppet.learn.tasks import Classifier, Regressor
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.learn.validation import Watched
@@ -85,7 +85,7 @@ class LinearLearner(Learner):
         check_is_fitted(self, "model_")
         return by_column(self.encoding_, self.model_.parameters())
 
-    def saved(self, stored: Stored, engine: Engine, wire: str, outputs: int) -> Model:
+    def saved(self, stored: Stored, engine: Engine, wire: str, outputs: int) -> SavedModel:
         """A model with these parameters, for predictions only."""
         return SavedModel("linear", self.encoding_, stored, engine, wire, outputs)
 

@@ -26,10 +26,12 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import ConfigError, LearnError, PartyError
 from tablepuppet.learn.estimator import Learner
+from tablepuppet.learn.feature_promise import FeaturePromise
 from tablepuppet.learn.linear_models import LinearRegression, LogisticRegression
 from tablepuppet.learn.model_folder import ModelFolder
 from tablepuppet.learn.network_models import MLPClassifier, MLPRegressor
-from tablepuppet.learn.stored import Kept, Stored, settle
+from tablepuppet.learn.step_promise import StepPromise
+from tablepuppet.learn.stored import Kept, KeptNoise, Stored, settle
 from tablepuppet.prep.encode import CategoryEncoder, Encoding, NumberEncoder
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.sql.query import OutputColumn
@@ -38,7 +40,7 @@ from tablepuppet.wire.engine import Engine
 if TYPE_CHECKING:
     from tablepuppet.federation import Federation
 
-FORMAT = 2
+FORMAT = 3
 LEARNERS: dict[str, type[Learner]] = {
     c.__name__: c for c in (LinearRegression, LogisticRegression, MLPRegressor, MLPClassifier)
 }
@@ -130,7 +132,8 @@ def _handle(facts: Mapping[str, Any]) -> Stored:
 def _stored(facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> Stored:
     thetas = {name.split("/", 1)[1]: array for name, array in arrays.items() if name.startswith("theta/")}
     handle = _handle(facts)
-    return Stored(handle.part, thetas, handle.kept)
+    noise = facts["noise"]
+    return Stored(handle.part, thetas, handle.kept, None if noise is None else KeptNoise(**noise))
 
 
 def _arrays(learner: Learner, stored: Stored) -> dict[str, NDArray[Any]]:
@@ -146,11 +149,14 @@ def _learner(facts: dict[str, Any], arrays: dict[str, Any], stored: Stored, fede
     learner = LEARNERS[facts["learner"]](**settings | {"privacy": privacy})
     outputs = len(arrays["intercept"])
     learner.encoding_, learner.intercept_ = _encoding(facts["encoding"], arrays), arrays["intercept"]
-    learner.model_ = learner.saved(stored, federation.engine, federation.wire, outputs)
+    learner.model_ = model = learner.saved(stored, federation.engine, federation.wire, outputs)
     learner.engine_ = federation.engine
     learner.relation_columns_ = [(alias, name, type_) for alias, name, type_ in facts["columns"]]
     learner.n_features_in_ = len(facts["columns"])
     learner.privacy_ = facts["promise"]
+    if privacy is not None and facts["spent"] is not None:
+        learner.promise_ = _promise(privacy, settings["local_steps"], facts["spent"])
+        model.spent = learner.promise_.spent
     learner.parties_ = tuple(facts["parties"])
     learner.history_, learner.solver_, learner.converged_ = facts["history"], facts["solver"], facts["converged"]
     learner.stopped_, learner.best_round_ = facts["stopped"], facts["best_round"]
@@ -180,6 +186,8 @@ def _facts(learner: Learner, stored: Stored, saved: str) -> dict[str, Any]:
         "best_round": learner.best_round_,
         "history": learner.history_,
         "promise": learner.privacy_,
+        "spent": None if learner.promise_ is None else _spent(learner.promise_),
+        "noise": None if stored.noise is None else asdict(stored.noise),
         "encoding": {
             "id": learner.encoding_.id,
             "private": learner.encoding_.private,
@@ -192,6 +200,24 @@ def _facts(learner: Learner, stored: Stored, saved: str) -> dict[str, Any]:
             },
         },
     }
+
+
+def _spent(promise: FeaturePromise) -> dict[str, Any]:
+    return promise.to_keep() | {
+        "columns": [_column(column) for column in promise.columns],
+        "categorical": sorted(promise.categorical),
+        "rounds": promise.asked_rounds,
+    }
+
+
+def _promise(privacy: Privacy, local_steps: int, spent: Mapping[str, Any]) -> FeaturePromise:
+    """What was promised and told of features, to be counted on."""
+    asked = (privacy, tuple(OutputColumn(**column) for column in spent["columns"]), frozenset(spent["categorical"]))
+    promise = FeaturePromise(*asked, spent["rounds"])
+    if "samplings" in spent:
+        promise = StepPromise(*asked, spent["rounds"], local_steps, spent["samplings"])
+    promise.go_on(spent)
+    return promise
 
 
 def _column(column: OutputColumn) -> dict[str, Any]:

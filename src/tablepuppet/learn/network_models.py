@@ -22,7 +22,7 @@ from tablepuppet.learn.saved_model import SavedModel
 from tablepuppet.learn.settings import Solver
 from tablepuppet.learn.sgd import Stochastic, descend_by_batches
 from tablepuppet.learn.step_promise import StepPromise, sampling_of
-from tablepuppet.learn.stored import Model, Stored
+from tablepuppet.learn.stored import Stored
 from tablepuppet.learn.table_network import TableNetwork, need_torch
 from tablepuppet.learn.tasks import Classifier, Regressor
 from tablepuppet.learn.units import in_units, out_of_units
@@ -93,7 +93,7 @@ class NetworkLearner(Learner):
             found[alias] = [part for layer in network.layers(theta) for part in layer if part is not None]
         return found
 
-    def saved(self, stored: Stored, engine: Engine, wire: str, outputs: int) -> Model:
+    def saved(self, stored: Stored, engine: Engine, wire: str, outputs: int) -> SavedModel:
         """A model with these parameters, for predictions only."""
         shape = {"hidden": list(self.hidden), "outputs": outputs}
         return SavedModel("network", self.encoding_, stored, engine, wire, outputs, shape)

@@ -28,6 +28,7 @@ class Part(Protocol):
     """What is kept of one table: its parameters, and what an algorithm remembers beside them."""
 
     theta: Array
+    noisy: bool  # whether all that it is made of had noise
 
     def descend(self, sums: Array, lr: float, momentum: float, l2: float) -> None:
         """One step of stochastic gradient descent (Eq. 13)."""
@@ -44,6 +45,7 @@ class StoredPart:
 
     theta: Array
     network: TableNetwork | None
+    noisy: bool
 
 
 def encoded(table: LocalTable, view: str, encoding: str) -> EncodedTable:
@@ -77,7 +79,7 @@ def part_for_predictions(table: LocalTable, model: str) -> Any:
     """The party's part of a model, from the shelf if the model was loaded."""
     alias = table.snapshot.scan.alias
     if f"{model}/{alias}" not in table.models and (kept := table.shelf.get(model, alias)):
-        return StoredPart(kept.theta, TableNetwork(kept.sizes) if kept.sizes else None)
+        return StoredPart(kept.theta, TableNetwork(kept.sizes) if kept.sizes else None, kept.noisy)
     return part_of(table, model)
 
 
@@ -111,8 +113,9 @@ def store(table: LocalTable, view: str, model: str, saved: str, part: str, unit:
     """
     if table.is_repeat or not table.shelf.keeps:
         return {"kept": ""}
-    theta, sizes = part_of(table, model).to_store(unit)
-    return {"kept": table.shelf.put(KeptPart.of(saved, part, table.snapshot.scan, theta, sizes))}
+    found: Part = part_of(table, model)
+    theta, sizes = found.to_store(unit)
+    return {"kept": table.shelf.put(KeptPart.of(saved, part, table.snapshot.scan, theta, sizes, noisy=found.noisy))}
 
 
 @op("parts.check", releases=Release.COUNTS, on_shelf=True)

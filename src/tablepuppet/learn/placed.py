@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.part import Part
-from tablepuppet.learn.stored import Kept, Stored
+from tablepuppet.learn.stored import Kept, KeptNoise, Stored
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Client, Replies
 from tablepuppet.operators.loj import LearningOverJoin
@@ -208,7 +208,11 @@ class PlacedModel(ABC, Generic[PartT]):
                 f"{error}; and {unable} cannot keep its part of the model: its operator must set state_dir",
                 rule=error.rule,
             ) from error
-        return Stored(part, thetas, kept)
+        return Stored(part, thetas, kept, self.noise_to_keep())
+
+    def noise_to_keep(self) -> KeptNoise | None:
+        """How predictions get noise once the model is loaded; None: they get none."""
+        return None
 
 
 def ask_images(

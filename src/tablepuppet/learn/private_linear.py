@@ -31,7 +31,8 @@ from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.block import Curvature, RidgeBlock, new_noisy_block
 from tablepuppet.learn.image_noise import ImageNoise, calmed
 from tablepuppet.learn.linear import LinearModel, Sums
-from tablepuppet.learn.part import encoded, keep_part, part_of
+from tablepuppet.learn.part import Part, StoredPart, encoded, keep_part, part_of
+from tablepuppet.learn.stored import KeptNoise
 from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client, Replies
 from tablepuppet.operators.lou import Instead, LearningOverUnion
@@ -159,9 +160,22 @@ def predict(table: LocalTable, view: str, encoding: str, model: str, image_multi
 def parameters(table: LocalTable, view: str, model: str) -> Values:
     """The parameters of a table, which were made from noisy sums only: nothing more is spent."""
     block: RidgeBlock = part_of(table, model)
-    if not block.noisy:
-        raise PrivacyError(f"party {table.grant.party!r}: this model was not learned with noise", rule="require_dp")
+    check_noisy(table, block)
     return {"theta": block.theta}
+
+
+@op("private.size", releases=Release.STATISTICS, private=True)
+def size(table: LocalTable, view: str, model: str) -> Values:
+    """The usual size of predictions, by noisy sums only: nothing more is spent."""
+    block: RidgeBlock = part_of(table, model)
+    check_noisy(table, block)
+    return {"size": usual_size(block, block.theta)}
+
+
+def check_noisy(table: LocalTable, part: Part | StoredPart) -> None:
+    """PrivacyError unless all that the part is made of had noise."""
+    if not part.noisy:
+        raise PrivacyError(f"party {table.grant.party!r}: this model was not learned with noise", rule="require_dp")
 
 
 def gram_noise(columns: int, table_rows: int, multiplier: float) -> float:
@@ -301,3 +315,12 @@ class PrivateLinearModel(LinearModel):
         """The sum over tables for the rows of a relation; of noisy predictions what is to be believed."""
         found = super().scores(client, learning=learning)
         return found if self.noise.image is None else calmed(found, self.mean, (LARGE * self.noise.image) ** 2)
+
+    def noise_to_keep(self) -> KeptNoise | None:
+        """As that of predictions now."""
+        if self.noise.image is None:
+            return None
+        sizes = self.lou.ask("private.size", self.alone, model=self.model)
+        bounds = {alias: LARGE * float(sizes[alias][0]["size"]) for alias in self.alone}
+        bounds |= {alias: self._bound(alias, block.theta) for alias, block in self.shared.items()}
+        return KeptNoise(self.noise.image, bounds, tuple(self.mean.tolist()), (LARGE * self.noise.image) ** 2)

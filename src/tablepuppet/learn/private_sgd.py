@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.block import Block, new_block
 from tablepuppet.learn.networks import Weights
-from tablepuppet.learn.part import encoded, keep_part, part_of
-from tablepuppet.learn.private_linear import noisy_image
+from tablepuppet.learn.part import StoredPart, encoded, keep_part, part_for_predictions, part_of
+from tablepuppet.learn.private_linear import check_noisy, noisy_image
 from tablepuppet.learn.row_gradients import LinearRows, NetworkRows, RowModel, by_row, clipped_sums
 from tablepuppet.learn.table_network import TableNetwork
 from tablepuppet.party.arguments import Positive, PositiveNumber, Seed, Some
@@ -88,9 +88,10 @@ class NoisySteps:
         return clipped_sums(self.rows, theta, data, wanted, self.clip)
 
 
-def rows_of(part: NoisyPart) -> RowModel:
+def rows_of(part: NoisyPart | StoredPart) -> RowModel:
     """The model of a part."""
-    return NetworkRows(part.network) if isinstance(part, Weights) and part.network else LinearRows()
+    network = None if isinstance(part, Block) else part.network
+    return NetworkRows(network) if network else LinearRows()
 
 
 def row_model(width: int, hidden: Hidden, outputs: int) -> RowModel:
@@ -183,8 +184,9 @@ def sampled_gradient(
 def predict_within(
     table: LocalTable, view: str, encoding: str, model: str, bound: PositiveNumber, image_multiplier: PositiveNumber
 ) -> Values:
-    """Predictions with noise, for parameters that the party holds."""
-    part: NoisyPart = part_of(table, model)
+    """Predictions with noise, for parameters that the party holds or keeps, which must have been learned with noise."""
+    part: NoisyPart | StoredPart = part_for_predictions(table, model)
+    check_noisy(table, part)
     data = encoded(table, view, encoding)
     image = _without_nulls(rows_of(part).predict(part.theta, data), data)
     return {"image": noisy_image(table, view, image, bound, image_multiplier)}

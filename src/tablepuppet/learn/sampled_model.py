@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tablepuppet.learn.image_noise import believed, calmed, left_in_mean
 from tablepuppet.learn.placed import PlacedModel
 from tablepuppet.learn.private_sgd import NoisyPart, new_part, parameters_of
+from tablepuppet.learn.stored import KeptNoise
 from tablepuppet.learn.table_network import TableNetwork
 from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client, Replies
@@ -196,6 +197,13 @@ class SampledModel(PlacedModel[NoisyPart]):
         self.noise.images += 1
         found = super().scores(client, learning=learning)
         return self.unit * (found if self.noise.image is None else calmed(found, self.mean, self._image_ratio))
+
+    def noise_to_keep(self) -> KeptNoise | None:
+        """As that of predictions now, in the label's own units."""
+        if self.noise.image is None:
+            return None
+        bounds = dict.fromkeys(self.tables, self.noise.clip * self.unit)
+        return KeptNoise(self.noise.image, bounds, tuple((self.unit * self.mean).tolist()), self._image_ratio)
 
     def parameters(self, aliases: Iterable[str] | None = None) -> dict[str, Array]:
         """Parameters by table, in the label's own units."""

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.learn.image_noise import calmed
 from tablepuppet.learn.placed import ask_images, parties_of
-from tablepuppet.learn.stored import Stored
-from tablepuppet.operators.client import Client
+from tablepuppet.learn.stored import KeptNoise, Stored
+from tablepuppet.operators.client import Client, Replies
 from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.prep.encode import Encoding
 from tablepuppet.wire.engine import Engine
 
 Array = NDArray[np.float64]
+
+
+class Images(Protocol):
+    """Counts how often predictions left with noise."""
+
+    images: int
 
 
 class SavedModel:
@@ -28,6 +35,7 @@ class SavedModel:
     ):  # fmt: skip
         self.family, self.encoding, self.stored, self.engine = family, encoding, stored, engine
         self.wire, self.outputs, self.shape = wire, outputs, dict(shape or {})
+        self.spent: Images | None = None  # where predictions with noise are counted
 
     def scores(self, client: Client) -> Array:
         """The sum over tables for the rows of a relation, without the intercept."""
@@ -38,11 +46,31 @@ class SavedModel:
         if present - set(at_home) - set(thetas):  # shards that did not train: they are told theta
             thetas |= self.stored.fetched(self.engine)
         told = {alias: theta for alias, theta in thetas.items() if alias in present and alias not in at_home}
-        kept = lou.ask(f"{self.family}.predict", at_home, encoding=self.encoding.id, model=self.stored.part)
-        images = ask_images(lou, self.family, self.encoding, told, self.shape)
+        noise = self.stored.noise
+        kept, images = self._ask(lou, at_home, told) if noise is None else self._ask_noisy(lou, at_home, told, noise)
         found = {alias: lou.concatenate(images[alias], "image") for alias in told}
         found |= {alias: lou.concatenate(kept[alias], "image") for alias in at_home}
-        return LearningOverJoin(client.mapping).gather(found, self.outputs)
+        scores = LearningOverJoin(client.mapping).gather(found, self.outputs)
+        return scores if noise is None else calmed(scores, np.array(noise.mean), noise.square)
+
+    def _ask(self, lou: LearningOverUnion, kept: list[str], told: Mapping[str, Array]) -> tuple[Replies, Replies]:
+        """Ask for predictions of base rows, for parameters that parties keep and for those they are told."""
+        held = lou.ask(f"{self.family}.predict", kept, encoding=self.encoding.id, model=self.stored.part)
+        return held, ask_images(lou, self.family, self.encoding, told, self.shape)
+
+    def _ask_noisy(
+        self, lou: LearningOverUnion, kept: list[str], told: Mapping[str, Array], noise: KeptNoise
+    ) -> tuple[Replies, Replies]:
+        """The same with noise, as in the run that fitted it."""
+        if self.spent is not None:
+            self.spent.images += 1
+        within: dict[str, dict[str, Any]] = {alias: {"bound": noise.bounds[alias]} for alias in (*kept, *told)}
+        asked: dict[str, Any] = {"encoding": self.encoding.id, "image_multiplier": noise.multiplier}
+        held = lou.ask("private.predict_within", kept, by_alias=within, model=self.stored.part, **asked)
+        for alias, theta in told.items():
+            within[alias]["theta"] = theta
+        asked |= {"hidden": self.shape.get("hidden"), "outputs": self.outputs}
+        return held, lou.ask("private.image_within", told, by_alias=within, **asked)
 
     def parameters(self) -> dict[str, Array]:
         """Parameters by table; parties are asked for those that they keep."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.feature_promise import FeaturePromise
@@ -78,6 +79,23 @@ class StepPromise(FeaturePromise):
         multipliers = {alias: self._multiplier(alias, planned) for alias in sizes}
         self.steps = StepNoise(self.privacy.clip_norm, multipliers, self.samplings, image)
         return self.steps
+
+    @property
+    def spent(self) -> StepNoise:
+        """Where steps and predictions are counted."""
+        assert self.steps is not None, "chosen before the first"
+        return self.steps
+
+    def to_keep(self) -> dict[str, Any]:
+        """What a saved model has of it beside its settings."""
+        chosen = {"samplings": self.samplings, "multipliers": self.spent.multipliers, "image": self.spent.image}
+        return super().to_keep() | {"slack": self._slack, **chosen}
+
+    def go_on(self, kept: Mapping[str, Any]) -> None:
+        """Count on from what a saved model has."""
+        self.steps = StepNoise(self.privacy.clip_norm, kept["multipliers"], self.samplings, kept["image"])
+        self._slack = kept["slack"]
+        super().go_on(kept)
 
     def _multiplier(self, alias: str, planned: int) -> float:
         epsilon = self._feature_epsilon - self._slack

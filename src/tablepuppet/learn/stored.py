@@ -31,12 +31,23 @@ class Kept:
 
 
 @dataclass(frozen=True)
+class KeptNoise:
+    """How predictions of a saved model are clipped and get noise, in the units of its parameters."""
+
+    multiplier: float
+    bounds: Mapping[str, float]  # by table
+    mean: tuple[float, ...]  # of predictions over the rows that were learned from, as the intercept has it
+    square: float  # the mean square of noise, in units of that of predictions
+
+
+@dataclass(frozen=True)
 class Stored:
     """The parameters of a saved model by table: those that the coordinator holds, and who keeps the others."""
 
     part: str  # the name under which parties keep theirs
     thetas: Mapping[str, Array]
     kept: Mapping[str, Kept]
+    noise: KeptNoise | None = None
 
     @property
     def parties(self) -> list[str]:
@@ -57,7 +68,7 @@ class Stored:
         replies = ask_shelves(engine, self.parties, step)
         kept = {a: Kept(k.party, str(replies[k.party]["kept"].get(a, ""))) for a, k in self.kept.items()}
         self._check(kept)
-        return Stored(part, self.thetas, kept)
+        return Stored(part, self.thetas, kept, self.noise)
 
     def check(self, engine: Engine) -> None:
         """LearnError unless every party still keeps its part, and it is the one that was saved."""

@@ -35,15 +35,16 @@ class KeptPart(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes  # float64
     shape: tuple[int, ...]
     sizes: tuple[int, ...]  # of the layers, if it is a network
+    noisy: bool = False  # whether all that it is made of had noise
     salt: bytes  # without it a fingerprint would tell whether a guess of the parameters is right
 
     @classmethod
-    def of(cls, model: str, part: str, scan: Scan, theta: NDArray[np.float64], sizes: tuple[int, ...]) -> KeptPart:
+    def of(
+        cls, model: str, part: str, scan: Scan, theta: NDArray[np.float64], sizes: tuple[int, ...], *, noisy: bool
+    ) -> KeptPart:
         """A part to keep."""
-        data = np.ascontiguousarray(theta, np.float64).tobytes()
-        return cls(
-            model=model, part=part, scan=scan, data=data, shape=theta.shape, sizes=sizes, salt=secrets.token_bytes(16)
-        )
+        data, salt = np.ascontiguousarray(theta, np.float64).tobytes(), secrets.token_bytes(16)
+        return cls(model=model, part=part, scan=scan, data=data, shape=theta.shape, sizes=sizes, noisy=noisy, salt=salt)
 
     @property
     def theta(self) -> NDArray[np.float64]:
