@@ -11,6 +11,8 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
+from tablepuppet.jobs import Run
+
 SQL = "SELECT o.price, o.day, i.weight, o.returned FROM orders o JOIN items i USING (item_id)"
 
 
@@ -169,3 +171,14 @@ def test_wrong_usage_is_exit_code_2(folder: Path) -> None:
     """A missing argument is told with the usage."""
     assert tablepuppet(folder, "explain").returncode == 2
     assert tablepuppet(folder, "--help").returncode == 0
+
+
+def test_predictions_with_noise_are_asked_for_once(folder: Path) -> None:
+    """Classes and probabilities of one prediction agree, whatever noise it has: a second one would cost again."""
+    with (folder / "job.toml").open("a") as job:
+        job.write("[learner.privacy]\nfeature_epsilon = 20\nprediction_epsilon = 20\n")
+    run, reader = folder / "runs" / "returns", lambda event: None
+    Run.to_train(folder / "job.toml", reader).train()
+    table = Run.of_folder(run, reader).predict(None)
+    likely = table["probability=True"].to_numpy() > table["probability=False"].to_numpy()
+    assert table["prediction"].to_pylist() == likely.tolist()

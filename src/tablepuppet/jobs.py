@@ -25,6 +25,7 @@ from tablepuppet.federation import Federation
 from tablepuppet.learn.estimator import Learner
 from tablepuppet.learn.model_file import LEARNERS, load
 from tablepuppet.learn.promise import check_demanded, check_sums_demanded
+from tablepuppet.learn.tasks import Classifier
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Reader
@@ -233,13 +234,13 @@ class Run:
     def predict(self, sql: str | None) -> pa.Table:
         """Predictions for every joined row, beside where it comes from."""
         relation, model = self.relation(sql), self.model()
-        table = self._places(relation).append_column("prediction", pa.array(model.predict(relation)))
-        if hasattr(model, "predict_proba"):
-            probability = model.predict_proba(relation)
-            for place, name in enumerate(model.classes_):
-                table = table.append_column(
-                    f"probability={name}", pa.array(np.ascontiguousarray(probability[:, place]))
-                )
+        table = self._places(relation)
+        if not isinstance(model, Classifier):
+            return table.append_column("prediction", pa.array(model.predict(relation)))
+        probability = model.predict_proba(relation)  # asked for once: with noise, each time has its own and costs
+        table = table.append_column("prediction", pa.array(model.classes_[probability.argmax(axis=1)]))
+        for place, name in enumerate(model.classes_):
+            table = table.append_column(f"probability={name}", pa.array(np.ascontiguousarray(probability[:, place])))
         return table
 
     def _places(self, relation: Relation) -> pa.Table:

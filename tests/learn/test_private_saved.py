@@ -10,11 +10,13 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
+from tablepuppet.baselines import Centralized
 from tests.relations import federation, record_wire
 
 ROWS = 600
 BOTH = tp.Privacy(feature_epsilon=2.0, prediction_epsilon=2.0)
 SQL = "SELECT o.size, c.age, o.price FROM orders o JOIN clients c ON o.client = c.id"
+LABEL_APART = "SELECT c.age, o.price FROM orders o JOIN clients c ON o.client = c.id"
 LEARNERS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "statistics": (tp.LinearRegression, {}),
     "steps": (tp.LinearRegression, {"solver": "sgd"}),
@@ -72,6 +74,35 @@ def test_predictions_of_a_loaded_model_are_counted_on(fed: tp.Federation, tmp_pa
     assert loaded.privacy_["epsilon"] > model.privacy_["epsilon"]
     loaded.save(tmp_path / "again")
     assert tp.load(tmp_path / "again", fed).privacy_ == loaded.privacy_
+
+
+@every_learner
+def test_what_is_stated_is_that_of_the_fit(fed: tp.Federation, tmp_path: Path, name: str) -> None:
+    """Predictions of rows without a label, under settings that were changed after the fit: the same tables, parties and
+    noise are stated as by the model that was fitted.
+    """
+    relation, (kind, settings) = fed.sql(LABEL_APART, label="price"), LEARNERS[name]
+    model = kind(privacy=BOTH, **settings).fit(relation)
+    model.set_params(privacy=tp.Privacy(feature_epsilon=2.0, prediction_epsilon=0.01))
+    model.save(tmp_path / "model")
+    loaded, unlabelled = tp.load(tmp_path / "model", fed), fed.sql(LABEL_APART)
+    for each in (model, loaded):
+        each.predict(unlabelled)
+    assert loaded.privacy_ == model.privacy_
+    assert (model.privacy_["tables"]["orders"]["label"], model.privacy_["tables"]["orders"]["epsilon"]) == (
+        np.inf,
+        None,
+    )
+
+
+def test_a_model_that_has_no_noise_is_refused(fed: tp.Federation) -> None:
+    """Trained on pooled rows, it has none to give; so has one that is told after the fit."""
+    relation = fed.sql(SQL, label="price")
+    pooled = Centralized(tp.LinearRegression(privacy=BOTH)).fit(relation)
+    plain = tp.LinearRegression().fit(relation).set_params(privacy=BOTH)
+    for model in (pooled, plain):
+        with pytest.raises(tp.PrivacyError, match="predictions of this model cannot have noise"):
+            model.predict(relation)
 
 
 @every_learner

@@ -95,6 +95,9 @@ def test_demanded_charged_and_repeated(services: Services) -> None:
         fed = services.federation()
         loaded = tp.load(services.folder / "model", fed)
         assert loaded.privacy_ == model.privacy_
+        assert {name: float(np.sum(value)) for name, value in loaded.coef_.items()} == pytest.approx(
+            {name: float(np.sum(value)) for name, value in before.items()}
+        )
         assert set(loaded.predict(fed.sql(SQL, label="fraud"))) <= {0, 1}
         assert loaded.privacy_["epsilon"] > model.privacy_["epsilon"]
         assert ledger.spent("cards").epsilon(DELTA) > spent.epsilon(DELTA)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -59,6 +60,27 @@ def test_one_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFixtur
     assert closed == [1]
     assert "ValueError" in caplog.text
     assert "CANARY" not in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_closes_nothing_of_its_parent(tmp_path: Path) -> None:
+    """A child that ends on its own leaves what it has inherited; what it opened itself is closed."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, weakref\n"
+        "from tablepuppet.wire.closing import closer\n"
+        "class Thing: pass\n"
+        "thing, me = Thing(), os.getpid()\n"
+        "def close(whose): print(whose, 'closed by', 'parent' if os.getpid() == me else 'child', flush=True)\n"
+        "weakref.finalize(thing, closer().later, lambda: close('inherited'))\n"
+        "if child := os.fork():\n"
+        "    os.waitpid(child, 0)\n"
+        "else:\n"
+        "    own = Thing()\n"
+        "    weakref.finalize(own, closer().later, lambda: close('own'))\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["own closed by child", "inherited closed by parent"]
 
 
 def test_at_the_end_of_a_process_all_is_closed(tmp_path: Path) -> None:

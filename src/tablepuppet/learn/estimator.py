@@ -20,6 +20,7 @@ from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.feature_promise import FeaturePromise
 from tablepuppet.learn.losses import Loss
 from tablepuppet.learn.promise import (
+    Uses,
     check_demanded,
     check_label_apart,
     check_sums_demanded,
@@ -137,7 +138,8 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         self.n_features_in_ = len(relation.columns)
         self.parties_ = relation.plan.parties
         self.engine_ = relation.client.engine
-        self.privacy_ = promised(relation.plan, self.privacy, self.promise_)
+        self.uses_ = Uses.of(relation.plan, self.privacy)
+        self.privacy_ = promised(self.uses_, self.privacy, self.promise_)
         self.relation_ = relation  # the parameters stay with its parties for as long as its session does
 
     def _feature_promise(self, relation: Relation) -> FeaturePromise | None:
@@ -268,13 +270,17 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         if client.engine is not self.engine_:
             raise LearnError("this relation is of another federation than the one the model was fitted in")
         self._check_columns(relation)
+        if self.promise_ is None and self.privacy is not None and self.privacy.prediction_epsilon is not None:
+            raise PrivacyError(
+                "predictions of this model cannot have noise, as it was not fitted so: fit it over a relation with "
+                "privacy=tp.Privacy(feature_epsilon=..., prediction_epsilon=...)"
+            )
         apply_encoding(client, self.encoding_)
         try:
             scores = self.model_.scores(client)
         finally:
             if self.promise_ is not None:  # predictions have cost something, also those that got lost
-                plan = getattr(self, "relation_", relation).plan  # one that was loaded has none of its own
-                self.privacy_ = promised(plan, self.privacy, self.promise_)
+                self.privacy_ = promised(self.uses_, self.promise_.privacy, self.promise_)
         if not np.isfinite(scores).all():
             raise LearnError(
                 "the relation has feature values that are not finite (NaN or infinity); filter them in WHERE"

@@ -10,24 +10,27 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.private_linear import FeatureNoise
 from tablepuppet.prep.private_encode import EncoderNoise, is_category
 from tablepuppet.privacy.settings import Privacy
-from tablepuppet.privacy.shares import TAIL_DELTA, Shares, epsilon_of
+from tablepuppet.privacy.shares import SLACK, TAIL_DELTA, Shares, epsilon_of
 from tablepuppet.sql.query import OutputColumn
-
-if TYPE_CHECKING:
-    from tablepuppet.learn.sampled_model import StepNoise
 
 ENCODERS, GRAM = 0.2, 0.2
 ROUNDS = 3  # more would need more noise in each
 NOISY_ROUNDS = 1  # where predictions have noise: the next round would learn from it
 RELEASES = {"number": 2, "category": 1}  # of a column's statistics
+
+
+class Spent(Protocol):
+    """Counts how often predictions left with noise."""
+
+    images: int
 
 
 @dataclass
@@ -89,18 +92,18 @@ class FeaturePromise:
         return FeatureNoise(self.privacy.clip_norm, shares.multiplier(GRAM), step, image)
 
     @property
-    def spent(self) -> FeatureNoise | StepNoise:
-        """Where rounds and predictions are counted."""
+    def spent(self) -> Spent:
+        """Where predictions are counted."""
         return self.noise
 
     def to_keep(self) -> dict[str, Any]:
-        """What a saved model has of it beside its settings."""
-        return {"encoders": dict(self.encoders.used), "steps": self.spent.steps, "images": self.spent.images}
+        """The noise of a saved model, and how much of it was used."""
+        return {"encoders": asdict(self.encoders), "noise": asdict(self.noise)}
 
     def go_on(self, kept: Mapping[str, Any]) -> None:
         """Count on from what a saved model has."""
-        self.encoders.used.update(kept["encoders"])
-        self.spent.steps, self.spent.images = kept["steps"], kept["images"]
+        self.encoders = EncoderNoise(**kept["encoders"])
+        self.noise = FeatureNoise(**kept["noise"])
 
     def _precision(self, alias: str) -> float:
         """The sum of 1 / multiplier^2 of what was told of a table but predictions."""
@@ -130,11 +133,11 @@ class FeaturePromise:
         if len(aliases) < 2:
             return sum(map(self.given_messages if given_messages else self.epsilon, aliases))
         noise, precision = self.noise, sum(map(self._precision, aliases))
-        if not given_messages and noise.image is None:
-            return math.inf
-        if not given_messages and noise.image is not None:
+        if not given_messages:
+            if noise.image is None:
+                return math.inf
             precision += len(aliases) * noise.images / noise.image**2
-        return epsilon_of(precision, self._delta_of(aliases))
+        return epsilon_of(precision, self._delta_of(aliases)) + (len(aliases) - 1) * SLACK
 
     def _delta(self, alias: str) -> float:
         return self._delta_of([alias])

@@ -21,6 +21,7 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,6 +31,7 @@ from tablepuppet.learn.feature_promise import FeaturePromise
 from tablepuppet.learn.linear_models import LinearRegression, LogisticRegression
 from tablepuppet.learn.model_folder import ModelFolder
 from tablepuppet.learn.network_models import MLPClassifier, MLPRegressor
+from tablepuppet.learn.promise import Uses
 from tablepuppet.learn.step_promise import StepPromise
 from tablepuppet.learn.stored import Kept, KeptNoise, Stored, settle
 from tablepuppet.prep.encode import CategoryEncoder, Encoding, NumberEncoder
@@ -154,8 +156,9 @@ def _learner(facts: dict[str, Any], arrays: dict[str, Any], stored: Stored, fede
     learner.relation_columns_ = [(alias, name, type_) for alias, name, type_ in facts["columns"]]
     learner.n_features_in_ = len(facts["columns"])
     learner.privacy_ = facts["promise"]
-    if privacy is not None and facts["spent"] is not None:
-        learner.promise_ = _promise(privacy, settings["local_steps"], facts["spent"])
+    learner.uses_ = msgspec.convert(facts["uses"], Uses)
+    if facts["spent"] is not None:
+        learner.promise_ = _promise(facts["spent"])
         model.spent = learner.promise_.spent
     learner.parties_ = tuple(facts["parties"])
     learner.history_, learner.solver_, learner.converged_ = facts["history"], facts["solver"], facts["converged"]
@@ -186,6 +189,7 @@ def _facts(learner: Learner, stored: Stored, saved: str) -> dict[str, Any]:
         "best_round": learner.best_round_,
         "history": learner.history_,
         "promise": learner.privacy_,
+        "uses": asdict(learner.uses_),
         "spent": None if learner.promise_ is None else _spent(learner.promise_),
         "noise": None if stored.noise is None else asdict(stored.noise),
         "encoding": {
@@ -203,20 +207,29 @@ def _facts(learner: Learner, stored: Stored, saved: str) -> dict[str, Any]:
 
 
 def _spent(promise: FeaturePromise) -> dict[str, Any]:
-    return promise.to_keep() | {
+    steps = {}
+    if isinstance(promise, StepPromise):
+        steps = {"local_steps": promise.local_steps, "samplings": promise.samplings}
+    return {
+        "privacy": asdict(promise.privacy),
         "columns": [_column(column) for column in promise.columns],
         "categorical": sorted(promise.categorical),
         "rounds": promise.asked_rounds,
+        "steps": steps,
+        "told": promise.to_keep(),
     }
 
 
-def _promise(privacy: Privacy, local_steps: int, spent: Mapping[str, Any]) -> FeaturePromise:
+def _promise(spent: Mapping[str, Any]) -> FeaturePromise:
     """What was promised and told of features, to be counted on."""
-    asked = (privacy, tuple(OutputColumn(**column) for column in spent["columns"]), frozenset(spent["categorical"]))
-    promise = FeaturePromise(*asked, spent["rounds"])
-    if "samplings" in spent:
-        promise = StepPromise(*asked, spent["rounds"], local_steps, spent["samplings"])
-    promise.go_on(spent)
+    promise = (StepPromise if spent["steps"] else FeaturePromise)(
+        Privacy.of_settings(spent["privacy"]),
+        tuple(OutputColumn(**column) for column in spent["columns"]),
+        frozenset(spent["categorical"]),
+        spent["rounds"],
+        **spent["steps"],
+    )
+    promise.go_on(spent["told"])
     return promise
 
 

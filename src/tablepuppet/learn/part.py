@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.errors import PartyError
+from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.learn.table_network import TableNetwork
 from tablepuppet.party.kept import KeptPart, Shelf
 from tablepuppet.party.ops import LocalTable, Values, op
@@ -143,3 +143,12 @@ def settle(shelf: Shelf, saved: str, keep: str) -> Values:
 def parameters(shelf: Shelf, part: str) -> Values:
     """The parameters of a part, by table."""
     return {kept.scan.alias: kept.theta for kept, _ in shelf.all(part)}
+
+
+@op("parts.noisy_parameters", releases=Release.PARAMETERS, private=True, on_shelf=True)
+def noisy_parameters(shelf: Shelf, part: str) -> Values:
+    """The same of a part that was made from noisy sums only: nothing more is spent."""
+    for kept, _ in shelf.all(part):
+        if not kept.noisy:
+            raise PrivacyError(f"party {kept.scan.party!r}: this model was not learned with noise", rule="require_dp")
+    return parameters(shelf, part)

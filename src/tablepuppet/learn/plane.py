@@ -85,10 +85,13 @@ class Plane:
         """
         images = self.images
         along = images.fresh if looks else images.all
-        begin = here = self.at(np.zeros(len(images) + self.loss.outputs), looks, along, self._first_bend())
+        bend = self._first_bend()
+        begin = here = self.at(np.zeros(len(images) + self.loss.outputs), looks, along, bend)
+        whole = bend.every == 1
         least = max(here.noise, least * abs(here.objective))
-        if not self.loss.quadratic and here.gain(here.bend) <= least:
+        if not whole and here.gain(here.bend) <= least:
             begin = here = self.at(here.point, here.looks, NONE, Bend(images.all))
+            whole = True
         enough = max(least, ENOUGH * here.gain(here.bend))
         for _ in range(NEWTON_STEPS):
             if here.gain(here.bend) <= least:
@@ -98,10 +101,10 @@ class Plane:
                 here = self._after(here, step)
                 break
             there = self._downhill(here, step)
-            if there.gain(here.bend) <= enough or np.array_equal(there.point, here.point):
+            if there.gain(here.bend) <= enough or (whole and np.array_equal(there.point, here.point)):
                 here = there
                 break
-            here = self.at(there.point, there.looks, NONE, Bend(images.all))
+            here, whole = self.at(there.point, there.looks, NONE, Bend(images.all)), True
         return begin, here
 
     def _first_bend(self) -> Bend:
@@ -115,7 +118,7 @@ class Plane:
         """
         length, there, allowed = 1.0, self.at(here.point + step), -0.5 * float(here.slope @ step)
         highest = here.objective + RISE * max(1.0, abs(here.objective))
-        while float(there.slope @ step) > allowed or there.objective > highest:
+        while not (float(there.slope @ step) <= allowed and there.objective <= highest):  # nor is it NaN
             if length < 1e-6:
                 return self.at(here.point)
             length /= 2

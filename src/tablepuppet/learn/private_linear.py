@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -198,8 +198,8 @@ class FeatureNoise:
     gram: float
     step: float
     image: float | None = None  # of predictions
-    steps: int = field(default=0, init=False)
-    images: int = field(default=0, init=False)
+    steps: int = 0
+    images: int = 0
 
 
 class NoisySums(Sums):

@@ -18,6 +18,7 @@ Models begin where all predictions are zero, so that nothing of the rows is told
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -57,6 +58,7 @@ class NoisySteps:
     clip: float
     multiplier: float
     sampling: float  # q
+    given: bytes  # a digest of what the round begins with
 
     @classmethod
     def of(
@@ -68,14 +70,13 @@ class NoisySteps:
         data, counts = encoded(table, view, encoding), table.view(view).counts.astype(np.float64)
         if len(wanted) != len(data.dense) or not np.isfinite(wanted).all():
             raise PartyError(f"party {table.grant.party!r}: one finite number is needed for each row and output")
-        return cls(
-            table, data, rows, wanted.astype(np.float64) * table_rows, counts * pull * table_rows,
-            rows.predict(theta, data), table_rows, clip, multiplier, sampling,
-        )  # fmt: skip
+        begin = (wanted.astype(np.float64) * table_rows, counts * pull * table_rows, rows.predict(theta, data))
+        given = hashlib.sha256(b"".join(array.tobytes() for array in begin)).digest()
+        return cls(table, data, rows, *begin, table_rows, clip, multiplier, sampling, given)
 
     def gradient(self, theta: Array) -> Array:
         """The noisy gradient of the mean loss, from a new sample."""
-        chosen = self.table.sample(len(self.before), self.sampling, self.wanted.tobytes() + theta.tobytes())
+        chosen = self.table.sample(len(self.before), self.sampling, self.given + theta.tobytes())
         sums = self.clipped(theta, chosen).ravel()
         told = self.table.noisy(sums, self.clip, self.multiplier, "gradient", self.sampling)
         return np.asarray(told.reshape(theta.shape) / (self.sampling * self.table_rows))

@@ -6,7 +6,7 @@ Comes in: a learner's privacy and a plan. Goes out: a PrivacyError before anythi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,14 +188,44 @@ class TablePromise:
         }
 
 
-def promised(plan: Plan, privacy: Privacy | None, promise: FeaturePromise | None = None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class TableUse:
+    """What a fit uses of one table."""
+
+    parties: tuple[str, ...]
+    label: bool
+    aliases: tuple[str, ...]  # of its uses that have features
+
+
+@dataclass(frozen=True)
+class Uses:
+    """What a fit uses, by table: all that ``privacy_`` needs of its plan."""
+
+    tables: Mapping[str, TableUse]
+    parties: tuple[str, ...]
+    known: tuple[str, ...]  # of features, by keys, filters and labels: as sentences
+
+    @classmethod
+    def of(cls, plan: Plan, privacy: Privacy | None) -> Uses:
+        """By name: a table that is used twice has both of its uses."""
+        label = None if plan.query.label is None else plan.query.label.alias
+        features = {column.alias for column in plan.query.features}
+        tables = {}
+        for table in plan.tables.values():
+            uses = {alias for alias, other in plan.tables.items() if other.name == table.name}
+            parties = tuple(dict.fromkeys(shard.party for shard in table.shards))
+            tables[table.name] = TableUse(parties, label in uses, tuple(sorted(uses & features)))
+        return cls(tables, plan.parties, tuple(known_otherwise(plan, privacy)))
+
+
+def promised(uses: Uses, privacy: Privacy | None, promise: FeaturePromise | None = None) -> dict[str, Any]:
     """``privacy_`` of a model.
 
     ``epsilon`` is that of the features of a row of any one table, with labels taken as known; ``total`` that of
     somebody with a row in every table. ``label_epsilon`` is that of a label, with features taken as known.
     """
     label_epsilon = None if privacy is None else privacy.label_epsilon
-    tables = _by_table(plan, label_epsilon, promise)
+    tables = {name: _of_table(use, label_epsilon, promise) for name, use in uses.tables.items()}
     return {
         "epsilon": max((table.feature or 0.0 for table in tables.values()), default=0.0),
         "epsilon_given_messages": max((table.feature_given_messages or 0.0 for table in tables.values()), default=0.0),
@@ -203,9 +233,9 @@ def promised(plan: Plan, privacy: Privacy | None, promise: FeaturePromise | None
         "label_epsilon": label_epsilon,
         "secure_sum": privacy is not None and privacy.secure_sum,
         "tables": {name: table.told() for name, table in tables.items()},
-        "parties": {party: _of_party(tables.values(), party, promise) for party in plan.parties},
+        "parties": {party: _of_party(tables.values(), party, promise) for party in uses.parties},
         "total": _added_up(tables.values()) | _by_moments(tables.values(), promise),
-        "assumptions": " ".join([_assumptions(privacy, promise), *known_otherwise(plan, privacy)]),
+        "assumptions": " ".join([_assumptions(privacy, promise), *uses.known]),
     }
 
 
@@ -219,21 +249,12 @@ def _assumptions(privacy: Privacy | None, promise: FeaturePromise | None) -> str
     return " ".join([*parts, SUMS_ONLY] if privacy is not None and privacy.secure_sum else parts)
 
 
-def _by_table(plan: Plan, label_epsilon: float | None, promise: FeaturePromise | None) -> dict[str, TablePromise]:
-    """By name: a table that is used twice has both parts of its uses."""
-    label = None if plan.query.label is None else plan.query.label.alias
-    features = {column.alias for column in plan.query.features}
-    found = {}
-    for table in plan.tables.values():
-        uses = {alias for alias, other in plan.tables.items() if other.name == table.name}
-        of_label = (math.inf if label_epsilon is None else label_epsilon) if label in uses else None
-        told = sorted(uses & features)
-        whole = given = math.inf if told else None
-        if promise is not None and told:
-            whole, given = promise.together(told), promise.together(told, given_messages=True)
-        parties = tuple(dict.fromkeys(shard.party for shard in table.shards))
-        found[table.name] = TablePromise(parties, of_label, whole, given, tuple(told))
-    return found
+def _of_table(use: TableUse, label_epsilon: float | None, promise: FeaturePromise | None) -> TablePromise:
+    of_label = (math.inf if label_epsilon is None else label_epsilon) if use.label else None
+    whole = given = math.inf if use.aliases else None
+    if promise is not None and use.aliases:
+        whole, given = promise.together(use.aliases), promise.together(use.aliases, given_messages=True)
+    return TablePromise(use.parties, of_label, whole, given, use.aliases)
 
 
 def _of_party(tables: Iterable[TablePromise], party: str, promise: FeaturePromise | None) -> dict[str, float]:

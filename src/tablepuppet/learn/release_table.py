@@ -39,7 +39,7 @@ ASKED: dict[str, tuple[str, ...]] = {
     "`predict`, `evaluate`, validation": ("linear.predict", "network.predict", "network.image"),
     "`coef_`, shards that did not train": ("linear.parameters", "network.parameters"),
     "`coef_` with `feature_epsilon`": ("private.parameters",),
-    "`save` with `prediction_epsilon`": ("private.size",),
+    "`save`, `coef_` once loaded, with `prediction_epsilon`": ("private.size", "parts.noisy_parameters"),
     "validation, `save`, `tp.load`, `tp.forget`": (
         "model.keep", "model.restore", "parts.store", "parts.check", "parts.copy", "parts.settle", "parts.parameters",
     ),

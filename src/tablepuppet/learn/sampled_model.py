@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,8 +31,8 @@ class StepNoise:
     multipliers: Mapping[str, float]  # by table, of steps
     samplings: Mapping[str, float]  # by table
     image: float | None = None  # of predictions: all tables alike
-    steps: int = field(default=0, init=False)
-    images: int = field(default=0, init=False)
+    steps: int = 0
+    images: int = 0
 
 
 @dataclass(frozen=True)

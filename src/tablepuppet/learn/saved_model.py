@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.learn.feature_promise import Spent
 from tablepuppet.learn.image_noise import calmed
 from tablepuppet.learn.placed import ask_images, parties_of
 from tablepuppet.learn.stored import KeptNoise, Stored
@@ -20,12 +21,6 @@ from tablepuppet.wire.engine import Engine
 Array = NDArray[np.float64]
 
 
-class Images(Protocol):
-    """Counts how often predictions left with noise."""
-
-    images: int
-
-
 class SavedModel:
     """Parameters of a model loaded from a folder, for predictions only."""
 
@@ -35,7 +30,7 @@ class SavedModel:
     ):  # fmt: skip
         self.family, self.encoding, self.stored, self.engine = family, encoding, stored, engine
         self.wire, self.outputs, self.shape = wire, outputs, dict(shape or {})
-        self.spent: Images | None = None  # where predictions with noise are counted
+        self.spent: Spent | None = None  # where predictions with noise are counted
 
     def scores(self, client: Client) -> Array:
         """The sum over tables for the rows of a relation, without the intercept."""
@@ -62,15 +57,14 @@ class SavedModel:
         self, lou: LearningOverUnion, kept: list[str], told: Mapping[str, Array], noise: KeptNoise
     ) -> tuple[Replies, Replies]:
         """The same with noise, as in the run that fitted it."""
-        if self.spent is not None:
-            self.spent.images += 1
-        within: dict[str, dict[str, Any]] = {alias: {"bound": noise.bounds[alias]} for alias in (*kept, *told)}
+        assert self.spent is not None, "it comes with the noise"
+        self.spent.images += 1
         asked: dict[str, Any] = {"encoding": self.encoding.id, "image_multiplier": noise.multiplier}
+        within = {alias: {"bound": noise.bounds[alias]} for alias in kept}
         held = lou.ask("private.predict_within", kept, by_alias=within, model=self.stored.part, **asked)
-        for alias, theta in told.items():
-            within[alias]["theta"] = theta
+        given = {alias: {"bound": noise.bounds[alias], "theta": theta} for alias, theta in told.items()}
         asked |= {"hidden": self.shape.get("hidden"), "outputs": self.outputs}
-        return held, lou.ask("private.image_within", told, by_alias=within, **asked)
+        return held, lou.ask("private.image_within", given, by_alias=given, **asked)
 
     def parameters(self) -> dict[str, Array]:
         """Parameters by table; parties are asked for those that they keep."""

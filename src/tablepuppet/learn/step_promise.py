@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.feature_promise import FeaturePromise
 from tablepuppet.learn.sampled_model import StepNoise
+from tablepuppet.prep.private_encode import EncoderNoise
 from tablepuppet.privacy.accountant import Spending, gaussian_epsilon, noise_multiplier
 from tablepuppet.privacy.noise import sampling_epsilon
 from tablepuppet.privacy.shares import SLACK, Shares, epsilon_of
@@ -82,20 +83,18 @@ class StepPromise(FeaturePromise):
 
     @property
     def spent(self) -> StepNoise:
-        """Where steps and predictions are counted."""
+        """Where predictions are counted."""
         assert self.steps is not None, "chosen before the first"
         return self.steps
 
     def to_keep(self) -> dict[str, Any]:
-        """What a saved model has of it beside its settings."""
-        chosen = {"samplings": self.samplings, "multipliers": self.spent.multipliers, "image": self.spent.image}
-        return super().to_keep() | {"slack": self._slack, **chosen}
+        """The noise of a saved model, and how much of it was used."""
+        return {"encoders": asdict(self.encoders), "noise": asdict(self.spent), "slack": self._slack}
 
     def go_on(self, kept: Mapping[str, Any]) -> None:
         """Count on from what a saved model has."""
-        self.steps = StepNoise(self.privacy.clip_norm, kept["multipliers"], self.samplings, kept["image"])
-        self._slack = kept["slack"]
-        super().go_on(kept)
+        self.encoders = EncoderNoise(**kept["encoders"])
+        self.steps, self._slack = StepNoise(**kept["noise"]), kept["slack"]
 
     def _multiplier(self, alias: str, planned: int) -> float:
         epsilon = self._feature_epsilon - self._slack

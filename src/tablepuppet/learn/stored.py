@@ -56,7 +56,8 @@ class Stored:
 
     def fetched(self, engine: Engine) -> dict[str, Array]:
         """The parameters that parties keep; PrivacyError where a policy does not let them out."""
-        replies = ask_shelves(engine, self.parties, Step("parts.parameters", "", {"part": self.part}))
+        op = "parts.parameters" if self.noise is None else "parts.noisy_parameters"
+        replies = ask_shelves(engine, self.parties, Step(op, "", {"part": self.part}))
         missing = [alias for alias, kept in self.kept.items() if alias not in replies[kept.party]]
         if missing:
             raise _gone(missing[0], self.kept[missing[0]].party)

@@ -28,7 +28,15 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.secure_table import SecureTable
 from tablepuppet.party.snapshot import Snapshot
 from tablepuppet.privacy.accountant import Spending
-from tablepuppet.privacy.noise import SecureStream, add_gaussian, gaussian_sigma, poisson_sample, sampling_epsilon
+from tablepuppet.privacy.noise import (
+    SecureStream,
+    add_gaussian,
+    gaussian_sigma,
+    grid,
+    poisson_sample,
+    sampling_epsilon,
+    steps_of,
+)
 from tablepuppet.sql.plan import Scan
 
 Values = dict[str, Any]  # plain values and NumPy arrays by name
@@ -129,16 +137,17 @@ class LocalTable:
         ``sampling`` is the probability with which `sample` chose the rows that the values are made of.
 
         Noise is drawn from the party's secret, the session's nonce, a number that no other release has, and the values
-        themselves. A party that is killed and computes a session's requests again draws it again: what it told stays
-        true, and costs once. Other values have other noise, and cost anew.
+        themselves, rounded as they are released. A party that is killed and computes a session's requests again draws
+        it again: what it told stays true, and costs once. Other values have other noise, and cost anew.
         """
         self._releases += 1
-        what = f"{purpose} {sensitivity!r} {multiplier!r} {sampling!r} ".encode() + values.tobytes()
+        sigma = gaussian_sigma(multiplier, sensitivity, values.size)
+        rounded = steps_of(values, grid(sigma))
+        what = f"{purpose} {sensitivity!r} {multiplier!r} {sampling!r} ".encode() + rounded.tobytes()
         values_mark = hmac.digest(self.noise_secret, b"values " + what, "sha256").hex()
         mark = f"{self.nonce} {self.snapshot.scan.alias} {self._releases} {values_mark}"
         cost = Spending.of_gaussian(multiplier, 1, sampling) + Spending.of_pure(sampling_epsilon(max(values.size, 1)))
         self.charge(cost, purpose, f"{purpose} {mark}")
-        sigma = gaussian_sigma(multiplier, sensitivity, values.size)
         key = hmac.digest(self.noise_secret, f"noise {mark}".encode(), "sha256")
         return add_gaussian(values, sigma, SecureStream.keyed(key))
 

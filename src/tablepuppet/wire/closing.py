@@ -1,4 +1,4 @@
-"""Sessions that nobody refers to any more are closed by a thread of its own.
+"""Sessions that nobody refers to any more are closed by a thread of their own.
 
 Python may find out at any place, also where a lock is held that closing needs. So what it calls then only writes down
 what is to be closed.
@@ -25,12 +25,14 @@ class Closer:
         self._queue: SimpleQueue[Close | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="tablepuppet-close", daemon=True)
         self._thread.start()
-        self._ended = False
+        self._ended, self._process = False, os.getpid()
         atexit.register(self._end)
 
     def later(self, close: Close) -> None:
         """Close something soon. A finalizer may call this at any time."""
-        if self._ended:  # the interpreter ends, in its main thread: no lock is held
+        if os.getpid() != self._process:  # a fork does not close what its parent uses
+            return
+        if self._ended:  # the interpreter ends, in its last thread: no lock is held
             _try(close)
         else:
             self._queue.put(close)
@@ -48,9 +50,14 @@ class Closer:
             del close
 
     def _end(self) -> None:
-        self._ended = True
+        if os.getpid() != self._process:
+            return
         self._queue.put(None)
         self._thread.join()
+        self._ended = True
+        while not self._queue.empty():  # found since
+            if close := self._queue.get():
+                _try(close)
 
 
 def _try(close: Close) -> None:
