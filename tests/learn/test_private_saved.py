@@ -19,8 +19,8 @@ SQL = "SELECT o.size, c.age, o.price FROM orders o JOIN clients c ON o.client = 
 LABEL_APART = "SELECT c.age, o.price FROM orders o JOIN clients c ON o.client = c.id"
 LEARNERS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "statistics": (tp.LinearRegression, {}),
-    "steps": (tp.LinearRegression, {"solver": "sgd"}),
-    "network": (tp.MLPRegressor, {"hidden": (3,)}),
+    "steps": (tp.LinearRegression, {"solver": "sgd", "local_steps": 2}),
+    "network": (tp.MLPRegressor, {"hidden": (3,), "local_steps": 2}),
 }
 every_learner = pytest.mark.parametrize("name", LEARNERS)
 
