@@ -128,7 +128,7 @@ def test_networks_go_on(urls: dict[str, str], mode: Any, solver: Any) -> None:
     """A network learns on without a lost table; when it is back the loss ends within a tenth of the undisturbed one."""
     fed, parties = losing(urls, on_party_lost=mode)
     relation = relation_of(fed, "returned")
-    settings: dict[str, Any] = {"solver": solver, "rounds": 30, "hidden": (4,), "l2": 1e-2, "local_steps": 10}
+    settings: dict[str, Any] = {"solver": solver, "rounds": 20, "hidden": (4,), "l2": 1e-2, "local_steps": 10}
     calm = tp.MLPClassifier(**settings).fit(relation)
     schedule = {3: be(parties["supplier0"], mute=True), 7: be(parties["supplier0"])}
     model = tp.MLPClassifier(**settings, callbacks=[at_rounds(schedule)]).fit(relation)
