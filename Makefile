@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tests start hundreds of processes: modules are compiled once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
-INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 
 # An install first removes all stamps, so one that broke off starts again from an empty environment.
 # `test` installs all that `demo` needs.

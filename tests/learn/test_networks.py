@@ -176,7 +176,7 @@ def test_admm_on_correlated_tables(tmp_path: Path, correlation: float) -> None:
     """Tables that say the same do not drive each other apart; a network learns what a linear model cannot."""
     parties, sql = side_by_side(4, 3, 400, correlation, classes=None)
     relation = federation(tmp_path, parties, wire="float32").sql(sql, label="y")
-    model = tp.MLPRegressor(hidden=(6,), rounds=40, l2=1e-3).fit(relation)
+    model = tp.MLPRegressor(hidden=(6,), rounds=25, l2=1e-3).fit(relation)
     pooled = Centralized(tp.MLPRegressor(hidden=(6,), rounds=1000, l2=1e-3)).fit(relation)
     assert model.evaluate(relation)["rmse"] < 1.05 * pooled.evaluate(relation)["rmse"]
     assert model.evaluate(relation)["rmse"] < tp.LinearRegression().fit(relation).evaluate(relation)["rmse"]

@@ -49,7 +49,12 @@ def test_lowest_point(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
     plane = Plane(loss, scores, images, 1e-3, np.diag([1.0, 2.0, 3.0, 4.0]))
     plane.at(np.zeros(3 + loss.outputs), bend=Bend(images.all))
     _, end = plane.lowest({})
-    best = minimize(lambda point: plane.at(point).objective, end.point, method="BFGS").fun
+
+    def objective(point: Array) -> tuple[float, Array]:
+        place = plane.at(point)
+        return place.objective, place.slope
+
+    best = minimize(objective, end.point, jac=True, method="BFGS").fun
     assert end.objective == pytest.approx(best, rel=1e-3)
 
 
