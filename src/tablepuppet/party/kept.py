@@ -52,6 +52,9 @@ class KeptPart(msgspec.Struct, frozen=True, kw_only=True):
         return np.frombuffer(self.data, np.float64).reshape(self.shape)
 
 
+_PART = msgspec.msgpack.Decoder(KeptPart)
+
+
 class Shelf:
     """The parts that one caller has at a party; ``folder`` is None where nothing outlives the process."""
 
@@ -113,7 +116,7 @@ class Shelf:
         try:
             content = path.read_bytes()
             if hashlib.sha256(content[_DIGEST:]).digest() == content[:_DIGEST]:
-                return msgspec.msgpack.decode(content[_DIGEST:], type=KeptPart), content[:_DIGEST].hex()
+                return _PART.decode(content[_DIGEST:]), content[:_DIGEST].hex()
         except (OSError, msgspec.MsgspecError):
             pass
         raise PartyError(

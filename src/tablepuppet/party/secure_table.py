@@ -43,6 +43,9 @@ class Wanted(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return found
 
 
+msgspec.msgpack.Decoder(Wanted)  # before two threads need it at once
+
+
 @dataclass(frozen=True)
 class Roster:
     """Who takes part, with which keys."""

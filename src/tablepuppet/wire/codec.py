@@ -48,6 +48,9 @@ class ArrayHeader(msgspec.Struct, array_like=True, frozen=True):
             raise PartyError("a message holds an array that is not as long as its header says")
 
 
+_ARRAY_HEADER = msgspec.msgpack.Decoder(ArrayHeader)
+
+
 @dataclass(frozen=True)
 class Encoded:
     """A message as bytes: the header, and the arrays it names."""
@@ -170,7 +173,7 @@ def decode_header(header: bytes | pa.Buffer) -> Incoming:
     def hook(code: int, data: memoryview) -> Any:
         if code != ARRAY:
             raise PartyError("a message holds a value of unknown kind")
-        found = msgspec.msgpack.decode(data, type=ArrayHeader)
+        found = _ARRAY_HEADER.decode(data)
         found.check()
         if found.data is not None:
             return _shaped(np.frombuffer(found.data, np.uint8), found)

@@ -47,6 +47,11 @@ class _Opening(msgspec.Struct, forbid_unknown_fields=True):
     nonce: str | None = None  # the party's own, in its journal; a caller's is not regarded
 
 
+# msgspec learns of a type when it first meets it, and crashes where two threads let it do so at once. So it does here.
+for _type in (_Head, _Opening, list[Shard]):
+    msgspec.msgpack.Decoder(_type)
+
+
 def read_request(message: Any) -> Request:
     """The request that a message tells; PartyError if it tells none."""
     read_version(message)
