@@ -39,9 +39,13 @@ lint: $(TEST_READY) ## formatting, lint rules and types
 check: lint test ## everything CI runs: lint and test
 
 bench: $(DEMO_READY) ## run the benchmarks
+	$(BIN)/python -m benchmarks.data
 	$(BIN)/python -m benchmarks.mapping
 	$(BIN)/python -m benchmarks.learning
 	$(BIN)/python -m benchmarks.privacy
+	$(BIN)/python -m benchmarks.privacy.useful
+	$(BIN)/python -m benchmarks.learning.defaults
+	$(BIN)/python -m benchmarks.start
 	$(BIN)/python -m benchmarks.wire
 
 format: $(TEST_READY) ## format the code and fix what ruff can fix

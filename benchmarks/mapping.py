@@ -2,7 +2,7 @@
 
 Run with ``python -m benchmarks.mapping`` (``--quick`` for a tenth of the rows). Ratios are measured side by side
 in one process, ours and the bare call in turn; peak memory in a process of its own. Writes
-``benchmarks/results/mapping.json``. MovieLens-1M is read from ``../shared/data`` and skipped where that is absent.
+``benchmarks/results/mapping.json``. MovieLens-1M is skipped where it is absent (benchmarks/data.py).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import numpy as np
 import pyarrow as pa
 
 import tablepuppet as tp
+from benchmarks.data import DATA, ROOT, is_there
 from tablepuppet.party.blind import blind
 
-ROOT = Path(__file__).resolve().parent.parent
-MOVIELENS = ROOT.parent / "shared" / "data" / "movielens-1m"
+MOVIELENS = DATA / "movielens-1m"
 REPEATS = 5
 
 MOVIELENS_SQL = """
@@ -204,11 +204,9 @@ def main() -> None:
     result: dict[str, Any] = {"blinding": blinding()}
     print("blinding", json.dumps(result["blinding"], indent=2))
     with tempfile.TemporaryDirectory() as folder:
-        if MOVIELENS.exists():
+        if is_there("movielens-1m"):
             (Path(folder) / "movielens").mkdir()
             result["movielens-1m"] = measure("movielens-1m", *movielens(Path(folder) / "movielens"), ("u", "g"))
-        else:
-            print("movielens-1m is skipped: ../shared/data is absent")
         result["star"] = measure("star", *star(Path(folder), rows), ("f", "c"))
     target = ROOT / "benchmarks" / "results" / "mapping.json"
     target.parent.mkdir(exist_ok=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tablepuppet.federation import Tls
 from tablepuppet.party.blinding_key import new_blinding_key
-from tablepuppet.party.database import open_database
+from tablepuppet.party.databases.urls import open_database
 from tablepuppet.privacy.certificates import issue, new_authority
 
 CALLER = "analyst"

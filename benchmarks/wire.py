@@ -2,7 +2,7 @@
 
 Run with ``python -m benchmarks.wire`` (``--quick`` for fewer rounds). Parties are processes on this machine, started by
 `tablepuppet party serve`; ours and the bare calls are measured in turn. Writes ``benchmarks/results/wire.json``.
-MovieLens-1M is read from ``../shared/data`` and skipped where that is absent.
+MovieLens-1M is skipped where it is absent (benchmarks/data.py).
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 import tablepuppet as tp
-from benchmarks.mapping import MOVIELENS, ROOT, movielens, seconds
+from benchmarks.data import ROOT, is_there
+from benchmarks.mapping import movielens, seconds
 from benchmarks.parties import CALLER, new_certificates, serving, started, tls_files
 from benchmarks.proxy import US_UK, Proxy
-from tablepuppet.party.ops import LocalTable, Values, op
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.request import Step
 from tablepuppet.wire.distance import communication_seconds
@@ -218,12 +220,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         result["rounds"] = rounds(Path(place), 100 if chosen.quick else 500)
         print("rounds", json.dumps(result["rounds"], indent=2), flush=True)
-        if MOVIELENS.exists():
+        if is_there("movielens-1m"):
             (Path(place) / "movielens").mkdir()
             result["movielens-1m"] = whole_fit(Path(place) / "movielens", 1 if chosen.quick else 5)
             print("movielens-1m", json.dumps(result["movielens-1m"], indent=2))
-        else:
-            print("movielens-1m is skipped: ../shared/data is absent")
     target = ROOT / "benchmarks" / "results" / "wire.json"
     target.parent.mkdir(exist_ok=True)
     target.write_text(json.dumps(result, indent=2) + "\n")

@@ -42,11 +42,25 @@ def _require_password(folder: Path) -> None:
     rules.write_text("local all guarded scram-sha-256\n" + rules.read_text())
 
 
+NO_MARIADB = "no mariadbd is installed"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line which tests did not run for want of a MariaDB, and how to have them."""
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if NO_MARIADB in str(report.longrepr)]
+    if skipped:
+        terminalreporter.write_line(
+            f"{len(skipped)} tests of MySQL were skipped: {NO_MARIADB}. On Debian and Ubuntu: "
+            "apt-get install mariadb-server-core mariadb-client-core",
+            yellow=True,
+        )
+
+
 @pytest.fixture(scope="session")
 def mariadb_url() -> Iterator[str]:
     """The URL of an empty database of a MariaDB server; its user ``tester`` has the password ``s3cret``."""
     if not (mariadb_server.SERVER and mariadb_server.INSTALLER):
-        pytest.skip("no mariadbd is installed; on Debian: apt-get install mariadb-server")
+        pytest.skip(NO_MARIADB)
     with mariadb_server.running() as url:
         yield url
 

@@ -10,7 +10,7 @@ import atexit
 import functools
 import gc
 import tempfile
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import tablepuppet as tp
+from tablepuppet.party.added_noise import PredictionNoise
 from tablepuppet.party.request import Reply, Request, Step
 from tablepuppet.wire.closing import closer
 from tablepuppet.wire.engine import InProcessEngine
@@ -88,6 +89,27 @@ class Message:
     last: bool  # part of its request
 
 
+_REPLACED: deque[Any] = deque(maxlen=8)
+
+
+def keep(function: Any) -> None:
+    """Keep a function alive that stands in for a method of a class, for a while after it was put back.
+
+    Sessions close in a thread. CPython 3.11 replaces an attribute of a class, and frees what stood there, before it
+    forgets the place: a thread that calls it at that moment would call a function that is gone.
+    """
+    _REPLACED.append(function)
+
+
+def multipliers(arguments: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """The noise that a party was asked for: that of sums, and that of predictions."""
+    noise, beside = arguments.get("noise"), arguments.get("prediction_noise")
+    if isinstance(noise, PredictionNoise):
+        noise, beside = None, noise
+    sums = arguments.get("multiplier") if noise is None else noise.multiplier
+    return sums, None if beside is None else beside.multiplier
+
+
 def record_wire(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     """Every message between coordinator and parties from now on."""
     messages: list[Message] = []
@@ -104,6 +126,7 @@ def record_wire(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
                 messages.append(Message(party, step, values, number == len(steps)))
         return found
 
+    keep(recording)
     monkeypatch.setattr(InProcessEngine, "call", recording)
     return messages
 

@@ -62,8 +62,9 @@ def test_in_the_manner_of_scikit_learn(tmp_path: Path) -> None:
     assert "l2=0.001" in repr(baseline)
     assert clone(baseline).set_params(learner__l2=0.1).get_params()["learner__l2"] == 0.1
     for name in ("coef_", "predict", "predict_proba", "save"):
-        with pytest.raises(NotFittedError, match=name):
+        with pytest.raises(NotFittedError, match=name) as refused:
             getattr(baseline, name)
+        assert isinstance(refused.value, tp.LearnError)
     assert not hasattr(baseline, "nothing_of_the_kind")
     baseline.fit(relation)
     assert baseline.converged_

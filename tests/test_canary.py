@@ -29,7 +29,8 @@ KEYS = (7105551990313, 7105551990427)
 CELLS = (48151623.4208, 48151623.4218)
 ROWS = 12
 SEEN = 31415926.535  # the maximum of a public column
-LEVELS = {f"{table}.{column}": "aggregate" for table in ("t", "twin") for column in ("id", "cell")}
+HIDDEN = ("id", "code", "shared", "cell", "category", "label")
+LEVELS = {f"{table}.{column}": "aggregate" for table in ("t", "twin") for column in HIDDEN}
 
 
 def word(kind: str, role: str) -> str:

@@ -8,34 +8,21 @@ import sys
 from pathlib import Path
 
 import duckdb
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
+import tablepuppet as tp
+from tablepuppet.cli.output import check_output, typed
+from tablepuppet.errors import ConfigError
 from tablepuppet.jobs import Run
-
-SQL = "SELECT o.price, o.day, i.weight, o.returned FROM orders o JOIN items i USING (item_id)"
+from tests.small_job import SQL, write_job
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A store, a supplier and a federation file."""
-    with duckdb.connect(str(tmp_path / "store.duckdb")) as store:
-        store.execute(
-            "CREATE TABLE orders AS SELECT i AS order_id, i % 20 AS item_id, (i * 37) % 100 / 10.0 AS price, "
-            "DATE '2024-01-01' + (i % 30)::INT AS day, (i * 37) % 100 > 40 AS returned FROM range(400) t(i)"
-        )
-        (tmp_path / "supplier").mkdir()
-        store.execute(
-            f"COPY (SELECT i AS item_id, i * 0.5 AS weight FROM range(25) t(i)) TO '{tmp_path}/supplier/items.parquet'"
-        )
-    (tmp_path / "federation.toml").write_text(
-        '[parties]\nstore = "duckdb:///store.duckdb"\nsupplier = "parquet:///supplier"\n'
-    )
-    (tmp_path / "job.toml").write_text(
-        f'federation = "federation.toml"\nsql = "{SQL}"\nlabel = "returned"\noutput = "runs/returns"\n'
-        '[learner]\nkind = "LogisticRegression"\nl2 = 0.01\n'
-    )
-    return tmp_path
+    """A store, a supplier, a federation file and a job file."""
+    return write_job(tmp_path)
 
 
 def tablepuppet(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -71,6 +58,8 @@ def test_train_evaluate_predict(folder: Path) -> None:
     measured = json.loads(tablepuppet(folder, "evaluate", "runs/returns", "--json").stdout)
     assert measured == pytest.approx(trained["metrics"]["test"])
     assert tablepuppet(folder, "evaluate", "runs/returns").stdout.startswith("test: accuracy")
+    at_party = tablepuppet(folder, "evaluate", "runs/returns", "--at-party", "--json")
+    assert json.loads(at_party.stdout) == pytest.approx(measured)
     other = tablepuppet(folder, "evaluate", "runs/returns", "--sql", SQL)
     assert other.stdout.startswith("query: accuracy"), other.stderr
     told = tablepuppet(folder, "predict", "runs/returns", "--output", "out.parquet")
@@ -93,7 +82,7 @@ def test_a_job_that_stops_early(folder: Path) -> None:
     assert trained["best_round"] == best["round"]
     assert trained["metrics"]["validation"]["log_loss"] == pytest.approx(best["validation_loss"], rel=1e-4)
     assert trained["rounds"] == len(history)
-    shown = tablepuppet(folder, "train", "job.toml")
+    shown = tablepuppet(folder, "train", "job.toml", "--overwrite")
     assert f"{trained['stopped']} after {trained['rounds']} rounds" in shown.stdout
     measured = json.loads(tablepuppet(folder, "evaluate", "runs/returns", "--json").stdout)
     assert measured == pytest.approx(trained["metrics"]["test"])
@@ -167,10 +156,116 @@ def test_a_job_with_a_wrong_learner_is_refused(folder: Path, line: str, message:
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("label =", "lable = 3\nlabel =", "job file 'job.toml': unknown field 'lable'; did you mean 'label'?"),
+        ("[learner]", "[split]\ntets = 0.1\n[learner]", "unknown field 'split.tets'; did you mean 'test'?"),
+        ("l2 =", "l22 =", "LogisticRegression has no setting 'l22'; did you mean 'l2'?"),
+        ('"LogisticRegression"', '"LogisticRegresion"', "did you mean 'LogisticRegression'?"),
+        ("l2 = 0.01", "privacy = { label_epsilom = 1 }", "no setting 'label_epsilom'; did you mean 'label_epsilon'?"),
+    ],
+)
+def test_a_misspelt_field_is_told_with_the_closest(folder: Path, old: str, new: str, message: str) -> None:
+    """The error names the file, the place of the field and what was probably meant."""
+    text = (folder / "job.toml").read_text()
+    (folder / "job.toml").write_text(text.replace(old, new))
+    with pytest.raises(tp.TablePuppetError) as refused:
+        Run.to_train(folder / "job.toml", lambda event: None)
+    assert message in str(refused.value).replace(str(folder / "job.toml"), "job.toml")
+    assert not (folder / "runs").exists()
+
+
+def test_version(folder: Path) -> None:
+    """The version of the package, on standard output."""
+    done = tablepuppet(folder, "--version")
+    assert (done.returncode, done.stdout) == (0, f"tablepuppet {tp.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "path", "expected"),
+    [
+        ("bin/tablepuppet", "", "bin/tablepuppet catalog 'a b.toml'"),
+        ("bin/tablepuppet", "bin", "tablepuppet catalog 'a b.toml'"),
+        ("src/tablepuppet/__main__.py", "", "bin/python3 -m tablepuppet catalog 'a b.toml'"),
+        ("src/tablepuppet/__main__.py", "bin", "python3 -m tablepuppet catalog 'a b.toml'"),
+        ("-c", "", "tablepuppet catalog 'a b.toml'"),
+    ],
+)
+def test_commands_are_told_as_they_can_be_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, path: str, expected: str
+) -> None:
+    """By name where the PATH leads to the program that runs, by its path where it does not."""
+    (tmp_path / "bin").mkdir()
+    for name in ("tablepuppet", "python3"):
+        (tmp_path / "bin" / name).touch(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path / path}:/usr/bin" if path else "/usr/bin")
+    monkeypatch.setattr("sys.argv", [script])
+    monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python3"))
+    assert typed("catalog", "a b.toml") == expected
+
+
 def test_wrong_usage_is_exit_code_2(folder: Path) -> None:
     """A missing argument is told with the usage."""
     assert tablepuppet(folder, "explain").returncode == 2
     assert tablepuppet(folder, "--help").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("missing/out.csv", "No such file or directory"),
+        ("job.toml/out.parquet", "Not a directory"),
+        ("folder.csv", "Is a directory"),
+        ("out.txt", "ends in .parquet or .csv"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_known_before_the_work(folder: Path, output: str, message: str) -> None:
+    """`predict --output` fails in one line before a party is asked for anything."""
+    (folder / "folder.csv").mkdir()
+    with pytest.raises(ConfigError, match=message):
+        check_output(folder / output)
+    done = tablepuppet(folder, "predict", "runs/missing", "--output", output)
+    assert done.returncode == 1
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_predictions_beside_ids_and_at_home(folder: Path) -> None:
+    """A query for predictions needs no label; ids stand beside predictions; a party takes them home."""
+    (folder / "federation.toml").write_text(
+        '[parties]\nsupplier = "parquet:///supplier"\n[parties.store]\nurl = "duckdb:///store.duckdb"\n'
+        '[parties.store.predictions.orders]\nkeys = ["order_id"]\ntable = "home"\n'
+    )
+    with (folder / "job.toml").open("a") as job:
+        job.write("[split]\ntest = 0.0\n")
+    text = (folder / "job.toml").read_text()
+    (folder / "job.toml").write_text('drop = ["day"]\n' + text)
+    Run.to_train(folder / "job.toml", lambda event: None).train()
+    sql = "SELECT o.price, i.weight FROM orders o JOIN items i USING (item_id) WHERE o.order_id < 10"
+    done = tablepuppet(folder, "predict", "runs/returns", "--sql", sql, "--id", "order_id", "--output", "out.csv")
+    assert done.returncode == 0, done.stderr
+    table = pa_csv.read_csv(folder / "out.csv")
+    assert table.column_names == ["order_id", "prediction", "probability=False", "probability=True"]
+    assert table["order_id"].to_pylist() == list(range(10))
+    told = tablepuppet(folder, "predict", "runs/returns", "--sql", sql, "--deliver-to", "store")
+    assert told.stdout.startswith("10 predictions delivered to store.orders as run "), told.stderr
+    with duckdb.connect(str(folder / "store.duckdb")) as store:
+        assert store.execute("SELECT order_id, prediction FROM home").fetchall() == list(
+            zip(table["order_id"].to_pylist(), table["prediction"].to_pylist(), strict=True)
+        )
+    for wrong, message in (
+        (("--combine", "mean"), "--combine goes with --deliver-to"),
+        (("--deliver-to", "store", "--id", "order_id"), "leave out --output and --id"),
+        (("--deliver-to", "store", "--combine", "sum"), "`--combine mean` averages"),
+        (("--deliver-to", "supplier"), "(`--combine mean` on the command line) to average them"),
+    ):
+        done = tablepuppet(folder, "predict", "runs/returns", *wrong)
+        assert done.returncode == 1
+        assert message in " ".join(done.stderr.split())
+    needs = tablepuppet(folder, "evaluate", "runs/returns", "--sql", sql)
+    assert "does not select the label 'returned', which evaluate needs" in " ".join(needs.stderr.split())
 
 
 def test_predictions_with_noise_are_asked_for_once(folder: Path) -> None:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
+import pytest
+
+from tablepuppet.errors import ConfigError
 from tablepuppet.party.blinding_key import new_blinding_key
+from tablepuppet.party.config import PartyFile
 from tablepuppet.party.ledger import Budget, Ledger
 from tablepuppet.party.report import inspect
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.certificates import issue, new_authority
+from tablepuppet.wire.serve import start
 from tests.party.policed import CANARY, write_file
 
 
@@ -62,6 +69,57 @@ def test_every_problem_is_told(tmp_path: Path) -> None:
     assert "state_dir:" in shown.stderr
     assert "has no column 'nowhere'; it has: card, day" in shown.stderr
     assert len(json.loads(check(tmp_path, "--json").stdout)["problems"]) == 3
+
+
+@pytest.mark.parametrize("log", ["file/audit.jsonl", "folder", "nowhere/audit.jsonl", "/proc/audit.jsonl"])
+def test_an_audit_log_that_cannot_be_written(tmp_path: Path, log: str) -> None:
+    """It is tried, not guessed, so `check` finds it for every user; so does the party, before it listens."""
+    new_key(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    write_file(tmp_path, top=f'audit_log = "{log}"')
+    [problem] = inspect(tmp_path / "party.toml").problems
+    assert problem.startswith(f"audit_log: {str(tmp_path / log)!r} is no file that can be written (")
+    with pytest.raises(ConfigError, match="audit_log"):
+        start(PartyFile.load(tmp_path / "party.toml"))
+
+
+def test_a_state_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """A file in its place, or a folder of the system, is a problem; a check leaves no file behind."""
+    new_key(tmp_path)
+    (tmp_path / "state").mkdir()
+    for state, problems in (("blinding.key", 1), ("/proc", 1), ("state", 0)):
+        write_file(tmp_path, top=f'state_dir = "{state}"')
+        found = inspect(tmp_path / "party.toml").problems
+        assert ["state_dir: " in problem for problem in found] == [True] * problems
+    assert not list((tmp_path / "state").iterdir())
+    assert not (tmp_path / "audit.jsonl").exists()
+
+
+def test_a_check_does_not_advise_a_check(tmp_path: Path) -> None:
+    """What callers are told to ask the operator for is not told to the operator who looks."""
+    new_key(tmp_path)
+    write_file(tmp_path, columns='nowhere = "key"')
+    [problem] = inspect(tmp_path / "party.toml").problems
+    assert "party check" not in problem
+    assert "has no column 'nowhere'" in problem
+
+
+def test_a_port_that_is_in_use(tmp_path: Path) -> None:
+    """The error has the address, the reason and what to do."""
+    new_key(tmp_path)
+    write_file(tmp_path)
+    settings = PartyFile.load(tmp_path / "party.toml")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError) as refused:
+            start(msgspec.structs.replace(settings, listen=f"127.0.0.1:{port}"))
+    assert f"cannot listen at '127.0.0.1:{port}': another program listens at port {port} already" in str(refused.value)
+    assert "name another port under listen" in str(refused.value)
+    with pytest.raises(ConfigError, match=r"cannot listen at '192\.0\.2\.1:4000': .*; name an address of this machine"):
+        start(msgspec.structs.replace(settings, listen="192.0.2.1:4000", insecure=True))
 
 
 def test_a_file_that_is_no_party_file(tmp_path: Path) -> None:
@@ -143,6 +201,39 @@ def test_secure_sums_and_a_budget_are_shown(tmp_path: Path) -> None:
     assert "privacy budget: epsilon 4 at delta 1e-06" in shown
     [cards] = json.loads(check(tmp_path, "--json").stdout)["tables"]
     assert (cards["secure_sum"], cards["budget"]["epsilon"]) == (True, 4)
+
+
+def test_named_keys_are_shown(tmp_path: Path) -> None:
+    """Expressions that may be joined by stand below their table, and in the JSON."""
+    write_file(tmp_path, table='keys = ["card // 10"]')
+    new_key(tmp_path)
+    done = check(tmp_path, "--json")
+    [cards] = json.loads(done.stdout)["tables"]
+    assert cards["keys"] == ['"card" // 10']
+    assert 'joined by: "card" // 10' in check(tmp_path).stdout
+
+
+def test_places_for_predictions_are_tried(tmp_path: Path) -> None:
+    """A place that can be written is shown; one that cannot, and keys that are not there, are problems."""
+    new_key(tmp_path)
+    place = 'deliver = ["store"]\npredictions = { keys = ["pin"], file = "home.csv" }'
+    write_file(tmp_path, table=place)
+    shown = check(tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "predictions made with it may go to store" in shown.stdout
+    assert "home.csv, beside pin" in " ".join(shown.stdout.split())
+    assert json.loads(check(tmp_path, "--json").stdout)["tables"][0]["predictions"]["keys"] == ["pin"]
+    wrong = {
+        place.replace("home.csv", "missing/home.csv"): "its folder is not there",
+        place.replace("home.csv", "blinding.csv"): "another file stands there, which no delivery wrote",
+        place.replace("pin", "pan"): "has no column 'pan'",
+        place.replace("file", "table").replace(".csv", ""): "a database of files has no table to write to",
+        place.replace('file = "home.csv"', 'table = "cards"'): "table 'cards' is published",
+    }
+    (tmp_path / "blinding.csv").write_text("secret")
+    for text, message in wrong.items():
+        write_file(tmp_path, table=text)
+        assert any(message in problem for problem in inspect(tmp_path / "party.toml").problems), message
 
 
 def test_a_party_without_a_ledger(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ import duckdb
 import pytest
 
 from tablepuppet.demo import LABEL, build_databases
-from tablepuppet.demo_parties import OWNERS, write_party_files
+from tablepuppet.demo.parties import OWNERS, write_party_files
 from tablepuppet.party.report import inspect
+from tests.terminal import on_terminal
 
 
 def test_demo(tmp_path: Path) -> None:
@@ -51,7 +52,8 @@ def test_databases_are_built_once(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"demo"}
 
 
-PARTIES = [sys.executable, "-m", "tablepuppet", "demo", "--parties", "--json", "--folder", "demo"]
+DEMO = [sys.executable, "-m", "tablepuppet", "demo"]
+PARTIES = [*DEMO, "--parties", "--json", "--folder", "demo"]
 
 
 @pytest.fixture(scope="module")
@@ -92,19 +94,66 @@ def test_parties_of_the_demo_are_checked(small: Path) -> None:
         assert [column.name for column in columns if "LABELS" in column.releases] == ["arr_delay"] * (name == "airline")
 
 
+def check_screen(shown: str, columns: int, *expected: str) -> None:
+    """What is expected is there, each below the one before; nothing is cut or written over something else."""
+    place = 0
+    for text in expected:
+        found = shown.find(text, place)
+        assert found >= 0, f"{text!r} is not where it should be in\n{shown}"
+        place = found
+    for line in shown.splitlines():
+        assert len(line) <= columns
+        assert "…" not in line
+        if line[:1] in "│┃" and line:  # a row of a table or a panel is whole
+            assert line[-1] == line[0], line
+
+
+def test_the_demo_on_a_terminal(small: Path) -> None:
+    """Everything is there, in its order; bars are above the results they led to; the last line works as typed."""
+    code, shown = on_terminal([*DEMO, "--folder", "demo"], 110, 40, small)
+    assert code == 0, shown
+    check_screen(
+        shown, 110, "Catalog", "weather_queens", "SQL, label late", "WHERE f.arr_delay IS NOT NULL",
+        "joining blinded keys", "EXPLAIN", "scan at weather_queens", "computing statistics at the parties",
+        "Joined rows", "│ manufacturer │",
+        "LogisticRegression: converged after", "training on the pooled join", "Will it be late?", "│ federated   │",
+        "│ centralised │", "The learning curve is in demo/curve.png. The databases stay in demo; try:",
+    )  # fmt: skip
+    typed = shown.splitlines()[-1].strip()
+    done = subprocess.run(typed, shell=True, cwd=small, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "weather_queens" in done.stdout
+
+
+def test_the_demo_with_parties_on_a_narrow_terminal(small: Path) -> None:
+    """Columns that do not fit come below; both results, what each party has sent and the closing lines are there."""
+    code, shown = on_terminal([*DEMO, "--parties", "--folder", "demo"], 60, 24, small)
+    assert code == 0, shown
+    check_screen(
+        shown, 60, "Catalog", "SQL, label late", "EXPLAIN", "Joined rows", "distinct", "Will it be late?",
+        "│ federated   │", "│ centralised │", "of the joined table, pooled", "By mutual TLS", "│ weather_queens │",
+        "The parties have ended.", "certificates stay in demo/services.", "The learning curve is in demo/curve.png.",
+    )  # fmt: skip
+    assert shown.replace("\n", "").endswith("tablepuppet catalog demo/federation.toml")  # the terminal itself breaks it
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_no_party_is_left_behind(small: Path, how: signal.Signals) -> None:
     """Ctrl-C and SIGTERM end the parties too."""
     (small / "demo/services/airline").mkdir(parents=True, exist_ok=True)
     audit = small / "demo/services/airline/audit.jsonl"
     audit.unlink(missing_ok=True)
-    analyst = subprocess.Popen(PARTIES, cwd=small, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    analyst = subprocess.Popen(
+        PARTIES, cwd=small, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whatever started the tests
+    )  # fmt: skip
     while not audit.exists() and analyst.poll() is None:
         time.sleep(0.05)
     assert len(_running(small)) == len(OWNERS)
     analyst.send_signal(how)
     _, said = analyst.communicate(timeout=120)
-    assert analyst.returncode not in (0, 1), said
+    assert analyst.returncode == 128 + how, said
+    assert said.splitlines()[-1] == "stopped"
     assert "Traceback" not in said
     assert _running(small) == []
 

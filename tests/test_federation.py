@@ -13,7 +13,9 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.federation import PartyEntry
 from tests.relations import collect_garbage, federation, warnings_of, write_party
+from tests.wire.services import Certificates
 
+untyped: Any = tp  # for calls that mypy would not let pass
 ROWS = {"t": pa.table({"k": [1, 2], "x": [0.5, 1.5], "c": ["a", "b"]})}
 
 
@@ -37,6 +39,7 @@ ROWS = {"t": pa.table({"k": [1, 2], "x": [0.5, 1.5], "c": ["a", "b"]})}
         ({"a": "duckdb:///x"}, {"memory_limit": -1}, "memory_limit"),
         ({"a": "duckdb:///x"}, {"memory_limit": "1GB"}, "memory_limit"),
         ({"a": "oracle://host/db"}, {}, "(?i)party 'a': no database of kind 'oracle'; known: duckdb:///path"),
+        ({"a": "https://host:8815"}, {}, r"no database of kind 'https'; known: .*, grpc\+tls://host:port"),
         ({"a": "data/x.duckdb"}, {}, "(?i)party 'a': the database must be a URL"),
         ({"a": "duckdb://"}, {}, "(?i)party 'a': duckdb needs a path"),
         ({"a": "grpc+tls://bank:8815"}, {}, r"(?i)party 'a': grpc\+tls needs a certificate"),
@@ -46,6 +49,86 @@ def test_bad_settings(parties: Any, settings: dict[str, Any], message: str) -> N
     """What cannot be is a ConfigError at construction that says what is allowed; nothing is opened."""
     with pytest.raises(tp.ConfigError, match=message):
         tp.Federation(parties, **settings)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda rel: rel.split(test_size=0.2), "split has no argument 'test_size'; here it is 'test'"),
+        (
+            lambda _: untyped.LinearRegression(max_iter=9),
+            "LinearRegression has no setting 'max_iter'; here it is 'rounds'",
+        ),
+        (
+            lambda _: untyped.Privacy(epsilon=1.0),
+            "Privacy has no argument 'epsilon'; did you mean 'label_epsilon' or 'feature_epsilon' or "
+            "'prediction_epsilon'?",
+        ),
+        (
+            lambda _: untyped.Federation({"a": "csv:///x"}, timeot=3),
+            "Federation has no argument 'timeot'; did you mean 'timeout'?",
+        ),
+        (
+            lambda _: untyped.Federation(party={"a": "csv:///x"}),
+            "Federation has no argument 'party'; did you mean 'parties' or 'on_party_lost'?",
+        ),
+        (
+            lambda _: untyped.Federation({"a": "csv:///x"}).sql("SELECT x FROM t", lable="x"),
+            "sql has no argument 'lable'; did you mean 'label'?",
+        ),
+        (
+            lambda rel: untyped.LinearRegression().fit(rel, validate=rel),
+            "fit has no argument 'validate'; did you mean 'validation'?",
+        ),
+        (
+            lambda rel: untyped.LinearRegression().predict(rel, id=["k"]),
+            "predict has no argument 'id'; did you mean 'ids'?",
+        ),
+        (
+            lambda rel: untyped.LinearRegression().evaluate(rel, party=True),
+            "evaluate has no argument 'party'; did you mean 'at_party'?",
+        ),
+    ],
+)
+def test_misspelt_arguments(tmp_path: Path, call: Any, message: str) -> None:
+    """An argument that there is not is an error of ours, and Python's TypeError, that says what was meant."""
+    relation = federation(tmp_path, {"p0": ROWS}).sql("SELECT x, k FROM t", label="k")
+    with pytest.raises(TypeError) as told:
+        call(relation)
+    assert isinstance(told.value, tp.TablePuppetError)
+    assert str(told.value) == message
+
+
+def test_files_of_tls(tmp_path: Path) -> None:
+    """A dict does as well as tp.Tls; what is no such thing is told how it is written."""
+    certificates = Certificates(tmp_path / "certs")
+    cert, key, ca = certificates.files("analyst")
+    place = {"a": "grpc+tls://localhost:1"}
+    tls: dict[str, str | Path] = {"cert": cert, "key": Path(key), "ca": ca}
+    assert tp.Federation(place, tls=tls).has_services
+    assert tp.Federation(place, tls=tp.Tls(cert, key, ca)).has_services
+    for wrong, message in (
+        ({"cert": cert, "key": key}, r"tls lacks ca: tls takes three files, as tp\.Tls\(cert="),
+        (tls | {"certificate": cert}, "tls has no file 'certificate': tls takes three files"),
+        (cert, "or a dict of these, not str"),
+        (None, r"needs a certificate; give the federation tls=\{'cert'"),
+        (tls | {"cert": "no.crt"}, r"cannot read tls\.cert 'no\.crt'"),
+    ):
+        with pytest.raises(tp.ConfigError, match=message):
+            untyped.Federation(place, tls=wrong)
+
+
+def test_an_empty_catalog_gives_a_hint(tmp_path: Path) -> None:
+    """A party without tables is a warning that says where to look; so does SQL over none."""
+    (tmp_path / "empty").mkdir()
+    events: list[tp.Event] = []
+    fed = tp.Federation({"shop": f"parquet:///{tmp_path}/empty"}, callbacks=[events.append])
+    assert fed.catalog().names == []
+    [event] = events
+    assert (event.kind, event.name, event.fields) == ("warning", "catalog.empty", {"party": "shop"})
+    assert "party 'shop' publishes no table: look whether its URL leads to the right" in event.message
+    with pytest.raises(tp.QueryError, match="no party publishes a table 't'; none publishes any table"):
+        fed.sql("SELECT x FROM t")
 
 
 def test_missing_database(tmp_path: Path) -> None:
@@ -130,12 +213,12 @@ def test_relative_paths_never_start_where_python_was_started(tmp_path: Path, mon
         ("parties = 3", r"\$\.parties"),
         ("[parties]\na = 3", r"\$\.parties\[\.\.\.\]"),
         ("[parties.a]\nlevels = {}", "missing required field `url`"),
-        ("[parties.a]\nurl = 'duckdb:///x'\nlevel = {}", "unknown field `level`"),
+        ("[parties.a]\nurl = 'duckdb:///x'\nlevel = {}", "unknown field 'parties.a.level'; did you mean 'levels'\\?"),
         ("[parties.a]\nurl = 'duckdb:///x'\nlevels = { t = 'secret' }", "level of 't': 'secret' is none of"),
         ("[parties.a]\nurl = 'duckdb:///x'\nbounds = { t = [0, 1] }", "of 't': name a column, as table.column"),
         ("[parties.a]\nurl = 'duckdb:///x'\nbounds = { 't.x' = [1, 0] }", "the lower one first"),
         ("[parties.a]\nurl = 'grpc://x:1'\nbounds = { 't.x' = [0, 1] }", "in its own party file"),
-        ("wires = 'float32'\n[parties]\na = 'duckdb:///x'", "unknown field `wires`"),
+        ("wires = 'float32'\n[parties]\na = 'duckdb:///x'", "unknown field 'wires'; did you mean 'wire'\\?"),
         ("wire = 'float16'\n[parties]\na = 'duckdb:///x'", r"\$\.wire"),
         ("timeout = 'soon'\n[parties]\na = 'duckdb:///x'", r"\$\.timeout"),
         ("timeout = -1\n[parties]\na = 'duckdb:///x'", "timeout"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -17,31 +18,27 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "tablepuppet"
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-# From the bottom up: a module imports from its own layer and from those below it.
+# From the bottom up: a module imports from its own layer and from those below it. A folder that stands here with a dot
+# has layers inside.
 LAYERS = [
-    {"errors", "arrays", "pieces"},
+    {"errors", "short_traceback", "spelling", "arrays", "pieces"},
     {"runs"},
     {"privacy", "sql"},
     {"party"},
     {"mapping", "wire"},
     {"operators"},
-    {"learn", "prep"},
-    {
-        "baselines",
-        "pooled",
-        "pooled_networks",
-        "cli",
-        "cli_keys",
-        "cli_output",
-        "cli_party",
-        "demo",
-        "demo_parties",
-        "federation",
-        "jobs",
-        "relation",
-        "__init__",
-        "__main__",
-    },
+    {"prep"},
+    {"relation"},
+    {"learn.__init__", "learn.registry", "learn.rounds", "learn.threads"},
+    {"learn.labels", "learn.loss", "learn.noise"},
+    {"learn.tables"},
+    {"learn.linear"},
+    {"learn.solve"},
+    {"learn.network"},
+    {"learn.private"},
+    {"learn.party_ops", "learn.release_table", "learn.store"},
+    {"learn.learners"},
+    {"baselines", "cli", "demo", "federation", "jobs", "privacy_plan", "run_folder", "__init__", "__main__"},
 ]
 LEVELS = {part: level for level, layer in enumerate(LAYERS) for part in layer}
 
@@ -51,46 +48,65 @@ REGISTRY = re.compile(r"(?:index|find|trusted)-(?:url|links|host)\b|(?:pypi\.org
 
 
 def imported_modules(path: Path, package: Path) -> Iterator[tuple[int, str]]:
-    """Line and full name of every module that a file imports, except under `if TYPE_CHECKING:`."""
+    """Line and full name of everything that a file imports, wherever in it, also for types only."""
     parents = (package.name, *path.relative_to(package).parent.parts)
-    pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
-    while pending:
-        node = pending.pop()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, name.name) for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = parents[: len(parents) - node.level + 1] if node.level else ()
             module = ".".join([*base, *([node.module] if node.module else [])])
             yield from ((node.lineno, f"{module}.{name.name}") for name in node.names)
-        elif isinstance(node, ast.If) and ast.unparse(node.test).split(".")[-1] == "TYPE_CHECKING":
-            pending += node.orelse
-        else:
-            pending += ast.iter_child_nodes(node)
 
 
-def part_of(module: str, package: Path) -> str:
-    """The folder or file of the package that holds a module; `__init__` for names of the package itself."""
-    _, _, inner = module.partition(".")
-    part = inner.split(".")[0]
-    is_module = part and ((package / part).is_dir() or (package / f"{part}.py").exists())
-    return part if is_module else "__init__"
+def module_of(name: str, package: Path) -> str | None:
+    """The module that has a name, or is it, without the package's own name; `__init__` for the package; else None."""
+    first, *parts = name.split(".")
+    if first != package.name:
+        return None
+    while parts and not (package.joinpath(*parts).is_dir() or package.joinpath(*parts).with_suffix(".py").exists()):
+        parts.pop()
+    return ".".join(parts) or "__init__"
+
+
+def layer_of(module: str) -> str:
+    """The part of the package whose layer a module is in."""
+    parts = module.split(".")
+    inside = ".".join([parts[0], parts[1] if len(parts) > 1 else "__init__"])
+    return inside if inside in LEVELS else parts[0]
+
+
+def imports_of(package: Path) -> dict[str, list[tuple[int, str]]]:
+    """Line and name of the modules of the package that each of its modules imports."""
+    found = {}
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(package).with_suffix("").parts
+        own = ".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "__init__"
+        told = [(line, module_of(name, package)) for line, name in sorted(imported_modules(path, package))]
+        found[own] = [(line, module) for line, module in told if module is not None and module != own]
+    return found
 
 
 def upward_imports(package: Path) -> list[str]:
     """Every import that points from a layer to a higher one, as text for people."""
     found = []
-    for path in sorted(package.rglob("*.py")):
-        own = path.relative_to(package).parts[0].removesuffix(".py")
-        if own not in LEVELS:
-            found.append(f"{path.relative_to(package)}: {own} has no layer; give it one in tests/test_repo.py")
+    for own, imported in imports_of(package).items():
+        if layer_of(own) not in LEVELS:
+            found.append(f"{own}: has no layer; give it one in tests/test_repo.py")
             continue
-        for line, module in sorted(imported_modules(path, package)):
-            if module.split(".")[0] != package.name:
-                continue
-            part = part_of(module, package)
-            if LEVELS.get(part, len(LAYERS)) > LEVELS[own]:
-                found.append(f"{path.relative_to(package)}:{line}: {own} may not import {part}")
+        for line, module in imported:
+            if LEVELS.get(layer_of(module), len(LAYERS)) > LEVELS[layer_of(own)]:
+                found.append(f"{own}:{line}: {layer_of(own)} may not import {layer_of(module)}")
     return found
+
+
+def circles(package: Path) -> list[str]:
+    """Modules that import each other in a circle."""
+    left = {own: {module for _, module in imported} for own, imported in imports_of(package).items()}
+    while ends := [own for own, imported in left.items() if not imported & left.keys()]:
+        for own in ends:
+            del left[own]
+    return sorted(left)
 
 
 def text_files() -> Iterator[tuple[Path, str]]:
@@ -126,9 +142,14 @@ def commands(command: Any, path: str) -> Iterator[str]:
 
 
 def test_imports_point_one_way() -> None:
-    """No module imports from a layer above its own."""
+    """No module imports from a layer above its own, not even for types or inside a function."""
     found = upward_imports(PACKAGE)
     assert not found, "\n".join(found)
+
+
+def test_no_imports_in_circles() -> None:
+    """Whoever reads a module and what it imports comes to an end."""
+    assert not circles(PACKAGE)
 
 
 def test_no_file_without_a_real_name() -> None:
@@ -163,7 +184,7 @@ def test_commands_are_documented() -> None:
     """Every command stands in docs/cli.md with its full name, such as `tablepuppet party serve`."""
     import typer
 
-    from tablepuppet.cli import app
+    from tablepuppet.cli.commands import app
 
     text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     names = list(commands(typer.main.get_command(app), "tablepuppet"))
@@ -181,7 +202,43 @@ def test_examples_in_the_docs_run(document: Path, tmp_path: Path, monkeypatch: p
         exec(compile(block, str(document), "exec"), namespace)
 
 
+def test_the_first_example_learns_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model of README's example is a good one on rows that were held out."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block in python_blocks((ROOT / "README.md").read_text(encoding="utf-8")):
+        exec(compile(block, "README.md", "exec"), namespace)
+    assert namespace["model"].evaluate(namespace["test"])["auc"] > 0.8
+
+
+def test_benchmarks_say_what_data_they_need(tmp_path: Path) -> None:
+    """One line for each data set that is not there, with where to put it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.data"], cwd=ROOT, capture_output=True, text=True, check=True,
+        env=os.environ | {"TABLEPUPPET_DATA": str(tmp_path)},
+    )  # fmt: skip
+    movielens, mimic = done.stdout.splitlines()
+    assert (
+        f"ratings, users and movies_genres of MovieLens-1M as Parquet files into {tmp_path}/movielens-1m" in movielens
+    )
+    assert "mimic-iii-demo" in mimic
+    assert "benchmarks.data" in (ROOT / "Makefile").read_text()
+
+
+def test_what_was_skipped_is_told_at_the_end() -> None:
+    """Where no MariaDB is installed, one line says how many tests that were, and how to have them."""
+    code = (
+        "import sys, pytest, tests.mariadb_server as server\n"
+        "server.SERVER = None\n"
+        "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', 'tests/party/databases/test_mysql.py']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    told = [line for line in done.stdout.splitlines() if "tests of MySQL were skipped" in line]
+    assert len(told) == 1, done.stdout
+    assert re.match(r"\d+ tests of MySQL were skipped: no mariadbd is installed.*apt-get install mariadb", told[0])
+
+
 def test_core_imports_without_torch() -> None:
     """The package and its command line load without torch, which is an extra."""
-    code = "import sys, tablepuppet, tablepuppet.cli; sys.exit('torch' in sys.modules)"
+    code = "import sys, tablepuppet.federation, tablepuppet.cli.commands; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

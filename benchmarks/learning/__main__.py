@@ -2,8 +2,8 @@
 
 Run with ``python -m benchmarks.learning`` (``--quick`` for fewer epochs, smaller growth and no five classes). Ratios
 are measured in one process, ours and the bare calls in turn; trips and bytes are counted where messages are sent.
-Writes ``benchmarks/results/learning.json`` and curves as PNG beside it. Data is read from ``../shared/data``; what is
-absent is skipped.
+Writes ``benchmarks/results/learning.json`` and curves as PNG beside it. What needs data
+that is absent (benchmarks/data.py) is skipped.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import tablepuppet as tp
+from benchmarks.data import ROOT, is_there
 from benchmarks.learning.algorithms import compare, networks
 from benchmarks.learning.cost import memory, one_round, whole_fit
 from benchmarks.learning.curves import draw
 from benchmarks.learning.growth import growth
 from benchmarks.learning.mimic import mimic
-from benchmarks.learning.movielens import DATA, LABELS, write_movielens
-from benchmarks.mapping import ROOT
+from benchmarks.learning.movielens import LABELS, write_movielens
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -45,7 +45,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        if (DATA / "movielens-1m").exists():
+        if is_there("movielens-1m"):
             tasks = ["regression"] if quick else ["regression", "classes"]
             for task in tasks:
                 measure(task, lambda task=task: compare(folder / "compare", task, quick))  # type: ignore[misc]
@@ -59,13 +59,9 @@ def main() -> None:
             for task in ("regression", "good") if quick else ("regression", "good", "classes"):
                 measure(f"one round, {task}", lambda task=task: one_round(fed, task, 3))  # type: ignore[misc]
             measure("memory", lambda: memory(urls, "good"))
-        else:
-            print("movielens-1m is skipped: ../shared/data is absent")
         measure("growth", lambda: growth(folder / "growth", quick))
-        if (DATA / "mimic-iii-demo").exists():
+        if is_there("mimic-iii-demo"):
             measure("mimic-iii-demo", lambda: mimic(folder / "mimic"))
-        else:
-            print("mimic-iii-demo is skipped: ../shared/data is absent")
     (RESULTS / "learning.json").write_text(json.dumps(result, indent=2) + "\n")
 
 

@@ -18,12 +18,13 @@ import sklearn.linear_model
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import tablepuppet as tp
+from benchmarks.data import ROOT
 from benchmarks.learning.movielens import CLOSE, COLUMNS, JOIN, LABELS, learner, movielens, write_movielens
-from benchmarks.mapping import ROOT, peak_memory, seconds
-from tablepuppet.learn import logistic, softmax
-from tablepuppet.learn.logistic import Logistic
-from tablepuppet.learn.losses import Loss
-from tablepuppet.learn.softmax import Softmax
+from benchmarks.mapping import peak_memory, seconds
+from tablepuppet.learn.loss import logistic, softmax
+from tablepuppet.learn.loss.logistic import Logistic
+from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.loss.softmax import Softmax
 
 
 def whole_fit(folder: Path, task: str, repeats: int) -> dict[str, float]:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import tablepuppet as tp
-from benchmarks.learning.movielens import CLOSE, DATA, objective
+from benchmarks.data import DATA
+from benchmarks.learning.movielens import CLOSE, objective
 from tablepuppet.baselines import Centralized
 
 MIMIC_SQL = """

@@ -11,7 +11,7 @@ import tablepuppet.wire.engine
 from tablepuppet.wire.distance import communication_seconds
 from tablepuppet.wire.engine import Engine
 
-ROUND_OPS = ("linear.direction", "linear.gradient", "linear.sgd")
+ROUND_OPS = ("ridge.direction", "model.gradient", "sgd.step")
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """What privacy costs and what it prevents.
 
 Run with ``python -m benchmarks.privacy`` (``--quick``: fewer repeats). Writes figures to ``--out``, and two pictures
-beside it. MovieLens-1M is read from ``../shared/data``; where that is absent only the attacks are run.
+beside it. Where MovieLens-1M is absent (benchmarks/data.py) only the attacks are run.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning.movielens import DATA
-from benchmarks.mapping import ROOT
+from benchmarks.data import ROOT, is_there
 from benchmarks.privacy.accuracy import at_the_papers_setting, by_epsilon
 from benchmarks.privacy.attacks import dictionary, kept_labels, label_inference, membership
 from benchmarks.privacy.pictures import draw_epsilon, draw_rounds
@@ -37,14 +36,12 @@ def main() -> None:
         result["dictionary of digests"] = dictionary()
         result["labels that stay true"] = kept_labels()
         print(json.dumps(result, indent=2), flush=True)
-        if (DATA / "movielens-1m").exists():
+        if is_there("movielens-1m"):
             result["by epsilon"] = by_epsilon(folder, 3 * repeats)
             draw_epsilon(result["by epsilon"], asked.out.with_name("privacy-epsilon.png"))
             result["paper"] = at_the_papers_setting(folder, repeats)
             result["paper"]["constant"] = result["by epsilon"]["constant"]
             draw_rounds(result["paper"], asked.out.with_name("privacy-rounds.png"))
-        else:
-            print("movielens-1m is skipped: ../shared/data is absent")
     asked.out.write_text(json.dumps(result, indent=2) + "\n")
 
 

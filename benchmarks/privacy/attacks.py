@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 
 import tablepuppet as tp
 from tablepuppet.party.blind import blind, derive_key
-from tablepuppet.party.database import open_database
+from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.policy import ColumnRule, Policy, TableRule
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.service import Party
@@ -120,7 +120,7 @@ def dictionary() -> dict[str, float]:
     secret, run = secrets.token_bytes(32), "run"
 
     def digests(values: Any, key: bytes) -> list[bytes]:
-        blinded = blind([pa.chunked_array([pa.array(values)])], ["number"], derive_key(key, run, "class"))
+        blinded = blind([pa.chunked_array([pa.array(values)])], ["number"], derive_key(key, "join key", run))
         return [blinded.digests[code].tobytes() for code in blinded.codes]
 
     seen = set(digests(candidates[inside], secret))

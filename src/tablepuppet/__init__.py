@@ -5,29 +5,60 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tablepuppet.errors import (
-    CatalogError,
-    ConfigError,
-    LearnError,
-    MappingError,
-    PartyError,
-    PrivacyError,
-    QueryError,
-    TablePuppetError,
-)
-from tablepuppet.federation import Federation
-from tablepuppet.mapping.table_mapping import TableMapping
-from tablepuppet.privacy.settings import Privacy
-from tablepuppet.relation import Relation
-from tablepuppet.runs.events import Event
-from tablepuppet.sql.catalog import Catalog
-
 if TYPE_CHECKING:
-    from tablepuppet.learn.linear_models import LinearRegression, LogisticRegression
-    from tablepuppet.learn.model_file import forget, load
-    from tablepuppet.learn.network_models import MLPClassifier, MLPRegressor
+    from tablepuppet.errors import (
+        CatalogError,
+        ConfigError,
+        LearnError,
+        MappingError,
+        PartyError,
+        PrivacyError,
+        QueryError,
+        TablePuppetError,
+    )
+    from tablepuppet.federation import Federation, Tls
+    from tablepuppet.learn.learners import (
+        LinearRegression,
+        LogisticRegression,
+        MLPClassifier,
+        MLPRegressor,
+        forget,
+        load,
+    )
+    from tablepuppet.mapping.table_mapping import TableMapping
+    from tablepuppet.privacy.settings import Privacy
+    from tablepuppet.relation import Relation
+    from tablepuppet.runs.events import Event
+    from tablepuppet.sql.catalog import Catalog
 
 __version__ = "0.1.0"
+
+# Loaded when they are first used: databases and scikit-learn take a second each. The command line watches signals
+# before that, and a party's service needs no scikit-learn at all.
+_PLACES = {
+    **dict.fromkeys(
+        (
+            "CatalogError",
+            "ConfigError",
+            "LearnError",
+            "MappingError",
+            "PartyError",
+            "PrivacyError",
+            "QueryError",
+            "TablePuppetError",
+        ),
+        "errors",
+    ),
+    **dict.fromkeys(("Federation", "Tls"), "federation"),
+    **dict.fromkeys(
+        ("LinearRegression", "LogisticRegression", "MLPClassifier", "MLPRegressor", "forget", "load"), "learn.learners"
+    ),
+    "Catalog": "sql.catalog",
+    "Event": "runs.events",
+    "Privacy": "privacy.settings",
+    "Relation": "relation",
+    "TableMapping": "mapping.table_mapping",
+}
 
 __all__ = [
     "Catalog",
@@ -48,21 +79,19 @@ __all__ = [
     "Relation",
     "TableMapping",
     "TablePuppetError",
+    "Tls",
     "forget",
     "load",
 ]
 
-_LEARNERS = {  # loaded when they are first used: scikit-learn takes a second, and a party's service needs none of it
-    "LinearRegression": "linear_models",
-    "LogisticRegression": "linear_models",
-    "MLPClassifier": "network_models",
-    "MLPRegressor": "network_models",
-    "forget": "model_file",
-    "load": "model_file",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _LEARNERS:
+    if name not in _PLACES:
         raise AttributeError(f"module 'tablepuppet' has no attribute {name!r}")
-    return getattr(import_module(f"tablepuppet.learn.{_LEARNERS[name]}"), name)
+    found = getattr(import_module(f"tablepuppet.{_PLACES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,17 +9,28 @@
     ├── PrivacyError    a policy or a promise forbids it
     └── LearnError      the data or the settings do not make a model
 
+Some are what Python and scikit-learn call them too: a misspelt argument is a TypeError, of a learner a LearnError as
+well, elsewhere a ConfigError; what is asked of a learner before `fit` is scikit-learn's NotFittedError.
+
 A message says what was wrong, which party, table or column, and what to do. It never holds a value
-of a row: errors cross from a party to the analyst.
+of a row: errors cross from a party to the analyst. Nor does it hold a control of a terminal, whoever wrote the names.
 """
 
 from __future__ import annotations
 
 from unicodedata import combining, east_asian_width
 
+from tablepuppet.short_traceback import short_traceback
+
 
 class TablePuppetError(Exception):
-    """The root of every error this package raises on purpose."""
+    """The root of every error this package raises on purpose. IPython and notebooks print it short."""
+
+    def __init__(self, *told: object):
+        super().__init__(*(without_controls(each) if isinstance(each, str) else each for each in told))
+
+    def _render_traceback_(self) -> list[str]:
+        return short_traceback(self)
 
 
 class ConfigError(TablePuppetError):
@@ -50,6 +61,10 @@ class LearnError(TablePuppetError):
     """The data or the settings do not make a model."""
 
 
+class ArgumentError(ConfigError, TypeError):
+    """A call has an argument that there is not."""
+
+
 class QueryError(TablePuppetError):
     """The SQL is outside what can be learned over.
 
@@ -64,6 +79,27 @@ class QueryError(TablePuppetError):
     def __init__(self, message: str, *, sql: str | None = None, span: tuple[int, int] | None = None):
         self.span = span
         super().__init__(message if sql is None or span is None else f"{message}\n{underline(sql, span)}")
+
+
+def without_controls(text: str) -> str:
+    """A text whose parts others may have written, fit for a terminal: every letter but the line's end can be printed.
+
+    >>> without_controls("bank\\x1b[31m is\\nred")
+    'bank [31m is\\nred'
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
+
+
+def plain_text(text: str, most: int = 2000) -> str:
+    """A text that somebody else wrote, fit for a log or a terminal: in one line, without controls, and not too long.
+
+    >>> plain_text("bank\\x1b[31m is\\nred", 12)
+    'bank [31m i…'
+    """
+    shown = without_controls(text[: most + 1]).replace("\n", " ")
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def underline(sql: str, span: tuple[int, int]) -> str:

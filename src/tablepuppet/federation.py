@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
@@ -18,15 +19,21 @@ import msgspec
 
 from tablepuppet.errors import ConfigError, QueryError
 from tablepuppet.party.blinding_key import read_blinding_key
+from tablepuppet.party.config import PredictionsEntry
 from tablepuppet.party.config import Tls as TlsPaths
-from tablepuppet.party.database import anchored, open_database
+from tablepuppet.party.databases.urls import anchored, open_database
+from tablepuppet.party.delivery import Deliveries
 from tablepuppet.party.policy import Category, Policy
 from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
+from tablepuppet.party.settings_file import read_settings
 from tablepuppet.party.tls_files import read_tls_files
 from tablepuppet.privacy.trial_identity import TrialAuthority
 from tablepuppet.relation import Relation, Session, Settings
 from tablepuppet.runs.events import Events, Reader
+from tablepuppet.runs.notebook_progress import default_readers
+from tablepuppet.runs.table_view import Records
+from tablepuppet.spelling import class_checked, names_checked
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import Plan, plan
@@ -41,17 +48,23 @@ OnPartyLost = Literal["fail", "wait", "cache", "zeros"]
 
 
 class PartyEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """A party in a federation file: its URL, levels of columns that are not public, and the values columns may have."""
+    """A party in a federation file: its URL, levels of columns that are not public, the values columns may have, and
+    where predictions about its tables' rows may be delivered.
+    """
 
     url: str
     levels: dict[str, str] = {}
     bounds: dict[str, tuple[float, float]] = {}
     categories: dict[str, tuple[Category, ...]] = {}
+    predictions: dict[str, PredictionsEntry] = {}
 
     @property
     def is_remote(self) -> bool:
         """Whether the party is a service elsewhere."""
         return self.url.startswith(("grpc://", "grpc+tls://"))
+
+
+TLS_HELP = "tls takes three files, as tp.Tls(cert='analyst.crt', key='analyst.key', ca='ca.crt') or a dict of these"
 
 
 class Tls(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,6 +73,22 @@ class Tls(msgspec.Struct, forbid_unknown_fields=True):
     cert: str
     key: str
     ca: str
+
+    @classmethod
+    def of(cls, given: Tls | Mapping[str, str | Path]) -> Tls:
+        """The files that somebody names in Python; ConfigError that says how, if they are none."""
+        if isinstance(given, Tls):
+            return given
+        names = cls.__struct_fields__
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{TLS_HELP}, not {type(given).__name__}")
+        for name in given:
+            if name not in names:
+                raise ConfigError(f"tls has no file {name!r}: {TLS_HELP}")
+        missing = [name for name in names if name not in given]
+        if missing:
+            raise ConfigError(f"tls lacks {', '.join(missing)}: {TLS_HELP}")
+        return cls(*(str(given[name]) for name in names))
 
     def read(self) -> ClientTls:
         """What the files hold; ConfigError if one cannot be read, does not fit the others, or is not good today."""
@@ -89,17 +118,19 @@ class Planned:
 
     plan: Plan
     max_categories: int
+    nonces: list[Mapping[str, str]] = field(default_factory=list)  # of parties, by their names: for one opening each
 
 
+@class_checked
 class Federation:
     """Databases of several owners, seen as one catalog of tables.
 
     ``parties`` maps a name to a database URL. ``wire`` is the precision of row vectors on the wire, ``timeout``
     the seconds after which a silent party counts as lost, ``on_party_lost`` what happens then. ``memory_limit``
     bounds the bytes of a mapping; by default what is free on this machine. ``tls`` and ``key_file`` are for parties
-    that are services elsewhere: the certificate to call them with, and the blinding key that databases opened in this
-    process must share with them. With a ``record`` a run goes on after this process has died. ``callbacks`` receive
-    every `Event`.
+    that are services elsewhere: the certificate to call them with (files ``cert``, ``key`` and ``ca``), and the
+    blinding key that databases opened in this process must share with them. With a ``record`` a run goes on after this
+    process has died. ``callbacks`` receive every `Event`.
 
     Raises ConfigError for a URL or setting that cannot be; databases are opened when they are first asked.
     """
@@ -112,7 +143,7 @@ class Federation:
         timeout: float = 60.0,
         on_party_lost: OnPartyLost = "fail",
         memory_limit: int | None = None,
-        tls: Tls | None = None,
+        tls: Tls | Mapping[str, str | Path] | None = None,
         key_file: str | Path | None = None,
         record: Record | None = None,
         callbacks: Iterable[Reader] = (),
@@ -120,7 +151,7 @@ class Federation:
         _check_settings(parties, wire, timeout, on_party_lost, memory_limit)
         self.wire, self.timeout, self.on_party_lost = wire, timeout, on_party_lost
         self._memory_limit = memory_limit
-        self.events = Events(callbacks)
+        self.events = Events([*callbacks, *default_readers()])
         entries = {name: PartyEntry(entry) if isinstance(entry, str) else entry for name, entry in parties.items()}
         blinding_key = _blinding_key(entries, key_file)
         trial = TrialAuthority()
@@ -129,7 +160,7 @@ class Federation:
             for name, entry in entries.items()
             if not entry.is_remote
         }
-        credentials = None if tls is None else tls.read()
+        credentials = None if tls is None else Tls.of(tls).read()
         remote: dict[str, Remote] = {
             name: RemoteParty(name, entry.url, credentials, timeout, wait=on_party_lost == "wait", silent=self._warn)
             for name, entry in entries.items()
@@ -159,12 +190,7 @@ class Federation:
     def load(cls, path: str | Path, *, record: Record | None = None, callbacks: Iterable[Reader] = ()) -> Federation:
         """The federation that a TOML file describes; relative paths in it start at the file's folder."""
         file = Path(path)
-        try:
-            settings = msgspec.toml.decode(file.read_bytes(), type=FederationFile)
-        except OSError as error:
-            raise ConfigError(f"cannot read federation file {str(file)!r}: {error.strerror}") from error
-        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-            raise ConfigError(f"federation file {str(file)!r}: {error}") from error
+        settings = read_settings(file, "federation file", FederationFile)
         parties = {name: _anchored(entry, file.parent) for name, entry in settings.parties.items()}
         try:
             return cls(
@@ -194,9 +220,18 @@ class Federation:
 
         Raises CatalogError if shards of a table do not agree, PartyError if a party cannot answer.
         """
-        return self._describe().check()
+        found = self._describe()[0].check()
+        for party in self.engine.parties:
+            if party not in found.parties:
+                message = (
+                    f"party {party!r} publishes no table: look whether its URL leads to the right file, folder or "
+                    "database; a service publishes what its party file names for this caller"
+                )
+                self.events.emit("warning", "catalog.empty", message, party=party)
+        return found
 
-    def _describe(self) -> Catalog:
+    def _describe(self) -> tuple[Catalog, dict[str, str]]:
+        """What all parties publish, and the nonces of those elsewhere, to open one relation with."""
         replies = call_all(self.engine, [(party, Request("describe")) for party in self.engine.parties])
         marks = {reply[0]["key"]: party for party, reply in zip(self.engine.parties, replies, strict=True)}
         if len(marks) > 1:
@@ -205,9 +240,14 @@ class Federation:
                 f"parties {first!r} and {second!r} blind under different keys, so nothing would join; give all parties "
                 "the same blinding key file"
             )
-        named = zip(self.engine.parties, replies, strict=True)  # by the federation's name for it, whatever its own is
-        return Catalog(replace(shard, party=party) for party, reply in named for shard in reply[0]["tables"])
+        named = dict(
+            zip(self.engine.parties, replies, strict=True)
+        )  # by the federation's names, whatever their own are
+        nonces = {party: reply[0]["nonce"] for party, reply in named.items() if reply[0].get("nonce")}
+        shards = (replace(shard, party=party) for party, reply in named.items() for shard in reply[0]["tables"])
+        return Catalog(shards), nonces
 
+    @names_checked
     def sql(
         self,
         text: str,
@@ -234,28 +274,33 @@ class Federation:
         categorical: Sequence[str] = (),
         drop: Sequence[str] = (),
         max_categories: int = 256,
+        where_selected: bool = False,
     ) -> Planned:
-        """What `sql` would let parties read: they are asked what they publish, and nothing else."""
+        """What `sql` would let parties read: they are asked what they publish, and nothing else.
+
+        With ``where_selected``, label, ``categorical`` and ``drop`` need not be selected, and count where they are.
+        """
         if not isinstance(max_categories, Integral) or max_categories < 1:
             raise ConfigError(f"max_categories must be a whole number of at least 1, not {max_categories!r}")
         if not isinstance(text, str) or not isinstance(label, str | None):
             raise QueryError("sql takes the query as text, and the label as the name of a selected column")
         if isinstance(categorical, str) or isinstance(drop, str):
             raise QueryError("categorical and drop take lists of column names, such as drop=['a']")
-        catalog = self._describe()
-        query = parse(text, catalog, label, categorical, drop)
-        return Planned(plan(query, catalog), max_categories)
+        catalog, nonces = self._describe()
+        query = parse(text, catalog, label, categorical, drop, where_selected=where_selected)
+        return Planned(plan(query, catalog), max_categories, [nonces])
 
     def open(self, planned: Planned) -> Relation:
         """The relation of a plan; parties read their tables now."""
         when_lost = WhenLost(self._stand_in, self.timeout, self._lost_or_back)
         settings = Settings(self.wire, self._memory_limit, planned.max_categories, when_lost)
-        return Relation(Session(planned.plan, self.engine, self.events, settings))
+        nonces = planned.nonces.pop() if planned.nonces else self._describe()[1]
+        return Relation(Session(planned.plan, self.engine, self.events, settings, nonces))
 
     @property
     def traffic(self) -> list[dict[str, Any]]:
-        """Bytes and messages by party, direction and release, since construction."""
-        return self.engine.traffic.to_list()
+        """Bytes and messages by party, direction and release, since construction; a notebook shows a table."""
+        return Records(self.engine.traffic.to_list())
 
 
 def _check_settings(
@@ -270,8 +315,14 @@ def _check_settings(
     for name, entry in parties.items():
         if not isinstance(entry, str | PartyEntry):
             raise ConfigError(f"party {name!r}: the database must be a URL, not {type(entry).__name__}")
-        if isinstance(entry, PartyEntry) and entry.is_remote and (entry.bounds or entry.categories):
-            raise ConfigError(f"party {name!r}: a service has bounds and categories in its own party file, not here")
+        if (
+            isinstance(entry, PartyEntry)
+            and entry.is_remote
+            and (entry.bounds or entry.categories or entry.predictions)
+        ):
+            raise ConfigError(
+                f"party {name!r}: a service has bounds, categories and predictions in its own party file, not here"
+            )
         if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum():
             raise ConfigError(f"party name {name!r}: use letters, digits, _ and -, so that SQL can say {name}.table")
     if wire not in Wire.__args__:  # type: ignore[attr-defined]
@@ -300,10 +351,20 @@ def _blinding_key(entries: Mapping[str, PartyEntry], key_file: str | Path | None
 
 def _open_party(name: str, entry: PartyEntry, blinding_key: bytes, trial: TrialAuthority) -> Party:
     policy = Policy.from_names(entry.levels, name, entry.bounds, entry.categories)
-    return Party(name, open_database(name, entry.url), blinding_key, policy, identity=lambda: trial.identity(name))
+    database = open_database(name, entry.url, "grpc+tls://host:port")
+    targets = {table: place.target(entry.url) for table, place in entry.predictions.items()}
+    for table, target in targets.items():
+        if target.problem:
+            raise ConfigError(f"party {name!r}, predictions.{table}.{target.problem}")
+    deliveries = Deliveries(name, targets, database, None)
+    identity = partial(trial.identity, name)
+    return Party(name, database, blinding_key, policy, identity=identity, deliveries=deliveries)
 
 
 def _anchored(entry: str | PartyEntry, folder: Path) -> PartyEntry:
     """The entry with a relative file path made absolute from the federation file's folder."""
     entry = PartyEntry(entry) if isinstance(entry, str) else entry
-    return entry if entry.is_remote else msgspec.structs.replace(entry, url=anchored(entry.url, folder))
+    if entry.is_remote:
+        return entry
+    places = {table: place.anchored(folder) for table, place in entry.predictions.items()}
+    return msgspec.structs.replace(entry, url=anchored(entry.url, folder), predictions=places)

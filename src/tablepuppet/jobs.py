@@ -1,38 +1,41 @@
 """Jobs: a TOML file that says what to train on what, and the run folder that comes of it.
 
-A run folder holds ``job.toml`` as it was, ``history.json``, ``metrics.json`` and ``model``; `predict` and `evaluate`
-start from it. While a run is under way it holds ``record`` instead, from which `resume` goes on.
+A run folder (`run_folder.RunFolder`) holds ``job.toml`` as it was, ``history.json``, ``metrics.json`` and ``model``;
+`predict` and `evaluate` start from it. While a run is under way it holds ``record``, from which `resume` goes on.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import shutil
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from tablepuppet.cli_output import plain
-from tablepuppet.errors import ConfigError, LearnError, PartyError
+from tablepuppet.cli.output import typed
+from tablepuppet.errors import ConfigError, LearnError, PartyError, TablePuppetError
 from tablepuppet.federation import Federation
-from tablepuppet.learn.estimator import Learner
-from tablepuppet.learn.model_file import LEARNERS, load
-from tablepuppet.learn.promise import check_demanded, check_sums_demanded
-from tablepuppet.learn.tasks import Classifier
+from tablepuppet.learn.learners import LEARNERS, load
+from tablepuppet.learn.learners.estimator import Learner
+from tablepuppet.learn.private.budget_check import check_budget, funds_of
+from tablepuppet.learn.private.planned_releases import Planning
+from tablepuppet.party.request import Request
+from tablepuppet.party.settings_file import read_settings
 from tablepuppet.privacy.settings import Privacy
-from tablepuppet.relation import Relation
+from tablepuppet.relation import Relation, check_split
+from tablepuppet.run_folder import RunFolder
+from tablepuppet.runs import interrupts
 from tablepuppet.runs.events import Reader
+from tablepuppet.spelling import did_you_mean, setting_meant
+from tablepuppet.sql.plan import Plan
 from tablepuppet.wire.distance import communication_seconds
+from tablepuppet.wire.engine import try_all
 from tablepuppet.wire.record import Record
-
-RECORD = "record"
 
 
 class Split(msgspec.Struct, forbid_unknown_fields=True):
@@ -70,31 +73,47 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     drop: list[str] = []
     max_categories: int = 256
 
+    def check(self, learner: Learner, plan: Plan) -> Planning:
+        """Raise unless the job can be trained, as far as the catalog tells: no party reads for it.
+
+        How it is planned, with as many rows as the catalog has.
+        """
+        split = self.split or Split(test=0.0)
+        check_split(split.test, split.seed)
+        check_split(split.validation, split.seed)
+        learner.check_plan(plan, validated=split.validation != 0)
+        rows = {alias: table.rows for alias, table in plan.tables.items()}
+        label = plan.query.label
+        if label is not None:
+            left = (1 - split.test) * (1 - split.validation)
+            rows[label.alias] = round(rows[label.alias] * left)
+        learner.predictions_to_come = 1 + (split.test != 0) + (split.validation != 0)  # `train` measures each side
+        planning = learner.check_rounds(plan, rows, self.max_categories)
+        if learner.promise_ is None or not learner.promise_.is_sampled:  # else costs depend on the rows that take part
+            check_budget(learner, planning, funds_of(plan))
+        return planning
+
 
 def read_job(path: Path) -> Job:
     """The job of a file; ConfigError that names the file and the field if it is wrong."""
-    try:
-        return msgspec.toml.decode(path.read_bytes(), type=Job)
-    except OSError as error:
-        raise ConfigError(f"cannot read job file {str(path)!r}: {error.strerror}") from error
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise ConfigError(f"job file {str(path)!r}: {error}") from error
+    return read_settings(path, "job file", Job)
 
 
 def make_learner(settings: dict[str, Any]) -> Learner:
     """The learner a job names, with its settings."""
     kind, rest = settings.get("kind"), {name: value for name, value in settings.items() if name != "kind"}
     if kind not in LEARNERS:
-        raise ConfigError(f"learner kind {kind!r} is none of {', '.join(LEARNERS)}")
+        closest = did_you_mean(str(kind), LEARNERS) if kind else ""
+        raise ConfigError(f"learner kind {kind!r} is none of {', '.join(LEARNERS)}{closest}")
     known = [name for name in LEARNERS[kind]().get_params() if name != "callbacks"]
     unknown = [name for name in rest if name not in known]
     if unknown:
-        raise ConfigError(f"{kind} has no setting {unknown[0]!r}; it has: {', '.join(known)}")
+        raise ConfigError(f"{kind} has no setting {unknown[0]!r}{setting_meant(unknown[0], known)}")
     if rest.get("privacy") is not None:
         if not isinstance(rest["privacy"], dict):
             raise ConfigError("learner privacy is a section: [learner.privacy], with label_epsilon and so on")
         rest["privacy"] = Privacy.of_settings(rest["privacy"])
-    found = LEARNERS[kind](**rest)
+    found: Learner = LEARNERS[kind](**rest)
     found.check_settings()
     return found
 
@@ -102,60 +121,66 @@ def make_learner(settings: dict[str, Any]) -> Learner:
 class Run:
     """A job and its folder."""
 
-    def __init__(self, job: Job, folder: Path, base: Path, reader: Reader, record: Record | None = None):
-        self.job, self.folder = job, folder
+    def __init__(self, job: Job, folder: RunFolder, base: Path, reader: Reader, record: Record | None = None):
+        self.job, self._folder, self.folder = job, folder, folder.path
+        self._abandoned: Sequence[str] = ()  # sessions of the run that this one replaces
         self.federation = Federation.load(base / job.federation, record=record, callbacks=[reader])
 
     @classmethod
     def of_job(cls, path: Path, reader: Reader) -> Run:
         """A new run of a job file."""
         job = read_job(path)
-        return cls(job, path.parent / job.output, path.parent, reader)
+        return cls(job, RunFolder(path.parent / job.output), path.parent, reader)
 
     @classmethod
-    def to_train(cls, path: Path, reader: Reader) -> Run:
-        """A new run of a job file, recorded from its first question on."""
+    def to_train(cls, path: Path, reader: Reader, *, overwrite: bool = False) -> Run:
+        """A new run of a job file, recorded from its first question on.
+
+        Raises ConfigError, before a party is asked, if the folder has a run and ``overwrite`` does not allow to replace
+        it, or cannot be written.
+        """
         job = read_job(path)
         make_learner(job.learner)
-        folder = path.parent / job.output
-        kept = folder / RECORD
-        shutil.rmtree(kept, ignore_errors=True)
-        kept.mkdir(parents=True, mode=0o700)
-        shutil.copyfile(path, kept / "job.toml")
-        base = os.path.relpath(path.parent.resolve(), folder.resolve())
-        (kept / "run.json").write_text(json.dumps({"base": base}))
-        return cls(job, folder, path.parent, reader, Record(kept))
+        folder = RunFolder(path.parent / job.output)
+        with folder.begun(path, overwrite=overwrite) as (record, abandoned):
+            run = cls(job, folder, path.parent, reader, record)
+        run._abandoned = abandoned
+        return run
 
     @classmethod
-    def to_resume(cls, folder: Path, reader: Reader) -> Run:
-        """The run that broke off and left a folder."""
-        kept = folder / RECORD
-        if not (kept / "run.json").exists():
-            state = "is finished" if (folder / "run.json").exists() else "is no run folder"
-            raise ConfigError(f"{str(folder)!r} {state}: there is nothing to resume")
-        base = (folder / json.loads((kept / "run.json").read_text())["base"]).resolve()
-        return cls(read_job(kept / "job.toml"), folder, base, reader, Record(kept))
+    def to_resume(cls, path: Path, reader: Reader) -> Run:
+        """The run that was stopped or broke off and left a folder."""
+        folder = RunFolder(path)
+        record = folder.resumed()
+        return cls(read_job(folder.record / "job.toml"), folder, folder.base(folder.record), reader, record)
 
     @classmethod
-    def of_folder(cls, folder: Path, reader: Reader) -> Run:
-        """The run that left a folder."""
-        if not (folder / "run.json").exists():
-            raise ConfigError(f"{str(folder)!r} is no run folder: it has no run.json; train a job first")
-        base = Path(json.loads((folder / "run.json").read_text())["base"])
-        return cls(read_job(folder / "job.toml"), folder, (folder / base).resolve(), reader)
+    def of_folder(cls, path: Path, reader: Reader) -> Run:
+        """The finished run that left a folder."""
+        folder = RunFolder(path)
+        folder.check_finished()
+        return cls(read_job(path / "job.toml"), folder, folder.base(path), reader)
 
-    def relation(self, sql: str | None = None, learner: Learner | None = None) -> Relation:
-        """The job's relation, or another with the same columns.
+    def relation(self, sql: str | None = None, learner: Learner | None = None, *, needs_label: bool = True) -> Relation:
+        """The job's relation, or another with the same features; LearnError if it has no label where one is needed.
 
         A ``learner`` that does not promise what a party demands is refused before a party reads.
         """
         job = self.job
         planned = self.federation.plan(
-            sql or job.sql, job.label, categorical=job.categorical, drop=job.drop, max_categories=job.max_categories
+            sql or job.sql,
+            job.label,
+            categorical=job.categorical,
+            drop=job.drop,
+            max_categories=job.max_categories,
+            where_selected=sql is not None,
         )
+        if needs_label and planned.plan.query.label is None:
+            raise LearnError(
+                f"the query does not select the label {job.label!r}, which evaluate needs; predict does not"
+            )
         if learner is not None:
-            check_demanded(planned.plan, learner.privacy)
-            check_sums_demanded(planned.plan, learner.privacy)
+            self.job.check(learner, planned.plan)
         return self.federation.open(planned)
 
     def sides(self, learner: Learner | None = None) -> Sides:
@@ -177,38 +202,42 @@ class Run:
     def train(self) -> dict[str, Any]:
         """Fit, measure on the test side, write the run folder; the metrics.
 
-        If a party elsewhere is lost, its peers keep their sessions and the record stays, so that `resume` can go on.
+        If the run is stopped, or a party elsewhere is lost, the record stays and parties keep their sessions, so that
+        `resume` can go on. Databases in this process are read again then.
         """
         try:
             result = self._train()
-        except PartyError as error:
-            if not self.federation.has_services:
-                self._forget()
+        except BaseException as error:
+            stopped = isinstance(error, KeyboardInterrupt) or interrupts.received() is not None
+            if not stopped and not (isinstance(error, PartyError) and self.federation.has_services):
+                self._folder.forget()
                 raise
             self.federation.engine.keep_open = True
-            raise PartyError(f"{error}; `tablepuppet resume {self.folder}` goes on from here") from error
-        except BaseException:
-            self._forget()
+            self._folder.leave()
+            how = "goes on from here" if self.federation.has_services else "starts it again"
+            way = f"`{typed('resume', self.folder)}` {how}{self._folder.way_back}"
+            if not stopped:
+                raise PartyError(f"{error}; {way}") from error
+            error.add_note(way)
             raise
-        self._forget()
+        self._folder.forget()
         return result
 
-    def _forget(self) -> None:
-        """Remove the record, and the folder if there is nothing else in it."""
-        shutil.rmtree(self.folder / RECORD, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            self.folder.rmdir()
+    def _close_abandoned(self) -> None:
+        """Tell parties elsewhere that nobody comes back to a run that is replaced; who is gone has nothing to free."""
+        engine = self.federation.engine
+        elsewhere = [party for party in engine.parties if engine.local(party) is None]
+        for session in self._abandoned:
+            with suppress(TablePuppetError):
+                try_all(engine, [(party, Request("close", session)) for party in elsewhere])
 
     def _train(self) -> dict[str, Any]:
+        self._close_abandoned()
         learner = make_learner(self.job.learner)
         sides = self.sides(learner)
         learner.fit(sides.train, sides.validation)
         metrics = {name: learner.evaluate(side) for name, side in sides.named().items()}
-        (self.folder / "history.json").write_text(json.dumps(plain(learner.history_), indent=2))
-        (self.folder / "metrics.json").write_text(json.dumps(plain(metrics), indent=2))
-        learner.save(self.folder / "model")
-        for name in ("job.toml", "run.json"):
-            shutil.copyfile(self.folder / RECORD / name, self.folder / name)
+        self._folder.write({"history.json": learner.history_, "metrics.json": metrics}, learner.save)
         return {"metrics": metrics} | _ending(learner)
 
     def bench(self) -> dict[str, Any]:
@@ -223,25 +252,25 @@ class Run:
         """The trained model."""
         return load(self.folder / "model", self.federation)
 
-    def evaluate(self, sql: str | None) -> tuple[str, dict[str, float]]:
+    def evaluate(self, sql: str | None, *, at_party: bool = False) -> tuple[str, dict[str, float]]:
         """(what was measured on, metrics): the test side, the train side if there is none, or another query."""
         if sql is not None:
-            return "query", self.model().evaluate(self.relation(sql))
+            return "query", self.model().evaluate(self.relation(sql), at_party=at_party)
         sides = self.sides()
         name, chosen = ("train", sides.train) if sides.test is None else ("test", sides.test)
-        return name, self.model().evaluate(chosen)
+        return name, self.model().evaluate(chosen, at_party=at_party)
 
-    def predict(self, sql: str | None) -> pa.Table:
-        """Predictions for every joined row, beside where it comes from."""
-        relation, model = self.relation(sql), self.model()
-        table = self._places(relation)
-        if not isinstance(model, Classifier):
-            return table.append_column("prediction", pa.array(model.predict(relation)))
-        probability = model.predict_proba(relation)  # asked for once: with noise, each time has its own and costs
-        table = table.append_column("prediction", pa.array(model.classes_[probability.argmax(axis=1)]))
-        for place, name in enumerate(model.classes_):
-            table = table.append_column(f"probability={name}", pa.array(np.ascontiguousarray(probability[:, place])))
-        return table
+    def predict(self, sql: str | None, ids: list[str] | None = None) -> pa.Table:
+        """Predictions for every joined row, beside columns to know it by, else beside where it comes from."""
+        relation, model = self.relation(sql, needs_label=False), self.model()
+        if ids:
+            return model.predict(relation, ids=ids)
+        return model.predictions(relation).table(self._places(relation))
+
+    def deliver(self, sql: str | None, to: str, combine: Literal["mean"] | None) -> dict[str, Any]:
+        """Let a party write predictions about its rows; its receipt."""
+        relation, model = self.relation(sql, needs_label=False), self.model()
+        return model.predict(relation, deliver_to=to, combine=combine)
 
     def _places(self, relation: Relation) -> pa.Table:
         """Where joined rows come from; only their number where a party keeps that to itself."""
@@ -257,4 +286,5 @@ def _ending(learner: Learner) -> dict[str, Any]:
         "best_round": learner.best_round_,
         "converged": learner.converged_,
         "stopped": learner.stopped_,
+        "noise": learner.promise_ is not None,
     }

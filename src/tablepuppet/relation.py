@@ -9,31 +9,39 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tablepuppet.errors import LearnError, PrivacyError, TablePuppetError
+from tablepuppet.errors import LearnError, PartyError, PrivacyError, TablePuppetError
 from tablepuppet.mapping.join import JoinBranch, ShardKeys, join
 from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.secure_sum import SecureTables
+from tablepuppet.party.reply_check import check_reply, keys_returned
 from tablepuppet.party.request import Request, Step
+from tablepuppet.party.returns import Asked
+from tablepuppet.party.snapshot import MOST_ROWS
 from tablepuppet.prep.describe import Description, describe
 from tablepuppet.prep.encode import Encoding, fit_encoding
 from tablepuppet.prep.private_encode import EncoderNoise, fit_private_encoding
+from tablepuppet.privacy.funds import PartysFunds
 from tablepuppet.runs.events import Events
-from tablepuppet.sql.explain import ShardSize, Sizes, explain
+from tablepuppet.spelling import names_checked
+from tablepuppet.sql.explain import Explanation, ShardSize, Sizes, explain
 from tablepuppet.sql.plan import Plan, Scan
 from tablepuppet.sql.query import Query
 from tablepuppet.wire.closing import closer
 from tablepuppet.wire.engine import Engine, call_all
 from tablepuppet.wire.outbox import Outbox, WhenLost
+
+GROWTH, SLACK = 2, 1000  # a table may have so many times its rows in the catalog, and so many more, when it is read
 
 
 @dataclass(frozen=True)
@@ -49,8 +57,9 @@ class Settings:
 class Session:
     """The snapshots of one query at all its parties, freed when nothing refers to them any more."""
 
-    def __init__(self, plan: Plan, engine: Engine, events: Events, settings: Settings):
+    def __init__(self, plan: Plan, engine: Engine, events: Events, settings: Settings, nonces: Mapping[str, str]):
         self.plan, self.engine, self.events, self.settings = plan, engine, events, settings
+        self._nonces = tuple(sorted(nonces[party] for party in plan.parties if party in nonces))
         self.id = engine.new_session()
         self._views = itertools.count()
         closer().wait()  # so that limits of parties do not count what is no longer used
@@ -68,15 +77,42 @@ class Session:
         done = self.events.progress("open", "reading tables and blinding keys at their parties", len(calls))
         for (party, request), reply in zip(calls, call_all(self.engine, calls, done), strict=True):
             opened, *blinded = reply
-            self.rows_read |= {(party, alias): int(rows) for alias, rows in opened["rows"].items()}
+            self.rows_read |= self._rows_read(party, opened.get("rows"))
             for step, keys in zip(request.steps, blinded, strict=True):
-                self._keys[party, step.table] = dict(keys)
+                self._keys[party, step.table] = self._checked_keys(party, step, keys)
         self.events.emit("info", "opened", f"{sum(self.rows_read.values()):,} rows are read where they live")
+
+    def _rows_read(self, party: str, told: object) -> dict[tuple[str, str], int]:
+        """How many rows a party has read by alias; PartyError unless it can be, by what the catalog said."""
+        scans = {scan.alias: scan for scan in self.plan.of_party(party)}
+        if not isinstance(told, dict) or told.keys() != scans.keys():
+            raise PartyError(f"party {party!r} does not say how many rows it has read of each table")
+        found = {}
+        for alias, scan in scans.items():
+            known = next(s.rows for s in self.plan.tables[alias].shards if s.party == party)
+            most, rows = min(GROWTH * known + SLACK, MOST_ROWS), told[alias]
+            if not isinstance(rows, int) or isinstance(rows, bool) or not 0 <= rows <= most:
+                shown = f"{rows:,}" if isinstance(rows, int) else "no number of"
+                raise PartyError(
+                    f"party {party!r}: it claims {shown} rows of table {scan.table!r}, which had {known:,} "
+                    "when the catalog was asked for; if the table has grown so much, run the query again"
+                )
+            found[party, alias] = rows
+        return found
+
+    def _checked_keys(self, party: str, step: Step, reply: Any) -> dict[str, NDArray[np.integer]]:
+        """Blinded keys that fit the rows that were read."""
+        scan = next(scan for scan in self.plan.of_party(party) if scan.alias == step.table)
+        returns = keys_returned(len(scan.keys), len(scan.filters), reply)
+        asked = Asked(rows=self.rows_read[party, step.table])
+        check_reply(party, f"table {scan.table!r}", step.op, returns, reply, asked)
+        return dict(reply)
 
     def _opening(self, party: str) -> Request:
         scans = self.plan.of_party(party)
         blind = tuple(Step("keys.blind", scan.alias) for scan in scans)
-        return Request("open", self.id, {"scans": scans, "wire": self.settings.wire}, blind)
+        arguments = {"scans": scans, "wire": self.settings.wire, "nonces": self._nonces}
+        return Request("open", self.id, arguments, blind)
 
     def close(self) -> None:
         """Free the snapshots now."""
@@ -178,6 +214,23 @@ class Relation:
         return self._session.settings.wire
 
     @property
+    def max_categories(self) -> int:
+        """Distinct values beyond which text is no feature."""
+        return self._session.settings.max_categories
+
+    def funds(self) -> PartysFunds:
+        """What is left of privacy budgets now, by party and table; parties without one are not asked."""
+        engine, tables = self._session.engine, self.plan.tables.values()
+        parties = list(dict.fromkeys(shard.party for table in tables for shard in table.shards if shard.funds))
+        replies = call_all(engine, [(party, Request("describe")) for party in parties])
+        return {
+            (party, shard.name.lower()): shard.funds
+            for party, reply in zip(parties, replies, strict=True)
+            for shard in reply[0]["tables"]
+            if shard.funds
+        }
+
+    @property
     def events(self) -> Events:
         """Where to tell what happens."""
         return self._session.events
@@ -213,7 +266,7 @@ class Relation:
         label = f", label {self.query.label.name!r}" if self.query.label else ""
         return f"<Relation: {size}, {len(self.columns)} features{label}>"
 
-    def explain(self) -> str:
+    def explain(self) -> Explanation:
         """The plan: scans, pushed filters, join keys, sizes, bytes per training round, where to run it."""
         shards = {key: ShardSize(read, 0) for key, read in self._session.rows_read.items()}
         for alias, table in self.mapping.tables.items():
@@ -250,16 +303,14 @@ class Relation:
             columns[f"{alias}.row"] = pa.array(np.concatenate(places)[table.index])
         return pa.table(columns)
 
+    @names_checked
     def split(self, test: float = 0.15, seed: int = 7) -> tuple[Relation, Relation]:
         """(train, test): round(test * n) of the n rows of the label's table that take part go to test.
 
         No row of that table is on both sides. One seed picks the same source rows in every process and on every
         day that the data is the same. Without a label the first table of FROM is split.
         """
-        if not isinstance(test, Real) or not 0 <= test <= 1:
-            raise LearnError(f"split: test is the share of rows to hold out, between 0 and 1, not {test!r}")
-        if not isinstance(seed, Integral) or seed < 0:
-            raise LearnError(f"split: seed is a whole number from 0, not {seed!r}")
+        check_split(test, seed)
         alias = self.query.label.alias if self.query.label else self.query.tables[0].alias
         table = self.mapping.tables[alias]
         size = round(test * table.rows)
@@ -272,6 +323,14 @@ class Relation:
             held_out[shard.slice] = np.unpackbits(reply["chosen"], count=len(shard.row_ids)).astype(bool)
         rest, chosen = (Relation(self._session, self.mapping.where(alias, side)) for side in (~held_out, held_out))
         return rest, chosen
+
+
+def check_split(test: float, seed: int) -> None:
+    """LearnError unless rows can be held out so."""
+    if not isinstance(test, Real) or not 0 <= test <= 1:
+        raise LearnError(f"split: test is the share of rows to hold out, between 0 and 1, not {test!r}")
+    if not isinstance(seed, Integral) or seed < 0:
+        raise LearnError(f"split: seed is a whole number from 0, not {seed!r}")
 
 
 def _ranks(drawn: NDArray[np.int64], shards: Sequence[ShardRows]) -> dict[str, NDArray[np.int64]]:

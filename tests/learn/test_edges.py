@@ -37,7 +37,11 @@ def test_admm_converges_whatever_rho(tmp_path: Path, learner: Any, rho: float) -
 
 
 def tiny(tmp_path: Path, **settings: Any) -> tp.Federation:
-    table = pa.table(
+    return federation(tmp_path, {"p": {"t": tiny_table()}}, **settings)
+
+
+def tiny_table() -> pa.Table:
+    return pa.table(
         {
             "x": np.arange(20.0),
             "text": ["a", "b"] * 10,
@@ -48,7 +52,6 @@ def tiny(tmp_path: Path, **settings: Any) -> tp.Federation:
             "nan": [np.nan if i == 3 else float(i % 2) for i in range(20)],
         }
     )
-    return federation(tmp_path, {"p": {"t": table}}, **settings)
 
 
 def test_a_fit_that_fails_leaves_the_model(tmp_path: Path) -> None:
@@ -81,6 +84,35 @@ def test_predicting_other_kinds_of_columns(tmp_path: Path) -> None:
         model.predict(fed.sql("SELECT nan AS x FROM t"))
     with pytest.raises(tp.LearnError, match=r"label t\.nan has values that are not finite"):
         tp.LogisticRegression().fit(fed.sql("SELECT x, nan FROM t", label="nan"))
+
+
+def test_columns_that_were_left_out_are_not_needed(tmp_path: Path) -> None:
+    """A model predicts over a query without the columns and tables that its fit left out, also when it was loaded; of
+    those that it needs, the error says that aliases count.
+    """
+    flat = {"u": pa.table({"k": [1] * 20, "flat": [1.0] * 20})}
+    fed = federation(tmp_path, {"p": {"t": tiny_table()}, "q": flat})
+    fitted = tp.LinearRegression().fit(
+        fed.sql("SELECT t.x AS a, t.one, u.flat, t.half FROM t JOIN u ON t.one = u.k", label="half")
+    )
+    fitted.save(tmp_path / "model")
+    for model in (fitted, tp.load(tmp_path / "model", fed)):
+        assert model.n_features_in_ == 1
+        assert len(model.predict(fed.sql("SELECT x AS a FROM t"))) == 20
+        assert len(model.predict(fed.sql("SELECT t.x AS a, v.flat FROM t JOIN u v ON t.one = v.k"))) == 400
+        with pytest.raises(tp.LearnError, match=r"t\.a\. A query .* with the same aliases as in the fit"):
+            model.predict(fed.sql("SELECT s.x AS a FROM t s"))
+
+
+@pytest.mark.parametrize("columns", ["one", ""])
+def test_no_feature_is_left(tmp_path: Path, columns: str) -> None:
+    """A fit without any feature warns that the model is a constant, and why."""
+    warned: list[tp.Event] = []
+    fed = tiny(tmp_path, callbacks=[lambda event: warned.append(event) if event.kind == "warning" else None])
+    model = tp.LinearRegression().fit(fed.sql(f"SELECT {columns}{columns and ','} half FROM t", label="half"))
+    assert warned[-1].name == "features.none"
+    assert ("all of one were left out" if columns else "selects no column but the label") in warned[-1].message
+    assert set(model.predict(fed.sql("SELECT one, x FROM t")).round(5)) == {1.25}
 
 
 @pytest.mark.parametrize("label", ["half", "day"])
@@ -146,5 +178,5 @@ def test_odd_settings(tmp_path: Path, settings: dict[str, Any], message: str) ->
     relation = tiny(tmp_path).sql("SELECT x, half FROM t", label="half")
     with pytest.raises(tp.LearnError, match=message):
         tp.LinearRegression(**settings).fit(relation)
-    with pytest.raises(tp.LearnError, match="fit learns from a relation"):
+    with pytest.raises(tp.LearnError, match="fit takes a relation"):
         tp.LinearRegression().fit(np.zeros((3, 2)))  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 import tablepuppet as tp
+from tablepuppet.baselines import Centralized
 from tests.learn.materialised import (
     ALL,
     JOIN,
@@ -72,6 +74,17 @@ def test_init_only_stores() -> None:
         model.set_params(penalty="l1")
 
 
+@pytest.mark.parametrize("make", [tp.LinearRegression, tp.LogisticRegression, tp.MLPRegressor, tp.MLPClassifier])
+def test_a_misspelt_setting(make: Any) -> None:
+    """The error names the class that was written and the closest setting; it is one of ours, and Python's own kind."""
+    with pytest.raises(tp.LearnError, match=rf"^{make.__name__} has no setting 'seeds'; did you mean 'seed'\?$"):
+        make(seeds=1)
+    with pytest.raises(TypeError, match=rf"^{make.__name__} takes settings by name"):
+        make(0.1)
+    assert pickle.loads(pickle.dumps(make(seed=3))).seed == 3
+    assert clone(make(seed=3)).seed == 3
+
+
 def test_fit_returns_self_and_ends_in_underscores(returned: tp.Relation) -> None:
     """`fit` gives the learner back; a clone of a fitted one is not fitted; fitting again starts anew."""
     model = tp.LogisticRegression()
@@ -91,6 +104,8 @@ def test_not_fitted(make: Any, returned: tp.Relation, tmp_path: Path) -> None:
     model = make()
     for name in ("predict", "evaluate"):
         with pytest.raises(NotFittedError):
+            getattr(model, name)(returned)
+        with pytest.raises(tp.LearnError, match=f"this {make.__name__} is not fitted yet: call fit"):
             getattr(model, name)(returned)
     with pytest.raises(NotFittedError):
         model.coef_  # noqa: B018
@@ -192,7 +207,7 @@ def test_converged_or_not(fed: tp.Federation, returned: tp.Relation) -> None:
     assert [event.fields["converged"] for event in ends] == [False, True]
     assert [event.fields["rounds"] for event in ends] == [1, len(full.history_)]
     assert [event.fields["solver"] for event in ends] == ["lbfgs", "lbfgs"]
-    assert "not converged after 1 rounds" in ends[0].message
+    assert "not converged after 1 round" in ends[0].message
     progress = [event for event in events if event.name == "fit"]
     assert len(progress) == 1 + len(full.history_)
 
@@ -415,6 +430,9 @@ def test_privacy_is_refused(odd: tp.Federation, make: Any) -> None:
         make(privacy=tp.Privacy(prediction_epsilon=1.0)).fit(relation)
     with pytest.raises(tp.PrivacyError, match=r"privacy must be tp.Privacy\(...\) or None"):
         make(privacy=object()).fit(relation)
+    for empty in (tp.Privacy(), tp.Privacy(delta=1e-6, clip_norm=2.0)):
+        with pytest.raises(tp.PrivacyError, match=r"this tp\.Privacy promises nothing: set label_epsilon"):
+            make(privacy=empty).fit(relation)
     assert total(odd) == before
 
 
@@ -483,3 +501,17 @@ def test_a_failed_fit_leaves_the_federation_usable(odd: tp.Federation) -> None:
     with pytest.raises(tp.LearnError):
         tp.LinearRegression().fit(relation)
     assert tp.LogisticRegression().fit(relation).converged_
+
+
+def test_a_notebook_draws_a_fitted_learner_without_asking_parties(
+    fed: tp.Federation, returned: tp.Relation, tmp_path: Path
+) -> None:
+    """scikit-learn's HTML lists what is known here: no party is asked, also not for parameters that it keeps."""
+    model = tp.LogisticRegression(rounds=2).fit(returned)
+    model.save(tmp_path / "model")
+    for fitted in (model, tp.load(tmp_path / "model", fed), Centralized(tp.LogisticRegression()).fit(returned)):
+        before = total(fed)
+        html = fitted._repr_html_()
+        assert total(fed) == before
+        assert "coef_" not in html
+    assert "stopped_" in model._repr_html_()

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.learn.image_noise import ImageNoise, calmed, left_in_mean
+from tablepuppet.learn.noise.predictions import DirectionNoise, calmed, left_in_mean
 from tablepuppet.operators.loj import LearningOverJoin
 from tests.relations import federation
 
@@ -76,7 +76,7 @@ def test_variances_are_those_of_noise(tmp_path: Path) -> None:
     """Mean square, mean and slope of gathered noise vary as is said, though some rows are joined very often."""
     relation, deviations = shop(tmp_path), {"o": 0.5, "c": 2.0}
     gradient = np.random.default_rng(1).normal(size=len(relation)) / len(relation)
-    noise = ImageNoise.of(LearningOverJoin(relation.mapping), deviations, 1.0, gradient)
+    noise = DirectionNoise.of(LearningOverJoin(relation.mapping), deviations, 1.0, gradient)
     found = noisy_images(relation, deviations, 2000)
     np.testing.assert_allclose(noise.square, (found**2).mean(), rtol=0.1)
     np.testing.assert_allclose(noise.of_mean, found.mean(axis=1).var(), rtol=0.15)
@@ -86,7 +86,7 @@ def test_variances_are_those_of_noise(tmp_path: Path) -> None:
 
 def test_what_is_believed() -> None:
     """Without noise all is as it was seen; the more noise, the shorter a step and the closer scores to their mean."""
-    clear, drowned = ImageNoise(0.0, 1.0, 0.0, 0.0), ImageNoise(100.0, 1.0, 25.0, 4.0)
+    clear, drowned = DirectionNoise(0.0, 1.0, 0.0, 0.0), DirectionNoise(100.0, 1.0, 25.0, 4.0)
     assert clear.bend(2.0, 1.0) == 2.0
     assert clear.kept_mean == 1.0
     assert drowned.bend(101.0, 1.0) == pytest.approx(26.0)

@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import minimize, minimize_scalar
 
-from tablepuppet.learn.logistic import Logistic
-from tablepuppet.learn.losses import Loss, Squared
-from tablepuppet.learn.softmax import Softmax
+from tablepuppet.learn.loss.logistic import Logistic
+from tablepuppet.learn.loss.losses import Loss, Squared
+from tablepuppet.learn.loss.softmax import Softmax
 
 Array = NDArray[np.float64]
 ROWS = 7

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
+from tablepuppet.federation import PartyEntry
 from tests.learn.materialised import ALL, JOIN, learner, predictions, shop
 from tests.relations import write_party
 
@@ -36,7 +37,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: write_party(folder, name, tables) for name, tables in parties.items()}
 
 
-def opened(urls: Mapping[str, str], **settings: Any) -> tp.Federation:
+def opened(urls: Mapping[str, str | PartyEntry], **settings: Any) -> tp.Federation:
     return tp.Federation(urls, wire="float64", **settings)
 
 
@@ -156,8 +157,10 @@ def test_a_missing_party(urls: dict[str, str], tmp_path: Path) -> None:
 
 
 def test_no_row_value_is_saved(urls: dict[str, str], tmp_path: Path) -> None:
-    """Neither the text of a category nor a number of a row is in any file; secrets are the owner's alone."""
-    relation = relation_of(opened(urls), "returned")
+    """Neither the text of a category that is not public nor a number is in any file; secrets are the owner's alone."""
+    shards = opened(urls).catalog().to_arrow().to_pylist()
+    levels = {name: {each["table"]: "aggregate" for each in shards if each["party"] == name} for name in urls}
+    relation = relation_of(opened({name: PartyEntry(url, levels[name]) for name, url in urls.items()}), "returned")
     model = tp.LogisticRegression().fit(relation)
     model.save(tmp_path / "model")
     files = [path for path in (tmp_path / "model").rglob("*") if path.is_file()]

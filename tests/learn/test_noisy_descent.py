@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.learn.losses import Squared
-from tablepuppet.learn.noisy_descent import Gradient
-from tablepuppet.learn.softmax import Softmax
+from tablepuppet.learn.loss.losses import Squared
+from tablepuppet.learn.loss.softmax import Softmax
+from tablepuppet.learn.private.descent import Gradient
 from tests.learn.test_step_promise import DELTA, federation_of, relation, relation_of, stated
 from tests.relations import record_wire
 
-pytest.importorskip("opacus", reason="private networks need the extra `deep`")
+pytest.importorskip("torch", reason="private networks need the extra `deep`")
 
 LARGE, SMALL = 1e4, 0.05
 pytestmark = pytest.mark.usefixtures("known_noise")
@@ -67,7 +67,7 @@ def test_samples_are_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     rel = relation(tmp_path)
     messages = record_wire(monkeypatch)
     network("score", 5.0, rounds=2, local_steps=2, batch_size=50).fit(rel)
-    told = [message for message in messages if message.request.op == "private.descend"]
+    told = [message for message in messages if message.request.op == "steps.descend"]
     assert len(told) == 4
     for message in told:
         assert message.reply is not None

@@ -6,8 +6,8 @@ import json
 import subprocess
 import sys
 
-import tablepuppet.learn.linear_models
-import tablepuppet.learn.network_models  # noqa: F401 - with these two imported, all ops are registered
+import tablepuppet.learn.learners.linear
+import tablepuppet.learn.learners.network  # noqa: F401 - with these two imported, all ops are registered
 from tablepuppet.party.ops import REGISTRY
 
 CODE = """

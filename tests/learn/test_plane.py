@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from tablepuppet import pieces
-from tablepuppet.learn.images import Images
-from tablepuppet.learn.logistic import Logistic
-from tablepuppet.learn.losses import Loss, Squared
-from tablepuppet.learn.plane import FEWEST_PIECES, Bend, Plane
-from tablepuppet.learn.softmax import Softmax
+from tablepuppet.learn.linear.images import Images
+from tablepuppet.learn.linear.plane import FEWEST_PIECES, Bend, Plane
+from tablepuppet.learn.loss.logistic import Logistic
+from tablepuppet.learn.loss.losses import Loss, Squared
+from tablepuppet.learn.loss.softmax import Softmax
 
 Array = NDArray[np.float64]
 ROWS = 400

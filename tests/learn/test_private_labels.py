@@ -17,6 +17,7 @@ from tablepuppet.baselines import Centralized
 from tablepuppet.jobs import Run
 from tablepuppet.party.ledger import FILE, Ledger
 from tablepuppet.party.service import Party
+from tablepuppet.party.whole import whole_fingerprint
 from tablepuppet.privacy.label import keep_probability, number_variance
 from tests.party.policed import CallingEngine, open_party, write_file
 from tests.relations import federation, record_wire, warnings_of, write_party
@@ -180,9 +181,23 @@ def test_a_budget_ends_releases(tmp_path: Path) -> None:
     bank = Bank(tmp_path, "require_dp = true, epsilon = 2.5")
     tp.LogisticRegression(rounds=1, privacy=PRIVATE).fit(bank.relation())
     tp.LogisticRegression(rounds=1, privacy=PRIVATE).fit(bank.relation("k.g, c.grade"))
-    with pytest.raises(tp.PrivacyError, match=r"party 'bank', table 'cards': all callers .* of which 1\.5 is left"):
+    with pytest.raises(
+        tp.PrivacyError, match=r"party 'bank', table 'cards': epsilon 1\.5 is left of the 2\.5 .* needs 2\."
+    ):
         tp.LogisticRegression(privacy=tp.Privacy(label_epsilon=2.0, label_classes=CLASSES)).fit(bank.relation())
     assert bank.spent == 1.0
+
+
+def test_a_ledger_lets_nobody_test_guesses_of_labels(tmp_path: Path) -> None:
+    """Which state of the labels was told is in the ledger under the party's secret: no plain hash of a column is."""
+    bank = Bank(tmp_path)
+    relation = bank.relation()
+    tp.LogisticRegression(rounds=1, privacy=PRIVATE).fit(relation)
+    party = relation.client.engine.local("bank")
+    assert party is not None
+    snapshot = party.table(relation.client.session, "c", "analyst").snapshot
+    state = whole_fingerprint(snapshot, "grade", lambda scan: snapshot)
+    assert state.encode() not in (tmp_path / "state" / FILE).read_bytes()
 
 
 def test_policy_and_job_agree(tmp_path: Path) -> None:
@@ -223,12 +238,6 @@ def test_policy_and_job_agree(tmp_path: Path) -> None:
             "are for classifiers; a regressor needs label_bounds",
         ),
         (tp.LogisticRegression, "score", {"label_classes": ("a", "b")}, "type is double, which the label classes do"),
-        (
-            tp.LogisticRegression,
-            "grade",
-            {"label_classes": ("low", "mid")},
-            "a label is missing or not among the label",
-        ),
     ],
 )
 def test_settings_that_do_not_fit(bank: Bank, make: Any, label: str, privacy: Mapping[str, Any], message: str) -> None:
@@ -240,14 +249,26 @@ def test_settings_that_do_not_fit(bank: Bank, make: Any, label: str, privacy: Ma
 
 
 def test_missing_labels(bank: Bank) -> None:
-    """A label that is missing in rows that take part is an error without a count; where it is filtered by, none."""
+    """A label that is missing in rows that take part gets noise like any other, and is charged: an error would tell
+    that there is one. Where it is filtered by, the rows are gone.
+    """
     table = cards()
     holes = pa.array([None if row % 50 == 0 else value for row, value in enumerate(table["score"].to_pylist())])
     bank.write(table.set_column(2, "score", holes))
-    with pytest.raises(tp.PrivacyError, match="label 'score': a label is missing: filter such rows in WHERE"):
-        labels(bank.relation("k.f, c.score", "score"), NUMBERS)
+    assert len(labels(bank.relation("k.f, c.score", "score"), NUMBERS)) == ROWS
+    assert bank.spent > 0
     found = labels(bank.relation("k.f, c.score", "score", "WHERE c.score IS NOT NULL"), NUMBERS)
     assert len(found) == ROWS - ROWS // 50
+
+
+def test_a_class_that_is_not_listed_is_not_told(bank: Bank) -> None:
+    """Whether all labels are among the listed classes shows neither in the answer's shape nor in what is charged."""
+    seen = []
+    for classes in (("high", "low"), ("low", "mid"), ("none", "other")):
+        before = bank.spent
+        found = labels(bank.relation("k.f, c.grade", "grade"), tp.Privacy(label_epsilon=1.0, label_classes=classes))
+        seen.append((len(found), len(set(found.values())), round(bank.spent - before, 9)))
+    assert len(set(seen)) == 1
 
 
 @pytest.mark.parametrize(

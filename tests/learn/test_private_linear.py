@@ -18,13 +18,19 @@ from numpy.typing import NDArray
 
 import tablepuppet as tp
 from tablepuppet.baselines import Centralized
-from tablepuppet.learn.private_linear import noisy_gram, noisy_image, noisy_sums
-from tablepuppet.party.ops import LocalTable
+from tablepuppet.learn.linear import ops as ridge_ops
+from tablepuppet.learn.tables import ops as model_ops
+from tablepuppet.learn.tables.linear import LinearRows
+from tablepuppet.learn.tables.noisy import noisy_predictions
+from tablepuppet.party.added_noise import GramNoise, SumNoise
+from tablepuppet.party.local_table import LocalTable, View
 from tablepuppet.party.policy import ColumnRule
+from tablepuppet.party.spec import Linear
+from tablepuppet.prep.encode import Encoded
 from tablepuppet.prep.encoded_table import EncodedTable
 from tablepuppet.privacy.accountant import gaussian_epsilon
 from tests.privacy.bounded import bounded_federation
-from tests.relations import federation, record_wire, warnings_of
+from tests.relations import federation, multipliers, record_wire, warnings_of
 from tests.test_canary import Net, assert_unseen
 
 ROWS = 3000
@@ -40,15 +46,21 @@ class Exact:
     wire = "float64"
 
     def __init__(self, data: EncodedTable):
-        self.state = {"v/e": data}
+        rows = np.arange(len(data.dense))
+        self.rows = View(rows, np.ones_like(rows))
+        self.state = {"v/e": Encoded(data, self.rows, private=True)}
         self.values, self.sensitivity = np.zeros(0), 0.0
 
-    def check_once(self, view: str) -> None:
-        """Rows are listed once here."""
+    def view(self, name: str) -> View:
+        return self.rows
 
-    def noisy(self, values: NDArray[Any], sensitivity: float, multiplier: float, purpose: str) -> NDArray[Any]:
-        self.values, self.sensitivity = values.copy(), sensitivity
-        return values
+    rows_once = view
+
+    def noisy(
+        self, parts: Any, shape: tuple[int, ...], sensitivity: float, multiplier: float, purpose: str
+    ) -> NDArray[Any]:
+        self.values, self.sensitivity = np.sum([np.zeros(shape), *parts()], axis=0), sensitivity
+        return self.values
 
 
 @st.composite
@@ -82,8 +94,8 @@ def change(asked: Any, here: EncodedTable, there: EncodedTable) -> tuple[float, 
 def test_a_row_changes_the_gram_matrix_by_its_bound(pair: tuple[EncodedTable, EncodedTable, int], rows: int) -> None:
     """Replacing a row by missing values changes K by at most columns / n."""
     here, there, _ = pair
-    moved, allowed = change(lambda table: noisy_gram(table, "v", "e", rows, 1.0), here, there)
-    assert allowed == here.columns / rows
+    moved, allowed = change(lambda table: ridge_ops.gram(table, "v", "e", rows, GramNoise(rows, 1.0)), here, there)
+    assert allowed == max(here.columns, 1) / rows
     assert moved <= allowed * (1 + 1e-9)
 
 
@@ -100,27 +112,30 @@ def test_a_row_changes_the_gradient_by_its_bound(
     values = np.linspace(-1, 1, len(here.dense) * outputs).reshape(-1, outputs)
     values[row] = wanted * joined
     told = values[:, 0] if outputs == 1 else values
-    moved, allowed = change(lambda table: noisy_sums(table, "v", "e", told, rows, clip, 1.0), here, there)
+    spec, noise = Linear(outputs), SumNoise(rows, clip, 1.0)
+    moved, allowed = change(lambda table: model_ops.gradient(table, "v", "e", spec, told, noise=noise), here, there)
     assert allowed == clip / rows
     assert moved <= allowed * (1 + 1e-6)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=5), st.floats(1e-6, 1e3))
-def test_a_row_changes_predictions_by_its_bound(values: list[float], bound: float) -> None:
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=5), st.floats(1e-6, 1e3), st.floats(1e-100, 1e100))
+def test_a_row_changes_predictions_by_its_bound(values: list[float], bound: float, theta: float) -> None:
     """A prediction is clipped to the bound, that of a row of missing values is exactly zero."""
-    table = Exact(EncodedTable(np.zeros((0, 0)), (), ()))
-    noisy_image(cast(LocalTable, table), "v", np.array([*values, 0.0]), bound, 1.0)
+    data = EncodedTable(np.array([*values, 0.0])[:, None], (), ())
+    table = Exact(data)
+    noisy_predictions(cast(LocalTable, table), data, LinearRows(), np.array([theta]), bound, 1.0)
     assert table.sensitivity == bound
-    assert np.abs(table.values).max() <= bound * (1 + 1e-12)
+    assert np.abs(table.values).max() <= bound * (1 + 1e-9)
     assert table.values[-1] == 0.0
 
 
 def test_missing_values_add_exactly_nothing() -> None:
     """The null record of the neighbours is all zeros in every sum."""
-    null = Exact(EncodedTable(np.zeros((4, 2)), (np.full(4, -1, np.int32),), (3,)))
-    assert not noisy_gram(cast(LocalTable, null), "v", "e", 4, 1.0).any()
-    assert not noisy_sums(cast(LocalTable, null), "v", "e", np.ones(4), 4, 1.0, 1.0).any()
+    null = cast(LocalTable, Exact(EncodedTable(np.zeros((4, 2)), (np.full(4, -1, np.int32),), (3,))))
+    assert not ridge_ops.gram(null, "v", "e", 4, GramNoise(4, 1.0))["gram"].any()
+    told = model_ops.gradient(null, "v", "e", Linear(1), np.ones(4), noise=SumNoise(4, 1.0, 1.0))
+    assert not told["sums"].any()
 
 
 def test_one_row_joined_ten_thousand_times_counts_once(tmp_path: Path) -> None:
@@ -137,9 +152,11 @@ def test_one_row_joined_ten_thousand_times_counts_once(tmp_path: Path) -> None:
         model = tp.LinearRegression(rounds=1, privacy=tp.Privacy(feature_epsilon=1.0)).fit(relation)
         party, client = fed.engine.local("q"), relation.client
         assert party is not None
-        table = Exact(cast(EncodedTable, party.table(client.session, "b").state[f"{client.view}/{model.encoding_.id}"]))
+        kept = party.table(client.session, "b").state[f"{client.view}/{model.encoding_.id}"]
+        table = Exact(cast(Encoded, kept).data)
         wanted = np.bincount(relation.mapping.tables["b"].index) * -100.0 / rows
-        noisy_sums(cast(LocalTable, table), "v", "e", wanted, 11, 1.0, 1.0)
+        noise = SumNoise(11, 1.0, 1.0)
+        model_ops.gradient(cast(LocalTable, table), "v", "e", Linear(1), wanted, noise=noise)
         found.append(float(table.values[0]))
     assert found[0] == pytest.approx(-1 / 11) == found[1]
 
@@ -202,11 +219,12 @@ def test_what_is_stated_is_what_was_drawn(
     given, images = {"o": 0.0, "c": 0.0}, {"o": 0.0, "c": 0.0}
     for message in messages:
         told, alias = message.request.arguments, message.request.table
-        if message.party.endswith("1") or not message.request.op.startswith("private."):
+        if message.party.endswith("1"):
             continue  # shards are alike: their rows are others
         releases = len(told["columns"]) if message.request.op in ("private.ranges", "private.moments") else 1
-        given[alias] += releases / told["multiplier"] ** 2 if "multiplier" in told else 0.0
-        images[alias] += told["image_multiplier"] ** -2 if "image_multiplier" in told else 0.0
+        sums, predicted = multipliers(told)
+        given[alias] += 0.0 if sums is None else releases / sums**2
+        images[alias] += 0.0 if predicted is None else predicted**-2
     for alias, name in (("o", "orders"), ("c", "clients")):
         stated = model.privacy_["tables"][name]
         drawn = gaussian_epsilon(given[alias] ** -0.5, DELTA)
@@ -276,7 +294,7 @@ def test_settings_that_cannot_be_kept(
 )
 def test_settings_that_are_none(settings: dict[str, Any]) -> None:
     """An epsilon or clip of 0 or below is refused where it is written."""
-    with pytest.raises(tp.PrivacyError, match="must be a positive number"):
+    with pytest.raises(tp.PrivacyError, match="must be a number from 1e-"):
         tp.Privacy(**settings)
 
 
@@ -299,7 +317,7 @@ def test_a_cell_that_is_known_otherwise(tmp_path: Path, sql: str, column: str, h
     warned = warnings_of(fed)
     relation = fed.sql(sql, label="y")
     tp.LinearRegression(rounds=1).fit(relation)
-    assert not warned
+    assert "privacy.known" not in {event.name for event in warned}
     model = tp.LinearRegression(privacy=tp.Privacy(feature_epsilon=1.0)).fit(relation)
     expected = rf"Column '{column}' of table '\w+' is a feature and a {how}: what that tells is known\."
     assert re.search(expected, model.privacy_["assumptions"])
@@ -343,7 +361,13 @@ def test_no_cell_is_in_a_message(
     privacy = tp.Privacy(feature_epsilon=50.0, prediction_epsilon=50.0, label_epsilon=5.0, label_bounds=(-1.0, 1.0))
     relation = fed.sql("SELECT cell, word, y FROM t", label="y")
     model = tp.LinearRegression(privacy=privacy).fit(relation)
-    net.texts += [str(model.privacy_), str(model.coef_), str(model.evaluate(relation)), caplog.text]
+    net.texts += [
+        str(model.privacy_),
+        str(dict(model.privacy_)),
+        str(model.coef_),
+        str(model.evaluate(relation)),
+        caplog.text,
+    ]
     planted = {
         str(cell): [struct.pack("<d", cell), struct.pack("<f", cell), repr(float(cell)).encode()] for cell in cells
     }

@@ -53,7 +53,7 @@ def test_predictions_of_a_loaded_model_have_noise(
     messages = record_wire(monkeypatch)
     again = [loaded.predict(relation) for _ in range(2)]
     asked = {message.request.op for message in messages if message.reply and "image" in message.reply}
-    assert asked == {"private.image_within"}  # parties in this process keep no part
+    assert asked == {"model.apply"}  # parties in this process keep no part
     before = [model.predict(relation) for _ in range(2)]
     assert np.std(again[0] - again[1]) == pytest.approx(np.std(before[0] - before[1]), rel=0.3)
     assert np.mean(again) == pytest.approx(np.mean(before), abs=4 * np.std(before) / 7)  # 50 clients have noise each

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tablepuppet.errors import PartyError, PrivacyError
-from tablepuppet.learn import private_sgd
-from tablepuppet.learn.part import part_of
-from tablepuppet.party.ops import LocalTable, View
+from tablepuppet.learn.private import steps as noisy_steps
+from tablepuppet.learn.tables import ops as model_ops
+from tablepuppet.learn.tables.part import part_of
+from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
+from tablepuppet.party.ledger import Budget, Ledger
+from tablepuppet.party.local_table import Charge, LocalTable, View
+from tablepuppet.party.spec import Linear, Network
+from tablepuppet.prep.encode import Encoded
 from tablepuppet.prep.encoded_table import EncodedTable
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.noise import sampling_epsilon
 
 ROWS = 400
-STEPS = {"table_rows": ROWS, "clip": 1.0, "multiplier": 2.0, "sampling": 0.25}
+NOISE = SampleNoise(ROWS, clip=1.0, multiplier=2.0, sampling=0.25)
 MODELS = pytest.mark.parametrize("hidden", [None, [4]], ids=["linear", "network"])
 
 
@@ -29,35 +37,41 @@ def encoded_rows() -> EncodedTable:
     return EncodedTable(dense, (codes,), (3,))
 
 
-def local_table(nonce: str = "session", charges: list[Any] | None = None) -> LocalTable:
-    """A shard whose rows are encoded; what is charged is written down."""
+def local_table(nonce: str = "session", charges: list[Any] | None = None, charged: Charge | None = None) -> LocalTable:
+    """A shard whose rows are encoded; what is charged is written down, or handed to a ledger."""
     stand_in: Any = SimpleNamespace(scan=SimpleNamespace(alias="t", party="p"), party="p", must_mask=False)
-    stand_in.rules = SimpleNamespace(secure_sum=False)
+    stand_in.rules = SimpleNamespace(secure_sum=False, budget=Budget())
     stand_in.is_bound, stand_in.refusal = False, lambda rule, reason: PrivacyError(reason, rule=rule)
     table = LocalTable(
-        snapshot=stand_in, grant=stand_in, secret=b"", run="", secure=stand_in, noise_secret=b"known to the party",
+        snapshot=stand_in, grant=stand_in, secret=b"", secure=stand_in, noise_secret=b"known to the party",
         nonce=nonce, wire="float64",
     )  # fmt: skip
-    table.charged = lambda cost, purpose, release: None if charges is None else charges.append((cost, release))
+
+    def charge(cost: Spending, purpose: str, release: str | None, line: str) -> None:
+        if charges is not None:
+            charges.append((cost, release))
+
+    table.charged = charged or charge
     table.views["v"] = View(np.arange(ROWS), np.full(ROWS, 3))
-    table.state["v/e"] = encoded_rows()
+    table.state["v/e"] = Encoded(encoded_rows(), table.views["v"], private=True)
     return table
 
 
 def begun(hidden: list[int] | None, **settings: Any) -> LocalTable:
     """A shard at the start of a model."""
     if hidden is not None:
-        pytest.importorskip("opacus", reason="private networks need the extra `deep`")
+        pytest.importorskip("torch", reason="private networks need the extra `deep`")
     table = local_table(**settings)
-    private_sgd.begin(table, "v", "e", "m", seed=0, hidden=hidden, outputs=1)
+    spec = Linear(1) if hidden is None else Network(hidden, 1)
+    model_ops.start(table, "v", "e", "m", spec, seed=0, zero=True)
     return table
 
 
 def steps(table: LocalTable, number: int = 3, **changed: Any) -> dict[str, Any]:
     """Some steps of a round."""
     rows = np.sin(np.arange(ROWS)) / ROWS
-    given = {"rows": rows, "pull": 1 / ROWS, "rates": np.full(number, 0.1), "momentum": 0.5, "l2": 0.0} | STEPS
-    return private_sgd.descend(table, "v", "e", "m", **(given | changed))
+    given = {"rows": rows, "pull": 1 / ROWS, "rates": np.full(number, 0.1), "momentum": 0.5, "l2": 0.0, "noise": NOISE}
+    return noisy_steps.descend(table, "v", "e", "m", **(given | changed))
 
 
 @MODELS
@@ -98,25 +112,119 @@ def test_predictions_of_all_rows(hidden: list[int] | None) -> None:
     """They come for rows that are in no sample too: which rows a step used is not told. At first all are zero."""
     table = begun(hidden)
     assert not steps(table, 0)["image"].any()
-    image = steps(table, 1, sampling=1e-3)["image"]
+    image = steps(table, 1, noise=replace(NOISE, sampling=1e-3))["image"]
     assert image.shape == (ROWS,)
     assert image[10:].all()
 
 
-def test_other_values_have_other_noise_and_cost_anew() -> None:
-    """A release of the same number in the same session, but of other values, as after a change of what came before it:
-    the difference of both has noise, and both are charged. The same values again have the same noise, and its name.
+class Log(dict[str, Any]):
+    """Releases of a session that outlive its process."""
+
+    def put(self, name: str, values: Any, size: int) -> None:
+        self[name] = values
+
+
+def test_what_was_sent_is_sent_again(tmp_path: Path) -> None:
+    """A party that was killed sends the release that it has sent, computes nothing for it and charges nothing, also if
+    other values would come out now. One that was killed in the middle of a release has not paid for nothing.
     """
-    charges: list[Any] = []
-    told = []
+    ledger, log, told, spent = Ledger(tmp_path / "ledger.sqlite", "p"), Log(), [], []
+
+    def charge(cost: Spending, purpose: str, release: str | None, line: str) -> None:
+        ledger.charge("t", "ann", cost, Budget(), purpose=purpose, release=release, line=line)
+
+    def killed() -> list[Any]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        local_table("one", charged=charge).noisy(killed, (5,), 1.0, 2.0, "gradient")
     for values in (np.zeros(5), np.zeros(5), np.ones(5)):
-        told.append(local_table("one", charges).noisy(values, 1.0, 2.0, "gradient") - values)
+        table = local_table("one", charged=charge)
+        table.made = log
+        told.append(table.noisy(partial(list, [values]), (5,), 1.0, 2.0, "gradient"))
+        spent.append(ledger.spent("t").pure)
     np.testing.assert_array_equal(told[0], told[1])
-    assert np.abs(told[2] - told[0]).min() > 1e-6
-    names = [name for _, name in charges]
-    assert names[0] == names[1] != names[2]
+    np.testing.assert_array_equal(told[0], told[2])
+    assert spent == [sampling_epsilon(5)] * 3
+    assert np.abs(local_table("one").noisy(partial(list, [np.ones(5)]), (5,), 1.0, 2.0, "gradient") - told[0] - 1).all()
+
+
+def test_no_two_releases_have_a_name() -> None:
+    """Not those of one op, of two ops, or of an op that was refused and the next; an op never comes again."""
+    charges: list[Any] = []
+    table = local_table(charges=charges)
+    for place in ((1, 0), (1, 1), (2, 0), None, (7, 0), None):
+        table.begin(place)
+        for _ in range(2):
+            table.noisy(partial(list, [np.zeros(5)]), (5,), 1.0, 2.0, "gradient")
+    assert len({name for _, name in charges}) == 12
+    with pytest.raises(PartyError, match="came twice"):
+        table.begin((7, 0))
+
+
+def test_samples_are_those_of_a_release() -> None:
+    """The same whenever a release is computed, and others for other parameters."""
     samples = [local_table("one").sample(ROWS, 0.25, given) for given in (b"a", b"a", b"b")]
     assert [list(samples[0]) == list(other) for other in samples[1:]] == [True, False]
+
+
+@MODELS
+@pytest.mark.parametrize("shape", [(-1, 1), (1, -1), (-1, ROWS), (0,), ()])
+def test_parameters_keep_their_shape(hidden: list[int] | None, shape: tuple[int, ...]) -> None:
+    """Later parameters of a round have the shape of the first, or are refused before a sample is drawn and charged: of
+    another shape they would mix the predictions of rows.
+    """
+    charges: list[Any] = []
+    table = begun(hidden, charges=charges)
+    theta, spec = np.zeros(part_of(table, "m").theta.size), Linear(1) if hidden is None else Network(hidden, 1)
+    ask = partial(noisy_steps.gradient, table, "v", "e", "m", spec, pull=1.0, noise=NOISE)
+    assert ask(theta=theta, rows=np.zeros(ROWS))["sums"].shape == theta.shape
+    other = np.zeros([theta.size if size < 0 else size for size in shape])
+    with pytest.raises(PartyError, match="parameters of another shape"):
+        ask(theta=other)
+    assert len(charges) == 1
+    assert ask(theta=theta + 1)["sums"].shape == theta.shape
+
+
+@pytest.mark.parametrize("op", ["descend", "gradient"])
+def test_what_is_refused_changes_nothing(op: str) -> None:
+    """Where the budget ends between two steps, parameters and rounds are those from before the first: a party that is
+    started anew does not run a refused request again, and must stand where it stood.
+    """
+    table, left = begun(None), [3]
+
+    def charge(*_: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise PrivacyError("nothing is left")
+
+    table.charged = charge
+    if op == "descend":
+        with pytest.raises(PrivacyError):
+            steps(table, 5, prediction_noise=PredictionNoise(1.0, 1.0))
+        part = part_of(table, "m")
+        assert not part.theta.any()
+        assert part.velocity is None
+    else:
+        ask = partial(noisy_steps.gradient, table, "v", "e", "m", Linear(1), np.zeros(5), 0.0, NOISE)
+        ask(rows=np.ones(ROWS))
+        before, left[0] = table.state["m/v/steps"], 0
+        with pytest.raises(PrivacyError):
+            ask(rows=np.zeros(ROWS))
+        assert table.state["m/v/steps"] is before
+
+
+def test_the_charge_comes_before_any_row() -> None:
+    """Nothing is computed of rows before the release is charged, and what a charge refuses is not computed."""
+    seen: list[str] = []
+
+    def rows() -> list[Any]:
+        seen.append("rows")
+        return [np.zeros(5)]
+
+    table = local_table(charged=lambda *_: seen.append("charge"))
+    table.noisy(rows, (5,), 1.0, 2.0, "gradient")
+    assert seen == ["charge", "rows"]
 
 
 def test_samples_are_poisson() -> None:
@@ -124,7 +232,7 @@ def test_samples_are_poisson() -> None:
     table, found = local_table(), []
     for _ in range(200):
         found.append(table.sample(ROWS, 0.25))
-        table._releases += 1
+        table.begin()
     sizes = np.array([len(chosen) for chosen in found])
     assert abs(sizes.mean() - 100) < 5 * np.sqrt(75 / 200)
     assert 40 < sizes.var() < 120
@@ -137,15 +245,14 @@ def test_noisy_gradient_is_right_on_average(sampling: float) -> None:
     """Over many samples the noisy gradient is the clipped one over all rows, with the noise that was asked for."""
     table = begun(None)
     part, rows = part_of(table, "m"), np.sin(np.arange(ROWS)) / ROWS
-    drawn = private_sgd.NoisySteps.of(
-        table, "v", "e", private_sgd.rows_of(part), part.theta, rows, 0.0, ROWS, 1.0, 2.0, sampling
-    )
+    noise = replace(NOISE, sampling=sampling)
+    drawn = noisy_steps.NoisySteps.of(table, "v", "e", part.model.by_row, part.theta, rows, 0.0, noise)
     found = np.stack([drawn.gradient(part.theta) for _ in range(2000)])
-    whole = drawn.clipped(part.theta, np.arange(ROWS)) / ROWS
-    noise = 2.0 / (sampling * ROWS)
-    np.testing.assert_allclose(found.mean(axis=0), whole, atol=6 * 3 * noise / np.sqrt(2000))
+    whole = np.sum(list(drawn.parts(part.theta, np.arange(ROWS))), axis=0) / ROWS
+    deviation = 2.0 / (sampling * ROWS)
+    np.testing.assert_allclose(found.mean(axis=0), whole, atol=6 * 3 * deviation / np.sqrt(2000))
     if sampling == 1:
-        np.testing.assert_allclose(found.std(axis=0), noise, rtol=0.1)
+        np.testing.assert_allclose(found.std(axis=0), deviation, rtol=0.1)
 
 
 @MODELS
@@ -155,7 +262,7 @@ def test_noisy_predictions_of_null_records(hidden: list[int] | None) -> None:
     table = begun(hidden, charges=charges)
     steps(table)
     del charges[:]
-    told = private_sgd.predict_within(table, "v", "e", "m", bound=1.0, image_multiplier=1e-6)["image"]
+    told = model_ops.predict(table, "v", "e", "m", PredictionNoise(1e-6, 1.0))["image"]
     assert np.abs(told[:10]).max() < 1e-4 < np.abs(told).max() <= 1.0 + 1e-4
     assert charges[0][0].gaussian == Spending.of_gaussian(1e-6).gaussian
 
@@ -170,20 +277,23 @@ def test_bad_rows_are_refused(rows: Any) -> None:
 def test_a_sample_of_more_than_all_is_refused() -> None:
     """A party takes no sampling probability above 1."""
     with pytest.raises(PrivacyError, match="sampling probability"):
-        steps(begun(None), sampling=1.5)
+        steps(begun(None), noise=replace(NOISE, sampling=1.5))
 
 
 def test_a_shard_must_have_begun() -> None:
     """A step without what is wanted of the rows is an error."""
     with pytest.raises(PartyError, match="has not begun"):
-        private_sgd.sampled_gradient(
-            local_table(), "v", "e", "m", theta=np.zeros(5), pull=0.0, hidden=None, outputs=1, **STEPS
-        )
+        noisy_steps.gradient(local_table(), "v", "e", "m", Linear(1), np.zeros(5), 0.0, NOISE)
 
 
 def test_rows_that_are_listed_twice_are_refused() -> None:
-    """Such a row would add twice its bound."""
-    table = begun(None)
-    table.views["v"] = View(np.zeros(ROWS, np.int64), np.full(ROWS, 3))
+    """Such a row would add twice its bound; that other rows are announced after it was encoded hides nothing."""
+    table, once = begun(None), local_table().views["v"]
+    twice = View(np.zeros(ROWS, np.int64), np.full(ROWS, 3))
+    table.views["v"] = twice
+    table.state["v/e"] = Encoded(encoded_rows(), twice, private=True)
     with pytest.raises(PrivacyError, match="listed twice"):
+        steps(table)
+    table.views["v"] = once
+    with pytest.raises(PartyError, match="has not encoded the rows"):
         steps(table)

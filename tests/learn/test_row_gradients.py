@@ -1,4 +1,4 @@
-"""Gradients bounded row by row: lengths are those of autograd, no row adds more than its bound, null ones nothing."""
+"""Gradients bounded row by row: they are those of autograd, no row adds more than its bound, null ones nothing."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tablepuppet.learn.row_gradients import LinearRows, NetworkRows, RowModel, clipped_sums
-from tablepuppet.learn.table_network import TableNetwork
+from tablepuppet.learn.tables.linear import LinearRows
+from tablepuppet.learn.tables.model import RowModel
+from tablepuppet.learn.tables.network import NetworkRows, NetworkTable
+from tablepuppet.learn.tables.noisy import predicted
 from tablepuppet.prep.encoded_table import EncodedTable
 
 torch = pytest.importorskip("torch", reason="networks need the extra `deep`")
-pytest.importorskip("opacus", reason="private networks need the extra `deep`")
 
 Array = NDArray[np.float64]
 NUMBERS, SIZES = 2, (3, 2)
@@ -35,35 +36,63 @@ def models(outputs: int, rng: np.random.Generator) -> list[tuple[RowModel, Array
     shape = (WIDTH,) if outputs == 1 else (WIDTH, outputs)
     found: list[tuple[RowModel, Array]] = [(LinearRows(), rng.normal(size=shape))]
     for hidden in ((4,), (4, 3)):
-        network = TableNetwork.over(WIDTH, hidden, outputs)
+        network = NetworkTable.over(WIDTH, hidden, outputs)
         found.append((NetworkRows(network), rng.normal(size=len(network.start(0, "t", NUMBERS)))))
     return found
+
+
+def autograd(model: RowModel, theta: Array, table: EncodedTable, wanted: Array) -> Array:
+    """The sum over rows of J_r^T Y_r, by torch where the model is a network."""
+    if isinstance(model, NetworkRows):
+        return model.network.pull_back(theta, table, wanted)
+    return table.transposed_times(wanted)
 
 
 def row_gradients(model: RowModel, theta: Array, table: EncodedTable, wanted: Array) -> Array:
     """J_r^T Y_r of every row, each from a table of that row alone."""
     places = np.arange(len(table.dense))
-    return np.stack([model.sums(theta, table.rows(places[r : r + 1]), wanted[r : r + 1]).ravel() for r in places])
+    return np.stack([autograd(model, theta, table.rows(places[r : r + 1]), wanted[r : r + 1]).ravel() for r in places])
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
-def test_lengths_are_those_of_single_gradients(outputs: int) -> None:
-    """In closed form for linear models, by Opacus for networks, lengths are those of a gradient for each row."""
+def test_sums_are_those_of_single_gradients_cut_to_the_bound(outputs: int) -> None:
+    """Without making a gradient for any row, the sum is that of autograd's gradients, each cut to the bound."""
     rng = np.random.default_rng(1)
     table, wanted = table_of(rng, 40), rng.normal(size=40 if outputs == 1 else (40, outputs))
     for model, theta in models(outputs, rng):
         single = row_gradients(model, theta, table, wanted)
-        np.testing.assert_allclose(model.lengths(theta, table, wanted), np.linalg.norm(single, axis=1), rtol=1e-10)
+        single[table.norms() == 0] = 0.0
+        clip = float(np.median(np.linalg.norm(single, axis=1)))
+        cut = single * np.minimum(1, clip / np.maximum(np.linalg.norm(single, axis=1), 1e-300))[:, None]
+        found = model.clipped_sums(theta, table, wanted, clip).ravel()
+        np.testing.assert_allclose(found, cut.sum(axis=0), rtol=1e-9, atol=1e-12)
 
 
-def test_lengths_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many rows are looked at together changes nothing."""
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_predictions_are_those_of_the_network(outputs: int) -> None:
+    """Some rows at a time or all at once, they are what torch says."""
     rng = np.random.default_rng(2)
-    table, wanted = table_of(rng, 50), rng.normal(size=50)
-    model, theta = models(1, rng)[1]
-    whole = model.lengths(theta, table, wanted)
-    monkeypatch.setattr("tablepuppet.learn.row_gradients.NUMBERS", 8 * WIDTH)
-    np.testing.assert_allclose(model.lengths(theta, table, wanted), whole, rtol=1e-12)
+    table = table_of(rng, 50)
+    for model, theta in models(outputs, rng)[1:]:
+        assert isinstance(model, NetworkRows)
+        whole = model.network.predict(theta, table)
+        np.testing.assert_allclose(predicted(model, theta, table), whole, rtol=1e-12)
+        np.testing.assert_allclose(model.predict(theta, table.rows(slice(3, 9))), whole[3:9], rtol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1e-320, 1e-168, 1e100, 1e200, np.inf, np.nan])
+def test_any_parameters(size: float) -> None:
+    """Whatever parameters and wishes are, a row adds a finite part within the bound, and other rows are not touched."""
+    rng = np.random.default_rng(5)
+    for model, theta in models(1, rng):
+        for wanted in (rng.normal(size=2) * size, rng.normal(size=2) / size if size else np.ones(2)):
+            table = table_of(rng, 2)
+            dense = table.dense.copy()
+            dense[0], table.codes[0][0], table.codes[1][0] = 0.0, -1, -1
+            alone = EncodedTable(dense, table.codes, SIZES)
+            found = model.clipped_sums(theta * size, alone, wanted, 1.0)
+            assert np.isfinite(found).all()
+            assert np.linalg.norm(found) <= 1 + 1e-6
 
 
 @settings(max_examples=30, deadline=None)
@@ -80,7 +109,7 @@ def test_no_row_adds_more_than_the_bound(seed: int, outputs: int, clip: float) -
         each[row] = -1
     neighbour = EncodedTable(dense, codes, SIZES)
     for model, theta in models(outputs, rng):
-        both = (clipped_sums(model, theta, each, wanted, clip) for each in (table, neighbour))
+        both = (model.clipped_sums(theta, each, wanted, clip) for each in (table, neighbour))
         assert np.linalg.norm(np.subtract(*both)) <= clip * (1 + 1e-9)
 
 
@@ -90,7 +119,10 @@ def test_what_is_within_the_bound_is_not_touched() -> None:
     table, wanted = table_of(rng, 30), rng.normal(size=30)
     for model, theta in models(1, rng):
         np.testing.assert_allclose(
-            clipped_sums(model, theta, table, wanted, 1e9), model.sums(theta, table, wanted), rtol=1e-9, atol=1e-12
+            model.clipped_sums(theta, table, wanted, 1e9).ravel(),
+            autograd(model, theta, table, wanted).ravel(),
+            rtol=1e-9,
+            atol=1e-12,
         )
 
 
@@ -99,7 +131,7 @@ def test_null_records_add_nothing() -> None:
     rng = np.random.default_rng(4)
     table, wanted = table_of(rng, 5, nulls=5), rng.normal(size=5)
     for model, theta in models(1, rng):
-        assert not clipped_sums(model, theta, table, wanted, 1.0).any()
+        assert not model.clipped_sums(theta, table, wanted, 1.0).any()
     network, theta = models(1, rng)[1]
-    assert network.sums(theta, table, wanted).any()
-    assert not clipped_sums(network, theta, table.rows(np.arange(0)), wanted[:0], 1.0).any()
+    assert autograd(network, theta, table, wanted).any()
+    assert not network.clipped_sums(theta, table.rows(np.arange(0)), wanted[:0], 1.0).any()

@@ -101,7 +101,7 @@ def test_messages_and_logs(
     fed.events.subscribe(net.events.append)
     relation = fed.sql(SQL, label="y")
     model = tp.LinearRegression(privacy=privacy, **settings).fit(relation)
-    net.texts += [str(model.privacy_), str(model.coef_), str(model.history_), caplog.text]
+    net.texts += [str(model.privacy_), str(dict(model.privacy_)), str(model.coef_), str(model.history_), caplog.text]
     caught = net.catch()
     assert own_sums
     assert_unseen(caught, {"a sum of one shard": own_sums})
@@ -133,12 +133,12 @@ def test_what_processes_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         relation = fed.sql(SQL, label="y")
         assert net.try_(lambda: tp.LinearRegression().fit(relation))
         model = tp.LinearRegression(privacy=EVERYTHING).fit(relation)
-        net.texts += [str(model.privacy_), str(model.coef_), str(model.evaluate(relation))]
+        net.texts += [str(model.privacy_), str(dict(model.privacy_)), str(model.coef_), str(model.evaluate(relation))]
         model.save(tmp_path / "model")
         written = kept(services)  # sessions are open: their journals are there
     names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert {"owner1.jsonl", "owner1.log", "ledger.sqlite", "owner1.replies", "model.json"} <= names
-    assert any(message.request.op == "private.gradient" for message in net.messages)
+    assert any(message.request.op == "model.gradient" for message in net.messages)
     assert b"secure.confirm" in written
     assert_unseen(written + net.catch(), PLANTED)
     assert_no_narrow_cells(net.messages)

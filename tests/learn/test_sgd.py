@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 import tablepuppet as tp
-from tablepuppet.learn.logistic import Logistic
-from tablepuppet.learn.losses import Loss, Squared
-from tablepuppet.learn.sgd import batches
-from tablepuppet.learn.softmax import Softmax
+from tablepuppet.learn.loss.logistic import Logistic
+from tablepuppet.learn.loss.losses import Loss, Squared
+from tablepuppet.learn.loss.softmax import Softmax
+from tablepuppet.learn.solve.sgd import batches
 from tests.learn.materialised import ALL, JOIN, Array, JoinedTable, class_numbers, learner, shop, theta_of
 from tests.relations import federation, record_wire
 
@@ -110,7 +110,7 @@ def test_bytes_follow_distinct_base_rows(tmp_path: Path, monkeypatch: pytest.Mon
     ]
     messages = record_wire(monkeypatch)
     assert tp.LogisticRegression(solver="sgd", rounds=1, batch_size=SIZE, seed=SEED).fit(relation).coef_
-    steps = [message for message in messages if message.request.op == "linear.sgd"]
+    steps = [message for message in messages if message.request.op == "sgd.step"]
     assert len(steps) == 3 * (len(expected) + 1)  # one exchange before the first batch
     for alias in relation.mapping.tables:
         exchanges = [step for step in steps if step.request.table == alias]

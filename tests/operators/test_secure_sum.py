@@ -15,15 +15,16 @@ from scipy.stats import chisquare
 import tablepuppet as tp
 from tablepuppet.party.policy import TableRule
 from tablepuppet.party.request import Reply, Request, Step
+from tablepuppet.party.spec import Linear
 from tablepuppet.wire.engine import InProcessEngine
 from tests.learn.materialised import ALL, JOIN, shop
-from tests.relations import Message, federation, record_wire, write_party
+from tests.relations import Message, federation, keep, record_wire, write_party
 from tests.wire.losing import LosingParty, losing
 from tests.wire.services import KEY
 
 SQL = f"SELECT {ALL}, o.paid {JOIN}"
 SECURE = tp.Privacy(secure_sum=True)
-SUMMED = ("linear.gram", "linear.gradient", "linear.sgd_gradient", "linear.consensus")
+SUMMED = ("ridge.gram", "model.gradient", "ridge.consensus")
 
 
 @pytest.fixture(scope="module")
@@ -107,11 +108,11 @@ def test_shards_alone_are_not_in_the_sum(relation: tp.Relation, monkeypatch: pyt
     """No entry of a shard's Gram matrix is among the words it tells, at the scale that it was told."""
     messages = record_wire(monkeypatch)
     tp.LinearRegression(rounds=1).fit(relation)
-    first = {(m.party, m.request.table): m.reply["gram"] for m in messages if m.reply and m.request.op == "linear.gram"}
+    first = {(m.party, m.request.table): m.reply["gram"] for m in messages if m.reply and m.request.op == "ridge.gram"}
     messages.clear()
     tp.LinearRegression(rounds=1, privacy=SECURE).fit(relation)
     for message in messages:
-        if message.reply and message.request.op == "linear.gram":
+        if message.reply and message.request.op == "ridge.gram":
             bits = message.reply["bits"]["gram"]
             told = np.ldexp(message.reply["gram"].view(np.int64).astype(np.float64), -bits)
             assert np.min(np.abs(told - first[message.party, message.request.table])) > 1e-6
@@ -124,7 +125,7 @@ def test_no_batch_is_of_one_shard(relation: tp.Relation, monkeypatch: pytest.Mon
     make(solver="sgd", rounds=1, batch_size=1, privacy=SECURE).fit(relation)
     shards: dict[tuple[str, int], int] = {}
     for message in messages:
-        if message.request.op.endswith(".sgd_gradient"):
+        if message.request.op == "model.gradient" and "places" in message.request.arguments:
             told = message.request.arguments
             key = (message.request.table, told["secure"]["number"])
             shards[key] = shards.get(key, 0) + bool(len(told["places"]))
@@ -139,9 +140,9 @@ def ask(relation: tp.Relation, op: str, **arguments: Any) -> list[Mapping[str, A
 @pytest.mark.parametrize(
     ("op", "arguments"),
     [
-        ("linear.gram", {"joined_rows": 10}),
-        ("linear.parameters", {"model": "m"}),
-        ("linear.start", {"joined_rows": 10, "model": "m", "outputs": 1}),
+        ("ridge.gram", {"joined_rows": 10}),
+        ("model.parameters", {"model": "m"}),
+        ("ridge.start", {"joined_rows": 10, "model": "m", "spec": Linear(1)}),
     ],
 )
 def test_with_a_roster_nothing_leaves_unmasked(relation: tp.Relation, op: str, arguments: dict[str, Any]) -> None:
@@ -149,7 +150,7 @@ def test_with_a_roster_nothing_leaves_unmasked(relation: tp.Relation, op: str, a
     refused.
     """
     model = tp.LinearRegression(privacy=SECURE).fit(relation)
-    encoding = {} if op == "linear.parameters" else {"encoding": model.encoding_.id}
+    encoding = {} if op == "model.parameters" else {"encoding": model.encoding_.id}
     with pytest.raises(tp.PrivacyError, match=r"only within a sum .*secure_sum"):
         ask(relation, op, **arguments, **encoding)
 
@@ -159,16 +160,16 @@ def test_an_op_that_is_no_sum_cannot_be_masked(relation: tp.Relation) -> None:
     model = tp.LinearRegression(privacy=SECURE).fit(relation)
     asked = {"number": 99, "bits": {"image": 1}}
     with pytest.raises(tp.PartyError, match="argument 'secure'"):
-        ask(relation, "linear.image", encoding=model.encoding_.id, theta=np.zeros(2), secure=asked)
+        ask(relation, "model.apply", encoding=model.encoding_.id, spec=Linear(1), theta=np.zeros(2), secure=asked)
 
 
 def test_a_shard_without_rows_is_in_no_sum(relation: tp.Relation) -> None:
     """It would add nothing that hides its peers, so it refuses a relation in which none of its rows take part."""
     model = tp.LinearRegression(privacy=SECURE).fit(relation)
     ask(relation, "rows.use", view="none", chosen=np.zeros(0, np.int32), counts=np.zeros(0, np.uint8))
-    asked = {"number": 99, "bits": {"gram": 1, "means": 1}}
+    asked = {"number": 99, "bits": {"gram": 1}}
     with pytest.raises(tp.PrivacyError, match=r"none of its rows take part.*secure_sum"):
-        ask(relation, "linear.gram", view="none", encoding=model.encoding_.id, joined_rows=10, secure=asked)
+        ask(relation, "ridge.gram", view="none", encoding=model.encoding_.id, joined_rows=10, secure=asked)
 
 
 def test_a_mask_is_not_used_again(relation: tp.Relation) -> None:
@@ -178,9 +179,10 @@ def test_a_mask_is_not_used_again(relation: tp.Relation) -> None:
     asked = {"number": 1, "bits": {"sums": 10}}
     with pytest.raises(tp.PrivacyError, match="one mask for two"):
         relation.client.ask(
-            "linear.gradient",
+            "model.gradient",
             lambda alias, shard: {
-                "encoding": model.encoding_.id, "rows": np.zeros(rows.rows)[shard.slice], "secure": asked
+                "encoding": model.encoding_.id, "spec": Linear(1), "rows": np.zeros(rows.rows)[shard.slice],
+                "secure": asked,
             }
             if alias == "o"
             else None,
@@ -228,7 +230,7 @@ def test_a_table_without_features_demands_none(strict: tp.Federation) -> None:
 
 def test_a_policy_is_enforced_by_the_party(strict: tp.Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator that does not care what parties say they demand gets no sum."""
-    monkeypatch.setattr("tablepuppet.learn.estimator.check_sums_demanded", lambda plan, privacy: None)
+    monkeypatch.setattr("tablepuppet.learn.learners.estimator.check_sums_demanded", lambda plan, privacy: None)
     with pytest.raises(tp.PrivacyError, match=r"sums over its rows leave only .*secure_sum=True"):
         tp.LinearRegression().fit(strict.sql(SQL, label="paid"))
 
@@ -286,7 +288,12 @@ def test_tables_of_one_shard_need_no_sums(tmp_path: Path) -> None:
     secured = tp.LinearRegression(privacy=SECURE).fit(relation)
     [event] = [event for event in events if event.name == "secured"]
     assert event.fields["tables"] == []
-    assert "no table has several shards" in event.message
+    assert event.kind == "warning"
+    assert "secure_sum does nothing here: no table with features has several shards" in event.message
+    assert not secured.privacy_["secure_sum"]
+    for told in (str(secured.privacy_), secured.privacy_["promise"], secured.privacy_["assumptions"]):
+        assert "Secure sums: none, as no table" in told
+        assert "sum only" not in told
     plain = tp.LinearRegression().fit(relation)
     assert all(np.array_equal(secured.coef_[name], value) for name, value in plain.coef_.items())
 
@@ -336,6 +343,7 @@ def between(monkeypatch: pytest.MonkeyPatch, change: Callable[[str, Step], Mappi
         steps = tuple(Step(step.op, step.table, change(party, step)) for step in request.steps)
         return call(engine, party, msgspec.structs.replace(request, steps=steps))
 
+    keep(changing)
     monkeypatch.setattr(InProcessEngine, "call", changing)
 
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tablepuppet as tp
 from tablepuppet.party.blind import Blinded, blind, canonical, derive_key
 
 KEY = bytes(range(32))
@@ -126,6 +127,9 @@ def test_parts_of_composite_keys_are_not_run_together() -> None:
         ("a", "1:b"),
         ("at1:b", "c"),
         ("a", "bt1:c"),
+        ("a\0b", "c"),
+        ("a", "b\0c"),
+        ("a\0", "bc"),
     ]
     columns = [pa.chunked_array([pa.array([pair[i] for pair in pairs])]) for i in range(2)]
     found = blind(columns, ["text", "text"], KEY)
@@ -199,16 +203,36 @@ def test_codes_do_not_follow_the_values() -> None:
 def test_runs_and_classes_cannot_be_linked() -> None:
     """The same values in another run, another class of columns or under another secret have no digest in common."""
     keys = [
-        derive_key(secret, run, label)
+        derive_key(derive_key(secret, "run", run), "join key", label)
         for secret in (b"secret", b"other")
         for run in ("run", "run2")
         for label in ("a(x) = b(x)", "a(y) = b(y)")
     ]
-    keys.append(derive_key(b"secret", "run\0a(x)", "= b(x)"))
     assert len(set(keys)) == len(keys)
     assert all(len(key) == 32 for key in keys)
     told = [{digest.tobytes() for digest in blinded(range(50), pa.int64(), "number", key).digests} for key in keys]
     assert len(set().union(*told)) == 50 * len(keys)
+
+
+def test_fields_of_a_digest_key_are_not_run_together() -> None:
+    """("a\\0b", "c") has another key than ("a", "b\\0c"); so have fields that imitate a length, and other purposes."""
+    fields = [("a\0b", "c"), ("a", "b\0c"), ("a", "b", "c"), ("abc",), ("ab", "c"), ("a", "bc"), ("abc", ""), ()]
+    fields += [("", "abc"), ("a\0\0\0\0\0\0\0\1b", "c")]
+    keys = {derive_key(b"secret", purpose, *each) for each in fields for purpose in ("run", "category")}
+    assert len(keys) == 2 * len(fields)
+
+
+@pytest.mark.parametrize(
+    ("values", "family"),
+    [(["2024-01-01"], "timestamp"), (["7"], "number"), ([7], "text"), ([7], "date"), ([7.5], "number"), ([7], "float")],
+)
+def test_a_family_is_that_of_the_column(values: list[Any], family: str) -> None:
+    """Values are written in no other family's form: a cast there could fail on some of them, which would tell of it."""
+    with pytest.raises(tp.PartyError, match="cannot be blinded as"):
+        blind([pa.chunked_array([values])], [family], KEY)
+    for families in ([], ["number", "number"]):
+        with pytest.raises(tp.PartyError, match="one family for each"):
+            blind([pa.chunked_array([[1]])], families, KEY)
 
 
 def test_nothing_has_no_digest() -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.party.config import ColumnEntry, Limits, PartyFile, TableEntry, Tls, is_loopback
+from tablepuppet.party.config import ColumnEntry, Limits, PartyFile, PredictionsEntry, TableEntry, Tls, is_loopback
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import ColumnRule, Level, Use
 
@@ -111,8 +111,11 @@ def test_a_small_file(tmp_path: Path) -> None:
         (SMALL, "tables: none is published"),
         (SMALL + "[tables]", "tables: none is published"),
         (SMALL + "tables = 3", r"\$\.tables"),
-        (SMALL + "colour = 3\n" + TABLE, "unknown field `colour`"),
-        (SMALL + "[tables.cards]\nminrows = 3\ncolumns.a = 'key'", "tables.cards: .*unknown field `minrows`"),
+        (SMALL + "colour = 3\n" + TABLE, "unknown field 'colour'; there are: name, listen"),
+        (
+            SMALL + "[tables.cards]\nminrows = 3\ncolumns.a = 'key'",
+            "tables.cards: unknown field 'minrows'; did you mean 'min_rows'\\?",
+        ),
         (SMALL + "[tables.cards]\n", "tables.cards: .*missing required field `columns`"),
         (SMALL + "[tables.cards]\ncolumns = {}", "tables.cards.columns: name at least one"),
         (SMALL + "[tables.cards]\nmin_rows = -1\ncolumns.a = 'key'", r"tables.cards: Expected `int` >= 0.*min_rows"),
@@ -142,6 +145,28 @@ def test_mistakes(tmp_path: Path, text: str, message: str) -> None:
     """A mistake is a ConfigError that names the file and the field."""
     with pytest.raises(tp.ConfigError, match=rf"party file '.*party\.toml': .*{message}"):
         load(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ('keys = ["a"]', "predictions.file: name one place, a file or a table"),
+        ('keys = ["a"], file = "p.csv", table = "p"', "predictions.file: name one place, a file or a table"),
+        ('keys = [], file = "p.csv"', "predictions.keys: name one column or more"),
+        ('keys = ["a", "A"], file = "p.csv"', "predictions.keys: name one column or more, each once"),
+        ('keys = ["Prediction"], file = "p.csv"', "predictions.keys: 'Prediction' is the name of a column that"),
+        ('keys = ["a"], file = "p.txt"', "predictions.file: it must end in .parquet or .csv"),
+        ('keys = ["a"], table = "x; DROP TABLE y"', "predictions.table: a name has letters, digits and _ only"),
+        ('keys = ["a"], folder = "p"', "unknown field 'predictions.folder'"),
+    ],
+)
+def test_places_for_predictions_that_cannot_be(tmp_path: Path, place: str, message: str) -> None:
+    """A place for predictions is one file or one table, beside keys whose names do not collide."""
+    text = f"{SMALL}[tables.cards]\npredictions = {{ {place} }}\ncolumns.card_id = 'key'\n"
+    with pytest.raises(tp.ConfigError, match=re.escape(message)):
+        load(tmp_path, text)
+    good = SMALL + "[tables.cards]\npredictions = { keys = ['a'], file = 'p.csv' }\ncolumns.card_id = 'key'\n"
+    assert load(tmp_path, good).targets()["cards"].file == tmp_path / "p.csv"
 
 
 def test_peers_and_secure_sums(tmp_path: Path) -> None:
@@ -190,6 +215,7 @@ def test_insecure_is_said(tmp_path: Path) -> None:
         (Limits, "limits."),
         (TableEntry, "tables.NAME."),
         (Budget, "tables.NAME.budget."),
+        (PredictionsEntry, "tables.NAME.predictions."),
         (ColumnEntry, "tables.NAME.columns.COLUMN."),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.kept import KeptPart, Shelves
+from tablepuppet.party.spec import Linear
 from tablepuppet.sql.plan import Scan
 
 THETA = np.array([[1.5, -2.0], [0.25, 3.0]])
@@ -16,7 +18,7 @@ THETA = np.array([[1.5, -2.0], [0.25, 3.0]])
 
 def part(name: str, model: str = "m", alias: str = "t") -> KeptPart:
     scan = Scan("bank", alias, "cards", {"x": "DOUBLE"}, {"x": "x"}, ("",), (), (None,), ())
-    return KeptPart.of(model, name, scan, THETA, (2, 3, 2), noisy=False)
+    return KeptPart.of(model, name, scan, THETA, Linear(2), noisy=False)
 
 
 def test_a_part_outlives_the_process(tmp_path: Path) -> None:
@@ -26,7 +28,7 @@ def test_a_part_outlives_the_process(tmp_path: Path) -> None:
     kept = again.of("analyst").get("p", "t")
     assert kept is not None
     np.testing.assert_array_equal(kept.theta, THETA)
-    assert kept.sizes == (2, 3, 2)
+    assert kept.spec == Linear(2)
     assert [fingerprint for _, fingerprint in again.of("analyst").all("p")] == [told]
     assert again.of("rival").get("p", "t") is None
     assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".part"]
@@ -101,3 +103,18 @@ def test_drafts_of_a_dead_process(tmp_path: Path) -> None:
     file.with_suffix(".new").write_bytes(b"half")
     assert Shelves("bank", tmp_path, 5).of("analyst").get("a", "t") is not None
     assert not list(tmp_path.rglob("*.new"))
+
+
+def test_folders_of_parts_are_their_owners_alone(tmp_path: Path) -> None:
+    """Nobody else looks into a folder of parts, whatever the umask was; folders that were made open are closed."""
+    old = os.umask(0o022)
+    try:
+        open_to_all = tmp_path / "models" / "old" / "one"
+        open_to_all.mkdir(parents=True)
+        shelf = Shelves("bank", tmp_path).of("analyst")
+        shelf.put(part("p"))
+    finally:
+        os.umask(old)
+    folders = [path for path in (tmp_path / "models").glob("**/") if path.is_dir()]
+    assert len(folders) == 5
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}

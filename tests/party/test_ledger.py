@@ -10,11 +10,13 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tablepuppet as tp
+import tablepuppet.party.ledger as module
 from tablepuppet.party.ledger import Budget, Ledger
-from tablepuppet.privacy.accountant import Spending
+from tablepuppet.privacy.accountant import ORDERS, Spending
 
 TENTH = Spending.of_pure(0.1)
 ONE = Budget(epsilon=1.0)
@@ -125,7 +127,7 @@ def test_kill_in_the_middle(tmp_path: Path) -> None:
         released = int(charged)
     with sqlite3.connect(tmp_path / "ledger.sqlite") as file:
         assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        assert file.execute("SELECT count(*) FROM charges").fetchone() == (released,)
+        assert file.execute("SELECT times FROM charges").fetchone() == (released,)
     file.close()
 
 
@@ -187,10 +189,119 @@ def test_a_ledger_of_another_version(tmp_path: Path) -> None:
     with pytest.raises(tp.ConfigError, match="another version of tablepuppet"):
         open_ledger(tmp_path)
     with sqlite3.connect(tmp_path / "ledger.sqlite") as file:
-        file.execute("PRAGMA user_version = 2")
+        file.execute("PRAGMA user_version = 4")
     file.close()
     with pytest.raises(tp.ConfigError, match="another version of tablepuppet"):
         open_ledger(tmp_path)
+
+
+def test_a_ledger_of_the_first_version_goes_on(tmp_path: Path) -> None:
+    """What was spent before tails were counted stays spent, and tails add up from now on."""
+    open_ledger(tmp_path).charge("cards", "ann", TENTH, ONE, purpose="labels")
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as file:
+        as_of_version_2(file)
+        file.execute("ALTER TABLE totals DROP COLUMN tail")
+        file.execute("PRAGMA user_version = 1")
+    file.close()
+    ledger = open_ledger(tmp_path)
+    ledger.charge("cards", "ann", Spending(tail=1e-12), ONE, purpose="categories")
+    assert open_ledger(tmp_path).spent("cards") == TENTH + Spending(tail=1e-12)
+
+
+@pytest.mark.parametrize("total", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("where", ["pure", "gaussian"])
+def test_a_total_that_is_no_number_is_refused(tmp_path: Path, total: float, where: str) -> None:
+    """A ledger that holds one is not opened, since every later charge would be free; the error says what to do."""
+    open_ledger(tmp_path).charge("cards", "ann", TENTH, ONE, purpose="labels")
+    curve = np.full(len(ORDERS), total, "<f8").tobytes()
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as file:
+        file.execute(f"UPDATE totals SET {where} = ?", (total if where == "pure" and total == total else curve,))
+    file.close()
+    with pytest.raises(tp.ConfigError, match=r"table 'cards' is not a finite number.* Restore an older copy"):
+        open_ledger(tmp_path)
+
+
+def test_tails_are_taken_off_delta(tmp_path: Path) -> None:
+    """Releases that are wrong with some probability use up delta: beyond it there is no epsilon."""
+    ledger, budget = open_ledger(tmp_path), Budget(epsilon=1.0, delta=1e-6)
+    ledger.charge("cards", "ann", Spending(tail=6e-7), budget, purpose="categories")
+    with pytest.raises(tp.PrivacyError, match="this would spend inf in all"):
+        ledger.charge("cards", "ann", Spending(tail=6e-7), budget, purpose="categories")
+
+
+def test_the_last_release_of_a_line_is_known(tmp_path: Path) -> None:
+    """A release that a process was killed in the middle of costs nothing more when it is made after all; those before
+    it are never asked for again, and would cost.
+    """
+    ledger = open_ledger(tmp_path)
+    for name in ("1", "1", "2", "2"):
+        ledger.charge("cards", "ann", TENTH, ONE, purpose="features", release=name, line="session")
+    assert ledger.spent("cards") == TENTH + TENTH
+    ledger.charge("cards", "ann", TENTH, ONE, purpose="features", release="1", line="session")
+    assert ledger.spent("cards") == TENTH + TENTH + TENTH
+
+
+def test_the_file_does_not_grow(tmp_path: Path) -> None:
+    """Thousands of charges and sessions take no more room than some, and all of them count."""
+    ledger, small = open_ledger(tmp_path), Spending.of_pure(1e-6)
+    sizes = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_MOST_LINES", 20)
+        for number in range(300):
+            ledger.charge(
+                "cards", "ann", small, ONE, purpose="gradient", release=f"r {number}", line=f"s {number // 3}"
+            )
+            sizes.append((tmp_path / "ledger.sqlite").stat().st_size)
+    assert sizes[-1] == sizes[99]
+    assert ledger.spent("cards").pure == pytest.approx(300e-6)
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as file:
+        assert file.execute("SELECT purpose, times FROM charges").fetchall() == [("gradient", 300)]
+        assert file.execute("SELECT count(*) FROM releases").fetchone() == (20,)
+    file.close()
+
+
+def test_releases_with_names_are_bounded(tmp_path: Path) -> None:
+    """A caller that has asked for as many different labels as the ledger keeps is refused, not charged, and may ask for
+    those that it had; others may ask too.
+    """
+    ledger = Ledger(tmp_path / "ledger.sqlite", "bank", most_releases=2)
+    for name in "aabb":
+        ledger.charge("cards", "ann", TENTH, ONE, purpose="labels", release=name)
+    with pytest.raises(tp.PrivacyError, match=r"2 different noisy labels.*limits\.ledger_releases") as refused:
+        ledger.charge("cards", "ann", TENTH, ONE, purpose="labels", release="c")
+    assert refused.value.rule == "ledger_releases"
+    for caller, name in (("ann", "a"), ("eve", "b")):
+        ledger.charge("cards", caller, TENTH, ONE, purpose="labels", release=name)
+    assert ledger.spent("cards") == ledger.spent("cards", "ann") == TENTH + TENTH
+
+
+def test_a_ledger_of_single_charges_goes_on(tmp_path: Path) -> None:
+    """Charges that were kept one by one are added up; totals and names of labels stay."""
+    open_ledger(tmp_path).charge("cards", "ann", TENTH, ONE, purpose="labels", release="fraud")
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as file:
+        as_of_version_2(file)
+        add = "INSERT INTO charges (table_name, caller, purpose, release, epsilon) VALUES ('cards', 'ann', ?, ?, 0.1)"
+        file.executemany(add, [("labels", "fraud"), ("gradient", "g 1"), ("gradient", "g 2")])
+    file.close()
+    ledger = open_ledger(tmp_path)
+    ledger.charge("cards", "ann", TENTH, ONE, purpose="labels", release="fraud")
+    assert ledger.spent("cards") == TENTH
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as file:
+        told = file.execute("SELECT purpose, times, round(epsilons, 9) FROM charges ORDER BY purpose").fetchall()
+        assert told == [("gradient", 2, 0.2), ("labels", 1, 0.1)]
+    file.close()
+
+
+def as_of_version_2(file: sqlite3.Connection) -> None:
+    """Make the tables those of a file with a row for every charge."""
+    file.execute("DROP TABLE charges")
+    file.execute("DROP TABLE releases")
+    file.execute(
+        "CREATE TABLE charges (time TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP, table_name TEXT NOT NULL, caller TEXT NOT "
+        "NULL, purpose TEXT NOT NULL, release TEXT, epsilon REAL NOT NULL)"
+    )
+    file.execute("CREATE INDEX by_release ON charges (table_name, release, caller) WHERE release IS NOT NULL")
+    file.execute("PRAGMA user_version = 2")
 
 
 def test_a_charge_has_a_caller(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 from adbc_driver_postgresql import dbapi
 
 import tablepuppet as tp
-from tablepuppet.party.database import SourceTable, open_database
+from tablepuppet.party.database import SourceTable
+from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.published import Published, PublishedTable
 from tests.relations import write_party
 

@@ -193,8 +193,8 @@ def test_nothing_but_sums_is_masked() -> None:
 )  # fmt: skip
 def test_what_asks_for_masks_is_checked(value: Any) -> None:
     """Whatever a coordinator sends: an error that names the op."""
-    with pytest.raises(tp.PartyError, match=r"op 'linear.gradient': argument 'secure'"):
-        Wanted.read("linear.gradient", ("sums",), value)
+    with pytest.raises(tp.PartyError, match=r"op 'model.gradient': argument 'secure'"):
+        Wanted.read("model.gradient", ("sums",), value)
 
 
 def test_keys_are_in_no_text() -> None:

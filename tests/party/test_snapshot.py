@@ -17,7 +17,7 @@ from adbc_driver_postgresql import dbapi
 
 import tablepuppet as tp
 from tablepuppet.party import service
-from tablepuppet.party.database import open_database
+from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.snapshot import Snapshot, permutation, take_snapshot
 from tablepuppet.sql.catalog import Catalog, Shard
 from tablepuppet.sql.parse import parse
@@ -131,8 +131,8 @@ def test_tables_of_a_party_are_of_one_moment(source: tuple[str, Execute], monkey
     url, execute = source
     written: list[bool] = []
 
-    def and_then_write(*arguments: Any) -> Snapshot:
-        snapshot = take_snapshot(*arguments)
+    def and_then_write(*arguments: Any, **named: Any) -> Snapshot:
+        snapshot = take_snapshot(*arguments, **named)
         if not written:
             written.append(True)
             execute("INSERT INTO names VALUES (3, 'three')")
@@ -254,14 +254,15 @@ def test_fingerprint_of_nothing(tmp_path: Path) -> None:
 
 
 def test_row_ids_hide_the_order_of_the_source(tmp_path: Path) -> None:
-    """Under a secret, row ids are a permutation of the places, the same each time, another for another secret."""
+    """Under a key, row ids are a permutation of the places, the same each time, another for another key."""
     rows = pa.table({"k": range(500), "x": np.arange(500.0), "c": ["a"] * 500})
-    scan = scan_of("SELECT x FROM t", rows)
-    order = permutation(500, b"secret", scan)
+    for size in (0, 1, 2, 499):
+        assert sorted(permutation(size, bytes(32)).tolist()) == list(range(size))
+    order = permutation(500, bytes(32))
     assert sorted(order.tolist()) == list(range(500))
-    assert np.array_equal(order, permutation(500, b"secret", scan))
+    assert np.array_equal(order, permutation(500, bytes(32)))
     assert abs(np.corrcoef(order, np.arange(500))[0, 1]) < 0.2
-    assert np.mean(order == permutation(500, b"other", scan)) < 0.05
+    assert np.mean(order == permutation(500, bytes(31) + b"1")) < 0.05
     snapshot = snapshot_of(tmp_path / "one", rows, "SELECT x FROM t WHERE k % 2 = 1", b"secret")
     positions = snapshot.position(np.arange(250))
     assert positions.tolist() != sorted(positions.tolist())

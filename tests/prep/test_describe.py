@@ -132,6 +132,35 @@ def test_special_columns(tmp_path: Path) -> None:
     assert told["same"]["top_share"] == 1.0
 
 
+def test_dates_are_dates(tmp_path: Path) -> None:
+    """Mean, minimum and maximum of dates and timestamps are shown as such, and are timestamps in Arrow beside the days;
+    a number has none, and infinite or very late dates are no error.
+    """
+    rows = {
+        "day": [date(2024, 1, 1), date(2024, 1, 4), None],
+        "moment": [datetime(2024, 5, 1, 6), datetime(2024, 5, 1, 12), datetime(2024, 5, 1, 18)],
+        "zoned": pa.array([datetime(2024, 5, 1, 6)] * 2 + [None], pa.timestamp("us", "UTC")),
+        "x": [1.0, 2.0, 3.0],
+    }
+    fed = federation(tmp_path, {"p0": {"t": pa.table(rows)}})
+    found = fed.sql("SELECT *, CASE WHEN x = 1 THEN DATE 'infinity' ELSE day END AS never, "
+                    "CASE WHEN x = 1 THEN DATE '50000-01-01' ELSE day END AS late FROM t").describe()  # fmt: skip
+    told = {row["column"]: row for row in found.to_arrow().to_pylist()}
+    assert [told["day"][f"{name}_date"] for name in ("min", "mean", "max")] == [
+        datetime(2024, 1, 1), datetime(2024, 1, 2, 12), datetime(2024, 1, 4),
+    ]  # fmt: skip
+    assert told["day"]["min"] == as_number(date(2024, 1, 1))
+    for name, noon in (("moment", 12), ("zoned", 6)):
+        assert told[name]["mean_date"] == datetime(2024, 5, 1, noon)
+    assert [told["x"][f"{name}_date"] for name in ("min", "mean", "max")] == [None] * 3
+    assert (told["never"]["mean_date"], told["never"]["max_date"], told["late"]["max_date"]) == (None, None, None)
+    assert told["late"]["min_date"] == datetime(2024, 1, 4)
+    shown = str(fed.sql("SELECT day, moment FROM t").describe())
+    assert all(text in shown for text in ("2024-01-01", "2024-01-04", "2.121", "days", "2024-05-01"))
+    assert "19,7" not in shown
+    assert "mean date" not in shown
+
+
 def test_one_row_and_none(tmp_path: Path) -> None:
     """One joined row has no deviation; no joined row has no statistics, and neither is an error."""
     parties = {"p0": {"t": pa.table({"k": [1, 2], "x": [0.5, 1.5], "c": ["a", "b"], "b": [True, False]})}}

@@ -38,7 +38,7 @@ def encoded(relation: tp.Relation, encoding: Encoding) -> dict[str, NDArray[np.f
         for shard in relation.client.shards(alias):
             party = relation._session.engine.local(shard.party)
             assert party is not None
-            table = party.table(relation._session.id, alias).state[f"{relation._view}/{encoding.id}"]
+            table = party.table(relation._session.id, alias).state[f"{relation._view}/{encoding.id}"].data
             assert table.width == len(names)
             parts.append(table.matrix())
         joined = relation.mapping.gather(alias, np.concatenate(parts))
@@ -167,6 +167,47 @@ def test_exactly_max_categories_are_kept(tmp_path: Path, shards: int) -> None:
         assert len(encoded(relation, fit(relation))) == width
     assert len(warned) == 1
     assert "has 6 or more categories" in warned[0].message
+
+
+def ids(rows: int, distinct: int) -> list[str]:
+    return [f"id {min(number, distinct - 1)}" for number in range(rows)]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(
+    ("rows", "distinct", "categorical", "kept"),
+    [(200, 200, [], 0), (200, 190, [], 0), (200, 189, [], 189), (49, 49, [], 49), (200, 200, ["c"], 200)],
+)
+def test_text_that_names_rows_is_no_feature(
+    tmp_path: Path, shards: int, rows: int, distinct: int, categorical: list[str], kept: int
+) -> None:
+    """Text that differs in 95 % of 50 or more base rows, over all shards, is left out with a warning that says how to
+    keep it: by listing it in `categorical`.
+    """
+    whole = pa.table({"c": ids(rows, distinct), "x": np.arange(rows, dtype=float)})
+    cut = [round(rows * place / shards) for place in range(shards + 1)]
+    parties = {f"p{i}": {"t": whole.slice(cut[i], cut[i + 1] - cut[i])} for i in range(shards)}
+    fed = federation(tmp_path, parties)
+    warned = warnings_of(fed)
+    relation = fed.sql("SELECT c, x FROM t", categorical=categorical)
+    assert len(encoded(relation, fit(relation))) == kept + 1
+    assert [event.fields["column"] for event in warned] == ([] if kept else ["t.c"])
+    for event in warned:
+        assert event.name == "column.dropped"
+        assert "looks like an id" in event.message
+        assert "list it in categorical to keep it" in event.message
+
+
+def test_base_rows_that_take_part_are_counted(tmp_path: Path) -> None:
+    """60 names in 60 rows are ids however often these are joined; in 40 rows that take part they are categories."""
+    parties = {
+        "p0": {"t": pa.table({"k": np.arange(60), "c": ids(60, 60)})},
+        "p1": {"u": pa.table({"k": np.arange(600) % 60})},
+    }
+    fed = federation(tmp_path, parties)
+    for where, width in (("", 0), (" WHERE t.k < 40", 40)):
+        relation = fed.sql(f"SELECT t.c FROM t JOIN u USING (k){where}")
+        assert len(encoded(relation, fit(relation))) == width
 
 
 def test_constant_over_joined_rows(tmp_path: Path) -> None:

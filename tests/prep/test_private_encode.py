@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import tablepuppet as tp
-from tablepuppet.party.database import open_database
-from tablepuppet.party.ops import LocalTable
+from tablepuppet.party.databases.urls import open_database
+from tablepuppet.party.local_table import LocalTable, View
 from tablepuppet.party.policy import ColumnRule, Policy, TableRule
 from tablepuppet.party.service import Party
 from tablepuppet.prep import private_encode
@@ -107,6 +107,19 @@ def test_a_shard_without_bounds_is_paid_for(tmp_path: Path, bounded: str) -> Non
     assert encoding.numbers["people"][0].mean == pytest.approx(people()["age"].to_numpy().mean(), rel=0.05)
 
 
+def test_ids_are_not_looked_for_under_privacy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text that differs in every row is a feature if the policy lists its categories: whether it names rows would be
+    told of the data, so nobody looks, and nothing without noise is asked.
+    """
+    names = [f"n{number}" for number in range(60)]
+    parties = {"p": {"people": pa.table({"town": names, "y": np.arange(60.0)})}}
+    fed = bounded_federation(tmp_path, parties, {"town": ColumnRule(categories=tuple(names))})
+    messages = record_wire(monkeypatch)
+    encoding = fed.sql("SELECT town, y FROM people", label="y").fit_private_encoding(EncoderNoise({"people": 1.0}))
+    assert len(encoding.categories["people"][0].digests) == 60
+    assert not [message for message in messages if message.request.op.startswith("statistics.")]
+
+
 def test_rare_categories_are_not_told(tmp_path: Path) -> None:
     """A category that fewer rows have than the threshold is missing; the frequent ones are all there."""
     encoding, _ = fitted(bounded_federation(tmp_path, {"p": {"people": people()}}, {}), 1.0)
@@ -135,14 +148,25 @@ class Told:
 
     asked: list[tuple[NDArray[Any], float]]
 
-    def check_once(self, view: str) -> None:
-        """Rows are listed once here."""
+    def rows_once(self, view: str) -> View:
+        rows = np.arange(len(self.values))
+        return View(rows, np.ones_like(rows))
+
+    def null_rows(self, outputs: Any, view: str) -> NDArray[np.bool_]:
+        return np.asarray(self.values.is_null(), bool)
 
     def column(self, name: str, view: str) -> pa.ChunkedArray:
         return pa.chunked_array([self.values])
 
-    def noisy(self, values: NDArray[Any], sensitivity: float, multiplier: float, purpose: str) -> NDArray[Any]:
-        self.asked.append((values.copy(), sensitivity))
+    @property
+    def snapshot(self) -> Any:
+        return SimpleNamespace(outputs={"x": self.column("x", "")})
+
+    def noisy(
+        self, parts: Any, shape: tuple[int, ...], sensitivity: float, multiplier: float, purpose: str
+    ) -> NDArray[Any]:
+        values: NDArray[Any] = np.asarray(np.sum([np.zeros(shape), *parts()], axis=0))
+        self.asked.append((values, sensitivity))
         return values
 
 
@@ -199,7 +223,7 @@ def test_strange_numbers_are_no_error(tmp_path: Path, solver: Any) -> None:
     party = fed.engine.local("p")
     assert party is not None
     client = relation.client
-    ages = party.table(client.session, "people").state[f"{client.view}/{model.encoding_.id}"].dense[:4, 0]
+    ages = party.table(client.session, "people").state[f"{client.view}/{model.encoding_.id}"].data.dense[:4, 0]
     np.testing.assert_allclose(ages, [0.0, 0.0, 0.0, math.sqrt(3)])
 
 

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from tablepuppet.privacy.accountant import gaussian_epsilon
+
 CONFIDENCE = 0.999
 
 
@@ -26,6 +28,20 @@ def least_epsilon(here: NDArray[Any], there: NDArray[Any], delta: float) -> floa
     places = np.quantile(np.concatenate([one[:half], other[:half]]), np.linspace(0.02, 0.98, 49))
     best = max(places, key=lambda place: max(_bounds(one[:half], other[:half], place, delta)))
     return max(0.0, *_bounds(one[half:], other[half:], best, delta))
+
+
+def least_gaussian_epsilon(here: NDArray[Any], there: NDArray[Any], delta: float) -> float:
+    """The same for releases whose noise is Gaussian: from the rates of wrong guesses follows how far the worlds' means
+    are apart, in standard deviations, and from that epsilon (Nasr et al. 2023). It needs far fewer runs.
+    """
+    half = min(len(here), len(there)) // 2
+    direction = here[:half].mean(axis=0) - there[:half].mean(axis=0)
+    one, other = here @ direction, there @ direction
+    place = (np.median(one[:half]) + np.median(other[:half])) / 2
+    wrong = [int((one[half:] <= place).sum()), int((other[half:] > place).sum())]
+    most = [stats.binomtest(each, len(here) - half).proportion_ci(CONFIDENCE).high for each in wrong]
+    apart = float(-sum(stats.norm.ppf(each) for each in most))
+    return gaussian_epsilon(1 / apart, delta) if apart > 0 else 0.0
 
 
 def _bounds(one: NDArray[Any], other: NDArray[Any], place: float, delta: float) -> tuple[float, float]:

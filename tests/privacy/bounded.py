@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import tablepuppet as tp
-from tablepuppet.party.database import open_database
+from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.policy import ColumnRule, Policy, TableRule
 from tablepuppet.party.service import Party
 from tablepuppet.wire.engine import InProcessEngine

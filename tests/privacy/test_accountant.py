@@ -13,6 +13,7 @@ from tablepuppet.privacy.accountant import (
     ORDERS,
     Spending,
     gaussian_epsilon,
+    group_epsilon,
     moments_division,
     noise_multiplier,
     simple_division,
@@ -131,3 +132,40 @@ def test_bad_costs() -> None:
         Spending.of_gaussian(0.0)
     with pytest.raises(tp.PrivacyError, match="epsilon -1"):
         Spending.of_pure(-1.0)
+
+
+def test_several_rows_of_one_person() -> None:
+    """Without samples k rows are noise k times smaller. With samples one row is as ever; two cost less than if both
+    were always in the sample together, and more than what their mean part of a sum would cost.
+    """
+    assert group_epsilon(((4.0, 10, None),), 1e-5, 3) == pytest.approx(gaussian_epsilon(4.0 / 3, 1e-5, 10), rel=1e-6)
+    assert group_epsilon((), 1e-5, 3) == 0.0
+    one = gaussian_epsilon(2.0, 1e-5, 200, 0.05)
+    assert group_epsilon(((2.0, 200, 0.05),), 1e-5, 1) == pytest.approx(one, rel=0.1)
+    assert group_epsilon(((2.0, 200, 0.05),), 1e-5, 1) >= one * (1 - 1e-3)
+    two = group_epsilon(((2.0, 200, 0.05),), 1e-5, 2)
+    assert 1.9 * one < two < gaussian_epsilon(1.0, 1e-5, 200, 0.05)
+    assert group_epsilon(((2.0, 200, 0.05),), 1e-5, 2, beside=0.1) > two
+    assert group_epsilon(((2.0, 200, 0.05), (2.0, 200, 0.05)), 1e-5, 2) > two
+    assert group_epsilon(((2.0, 200, 0.05),), 1e-5, 100) == pytest.approx(gaussian_epsilon(0.02, 1e-5, 200), rel=1e-6)
+
+
+@pytest.mark.parametrize("sampling", [None, 1e-9, 1e-3, 0.5, 1 - 1e-9])
+@pytest.mark.parametrize("multiplier", [1e-160, 1e-154, 1e-100, 1e-6, 1e-3, 1.0, 1e6])
+def test_no_cost_is_not_a_number(multiplier: float, sampling: float | None) -> None:
+    """Whatever noise is asked for, its cost is finite and adds up, or is refused; a sample costs no more than all."""
+    if multiplier < 1e-150:
+        with pytest.raises(tp.PrivacyError, match="not a finite number"):
+            Spending.of_gaussian(multiplier, 1, sampling)
+        return
+    cost, whole = Spending.of_gaussian(multiplier, 1, sampling), Spending.of_gaussian(multiplier)
+    assert all(0 <= one <= other for one, other in zip(cost.gaussian, whole.gaussian, strict=True))
+    assert cost.epsilon(1e-6) >= 0
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+def test_a_cost_that_is_no_number_cannot_be_made(wrong: float) -> None:
+    """Neither part of it."""
+    for made in ({"pure": wrong}, {"tail": wrong}, {"gaussian": (wrong,) * len(ORDERS)}):
+        with pytest.raises(tp.PrivacyError, match="not a finite number"):
+            Spending(**made)

@@ -46,6 +46,6 @@ def test_fits_keep_what_they_state(tmp_path: Path, solver: str) -> None:
 @every_solver
 def test_fits_without_noise_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solver: str) -> None:
     """With noise a thousand times smaller than stated the same attack goes beyond."""
-    monkeypatch.setattr("tablepuppet.party.ops.gaussian_sigma", lambda *asked: 1e-3 * gaussian_sigma(*asked))
+    monkeypatch.setattr("tablepuppet.party.local_table.gaussian_sigma", lambda *asked: 1e-3 * gaussian_sigma(*asked))
     found, stated = audited(tmp_path, solver, 0.3)
     assert found > 1 > stated

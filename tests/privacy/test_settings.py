@@ -39,6 +39,18 @@ def test_good_settings(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value"), [("label_bounds", [0.0, 5.0]), ("label_classes", ["no", "yes"]), ("label_classes", [0, 1, 2])]
+)
+def test_lists_are_taken_as_tuples(name: str, value: list[Any]) -> None:
+    """A list of bounds or classes is the same promise as a tuple, in Python and from a file, and can be hashed."""
+    from_list: dict[str, Any] = {"label_epsilon": 2.0, name: value}
+    from_tuple: dict[str, Any] = {"label_epsilon": 2.0, name: tuple(value)}
+    asked: Any = Privacy(**from_list)
+    assert asked == Privacy(**from_tuple) == Privacy.of_settings(from_list)
+    assert hash(asked) == hash(Privacy(**from_tuple))
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"label_epsilon": 0}, "label epsilon 0: .* 1 to 8 is usual"),
@@ -57,16 +69,22 @@ def test_good_settings(settings: dict[str, Any]) -> None:
         ({"label_epsilon": 1.0, "label_bounds": ("a", "b")}, "label_bounds must be a number"),
         ({"label_epsilon": 1.0, "label_bounds": (0, 1), "label_mechanism": "randomised_response"}, "is for classes"),
         ({"label_epsilon": 1.0, "label_classes": ("a",)}, "two or more"),
-        ({"label_epsilon": 1.0, "label_classes": "ab"}, "must be a tuple"),
+        ({"label_epsilon": 1.0, "label_classes": "ab"}, "must be a list"),
         ({"label_epsilon": 1.0, "label_classes": ("a", "b", "a")}, "listed twice"),
         ({"label_epsilon": 1.0, "label_classes": (0, 1), "label_bounds": (0, 1)}, "give one of them"),
-        ({"feature_epsilon": 0.0}, "feature_epsilon 0: it must be a positive number; 0.1 to 10"),
+        ({"feature_epsilon": 0.0}, "feature_epsilon 0: it must be a number from 1e-06 to 1e[+]06; 0.1 to 10"),
         ({"prediction_epsilon": -1}, "prediction_epsilon -1"),
+        ({"feature_epsilon": 1e9}, "feature_epsilon 1e[+]09: it must be a number from 1e-06 to 1e[+]06; 0.1 to 10"),
         ({"feature_epsilon": math.nan}, "feature_epsilon nan"),
         ({"delta": 0.0}, "delta 0: it must be between 0 and 1"),
         ({"delta": 1.0}, "delta 1"),
         ({"delta": None}, "delta must be a number, not NoneType"),
-        ({"clip_norm": 0.0}, "clip_norm 0: it must be a positive number; 1 is usual"),
+        ({"clip_norm": 0.0}, "clip_norm 0: it must be a number from 1e-60 to 1e[+]60; 1 is usual"),
+        ({"feature_epsilon": 1e300}, "feature_epsilon 1e[+]300: it must be a number from 1e-06"),
+        ({"feature_epsilon": 10**400}, "feature_epsilon 1000"),
+        ({"label_epsilon": 1e300}, "label epsilon 1e[+]300: it must be a number of at least 1e-06 and at most 1e[+]06"),
+        ({"label_epsilon": 1.0, "label_bounds": (-1e308, 1e308)}, "finite numbers"),
+        ({"feature_epsilon": 1.0, "delta": 1e-320}, "delta .* is too small for features"),
         ({"clip_norm": math.inf}, "clip_norm inf"),
         ({"secure_sum": 1}, "secure_sum must be True or False"),
     ],

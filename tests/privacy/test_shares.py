@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tablepuppet as tp
 from tablepuppet.privacy.accountant import Spending, gaussian_epsilon
 from tablepuppet.privacy.shares import SLACK, TAIL, TAIL_DELTA, Shares, epsilon_of
 
@@ -45,3 +46,11 @@ def test_nothing_told_costs_nothing() -> None:
     """No release has an epsilon of 0; one of a multiplier costs what the accountant says."""
     assert epsilon_of(0.0, 1e-5) == 0.0
     assert epsilon_of(1 / 3.0**2, 1e-5) == pytest.approx(gaussian_epsilon(3.0, 1e-5) + SLACK)
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero")  # of dp-accounting
+@pytest.mark.parametrize(("epsilon", "delta", "told"), [(1e-6, 1e-15, "more noise than"), (1e15, 1e-5, "next to no")])
+def test_noise_that_parties_do_not_add(epsilon: float, delta: float, told: str) -> None:
+    """A promise whose noise parties would refuse is an error that speaks of epsilon, not of the noise's size."""
+    with pytest.raises(tp.PrivacyError, match=rf"epsilon 1e.* {told}"):
+        Shares(epsilon, delta).multiplier(0.1)

@@ -9,9 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 import tablepuppet as tp
-from tablepuppet.learn.private_linear import FeatureNoise
-from tablepuppet.party.ops import LocalTable, find_op
+from tablepuppet.learn.noise.plan import FeatureNoise
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import find_op
 from tablepuppet.party.policy import ColumnRule
+from tablepuppet.party.spec import Linear
 from tests.privacy.bounded import bounded_federation
 
 DELTA = 1e-5
@@ -53,9 +55,9 @@ class World:
     def start(self, alias: str, noise: FeatureNoise) -> dict[str, Any]:
         """Begin a model; the arguments of its rounds."""
         rows = self.relation.mapping.tables[alias].rows
-        known = {"encoding": self.encoding, "model": self.model, "table_rows": rows}
-        self.ask(alias, "private.start", **known, outputs=1, multiplier=noise.gram)
-        return {**known, "l2": 0.0, "curvature": 1.0, "clip": noise.clip, "multiplier": noise.step}
+        known = {"encoding": self.encoding, "model": self.model}
+        self.ask(alias, "ridge.start", **known, spec=Linear(1), joined_rows=rows, noise=noise.of_gram(rows))
+        return {**known, "l2": 0.0, "curvature": 1.0, "noise": noise.of_sums(rows)}
 
     def forget(self, *aliases: str) -> None:
         """The run is over."""

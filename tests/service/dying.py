@@ -21,10 +21,10 @@ from tablepuppet.wire.desk import Desk
 MOMENTS = ("written", "answered")
 """The request is in the journal and not computed; its reply is stored and not sent."""
 SAVE = {
-    "store": "placed.PlacedModel.store",
-    "write": "model_folder.ModelFolder.write",
-    "settle": "model_file.settle",
-    "end": "model_folder.ModelFolder.end",
+    "store": "tables.federated.FederatedModel.store",
+    "write": "store.model_folder.ModelFolder.write",
+    "settle": "store.model_file.settle",
+    "end": "store.model_folder.ModelFolder.end",
 }
 """The steps of a save in their order, and where they are."""
 
@@ -46,9 +46,9 @@ def plan_party(plan: Path) -> None:
     """Let a party follow a plan."""
     compute, answer = Desk._answer, Desk.answer
 
-    def computing(desk: Desk, request: Request, *rest: Any) -> Encoded:
+    def computing(desk: Desk, request: Request, *rest: Any, **named: Any) -> Encoded:
         die_if_planned(plan, request, "written")
-        return compute(desk, request, *rest)
+        return compute(desk, request, *rest, **named)
 
     def answering(desk: Desk, caller: str, request: Request) -> Encoded:
         reply = answer(desk, caller, request)

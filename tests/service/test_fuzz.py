@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import tablepuppet.learn.party_ops  # noqa: F401 - registers the ops that are fired at
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.request import Request, Step
+from tablepuppet.party.spec import Linear
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import plan
@@ -67,7 +68,7 @@ class Target:
 
     def send_frames(self, frames: list[bytes]) -> Any:
         """What comes back: [version, outcome, words]."""
-        options = flight.FlightCallOptions(timeout=30)
+        options = flight.FlightCallOptions(timeout=30, headers=self.remote._headers)
         writer, reader = self.client.do_exchange(flight.FlightDescriptor.for_command(b""), options)
         with writer:
             for frame in frames:
@@ -78,7 +79,8 @@ class Target:
 
     def send_header(self, header: bytes) -> Any:
         """The same for a request that is all header."""
-        results = self.client.do_action(("", header), flight.FlightCallOptions(timeout=30))
+        options = flight.FlightCallOptions(timeout=30, headers=self.remote._headers)
+        results = self.client.do_action(("", header), options)
         incoming = (result.body for result in results)
         return decode_header(next(incoming)).fill(incoming)
 
@@ -97,11 +99,11 @@ PREPARED: list[tuple[str, dict[str, Any]]] = [
         "encode.build",
         {
             "view": "v", "encoding": "e", "columns": ["x"], "means": np.zeros(1), "scales": np.ones(1),
-            "categories": [("kind", "text")], "digests0": np.zeros((3, 16), np.uint8),
+            "categories": [("kind", "text")], "digests0": np.arange(48, dtype=np.uint8).reshape(3, 16),
         },
     ),
-    ("linear.start", {**NAMES, "joined_rows": ROWS, "outputs": 1}),
-    ("linear.shard", {**NAMES, "joined_rows": ROWS, "outputs": 1, "means": np.zeros(4)}),
+    ("ridge.start", {**NAMES, "joined_rows": ROWS, "spec": Linear(1)}),
+    ("ridge.shard", {**NAMES, "joined_rows": ROWS, "spec": Linear(1), "means": np.zeros(4)}),
 ]  # fmt: skip
 
 
@@ -116,7 +118,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 VALID = [
     encode(request_message(Request("describe"))),
     encode(request_message(Request("close", "nobody"))),
-    encode(request_message(Request("run", "fuzz", {}, (Step("linear.predict", "items", NAMES),), 10**6))),
+    encode(request_message(Request("run", "fuzz", {}, (Step("model.predict", "items", NAMES),), 10**6))),
     encode([VERSION, "run", "fuzz", 10**6, {}, [["rows.use", "items", {"counts": np.ones(1 << 15)}]]]),
 ]
 

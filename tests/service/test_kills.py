@@ -19,7 +19,7 @@ from tests.service.processes import Services, run_command
 
 SQL = f"SELECT {ALL}, o.returned {JOIN}"
 DYING = (sys.executable, dying.__file__)
-PHASES = {"open": "keys.blind", "mapping": "rows.use", "round": "linear.advance", "save": "parts.store"}
+PHASES = {"open": "keys.blind", "mapping": "rows.use", "round": "ridge.advance", "save": "parts.store"}
 """Phases of a run, and an op that a party is asked for in them first."""
 
 

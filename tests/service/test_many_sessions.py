@@ -14,7 +14,7 @@ import tablepuppet as tp
 from tests.service.processes import Services
 
 ROWS, SESSIONS, CYCLES = 20_000, 50, 200
-LIMITS = "[limits]\nsessions = 64\nsessions_per_caller = 64\nmax_filters = 100"
+LIMITS = "[limits]\nsessions = 64\nsessions_per_caller = 64\nconnections_per_caller = 64\nmax_filters = 100"
 
 
 def table() -> pa.Table:

@@ -177,16 +177,47 @@ def test_a_run_that_loses_a_party_is_resumed(services: Services) -> None:
     assert resumed.returncode == 0, resumed.stderr
 
 
-def test_ctrl_c_ends_the_sessions(services: Services) -> None:
-    """A train that is ended by its user leaves no session at the parties, and no folder."""
-    job = write_job(services, "ended", **(SETTINGS | {"rounds": 500}))
-    record = services.folder / "ended" / "record" / "bank0.replies"
-    process = subprocess.Popen([*COMMAND, "train", str(job)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_its_user_stops_is_resumed(services: Services, how: signal.Signals) -> None:
+    """Ctrl-C and SIGTERM: the record stays, parties keep their sessions, and `resume` asks for nothing twice."""
+    whole = run_command("train", str(write_job(services, f"whole-{how.name}", **SETTINGS)), "--json")
+    output = services.folder / f"stopped-{how.name}"
+    stop(services, write_job(services, output.name, **SETTINGS), how)
+    answered = (output / "record" / "bank0.replies").read_bytes()
+    refused = run_command("evaluate", str(output))
+    assert refused.returncode == 1
+    assert f"tablepuppet resume {output}" in refused.stderr
+    assert not (services.folder / "bank0.log").read_text().strip().endswith("closed")
+    resumed = run_command("resume", str(output), "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["metrics"] == json.loads(whole.stdout)["metrics"]
+    assert len(answered) > 5000
+
+
+def test_a_stopped_run_that_is_given_up(services: Services) -> None:
+    """A new run in its folder ends the sessions that parties keep for it."""
+    job = write_job(services, "given-up", **SETTINGS)
+    stop(services, job, signal.SIGINT)
+    [session] = (services.folder / "given-up" / "record" / "sessions").read_text().split()
+    assert run_command("train", str(job)).returncode == 1
+    done = run_command("train", str(job), "--overwrite")
+    assert done.returncode == 0, done.stderr
+    assert f"session {session[:8]}… of analyst: closed" in (services.folder / "bank0.log").read_text()
+
+
+def stop(services: Services, job: Path, how: signal.Signals) -> None:
+    """Train a job, and stop it when it is well under way."""
+    record = job.with_suffix("") / "record" / "bank0.replies"
+    process = subprocess.Popen(
+        [*COMMAND, "train", str(job)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whatever started the tests
+    )  # fmt: skip
     wait_for(lambda: record.exists() and record.stat().st_size > 5000)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) != 0
-    wait_for(lambda: (services.folder / "bank0.log").read_text().strip().endswith("closed"))
-    assert not (services.folder / "ended").exists()
+    process.send_signal(how)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 128 + how, told
+    last = told.splitlines()[-1]
+    assert last == f"stopped; `tablepuppet resume {job.with_suffix('')}` goes on from here"
 
 
 def test_policies_hold_over_the_wire(services: Services, tmp_path: Path) -> None:

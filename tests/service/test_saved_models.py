@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.learn.model_folder import ModelFolder
-from tablepuppet.learn.placed import PlacedModel
+from tablepuppet.learn.store.model_folder import ModelFolder
+from tablepuppet.learn.tables.federated import FederatedModel
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.service.processes import Services, run_command
 
@@ -96,7 +96,7 @@ def test_a_party_killed_between_the_steps_of_a_save(
     model, relation = fitted(fed)
     expected = model.predict_proba(relation)
     name, party, before = "store0", services.parties["store0"], len(parts(services, "store0"))
-    for place, step in [(PlacedModel, "store"), (ModelFolder, "write"), (ModelFolder, "end")]:
+    for place, step in [(FederatedModel, "store"), (ModelFolder, "write"), (ModelFolder, "end")]:
         with monkeypatch.context() as patch, party.restarted(1):
             patch.setattr(place, step, after(party.strike, getattr(place, step)))
             model.save(tmp_path / "model")

@@ -45,7 +45,7 @@ class Case:
     def parse(self) -> Query:
         """The query of this case."""
         lists = {name: self.options[name].split(",") for name in ("drop", "categorical") if name in self.options}
-        return parse(self.sql, CATALOG, self.options.get("label"), **lists)
+        return parse(self.sql, CATALOG, self.options.get("label"), lists.get("categorical", []), lists.get("drop", []))
 
 
 def cases(kind: str) -> list[Case]:

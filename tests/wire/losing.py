@@ -7,7 +7,7 @@ from typing import Any
 
 import tablepuppet as tp
 from tablepuppet.party.config import Limits
-from tablepuppet.party.database import open_database
+from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.service import Party
 from tablepuppet.privacy.trial_identity import TrialAuthority

@@ -10,7 +10,7 @@ from typing import Any
 import tablepuppet as tp
 from tablepuppet.federation import Tls
 from tablepuppet.party.config import Limits
-from tablepuppet.party.database import open_database
+from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.service import Party
 from tablepuppet.privacy.certificates import issue, new_authority

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +11,17 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import pyarrow.parquet
 import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 import tablepuppet as tp
 from tablepuppet.federation import Tls
 from tablepuppet.party.config import Limits
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.request import Request
-from tablepuppet.privacy.certificates import issue
+from tablepuppet.privacy.certificates import _builder, _load_authority, _subject, issue, private_pem
 from tablepuppet.wire.flight_engine import ClientTls, RemoteParty
-from tablepuppet.wire.flight_server import FlightServer
+from tablepuppet.wire.flight_server import PROOF, FlightServer
 from tests.relations import write_party
 from tests.wire.services import Certificates, calling, served
 
@@ -115,6 +117,58 @@ def test_a_caller_who_is_not_allowed(server: FlightServer, certificates: Certifi
     """A good certificate is not enough: the policy names who may call."""
     with pytest.raises(tp.PrivacyError, match=r"(?s)'stranger'.*allow"):
         remote(server, certificates.client("stranger")).call(Request("describe"))
+
+
+def test_a_common_name_is_no_name(
+    server: FlightServer, certificates: Certificates, tmp_path: Path, foreign: Certificates
+) -> None:
+    """A certificate without names is not known by its common name; nor is one who shows the certificate of another."""
+    authority, key = _load_authority(certificates.folder)
+    own = ec.generate_private_key(ec.SECP256R1())
+    builder = _builder(_subject("analyst"), authority.subject, own.public_key(), TWO_DAYS_AGO, 30)
+    nameless = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    nobody = ClientTls(nameless, private_pem(own), authority.public_bytes(serialization.Encoding.PEM))
+    party = RemoteParty("p", f"grpc+tls://127.0.0.1:{server.port}", nobody, 20.0)
+    with pytest.raises(tp.PrivacyError, match="first entry of its SubjectAlternativeName must be a DNS name"):
+        party.call(Request("describe"))
+    analyst = read(certificates.client("analyst"))
+    party._headers = [(PROOF.encode(), analyst.proof("elsewhere.example"))]  # as another party was shown
+    with pytest.raises(tp.PrivacyError, match="not shown to this party by its owner"):
+        party.call(Request("describe"))
+    party._headers = [(PROOF.encode(), ClientTls(analyst.certificate, private_pem(own), b"").proof("127.0.0.1"))]
+    with pytest.raises(tp.PrivacyError, match="not shown to this party by its owner"):
+        party.call(Request("describe"))
+    party._headers = [(PROOF.encode(), read(foreign.client("analyst")).proof("127.0.0.1"))]
+    with pytest.raises(tp.PrivacyError, match="does not come from an authority"):
+        party.call(Request("describe"))
+    party._headers = [(PROOF.encode(), read(certificates.client("rival")).proof("127.0.0.1"))]
+    with pytest.raises(tp.PrivacyError, match="is not that of its TLS"):
+        party.call(Request("describe"))
+    party._headers = []
+    with pytest.raises(tp.PrivacyError, match="no certificate that can be read"):
+        party.call(Request("describe"))
+
+
+@pytest.mark.parametrize("caller", ["analyst", "stranger"])
+def test_other_calls_of_flight(server: FlightServer, certificates: Certificates, caller: str) -> None:
+    """What Flight knows beside our one call is refused in one line, whoever asks."""
+    tls = read(certificates.client(caller))
+    client = flight.FlightClient(
+        f"grpc+tls://127.0.0.1:{server.port}",
+        tls_root_certs=tls.authority,
+        cert_chain=tls.certificate,
+        private_key=tls.key,
+    )
+    what = flight.FlightDescriptor.for_command(b"x")
+    calls: list[Callable[[], object]] = [
+        lambda: list(client.list_flights()), lambda: list(client.list_actions()), lambda: client.get_schema(what),
+        lambda: client.get_flight_info(what), lambda: client.do_get(flight.Ticket(b"x")).read_all(),
+        lambda: client.do_put(what, pa.schema([]))[0].close(),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises((flight.FlightUnauthorizedError, OSError), match="answers no other call") as caught:
+            call()
+        assert "Traceback" not in str(caught.value)
 
 
 @pytest.mark.parametrize("limits", [Limits(), Limits(snapshot_ttl=3600.0)])

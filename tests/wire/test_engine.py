@@ -14,7 +14,7 @@ from tablepuppet.party.request import Reply, Request
 from tablepuppet.wire.engine import InProcessEngine, call_all
 from tablepuppet.wire.messages import size_of
 from tablepuppet.wire.traffic import Traffic
-from tests.relations import Message, federation, record_wire
+from tests.relations import Message, collect_garbage, federation, record_wire
 
 PARTIES = {
     "p0": {"t": pa.table({"k": [1, 2, 2], "x": [0.5, 1.5, 2.5]})},
@@ -82,6 +82,7 @@ def test_trips_are_counted(tmp_path: Path) -> None:
 
 def test_every_message_is_metered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Traffic is the sum over what was really sent: messages by number, arrays by their bytes."""
+    collect_garbage()  # sessions of other tests would be closed meanwhile
     messages = record_wire(monkeypatch)
     fed = federation(tmp_path, PARTIES)
     relation = fed.sql(SQL)

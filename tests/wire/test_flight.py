@@ -18,7 +18,7 @@ import tablepuppet as tp
 from tablepuppet.federation import Tls
 from tablepuppet.mapping.table_mapping import TableMapping
 from tablepuppet.party.config import Limits
-from tablepuppet.party.database import open_database
+from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.request import Request, Step
 from tablepuppet.party.service import Party
 from tablepuppet.wire.codec import SMALL, decode, encode
@@ -27,6 +27,7 @@ from tablepuppet.wire.flight_engine import RemoteParty
 from tablepuppet.wire.flight_server import FlightServer
 from tablepuppet.wire.protocol import VERSION, BusyError, read_reply
 from tests.learn.materialised import ALL, JOIN, shop
+from tests.party.policed import CallingEngine
 from tests.relations import collect_garbage, write_party
 from tests.wire.services import KEY, Certificates, calling, served
 
@@ -70,10 +71,10 @@ def test_the_same_as_in_one_process(
     predictions and bytes of one process.
     """
     near_fed = tp.Federation(urls, wire=wire)
-    for name in urls:  # the order of rows is a party's secret: these have the same
-        party = near_fed.engine.local(name)
-        assert party is not None
+    parties = {name: party for name in urls if (party := near_fed.engine.local(name))}
+    for name, party in parties.items():  # the order of rows is a secret of party and caller: these have the same
         party._row_secret = name.encode()
+    near_fed.engine = CallingEngine(parties, "analyst")
     found = []
     for fed in (calling(services, certificates, wire=wire), near_fed):
         relation = fed.sql(SQL, label="returned")
@@ -168,10 +169,10 @@ def test_models_go_with_their_session(urls: dict[str, str]) -> None:
         fed, party = calling(servers), servers["bank0"].desk.party
         model = tp.LinearRegression(rounds=2).fit(fed.sql("SELECT age, credit FROM cards", label="credit"))
         assert model.evaluate(fed.sql("SELECT age, credit FROM cards WHERE age > 0", label="credit"))
-        assert any(party._models.values())
+        assert any(held for held, _ in party._models.values())
         del model
         collect_garbage()
-        assert not any(party._models.values())
+        assert not any(held for held, _ in party._models.values())
         assert not party._sessions
 
 

@@ -59,11 +59,12 @@ def test_an_error_reaches_every_reader(tmp_path: Path) -> None:
 
 
 def test_statistics_of_all_columns_are_one_trip(tmp_path: Path, trips: list[list[str]]) -> None:
-    """`describe` makes one trip, however many columns there are."""
+    """`describe` makes one trip, however many columns there are, and one for the names of public categories."""
     federation(tmp_path, {"p": ROWS, "q": ROWS}).sql(
         "SELECT a.x, a.c, b.c AS d FROM p.t a JOIN q.t b USING (k)"
     ).describe()
-    assert len(trips) == 1
+    assert len(trips) == 2
+    assert set(trips[1]) == {"categories.names"}
 
 
 @pytest.mark.parametrize(("shards", "a_round"), [(1, 1), (2, 2)])

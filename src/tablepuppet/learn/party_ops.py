@@ -3,36 +3,33 @@
 What only the coordinator needs, such as scikit-learn, stays out.
 """
 
-from tablepuppet.learn import (
-    consensus,
-    label_metrics,
-    labels,
-    linear,
-    network_admm,
-    network_lbfgs,
-    networks,
-    part,
-    private_labels,
-    private_linear,
-    private_sgd,
-    sgd,
-)
-from tablepuppet.prep import encode, private_encode, statistics
+from tablepuppet.learn.labels import joined, metrics
+from tablepuppet.learn.labels import noisy as noisy_labels
+from tablepuppet.learn.linear import consensus
+from tablepuppet.learn.linear import ops as ridge_ops
+from tablepuppet.learn.network import admm, lbfgs
+from tablepuppet.learn.private import steps
+from tablepuppet.learn.solve import sgd
+from tablepuppet.learn.tables import ops as model_ops
+from tablepuppet.learn.tables import shelf_ops
+from tablepuppet.operators import delivery, ids
+from tablepuppet.prep import category_names, encode, private_encode, statistics
 
 MODULES = (
-    consensus,
-    label_metrics,
-    labels,
-    private_labels,
-    private_linear,
-    private_sgd,
-    linear,
-    private_linear,
-    part,
+    model_ops,
+    shelf_ops,
     sgd,
-    networks,
-    network_admm,
-    network_lbfgs,
+    ridge_ops,
+    consensus,
+    admm,
+    lbfgs,
+    steps,
+    joined,
+    noisy_labels,
+    metrics,
+    delivery,
+    ids,
+    category_names,
     encode,
     private_encode,
     statistics,

@@ -1,4 +1,4 @@
-"""Who sees which release in which algorithm: ``python -m tablepuppet.learn.release_table`` prints it for the docs.
+"""Who sees which release in which algorithm; ``python -m tablepuppet.learn.release_table`` prints it.
 
 What an op lets out, and whether with noise, comes from the registry; only when an op is asked for is said here.
 """
@@ -10,36 +10,28 @@ from tablepuppet.party.ops import REGISTRY, Op
 
 ASKED: dict[str, tuple[str, ...]] = {
     "every relation": ("keys.blind", "rows.use", "rows.sample"),
+    "`predict(rel, ids=[...])`": ("rows.ids",),
+    "`predict(rel, deliver_to=...)`": ("deliver.begin", "deliver.permit", "deliver.write"),
     "`secure_sum`": ("secure.hello", "secure.roster", "secure.confirm"),
     "`describe`, encoders without privacy": ("statistics.numbers", "statistics.categories"),
+    "`describe`, `categories_`, `save`, of public columns": ("categories.names",),
     "encoders with `feature_epsilon`": ("private.ranges", "private.moments", "private.categories"),
     "encoders": ("encode.build",),
     "labels without privacy": ("label.numbers", "label.classes"),
     "labels with `label_epsilon`": ("label.private_numbers", "label.private_classes"),
     "`evaluate(rel, at_party=True)`": ("label.errors", "label.hits"),
-    "linear `lbfgs`, `admm`": ("linear.start", "linear.direction", "linear.advance"),
-    "the same, tables with several shards": ("linear.gram", "linear.gradient", "linear.image"),
-    "the same with `inner_rounds`": ("linear.shard", "linear.consensus"),
-    "linear `lbfgs`, `admm` with `feature_epsilon`": ("private.start", "private.direction"),
-    "the same and `prediction_epsilon`": ("private.noisy_direction", "private.image", "private.predict"),
-    "`feature_epsilon`, several shards": ("private.gram", "private.gradient"),
-    "linear `sgd`": ("linear.sgd", "linear.sgd_gradient", "linear.sgd_image"),
-    "noisy steps, `feature_epsilon` of networks and `sgd`": (
-        "private.begin",
-        "private.descend",
-        "private.image_within",
-        "private.noisy_descend",
-        "private.predict_within",
-        "private.sampled_gradient",
-    ),
-    "networks": ("network.start",),
-    "networks by `lbfgs`": ("network.turn", "network.move", "network.gradient"),
-    "networks by `admm`": ("network.solve", "network.consensus"),
-    "networks by `sgd`": ("network.sgd", "network.sgd_gradient", "network.sgd_image"),
-    "`predict`, `evaluate`, validation": ("linear.predict", "network.predict", "network.image"),
-    "`coef_`, shards that did not train": ("linear.parameters", "network.parameters"),
-    "`coef_` with `feature_epsilon`": ("private.parameters",),
-    "`save`, `coef_` once loaded, with `prediction_epsilon`": ("private.size", "parts.noisy_parameters"),
+    "linear `lbfgs`, `admm`": ("ridge.start", "ridge.direction", "ridge.advance"),
+    "the same, tables with several shards": ("ridge.gram",),
+    "the same with `inner_rounds`": ("ridge.shard", "ridge.consensus"),
+    "networks, noisy steps": ("model.start",),
+    "networks by `lbfgs`": ("lbfgs.turn", "lbfgs.move"),
+    "networks by `admm`": ("proximal.solve", "proximal.consensus"),
+    "`sgd`": ("sgd.step",),
+    "tables with several shards": ("model.gradient", "model.apply"),
+    "noisy steps: `feature_epsilon` of networks and `sgd`": ("steps.descend", "steps.gradient"),
+    "`predict`, `evaluate`, validation": ("model.predict",),
+    "`coef_`, shards that did not train": ("model.parameters",),
+    "`save` with `prediction_epsilon`": ("ridge.size",),
     "validation, `save`, `tp.load`, `tp.forget`": (
         "model.keep", "model.restore", "parts.store", "parts.check", "parts.copy", "parts.settle", "parts.parameters",
     ),
@@ -61,6 +53,9 @@ def release_table() -> str:
 
 
 def _noise(found: Op) -> str:
+    """With an argument that asks for it, an op has noise."""
+    if isinstance(found.private, tuple):
+        return f"if asked: {', '.join(f'`{name}`' for name in found.private)}"
     return "yes" if found.private else "no"
 
 

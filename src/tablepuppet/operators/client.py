@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,11 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import mark
 from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
 from tablepuppet.operators.secure_sum import Bounds, SecureTables
+from tablepuppet.party.ops import SECURE, find_op
+from tablepuppet.party.reply_check import check_reply, masked
 from tablepuppet.party.request import Step
+from tablepuppet.party.returns import Asked
+from tablepuppet.party.spec import Spec
 from tablepuppet.sql.plan import Plan
 from tablepuppet.wire.engine import Engine
 from tablepuppet.wire.outbox import Answer, Outbox
@@ -38,6 +42,11 @@ class Replies(Mapping[str, list[Mapping[str, Any]]]):
     def __len__(self) -> int:
         return len(self._answers)
 
+    def read(self) -> None:
+        """Make the trip now."""
+        for answer in (answer for answers in self._answers.values() for answer in answers):
+            answer.read()
+
     def missed(self, alias: str) -> list[bool]:
         """For each of these replies, whether it only stands in for that of a party that is lost."""
         return [answer.missed for answer in self._answers[alias]]
@@ -55,6 +64,8 @@ class Client:
     rows_read: Mapping[tuple[str, str], int]  # (party, alias) -> rows of the snapshot
     secured: SecureTables = field(default_factory=SecureTables)  # of the session
     encodings: set[str] = field(default_factory=set, init=False)  # that shards have built over these rows
+    _widths: dict[tuple[str, str], int] = field(default_factory=dict, init=False)  # by alias and encoding
+    models: dict[str, tuple[str, Spec]] = field(default_factory=dict, init=False)  # by name: encoding, and what it is
     _announced: bool = field(default=False, init=False)
 
     @property
@@ -69,6 +80,11 @@ class Client:
     def shards(self, alias: str) -> list[ShardRows]:
         """The shards of a table with at least one row in the relation."""
         return [shard for shard in self.mapping.tables[alias].shards if len(shard.row_ids)]
+
+    def owners(self, alias: str) -> str:
+        """Whose rows a table has in the relation, as the end of an error: "(party 'store')"."""
+        names = [repr(shard.party) for shard in self.shards(alias)]
+        return f"({'party' if len(names) == 1 else 'parties'} {', '.join(names)})"
 
     def ask(
         self,
@@ -92,8 +108,59 @@ class Client:
             for shard, told in given:
                 step = Step(op, alias, {"view": self.view, **told, **masked})
                 stand_in = None if instead is None else partial(instead, alias, shard)
-                answers[alias].append(self.outbox.ask(shard.party, step, stand_in))
+                check = self._check(step, shard)
+                answers[alias].append(self.outbox.ask(shard.party, step, stand_in, check))
         return Replies(answers)
+
+    def _check(self, step: Step, shard: ShardRows) -> Callable[[Mapping[str, Any]], None]:
+        """What holds the reply to a step against what was asked, and what is known of the shard and the model."""
+        op, arguments = find_op(step.op), step.arguments
+        self._learn(step)
+        returns = op.returns
+        if returns is not None and SECURE in arguments:
+            returns = masked(returns, arguments[SECURE]["bits"])
+        encoding, spec = self._model(arguments)
+        width = self._widths.get((step.table, encoding))
+        asked = Asked(
+            arguments,
+            rows=len(shard.row_ids),
+            joined=self._joined[step.table, shard.party],
+            width=width,
+            outputs=_outputs(arguments, spec),
+            parameters=None if spec is None or width is None else spec.theta_shape(width),
+            type=self._types.get(str(arguments.get("column")), ""),
+        )
+        where = f"table {self.plan.tables[step.table].name!r}"
+        return lambda reply: check_reply(shard.party, where, step.op, returns, reply, asked)
+
+    def _learn(self, step: Step) -> None:
+        """Remember how wide an encoding is, and what a model is."""
+        given = step.arguments
+        if step.op == "encode.build":
+            digests = [value for name, value in given.items() if name.startswith("digests")]
+            self._widths[step.table, given["encoding"]] = len(given["columns"]) + sum(map(len, digests))
+        if "spec" in given and "model" in given:
+            self.models[given["model"]] = (given["encoding"], given["spec"])
+
+    def _model(self, arguments: Mapping[str, Any]) -> tuple[str, Spec | None]:
+        """The encoding and the spec that a step is about, as far as they are known."""
+        encoding, spec = self.models.get(arguments.get("model", ""), ("", None))
+        return arguments.get("encoding", encoding), arguments.get("spec", spec)
+
+    @cached_property
+    def _joined(self) -> dict[tuple[str, str], int]:
+        """By alias and party: the joined rows that a shard's rows are in."""
+        tables = self.mapping.tables.items()
+        return {
+            (alias, shard.party): int(self.mapping.counts(alias)[shard.slice].sum())
+            for alias, table in tables
+            for shard in table.shards
+        }
+
+    @cached_property
+    def _types(self) -> dict[str, str]:
+        """The types of selected columns."""
+        return {column.name: column.type for column in self.plan.query.outputs}
 
     def _rows(self, alias: str, shard: ShardRows) -> Mapping[str, Any]:
         """Which rows of a shard take part and how often: told once, before the first op."""
@@ -101,6 +168,13 @@ class Client:
         read = self.rows_read[shard.party, alias]
         narrow = counts.astype(np.min_scalar_type(int(counts.max(initial=0))))
         return {"chosen": _chosen(shard.row_ids, read), "counts": narrow}
+
+
+def _outputs(arguments: Mapping[str, Any], spec: Spec | None) -> int | None:
+    if spec is not None:
+        return spec.outputs
+    rows = arguments.get("rows")
+    return (1 if rows.ndim == 1 else rows.shape[1]) if isinstance(rows, np.ndarray) else None
 
 
 def _chosen(row_ids: NDArray[np.int32], read: int) -> NDArray[np.integer] | None:

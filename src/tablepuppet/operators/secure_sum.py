@@ -1,22 +1,18 @@
-"""The coordinator's half of secure sums: it passes signed keys between the shards of a table, and adds masked words.
+"""The coordinator's half of secure sums: it adds masked words, and sees the sum over a table's shards only.
 
-It sees the sum over a table's shards and nothing of one of them. Two trips make a roster; a third step, which nobody
-waits for, travels with what is asked next.
+Shards agree on them by a roster (rosters.py).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.privacy.secure_sum import FEWEST, scale_bits
 from tablepuppet.sql.catalog import VerticalTable
-
-if TYPE_CHECKING:
-    from tablepuppet.operators.client import Client
 
 Bounds = Callable[[str], Mapping[str, float]]
 """By alias: about how large each value of a reply can be, from what the coordinator knows."""
@@ -67,67 +63,3 @@ def check_shards(table: VerticalTable, parties: Sequence[str]) -> None:
         f"secure_sum: table {table.name!r} has {found}, and in a sum of two each knows the other's part. It takes "
         f"{FEWEST} or more: add a shard, or learn without secure_sum"
     )
-
-
-_WITHOUT = (
-    "Its shard of {!r} is part of a secure sum: doing the round again without it would unmask what it holds, so the "
-    "session ends. Start a new run (fed.sql) when it is back, or with another roster, without its shard; "
-    'on_party_lost="wait" waits for a party that is away for a while'
-)
-
-
-def make_rosters(client: Client, aliases: Iterable[str]) -> list[str]:
-    """Let the shards of these tables agree to mask their sums; the tables that have several shards.
-
-    PrivacyError if one of them has fewer shards than a sum can hide.
-    """
-    parties = {alias: tuple(shard.party for shard in client.shards(alias)) for alias in aliases}
-    for alias, names in parties.items():
-        check_shards(client.plan.tables[alias], names)
-    sharded = {alias: names for alias, names in parties.items() if len(names) > 1}
-    for alias, names in sharded.items():
-        _check_places(client, alias, names)
-        if alias in client.secured.parties:
-            client.secured.check(alias, names)
-    _check_stand_ins(client, {name for names in sharded.values() for name in names})
-    _exchange(client, [alias for alias in sharded if alias not in client.secured.parties])
-    client.secured.parties |= sharded
-    client.outbox.needed |= {name: _WITHOUT.format(alias) for alias, names in sharded.items() for name in names}
-    return list(sharded)
-
-
-def _check_places(client: Client, alias: str, parties: Sequence[str]) -> None:
-    """PrivacyError if some shards of a table are in this process and others elsewhere: no authority vouches for all."""
-    here = [party for party in parties if client.engine.local(party) is not None]
-    if here and len(here) < len(parties):
-        elsewhere = [party for party in parties if party not in here]
-        raise PrivacyError(
-            f"secure_sum: table {client.plan.tables[alias].name!r} has shards in this process ({', '.join(here)}) and "
-            f"elsewhere ({', '.join(elsewhere)}). Parties elsewhere sum with those whose certificate they know, and a "
-            "database in this process has none: let `tablepuppet party serve` publish it, or learn without secure_sum"
-        )
-
-
-def _check_stand_ins(client: Client, secured: set[str]) -> None:
-    """PrivacyError if something shall stand in for lost parties, and nothing can for any that may be lost."""
-    mode = client.outbox.when_lost.stand_in
-    elsewhere = {party for party in client.plan.parties if client.engine.local(party) is None}
-    if mode is not None and elsewhere and elsewhere <= secured:
-        raise PrivacyError(
-            f"on_party_lost={mode!r} cannot be kept with secure sums: {', '.join(sorted(elsewhere))} are part of one, "
-            "and a sum without a party, beside one with it, would tell what its shard holds. Use on_party_lost="
-            '"wait" or "fail", or learn without secure_sum'
-        )
-
-
-def _exchange(client: Client, aliases: list[str]) -> None:
-    if not aliases:
-        return
-    hellos = client.ask("secure.hello", lambda alias, _: {} if alias in aliases else None)
-    told = {
-        alias: [(reply["certificates"], reply["public"], reply["signature"]) for reply in hellos[alias]]
-        for alias in aliases
-    }
-    rosters = client.ask("secure.roster", lambda alias, _: {"hellos": told[alias]} if alias in told else None)
-    signed = {alias: [(reply["name"], reply["signature"]) for reply in rosters[alias]] for alias in aliases}
-    client.ask("secure.confirm", lambda alias, _: {"signatures": signed[alias]} if alias in signed else None)

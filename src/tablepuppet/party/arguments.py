@@ -1,30 +1,74 @@
 """What an op may be told: arguments held against the types that the op's function declares.
 
-A coordinator may send anything. Here a text stays a text, a whole number lies within the bounds of its annotation, and
-an array has the kind of numbers that the op expects; how long arrays must be, each op knows.
+A coordinator may send anything. Here a text stays a text, a number lies within the limits of its annotation, and an
+array has the kind of numbers, the range and the dimensions that the op expects; how long arrays must be, each op knows.
+Values that belong together are a Struct, which travels as a mapping.
+No type is without limits: what an annotation does not narrow has those of `LARGEST`, `LONGEST` and `MOST_ITEMS`. All of
+this is decided by the arguments alone, before a row is looked at, so that a refusal tells nothing of the rows.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
+from tablepuppet.privacy.accountant import LEAST_MULTIPLIER, MOST_MULTIPLIER
 
+LARGEST = 1e100
+"""The largest number of any argument: a product of two of them, and a sum of such products, is still finite."""
+WHOLE = 2**63  # whole numbers are below it
+LONGEST: Mapping[Any, int] = {str: 1 << 12, bytes: 1 << 16}  # characters, bytes
+MOST_COLUMNS = 10_000  # of an array with two dimensions: one without rows takes no bytes, however wide it says it is
+MOST_ITEMS = 1 << 16  # of a list
+
+
+@dataclass(frozen=True)
+class Within:
+    """Limits of an array: every number of it is finite and from ``least`` to ``most``; it has so many dimensions."""
+
+    least: float = -LARGEST
+    most: float = LARGEST
+    dimensions: tuple[int, ...] = (1, 2)
+    size: int | None = None  # numbers; None: as many as a message holds
+
+
+Name = Annotated[str, Meta(pattern=r"[A-Za-z0-9_.:-]{1,200}")]
+"""Of something that a caller keeps at a party: operators see it in lists."""
+NoName = Literal[""]
 Seed = Annotated[int, Meta(ge=0, le=2**64 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
 Some = Annotated[int, Meta(ge=1, le=10_000)]
 """How many of something that takes time or memory for each: outputs, units of a layer, steps."""
-PositiveNumber = Annotated[float, Meta(ge=1e-300, le=1e300)]
 SomeOrNone = Annotated[int, Meta(ge=0, le=10_000)]
+Layers = Annotated[Sequence[Some], Meta(max_length=16)]
+"""The widths of hidden layers."""
+Multiplier = Annotated[float, Meta(ge=LEAST_MULTIPLIER, le=MOST_MULTIPLIER)]
+"""Of noise: its standard deviation divided by the sensitivity."""
+Bound = Annotated[float, Meta(ge=1e-60, le=1e60)]
+"""The length that a row's part of a release is cut to."""
+Sampling = Annotated[float, Meta(ge=1e-9, le=1.0)]
+"""The probability with which a row is in a sample."""
+NotNegative = Annotated[float, Meta(ge=0.0, le=LARGEST)]
+Epsilon = Annotated[float, Meta(ge=1e-6, le=1e6)]
+Means = Annotated[NDArray[np.float64], Within(-1e155, 1e155, (1,))]
+Scales = Annotated[NDArray[np.float64], Within(1e-155, 1e155, (1,))]
+"""What values of columns are centred at and divided by: squares of columns are ordinary numbers."""
+Rates = Annotated[NDArray[np.float64], Within(dimensions=(1,), size=10_000)]
+"""Learning rates, one for each step."""
+List = Annotated[NDArray[np.float64], Within(dimensions=(1,))]
+"""An array of one dimension."""
 
 Check = Callable[[Any], bool]
 _PLAIN: Mapping[Any, tuple[type, ...]] = {
@@ -54,26 +98,41 @@ class Parameters:
         return {name: checker(hint) for name, hint in self.hints.items()}
 
     @cached_property
-    def _others(self) -> Check | None:
-        """What holds arguments that are not named, where the function takes such."""
-        parameters = self._signature.parameters.values()
-        return next((self._checks[p.name] for p in parameters if p.kind is p.VAR_KEYWORD), None)
+    def _structs(self) -> dict[str, Any]:
+        """The types of those parameters that are Structs, or one of several."""
+        return {name: hint for name, hint in self.hints.items() if any(map(_is_struct, (hint, *get_args(hint))))}
 
     @cached_property
-    def _names(self) -> tuple[frozenset[str], frozenset[str]]:
+    def others(self) -> str | None:
+        """The parameter that stands for arguments that are not named, where the function takes such."""
+        parameters = self._signature.parameters.values()
+        return next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
+
+    @cached_property
+    def names(self) -> tuple[frozenset[str], frozenset[str]]:
         """The names of arguments that must be given, and of those that may."""
         named = [p for p in list(self._signature.parameters.values())[1:] if p.kind is not p.VAR_KEYWORD]
         return frozenset(p.name for p in named if p.default is p.empty), frozenset(p.name for p in named)
 
-    def check(self, arguments: Mapping[str, Any]) -> None:
-        """PartyError unless the arguments are those of the function, each of its declared type."""
-        needed, known = self._names
+    def read(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as the function takes them; PartyError unless each is of its declared type."""
+        self._check(arguments)
+        structs = {
+            name: msgspec.convert(value, self._structs[name])
+            for name, value in arguments.items()
+            if name in self._structs and isinstance(value, Mapping)
+        }
+        return {**arguments, **structs}
+
+    def _check(self, arguments: Mapping[str, Any]) -> None:
+        needed, known = self.names
         if not needed <= arguments.keys() <= known:
             self._bind(arguments)
         for name, value in arguments.items():
-            check = self._checks.get(name, self._others)
-            if check is None or not check(value):
-                raise PartyError(f"op {self.op!r}: argument {name!r} is not of the kind or size that it takes")
+            declared = name if name in known else self.others
+            if declared is None or not self._checks[declared](value):
+                takes = "" if declared is None else f": it takes {described(self.hints[declared])}"
+                raise PartyError(f"op {self.op!r}: argument {name!r} is not of the kind or size that it takes{takes}")
 
     def _bind(self, arguments: Mapping[str, Any]) -> None:
         """Say exactly what is wrong with the names, if anything is; that takes as long as all the rest."""
@@ -86,48 +145,140 @@ class Parameters:
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value that came over the wire is of a declared type.
 
-    >>> fits([3, 4], Sequence[Some]), fits([3, 0], Sequence[Some]), fits(True, float)
-    (True, False, False)
+    >>> fits([3, 4], Sequence[Some]), fits([3, 0], Sequence[Some]), fits(True, float), fits(1e300, float)
+    (True, False, False, False)
     """
     return checker(hint)(value)
 
 
 def checker(hint: Any) -> Check:
-    """What tells whether a value is of a declared type."""
+    """What tells whether a value is of a declared type, within its limits."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        plain, least, most = checker(inner[0]), inner[1].ge, inner[1].le
-        return lambda value: plain(value) and least <= value <= most
+        return _annotated(inner[0], inner[1])
+    if origin is Literal:
+        return lambda value: isinstance(value, str) and value in inner
     if origin in (Union, UnionType):
         any_of = [checker(each) for each in inner]
         return lambda value: any(check(value) for check in any_of)
     if origin is np.ndarray:
-        return _array(get_args(inner[1])[0])
+        return _array(get_args(inner[1])[0], Within())
     if origin is tuple:
         each_of = [checker(each) for each in inner]
         return lambda value: (
-            _is_list(value, len(inner)) and all(check(v) for check, v in zip(each_of, value, strict=True))
+            _is_list(value, len(inner), len(inner)) and all(check(v) for check, v in zip(each_of, value, strict=True))
         )
     if origin is Sequence:
-        item = checker(inner[0])
-        return lambda value: _is_list(value) and all(map(item, value))
+        return _list(inner[0], 0, MOST_ITEMS)
+    if _is_struct(hint):
+        return _struct(hint)
     return partial(_is_plain, hint)
 
 
-def _is_list(value: Any, length: int | None = None) -> bool:
-    return isinstance(value, list | tuple) and (length is None or len(value) == length)
+def described(hint: Any) -> str:
+    """What a declared type takes, in words.
+
+    >>> described(Multiplier | None), described(Layers)
+    ('a number from 1e-06 to 1e+06, or nothing', 'at most 16 of: a number from 1 to 10000')
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        limits = inner[1]
+        if isinstance(limits, Within):
+            return f"an array of finite numbers from {limits.least:g} to {limits.most:g}"
+        if limits.pattern is not None:
+            return f"a text such as {limits.pattern}"
+        if limits.max_length is not None:
+            return f"at most {limits.max_length} of: {described(get_args(inner[0])[0])}"
+        return f"a number from {limits.ge:g} to {limits.le:g}"
+    if origin in (Union, UnionType):
+        return ", or ".join(described(each) for each in inner)
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, inner))}"
+    if origin is np.ndarray:
+        return f"an array of finite numbers up to {LARGEST:g}"
+    if origin in (tuple, Sequence):
+        return f"a list of: {', '.join(described(each) for each in inner)}"
+    if _is_struct(hint):
+        return f"{hint.__name__} with {', '.join(field.name for field in msgspec.structs.fields(hint))}"
+    plain = {NoneType: "nothing", str: "a text", bytes: "bytes", bool: "true or false"}
+    return plain.get(hint, f"a number up to {LARGEST:g}")
+
+
+def _is_struct(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Struct)
+
+
+def _struct(hint: type[Struct]) -> Check:
+    """A mapping with the fields of a Struct and its tag, or such a Struct itself."""
+    config = hint.__struct_config__
+    tag = {} if config.tag is None else {config.tag_field: config.tag}
+    checks = {field.name: checker(field.type) for field in msgspec.structs.fields(hint)}
+
+    def check(value: Any) -> bool:
+        if isinstance(value, Struct):
+            return type(value) is hint and all(each(getattr(value, name)) for name, each in checks.items())
+        return (
+            isinstance(value, Mapping)
+            and value.keys() == {*tag, *checks}
+            and all(isinstance(value[name], str) and value[name] == said for name, said in tag.items())
+            and all(each(value[name]) for name, each in checks.items())
+        )
+
+    return check
+
+
+def _annotated(hint: Any, limits: Within | Meta) -> Check:
+    if isinstance(limits, Within):
+        return _array(get_args(get_args(hint)[1])[0], limits)
+    if get_origin(hint) is Sequence:
+        return _list(get_args(hint)[0], limits.min_length or 0, limits.max_length or MOST_ITEMS)
+    if limits.pattern is not None:
+        pattern = re.compile(limits.pattern)
+        return lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None
+    plain, least, most = _PLAIN[hint], limits.ge, limits.le
+    assert None not in (least, most), "numbers have limits at both ends"
+    return lambda value: _is_of(plain, hint, value) and bool(least <= value <= most)
+
+
+def _list(item: Any, least: int, most: int) -> Check:
+    check = checker(item)
+    return lambda value: _is_list(value, least, most) and all(map(check, value))
+
+
+def _is_list(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, list | tuple) and least <= len(value) <= most
 
 
 def _is_plain(hint: Any, value: Any) -> bool:
+    if not _is_of(_PLAIN[hint], hint, value):
+        return False
+    if hint in (str, bytes):
+        return len(value) <= LONGEST[hint]
+    return hint in (bool, NoneType) or bool(abs(value) <= (LARGEST if hint is float else WHOLE))
+
+
+def _is_of(kinds: tuple[type, ...], hint: Any, value: Any) -> bool:
     value = value.item() if isinstance(value, np.generic) else value  # as it travels
-    plain = isinstance(value, _PLAIN[hint]) and (hint is bool or not isinstance(value, bool))
+    plain = isinstance(value, kinds) and (hint is bool or not isinstance(value, bool))
     return plain and (not isinstance(value, float) or math.isfinite(value))
 
 
-def _array(declared: Any) -> Check:
-    """Numbers of the same kind in any precision; bytes must be bytes."""
+def _array(declared: Any, limits: Within) -> Check:
+    """Numbers of the same kind in any precision, within limits; bytes must be bytes."""
     number: Any = get_origin(declared) or declared
-    if number is np.uint8:
-        return lambda value: isinstance(value, np.ndarray) and value.dtype == np.uint8
     kinds = "f" if issubclass(number, np.floating) else "iu"
-    return lambda value: isinstance(value, np.ndarray) and value.dtype.kind in kinds
+
+    def check(value: Any) -> bool:
+        if not isinstance(value, np.ndarray) or value.ndim not in limits.dimensions:
+            return False
+        if value.shape[1:] > (MOST_COLUMNS,) or (limits.size is not None and value.size > limits.size):
+            return False
+        if number is np.uint8 or kinds == "iu":
+            return value.dtype == np.uint8 if number is np.uint8 else value.dtype.kind in kinds
+        # NaN fails both comparisons; a minimum and a maximum need no memory
+        return value.dtype.kind in kinds and bool(
+            not value.size or (float(value.min()) >= limits.least and float(value.max()) <= limits.most)
+        )
+
+    return check

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import numpy as np
 
-from tablepuppet.errors import PartyError, PrivacyError
+from tablepuppet.errors import ConfigError, PartyError, PrivacyError
 from tablepuppet.party.release import Release
 
 SYNC_SECONDS = 1.0
@@ -73,6 +73,20 @@ class Entry:
             "rule": rule,
         }
         return msgspec.json.encode(record) + b"\n"
+
+
+def check_log(path: Path) -> None:
+    """ConfigError unless a line could be written to the log; a file that was not there is not left there."""
+    try:
+        is_new = not path.exists() and not path.is_symlink()
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o600))
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"audit_log: {str(path)!r} is no file that can be written ({error.strerror}); make its folder, or name "
+            "another"
+        ) from error
 
 
 class AuditLog:

@@ -18,11 +18,22 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import mark, take
+from tablepuppet.errors import PartyError
 from tablepuppet.privacy.cmac import cmac
 from tablepuppet.sql.scratch import scratch
 
 Codes = NDArray[np.integer]
 _TAGS = {"number": "n", "text": "t", "date": "d", "timestamp": "s", "boolean": "b", "uuid": "u"}
+_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary)
+_TYPES = {
+    "number": (pa.types.is_integer, pa.types.is_decimal),
+    "text": _TEXT,
+    "date": (pa.types.is_date,),
+    "timestamp": (pa.types.is_timestamp,),
+    "boolean": (pa.types.is_boolean,),
+    "uuid": _TEXT,
+}
+"""The types whose values are written in each family's form."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +44,13 @@ class Blinded:
     codes: Codes  # (rows,), in the narrowest type
 
 
-def derive_key(secret: bytes, run: str, label: str) -> bytes:
-    """The digest key of one class of columns in one run: neither classes nor runs can be linked."""
-    info = b"tablepuppet blind\0" + run.encode() + b"\0" + label.encode()
+def derive_key(secret: bytes, purpose: str, *fields: str) -> bytes:
+    """A key for one purpose and the fields that name its use; other fields have an unrelated key.
+
+    Each field stands behind its length, so that ("a", "bc") and ("ab", "c") differ whatever characters they hold.
+    """
+    parts = [field.encode() for field in ("tablepuppet", purpose, *fields)]
+    info = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
     return HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=info).derive(secret)
 
 
@@ -55,7 +70,11 @@ class Factor:
 
 
 def blind(columns: Sequence[pa.ChunkedArray], families: Sequence[str], key: bytes) -> Blinded:
-    """Blind a key of one or more columns; a row with a NULL in any of them has no digest."""
+    """Blind a key of one or more columns; a row with a NULL in any of them has no digest.
+
+    PartyError if a family is not that of its column: writing values of another in its form could fail on some of them.
+    """
+    check_families(columns, families)
     factors = [factorise(column) for column in columns]
     whole, chosen = (factors[0], [np.arange(len(factors[0].distinct))]) if len(factors) == 1 else _combine(factors)
     distinct = pa.table(
@@ -70,6 +89,15 @@ def blind(columns: Sequence[pa.ChunkedArray], families: Sequence[str], key: byte
     place[order] = np.arange(len(order))
     place[-1] = len(order)  # NULL stays the last code
     return Blinded(np.take(digests, order, axis=0), take(place[whole.code_of], whole.index, whole.low))
+
+
+def check_families(columns: Sequence[pa.ChunkedArray], families: Sequence[str]) -> None:
+    """PartyError unless values of the columns' types can be written as those of the families, whichever they are."""
+    if not len(columns) == len(families) > 0:
+        raise PartyError("a key has one family for each of its columns, and one column at least")
+    for column, family in zip(columns, families, strict=True):
+        if family not in _TYPES or not any(is_kind(column.type) for is_kind in _TYPES[family]):
+            raise PartyError(f"a column of type {column.type} cannot be blinded as {family[:20]!r}")
 
 
 def canonical(distinct: pa.Table, families: Sequence[str]) -> pa.Array:

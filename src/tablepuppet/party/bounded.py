@@ -1,14 +1,59 @@
-"""What a caller makes a party hold in memory, up to a limit of the operator's."""
+"""What a caller makes a party hold in memory, up to limits of the operator's: how many things, and how many bytes.
+
+An `Account` adds up the bytes of one caller, over all its sessions. What is held belongs to a session and goes with it.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, MutableMapping
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from tablepuppet.errors import PartyError
 
+SMALL = 64  # bytes that a plain value is counted as
 
-class Bounded(dict[str, Any]):
-    """A dict that refuses a new name once it has ``most``; ``what`` says in words what it holds, and where.
+
+class Account:
+    """The bytes that one caller holds at a party; None as ``most``: as many as it likes."""
+
+    def __init__(self, party: str = "", most: int | None = None):
+        self._party, self._most = party, most
+        self._sizes: dict[tuple[Any, ...], int] = {}
+        self._lock = threading.Lock()
+        self.total = 0
+
+    def check(self, more: int) -> None:
+        """PartyError if the caller may not hold so many bytes more."""
+        if self._most is not None and self.total + more > self._most:
+            raise PartyError(  # how much there is may depend on rows
+                f"party {self._party!r}: this caller would hold more than the {self._most:,} bytes in memory that the "
+                "party allows (limits.memory_bytes); del relations and models that you no longer use, select less, or "
+                "ask the party's operator"
+            )
+
+    def put(self, key: tuple[Any, ...], size: int) -> None:
+        """Hold something, or hold it in another size; PartyError if there is no room, and then nothing changes."""
+        with self._lock:
+            old = self._sizes.get(key, 0)
+            if size > old:
+                self.check(size - old)
+            self._sizes[key] = size
+            self.total += size - old
+
+    def drop(self, key: tuple[Any, ...]) -> None:
+        """Hold something no longer."""
+        with self._lock:
+            self.total -= self._sizes.pop(key, 0)
+
+
+class Bounded(MutableMapping[str, Any]):
+    """A mapping that refuses a new name once it has ``most``, and bytes once the account is full.
+
+    ``what`` says in words what it holds, and where.
 
     >>> held = Bounded("relations", "views", 1)
     >>> held["a"] = 1
@@ -19,14 +64,109 @@ class Bounded(dict[str, Any]):
     tablepuppet.errors.PartyError: relations: there are 1, as many as the party allows (limits.views); del what you ...
     """
 
-    def __init__(self, what: str = "", limit: str = "", most: int | None = None):
-        super().__init__()
-        self._what, self._limit, self._most = what, limit, most
+    def __init__(self, what: str = "", limit: str = "", most: int | None = None, account: Account | None = None):
+        self._held: dict[str, Any] = {}
+        self._what, self._limit, self._most, self._account = what, limit, most, account or Account()
+        self._used: set[str] = set()  # since they were last measured
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._held[name]
+        self._used.add(name)
+        return found
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if self._most is not None and name not in self and len(self) >= self._most:
+        if self._most is not None and name not in self._held and len(self._held) >= self._most:
             raise PartyError(
                 f"{self._what}: there are {self._most}, as many as the party allows (limits.{self._limit}); del what "
                 "you no longer use, go on with a new relation of fed.sql, or ask the party's operator"
             )
-        super().__setitem__(name, value)
+        self._account.put((id(self), name), size_of(value))
+        self._held[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._held[name]
+        self._account.drop((id(self), name))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._held
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def measure(self) -> None:
+        """Count what was used since again: it may have grown. PartyError if there is no room, and it is let go."""
+        used, self._used = self._used, set()
+        for name in used & self._held.keys():
+            try:
+                self._account.put((id(self), name), size_of(self._held[name]))
+            except PartyError:
+                del self[name]
+                raise
+
+
+class Owned(MutableMapping[str, Any]):
+    """A caller's things as one session sees them all; those that it makes, under whatever name, end with it."""
+
+    def __init__(self, held: Bounded, owners: dict[str, str], session: str):
+        self._held, self._owners, self._session = held, owners, session
+
+    def __getitem__(self, name: str) -> Any:
+        return self._held[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._held[name] = value
+        self._owners[name] = self._session
+
+    def __delitem__(self, name: str) -> None:
+        del self._held[name]
+        self._owners.pop(name, None)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._held
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def measure(self) -> None:
+        """Count what was used since again; see `Bounded.measure`."""
+        self._held.measure()
+
+    def close(self) -> None:
+        """Let go of what the session has made."""
+        for name in [name for name, owner in list(self._owners.items()) if owner == self._session]:
+            self.pop(name, None)
+
+
+def size_of(value: Any) -> int:
+    """Bytes of a value and all that it holds."""
+    total, pending, seen = 0, [value], set[int]()
+    while pending:
+        each = pending.pop()
+        if id(each) in seen or getattr(each, "counted_elsewhere", False):
+            continue
+        seen.add(id(each))
+        if isinstance(each, np.ndarray | pa.Table | pa.ChunkedArray):
+            total += SMALL + each.nbytes
+        elif isinstance(each, bytes | str):
+            total += SMALL + len(each)
+        elif isinstance(each, list | tuple):
+            total += SMALL
+            pending += each
+        elif isinstance(each, dict):
+            total += SMALL
+            pending += [*each.keys(), *each.values()]
+        else:
+            total += SMALL
+            pending += vars(each).values() if _is_ours(each) else []
+    return total
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether it is an object of this package, of which all parts are known: not, say, a module of torch."""
+    return type(value).__module__.partition(".")[0] == __name__.partition(".")[0] and hasattr(value, "__dict__")

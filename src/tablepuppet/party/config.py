@@ -10,7 +10,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,11 +18,15 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Meta
 
-from tablepuppet.errors import ConfigError
-from tablepuppet.party.database import anchored
+from tablepuppet.errors import ConfigError, QueryError
+from tablepuppet.party.databases.urls import anchored
+from tablepuppet.party.delivery import Target
+from tablepuppet.party.key_rule import named_key
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import ColumnRule, Level, Policy, TableRule, Use, check_values
+from tablepuppet.party.settings_file import as_settings, read_toml
 from tablepuppet.privacy.secure_sum import FEWEST
+from tablepuppet.sql.expression import columns_of
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -46,6 +49,25 @@ class ColumnEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     ] = None
 
 
+class PredictionsEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Where predictions about a table's rows are written, if callers deliver some."""
+
+    keys: Annotated[list[str], Meta(description="columns to write beside predictions; they need not be published")]
+    file: Annotated[str | None, Meta(description="a .parquet or .csv file, replaced by every delivery")] = None
+    table: Annotated[
+        str | None, Meta(description="or a table of the database, emptied and filled by every delivery")
+    ] = None
+
+    def target(self, url: str) -> Target:
+        """The place, in the database at a URL or as a file."""
+        return Target(tuple(self.keys), None if self.file is None else Path(self.file), self.table, url)
+
+    def anchored(self, folder: Path) -> PredictionsEntry:
+        """The same with a path that starts at a folder."""
+        file = None if self.file is None else str(folder / Path(self.file).expanduser())
+        return msgspec.structs.replace(self, file=file)
+
+
 class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A published table."""
 
@@ -66,7 +88,17 @@ class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     secure_sum: Annotated[
         bool, Meta(description="sums over its rows leave only within the sum of three or more peers' shards")
     ] = False
+    keys: Annotated[
+        tuple[str, ...], Meta(description="expressions that may be joined by, beside columns whose use is key")
+    ] = ()
     budget: Annotated[Budget, Meta(description="how much privacy may be spent on the table")] = Budget()
+    deliver: Annotated[
+        list[str] | None,
+        Meta(description="parties that may get predictions made with its features; if absent, those of the party"),
+    ] = None
+    predictions: Annotated[
+        PredictionsEntry | None, Meta(description="where predictions about its rows are written; if absent, nowhere")
+    ] = None
 
 
 class Tls(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -83,7 +115,37 @@ class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     sessions: Annotated[Positive, Meta(description="sessions open at once; more are told to try again")] = 32
     sessions_per_caller: Annotated[Positive, Meta(description="sessions that one caller has open at once")] = 16
     idle: Annotated[Seconds, Meta(description="seconds after which a session that is not used ends")] = 3600.0
-    message_bytes: Annotated[Positive, Meta(description="bytes of one request")] = 4 << 30
+    connections: Annotated[
+        Positive, Meta(description="connections open at once; the oldest that never called are ended")
+    ] = 512
+    connections_per_caller: Annotated[Positive, Meta(description="connections that one caller has open at once")] = 32
+    connect_seconds: Annotated[
+        Seconds, Meta(description="seconds after which a connection that did not call is ended")
+    ] = 20.0
+    calls_per_caller: Annotated[
+        Positive, Meta(description="requests of one caller that are answered at once; more are told to try again")
+    ] = 32
+    message_bytes: Annotated[Positive, Meta(description="bytes of one request")] = 512 << 20
+    reply_bytes: Annotated[Positive, Meta(description="bytes of one reply")] = 512 << 20
+    request_seconds: Annotated[
+        Seconds, Meta(description="seconds that one request may take, reading and evaluating included")
+    ] = 300.0
+    releases_per_request: Annotated[
+        Positive, Meta(description="releases with noise, each charged to the ledger, that one request may ask for")
+    ] = 2000
+    ledger_releases: Annotated[
+        Positive, Meta(description="different noisy labels that the ledger knows by name, per caller and table")
+    ] = 1000
+    expression_bytes: Annotated[
+        Positive, Meta(description="bytes of memory in which one table is read and its expressions are evaluated")
+    ] = 1 << 30
+    memory_bytes: Annotated[
+        Positive, Meta(description="bytes of memory that one caller's tables, encoded rows and models take")
+    ] = 1 << 30
+    kept_bytes: Annotated[Positive, Meta(description="bytes of saved models in `state_dir`, per caller")] = 1 << 30
+    journal_bytes: Annotated[
+        Positive, Meta(description="bytes of written down requests in `state_dir`, per caller")
+    ] = 4 << 30
     snapshot_ttl: Annotated[
         Seconds, Meta(description="seconds for which a caller's next run may reuse what was read; 0: read anew")
     ] = 0.0
@@ -94,12 +156,16 @@ class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         Positive,
         Meta(description="replies with predictions, gradient sums or parameters, per session and table"),
     ] = 1000
-    max_filters: Annotated[
-        Count, Meta(description="distinct filters, and keys that are expressions, per caller and table")
-    ] = 20
+    max_filters: Annotated[Count, Meta(description="distinct filters, per caller and table")] = 20
     max_expressions: Annotated[
         Count, Meta(description="distinct selected expressions that are more than a column, per caller and table")
     ] = 100
+    max_splits: Annotated[
+        Count, Meta(description="distinct splits per caller and table, for as long as it has as many rows")
+    ] = 20
+    max_failures: Annotated[
+        Positive, Meta(description="distinct queries whose expressions fail on rows, per caller and table")
+    ] = 10
     max_models: Annotated[
         Count, Meta(description="saved models of which the party keeps its part in `state_dir`, per caller")
     ] = 100
@@ -128,19 +194,21 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
         tuple[str, ...],
         Meta(description="parties whose shards may be summed with its own: the first DNS names of their certificates"),
     ] = ()
+    deliver: Annotated[
+        tuple[str, ...], Meta(description="parties that may get predictions made with features of its tables")
+    ] = ()
     limits: Annotated[Limits, Meta(description="how much callers may take")] = Limits()
 
     @classmethod
     def load(cls, path: str | Path, environment: Mapping[str, str] = os.environ) -> PartyFile:
         """The settings of a file, checked as far as the file alone can tell."""
         file = Path(path)
+        raw = read_toml(file, "party file")
         try:
-            found = _decoded(file)
+            found = _decoded(raw)
             _check(found)
             return _absolute(found, file.absolute().parent, environment)
-        except OSError as error:
-            raise ConfigError(f"cannot read party file {str(file)!r}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError, ConfigError) as error:
+        except (msgspec.ValidationError, ConfigError) as error:
             raise ConfigError(f"party file {str(file)!r}: {error}") from error
 
     @property
@@ -152,31 +220,44 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     def policy(self) -> Policy:
         """The policy that the file spells."""
         return Policy(
-            {name.lower(): _table_rule(name, table) for name, table in self.tables.items()},
+            {name.lower(): _table_rule(name, table, self.deliver) for name, table in self.tables.items()},
             others=None,
             allow=frozenset(self.allow),
             max_filters=self.limits.max_filters,
             max_expressions=self.limits.max_expressions,
             max_prediction_rounds=self.limits.max_prediction_rounds,
+            max_splits=self.limits.max_splits,
+            max_failures=self.limits.max_failures,
             max_models=self.limits.max_models,
             fits=self.limits.fits,
             views=self.limits.views,
+            memory_bytes=self.limits.memory_bytes,
+            kept_bytes=self.limits.kept_bytes,
+            reply_bytes=self.limits.reply_bytes,
+            expression_bytes=self.limits.expression_bytes,
+            request_seconds=self.limits.request_seconds,
+            releases_per_request=self.limits.releases_per_request,
+            ledger_releases=self.limits.ledger_releases,
             peers=frozenset(self.peers),
         )
 
+    def targets(self) -> dict[str, Target]:
+        """Where predictions are written, by table."""
+        named = {name: table.predictions for name, table in self.tables.items()}
+        return {name: entry.target(self.database) for name, entry in named.items() if entry is not None}
 
-def _decoded(file: Path) -> PartyFile:
-    """The file as settings; tables one by one, so that an error can name its table."""
-    raw = tomllib.loads(file.read_text(encoding="utf-8"))
+
+def _decoded(raw: dict[str, Any]) -> PartyFile:
+    """What the file says as settings; tables one by one, so that an error can name its table."""
     tables: Any = raw.get("tables", {})
     if isinstance(tables, dict):
         raw["tables"] = {name: _named(f"tables.{name}", table) for name, table in tables.items()}
-    return msgspec.convert(raw, PartyFile)
+    return as_settings(raw, PartyFile)
 
 
 def _named(where: str, table: Any) -> TableEntry:
     try:
-        return msgspec.convert(table, TableEntry)
+        return as_settings(table, TableEntry)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}") from error
 
@@ -199,7 +280,9 @@ def _check(settings: PartyFile) -> None:
         strange = sorted(set(table.allow or ()) - set(settings.allow))
         if strange:
             raise ConfigError(f"tables.{name}.allow: {strange[0]!r} is not in the party's own allow list")
-        _table_rule(name, table)
+        _table_rule(name, table, settings.deliver)
+        if table.predictions is not None and (problem := table.predictions.target("").problem):
+            raise ConfigError(f"tables.{name}.predictions.{problem}")
         _check_secure_sum(name, table, settings)
         _check_budget(name, table.budget, settings.state_dir)
 
@@ -225,20 +308,35 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _table_rule(name: str, table: TableEntry) -> TableRule:
+def _table_rule(name: str, table: TableEntry, deliver: tuple[str, ...]) -> TableRule:
     if not table.columns:
         raise ConfigError(f"tables.{name}.columns: name at least one column")
     if len({column.lower() for column in table.columns}) < len(table.columns):
         raise ConfigError(f"tables.{name}.columns: two have the same name but for case; rename one in sql")
+    columns = {c.lower(): _column_rule(f"tables.{name}.columns.{c}", entry) for c, entry in table.columns.items()}
     return TableRule(
-        {column.lower(): _column_rule(f"tables.{name}.columns.{column}", e) for column, e in table.columns.items()},
+        columns,
         others=None,
         allow=None if table.allow is None else frozenset(table.allow),
         min_rows=table.min_rows,
         min_group=table.min_group,
         secure_sum=table.secure_sum,
+        keys=frozenset(_key(f"tables.{name}.keys", text, columns) for text in table.keys),
         budget=table.budget,
+        deliver=frozenset(deliver if table.deliver is None else table.deliver),
     )
+
+
+def _key(where: str, text: str, columns: Mapping[str, ColumnRule]) -> str:
+    """An expression to join by, in the spelling in which those of queries are compared with it."""
+    try:
+        read = columns_of(text)
+    except QueryError as error:
+        raise ConfigError(f"{where}: {text!r}: {error}") from error
+    wrong = [name for name in read if name.lower() not in columns or not columns[name.lower()].uses & Use.KEY]
+    if wrong or not read:
+        raise ConfigError(f"{where}: {text!r} must read columns of the table that have the use key, and no other")
+    return named_key(text)
 
 
 def _column_rule(where: str, given: str | list[str] | ColumnEntry) -> ColumnRule:
@@ -273,7 +371,13 @@ def _absolute(settings: PartyFile, folder: Path, environment: Mapping[str, str])
         audit_log=path(settings.audit_log),
         state_dir=settings.state_dir and path(settings.state_dir),
         tls=tls,
+        tables={name: _anchored(table, folder) for name, table in settings.tables.items()},
     )
+
+
+def _anchored(table: TableEntry, folder: Path) -> TableEntry:
+    place = table.predictions and table.predictions.anchored(folder)
+    return msgspec.structs.replace(table, predictions=place)
 
 
 def _filled(url: str, environment: Mapping[str, str]) -> str:

@@ -1,9 +1,9 @@
 """What callers have used up of a party's limits.
 
-A filter together with digests tells which rows pass it, and an expression over features tells whether it fails on
-a row, so each caller gets so many distinct ones per table: many could bisect a value. They are remembered as
-hashes, in a file of ``state_dir`` if there is one, so that a restart gives no new allowance. Rounds are counted
-while their session lives.
+A filter together with digests tells which rows pass it, a split tells of rows whether they stand at some places of
+the source, and a query that fails tells that some row makes it fail. So each caller gets so many distinct ones per
+table: many could bisect a value, or the order of rows. They are remembered as hashes, in a file of ``state_dir`` if
+there is one, so that a restart gives no new allowance. Rounds are counted while their session lives.
 """
 
 from __future__ import annotations
@@ -33,19 +33,31 @@ class Counters:
         self._rounds: Counter[tuple[str, str, str]] = Counter()
         self._lock = threading.Lock()
 
-    def use_texts(self, kind: str, caller: str, table: str, texts: Iterable[str], most: int | None) -> bool:
-        """Remember texts; False, and nothing is remembered, if the caller would then have used more than ``most``."""
+    def use_texts(
+        self, kind: str, caller: str, table: str, texts: Iterable[str], most: int | None, state: str = ""
+    ) -> bool:
+        """Remember texts; False, and nothing is remembered, if the caller would then have used more than ``most``.
+
+        Those of another ``state`` of the table do not count any more, and are forgotten.
+        """
         if most is None:
             return True
         with self._lock:
-            tables = self._used.get(kind, {}).get(caller, {})
-            known = tables.get(table.lower(), [])
-            new = [text for text in dict.fromkeys(map(_hash, texts)) if text not in known]
+            known = [text for text in self._known(kind, caller, table) if text.startswith(state)]
+            new = [text for each in dict.fromkeys(texts) if (text := state + _hash(each)) not in known]
             if len(known) + len(new) > most:
                 return False
             if new:
                 self._remember(kind, caller, table.lower(), [*known, *new])
             return True
+
+    def used(self, kind: str, caller: str, table: str) -> int:
+        """How many texts a caller has used."""
+        with self._lock:
+            return len(self._known(kind, caller, table))
+
+    def _known(self, kind: str, caller: str, table: str) -> list[str]:
+        return self._used.get(kind, {}).get(caller, {}).get(table.lower(), [])
 
     def use_round(self, caller: str, session: str, table: str, most: int | None) -> bool:
         """Count a round; False if the session has had ``most`` of them at this table."""

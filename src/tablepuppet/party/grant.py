@@ -9,23 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlglot import exp
 
 from tablepuppet.errors import PartyError, PrivacyError
+from tablepuppet.party.key_rule import keeps_keys_apart, named_key
+from tablepuppet.party.ops import Op
 from tablepuppet.party.policy import LEVELS, ColumnRule, TableRule, Use
 from tablepuppet.party.release import Release
 from tablepuppet.sql.expression import checked, columns_of
 from tablepuppet.sql.plan import Scan, pushable
 
-if TYPE_CHECKING:
-    from tablepuppet.party.ops import Op
-
 OF_NO_CELL = Release.SCHEMA | Release.COUNTS | Release.KEY_DIGESTS
 """What does not depend on features or labels; digests, unless an op tells those of a column."""
+HAVE_NO_NOISE = Release.IDS | Release.CATEGORIES
+"""What cannot be told with noise: a table that demands noise does not tell it."""
+_MOST_TEXT = 200  # of an expression in an error
 
 
 @dataclass(frozen=True)
@@ -58,28 +60,47 @@ class Grant:
             judge.output(text, Use.FILTER)
         for text in (text for key in scan.keys for text in key.expressions):
             judge.output(text, Use.KEY)
+            judge.key(text, scan.columns)
         outputs = {name: judge.output(text, Use.FEATURE | Use.LABEL) for name, text in scan.outputs.items()}
         return cls(party, scan.table, rules, outputs)
 
     def check(self, op: Op, arguments: Mapping[str, Any]) -> None:
         """Raise PrivacyError unless every column that the op works on may be told as the op tells it."""
-        if self.rules.budget.require_dp and not op.private:
+        if self.rules.budget.require_dp and not op.is_private(arguments):
             self._check_noise(op)
+        for name in self._fields(op, arguments):
+            self._hold(op, self.rules.column(name), [name])
         for name in self._involved(op, arguments):
             output = self.outputs[name]
-            if op.use is not None and not output.rule.uses & op.use:
-                reason = f"may not be used as {_either(op.use)}; its uses: {output.rule.uses.label}"
-                raise refusal(self.party, "uses", reason, self.table, self._strictest(output))
-            if not output.rule.allows(op.releases):
-                too_much = op.releases & ~output.rule.releases
-                level, uses = output.rule.level, output.rule.uses
-                rule = "uses" if too_much & LEVELS[level] else "level"
-                reason = f"as {uses.label} at level {level.name.lower()} it does not release {too_much.label}"
-                raise refusal(self.party, rule, reason, self.table, self._strictest(output))
+            self._hold(op, output.rule, self._strictest(output))
+        if op.receiver:
+            self._check_receiver(arguments.get(op.receiver))
+
+    def _hold(self, op: Op, rule: ColumnRule | None, columns: Iterable[str]) -> None:
+        """Raise PrivacyError unless columns of a rule may be used, and told, as the op does."""
+        if rule is None:
+            raise refusal(self.party, "columns", "is not published", self.table, columns)
+        if op.use is not None and not rule.uses & op.use:
+            reason = f"may not be used as {_either(op.use)}; its uses: {rule.uses.label}"
+            raise refusal(self.party, "uses", reason, self.table, columns)
+        if not rule.allows(op.releases):
+            too_much = op.releases & ~rule.releases
+            broken = "uses" if too_much & LEVELS[rule.level] else "level"
+            reason = f"as {rule.uses.label} at level {rule.level.name.lower()} it does not release {too_much.label}"
+            raise refusal(self.party, broken, reason, self.table, columns)
+
+    def _check_receiver(self, receiver: object) -> None:
+        """Raise PrivacyError unless predictions made with the table's features may go to a party."""
+        if self.rules.deliver is not None and receiver not in self.rules.deliver:
+            named = f"party {receiver[:200]!r}" if isinstance(receiver, str) else "such a party"
+            raise self.refusal("deliver", f"predictions made with its features may not be delivered to {named}")
 
     def _check_noise(self, op: Op) -> None:
         """Where the policy demands noise, an op that adds none tells nothing of cells."""
         bare = op.releases & ~OF_NO_CELL | (op.releases & Release.KEY_DIGESTS if op.columns else Release(0))
+        if bare & HAVE_NO_NOISE:
+            reason = f"does not release {(bare & HAVE_NO_NOISE).label}, which cannot be told with noise"
+            raise self.refusal("require_dp", reason)
         if bare:
             reason = f"releases {bare.label} only with noise; set the privacy of the learner, as docs/privacy.md says"
             raise self.refusal("require_dp", reason)
@@ -103,14 +124,18 @@ class Grant:
         return refusal(self.party, rule, reason, self.table)
 
     def _involved(self, op: Op, arguments: Mapping[str, Any]) -> list[str]:
-        """The outputs that an op names in its arguments; every feature, if it names none."""
+        """The outputs that an op names in its arguments; every feature, if it names no column of any kind."""
         if not op.columns:
-            return self._features
+            return [] if op.fields else self._features
         names = [name for argument in op.columns for name in _names(op, arguments.get(argument))]
         strange = [name for name in names if name not in self.outputs]
         if strange:
-            raise PartyError(f"party {self.party!r}: table {self.table!r}: {strange[0]!r} is no selected column")
+            raise PartyError(f"party {self.party!r}: table {self.table!r}: {strange[0][:100]!r} is no selected column")
         return names
+
+    def _fields(self, op: Op, arguments: Mapping[str, Any]) -> list[str]:
+        """The columns of the table itself that an op names."""
+        return [name for argument in op.fields for name in _names(op, arguments.get(argument))]
 
     @cached_property
     def _features(self) -> list[str]:
@@ -150,6 +175,16 @@ class _Judge:
             whole = replace(whole, bounds=only.bounds, categories=only.categories)
         return Output(columns, whole)
 
+    def key(self, text: str, columns: Mapping[str, str]) -> None:
+        """Refuse to blind an expression that is neither a column nor one that the operator named."""
+        if self.rules.keys is None or keeps_keys_apart(text, columns) or named_key(text) in self.rules.keys:
+            return
+        reason = (
+            f"the join key {text[:_MOST_TEXT]!r} is an expression; join by a plain column, or ask the party's operator "
+            f"to publish it as a column or to name it under keys of the table"
+        )
+        raise refusal(self.party, "keys", reason, self.table)
+
 
 def refusal(party: str, rule: str, reason: str, table: str = "", columns: Iterable[str] = ()) -> PrivacyError:
     """The error for what a rule of the policy forbids."""
@@ -168,9 +203,9 @@ def _names(op: Op, value: Any) -> list[str]:
     items = [value] if isinstance(value, str) else value
     if isinstance(items, list | tuple):
         names = [item[0] if isinstance(item, list | tuple) and item else item for item in items]
-        if all(isinstance(name, str) for name in names):
+        if all(isinstance(name, str) for name in names) and len(set(names)) == len(names):
             return names
-    raise PartyError(f"op {op.name!r}: {' and '.join(op.columns)} must name selected columns")
+    raise PartyError(f"op {op.name!r}: {' and '.join(op.columns or op.fields)} must name columns, each once")
 
 
 def _check_pushed(party: str, scan: Scan) -> None:

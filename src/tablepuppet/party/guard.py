@@ -6,13 +6,17 @@ rule. The service asks it before anything is read or computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from sqlglot import exp
 
 from tablepuppet.errors import ConfigError
+from tablepuppet.party.allowance import check_time
 from tablepuppet.party.counters import Counters
 from tablepuppet.party.database import SourceTable
 from tablepuppet.party.grant import Grant, refusal
@@ -35,6 +39,8 @@ class Guard:
     def __init__(self, party: str, policy: Policy, state_dir: Path | None = None):
         self.party, self.policy = party, policy
         self._counters = Counters(state_dir)
+        self._evaluates: Counter[tuple[str, str]] = Counter()  # queries now, by caller and table
+        self._evaluated = threading.Condition()
 
     def admit(self, caller: str) -> None:
         """Refuse a caller that the policy does not allow."""
@@ -77,6 +83,51 @@ class Guard:
             reason = f"the session has had its {most} rounds; open the relation again, or ask the party's operator"
             raise grant.refusal("max_prediction_rounds", reason)
 
+    def split(self, caller: str, grant: Grant, chosen: str, rows: int) -> None:
+        """Count a choice of rows by their places in the source, of which the table has ``rows`` now."""
+        most = self.policy.max_splits
+        if not self._counters.use_texts("splits", caller, grant.table, [chosen], most, f"{rows} rows "):
+            reason = (
+                f"caller {caller!r} has used {most} distinct splits, which tell of the order of rows; split with a "
+                "seed and share that were used, over the same rows, or ask the party's operator"
+            )
+            raise grant.refusal("max_splits", reason)
+
+    @contextmanager
+    def evaluating(self, caller: str, scans: Sequence[Scan]) -> Iterator[None]:
+        """Refuse a caller whose queries have failed too often; of those at once, no more begin than may still fail."""
+        most, tables = self.policy.max_failures, sorted({scan.table.lower() for scan in scans if _may_fail(scan)})
+        with ExitStack() as begun:
+            for table in tables if most is not None else ():
+                self._begin(caller, table, most or 0)
+                begun.callback(self._end, caller, table)
+            yield
+
+    def _begin(self, caller: str, table: str, most: int) -> None:
+        with self._evaluated:
+            while (used := self._counters.used("failures", caller, table)) < most:
+                if used + self._evaluates[caller, table] < most:
+                    self._evaluates[caller, table] += 1
+                    return
+                check_time()
+                self._evaluated.wait(1.0)  # for one that may fail
+        reason = (
+            f"expressions of caller {caller!r} have failed on its rows {most} times, which tells of them; select plain "
+            "columns without a filter, or ask the party's operator"
+        )
+        raise refusal(self.party, "max_failures", reason, table)
+
+    def _end(self, caller: str, table: str) -> None:
+        with self._evaluated:
+            self._evaluates[caller, table] -= 1
+            self._evaluates += Counter()  # forgets those at zero
+            self._evaluated.notify_all()
+
+    def failed(self, caller: str, scan: Scan, beside: int = 0) -> None:
+        """Count a scan that failed by what rows hold, ``beside`` so many bytes of others: that it did tells of them."""
+        if _may_fail(scan):
+            self._counters.use_texts("failures", caller, scan.table, [f"{scan!r} {beside}"], self.policy.max_failures)
+
     def close(self, caller: str, session: str) -> None:
         """Free what is remembered of a session."""
         self._counters.forget_session(caller, session)
@@ -94,10 +145,7 @@ class Guard:
     def _count(self, caller: str, table: str, scans: Sequence[Scan]) -> None:
         """Count the filters, and the expressions over features, that the caller has not used before."""
         policy = self.policy
-        keys = [text for scan in scans for key in scan.keys for text in key.expressions]
         filters = [text for scan in scans for text in filter(None, scan.filters)]
-        if policy.max_filters is not None:
-            filters += [text for text in keys if _computes(text)]  # CASE WHEN in a key is a filter
         if not self._counters.use_texts("filters", caller, table, filters, policy.max_filters):
             reason = f"caller {caller!r} has used {policy.max_filters} distinct filters, or would with this one"
             raise refusal(self.party, "max_filters", reason, table)
@@ -118,6 +166,12 @@ class Guard:
                 f"party {self.party!r}: levels, bounds or categories name {strange[0]!r}, which is no table or column "
                 "it publishes"
             )
+
+
+def _may_fail(scan: Scan) -> bool:
+    """Whether a scan evaluates anything."""
+    keys = [text for key in scan.keys for text in key.expressions]
+    return any(map(_computes, [*scan.outputs.values(), *keys])) or any(scan.filters)
 
 
 def _computes(text: str) -> bool:

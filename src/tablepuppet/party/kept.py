@@ -11,7 +11,7 @@ import hashlib
 import os
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,10 +20,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
+from tablepuppet.party.spec import Spec
 from tablepuppet.privacy.private_file import sync_folder
 from tablepuppet.sql.plan import Scan
 
+FOLDER = "models"
 _DIGEST = 32  # bytes of SHA-256, before the content
+
+
+class KeptCategories(msgspec.Struct, frozen=True):
+    """The categories of one output of the scan: digests of 16 bytes in the order of codes."""
+
+    output: str
+    family: str
+    data: bytes
+
+    @property
+    def digests(self) -> NDArray[np.uint8]:
+        """The digests, (codes, 16)."""
+        return np.frombuffer(self.data, np.uint8).reshape(-1, 16)
 
 
 class KeptPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,17 +49,17 @@ class KeptPart(msgspec.Struct, frozen=True, kw_only=True):
     scan: Scan  # what it was learned from: whether parameters may leave is decided by the policy of the day
     data: bytes  # float64
     shape: tuple[int, ...]
-    sizes: tuple[int, ...]  # of the layers, if it is a network
+    spec: Spec  # what the parameters are of
     noisy: bool = False  # whether all that it is made of had noise
+    encoding: str = ""  # the secret that categories are blinded under
+    categories: tuple[KeptCategories, ...] = ()
     salt: bytes  # without it a fingerprint would tell whether a guess of the parameters is right
 
     @classmethod
-    def of(
-        cls, model: str, part: str, scan: Scan, theta: NDArray[np.float64], sizes: tuple[int, ...], *, noisy: bool
-    ) -> KeptPart:
+    def of(cls, model: str, part: str, scan: Scan, theta: NDArray[np.float64], spec: Spec, *, noisy: bool) -> KeptPart:
         """A part to keep."""
         data, salt = np.ascontiguousarray(theta, np.float64).tobytes(), secrets.token_bytes(16)
-        return cls(model=model, part=part, scan=scan, data=data, shape=theta.shape, sizes=sizes, noisy=noisy, salt=salt)
+        return cls(model=model, part=part, scan=scan, data=data, shape=theta.shape, spec=spec, noisy=noisy, salt=salt)
 
     @property
     def theta(self) -> NDArray[np.float64]:
@@ -58,8 +73,8 @@ _PART = msgspec.msgpack.Decoder(KeptPart)
 class Shelf:
     """The parts that one caller has at a party; ``folder`` is None where nothing outlives the process."""
 
-    def __init__(self, party: str, folder: Path | None = None, most: int | None = None):
-        self._party, self._folder, self._most = party, folder, most
+    def __init__(self, party: str, folder: Path | None = None, most: int | None = None, most_bytes: int | None = None):
+        self._party, self._folder, self._most, self._most_bytes = party, folder, most, most_bytes
         self._lock = threading.Lock()
         for draft in self._files("*/*.new"):  # of a process that died
             draft.unlink(missing_ok=True)
@@ -74,7 +89,7 @@ class Shelf:
         with self._lock:
             path = self._file(kept.model, kept.part, kept.scan.alias)
             if not path.exists():
-                self._check_room(_hash(kept.part))
+                self._check_room(_hash(kept.part), len(kept.data))
                 self._write(path, kept)
             return self._read(path)[1]
 
@@ -104,30 +119,36 @@ class Shelf:
         assert self._folder is not None, "who has no folder keeps nothing"
         return self._folder / _hash(model) / f"{_hash(part)}.{_hash(alias)}.part"
 
-    def _check_room(self, part: str) -> None:
-        known = {path.name.partition(".")[0] for path in self._files("*/*.part")}
+    def _check_room(self, part: str, size: int) -> None:
+        files = list(self._files("*/*.part"))
+        known = {path.name.partition(".")[0] for path in files}
         if self._most is not None and part not in known and len(known) >= self._most:
             raise PartyError(
                 f"party {self._party!r} keeps {len(known)} saved models for this caller, as many as it allows: remove "
                 "one with tablepuppet.forget, save over one, or ask its operator to raise limits.max_models"
             )
+        held = sum(path.stat().st_size for path in files)
+        if self._most_bytes is not None and held + size > self._most_bytes:
+            raise PartyError(
+                f"party {self._party!r} keeps {held:,} bytes of saved models for this caller, and {size:,} more would "
+                f"exceed the {self._most_bytes:,} that it allows (limits.kept_bytes): remove a model with "
+                "tablepuppet.forget, or ask its operator"
+            )
 
     def _read(self, path: Path) -> tuple[KeptPart, str]:
-        try:
-            content = path.read_bytes()
-            if hashlib.sha256(content[_DIGEST:]).digest() == content[:_DIGEST]:
-                return _PART.decode(content[_DIGEST:]), content[:_DIGEST].hex()
-        except (OSError, msgspec.MsgspecError):
-            pass
+        found = _read_file(path)
+        if found is not None:
+            return found
         raise PartyError(
-            f"party {self._party!r} cannot read its part of this model: its file is damaged; its operator can restore "
-            "state_dir, or fit and save the model again"
+            f"party {self._party!r} cannot read its part of this model: its file is damaged, or another version of "
+            "tablepuppet wrote it; its operator can restore state_dir, or fit and save the model again"
         ) from None
 
     def _write(self, path: Path, kept: KeptPart) -> None:
         content, draft = msgspec.msgpack.encode(kept), path.with_suffix(".new")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for folder in (*path.parents[1:3][::-1], path.parent):  # parents=True would give those above another mode
+                folder.mkdir(exist_ok=True, mode=0o700)
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
                 stream.write(hashlib.sha256(content).digest() + content)
                 stream.flush()
@@ -144,12 +165,33 @@ class Shelf:
             ) from error
 
 
+def _read_file(path: Path) -> tuple[KeptPart, str] | None:
+    """A part and its fingerprint; None if the file is damaged, or gone."""
+    with suppress(OSError, msgspec.MsgspecError):
+        content = path.read_bytes()
+        if hashlib.sha256(content[_DIGEST:]).digest() == content[:_DIGEST]:
+            return _PART.decode(content[_DIGEST:]), content[:_DIGEST].hex()
+    return None
+
+
+def all_kept(state_dir: Path, callers: Iterable[str]) -> list[tuple[str, KeptPart]]:
+    """Every part that a party keeps, with its caller: "" for one that is not among those. Nothing is changed."""
+    names = {_hash(caller): caller for caller in callers}
+    found = []
+    for path in sorted((state_dir / FOLDER).glob("*/*/*.part")):
+        if (read := _read_file(path)) is not None:
+            found.append((names.get(path.parents[1].name, ""), read[0]))
+    return found
+
+
 class Shelves:
     """The shelves of all callers of one party."""
 
-    def __init__(self, party: str, state_dir: Path | None, most: int | None):
-        self._party, self._most = party, most
-        self._folder = None if state_dir is None else state_dir / "models"
+    def __init__(self, party: str, state_dir: Path | None, most: int | None = None, most_bytes: int | None = None):
+        self._party, self._limits = party, (most, most_bytes)
+        self._folder = None if state_dir is None else state_dir / FOLDER
+        if self._folder is not None:
+            close_folders(self._folder)
         self._known: dict[str, Shelf] = {}
         self._lock = threading.Lock()
 
@@ -158,8 +200,16 @@ class Shelves:
         with self._lock:
             if caller not in self._known:
                 folder = None if self._folder is None else self._folder / _hash(caller)
-                self._known[caller] = Shelf(self._party, folder, self._most)
+                self._known[caller] = Shelf(self._party, folder, *self._limits)
             return self._known[caller]
+
+
+def close_folders(folder: Path) -> None:
+    """Let nobody but the owner look into a folder and those in it, whoever made them, and how."""
+    for each in (folder, *(path for path in folder.glob("**/") if not path.is_symlink())):
+        with suppress(OSError):  # it is not there, or somebody else's
+            if each.stat().st_mode & 0o077:
+                each.chmod(0o700)
 
 
 def _hash(name: str) -> str:

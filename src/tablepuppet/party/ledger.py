@@ -6,10 +6,15 @@ too little. Costs are kept as curves (`privacy/accountant.py`), so that many run
 their epsilons; a single run may promise a little less than it is charged, as it can be counted more tightly alone. The
 budget of a table binds the sum over all callers; a limit per caller comes on top. Only the
 party and its operator read the file; it holds no value of a row.
+
+The file does not grow with the number of charges: they are added up by table, caller and purpose. Names are kept of
+releases that cost once, up to a limit per caller and table; what has no name any more costs again, never less.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -23,22 +28,31 @@ from msgspec import Meta
 
 from tablepuppet.errors import ConfigError, PartyError, PrivacyError
 from tablepuppet.privacy.accountant import ORDERS, Spending
+from tablepuppet.privacy.funds import Funds, label_mark
 
 FILE = "ledger.sqlite"
 _WAIT = 60.0  # seconds for another process to finish its charge
-_SLACK = 1 + 1e-9  # sums of floats: ten times 0.1 is within a budget of 1
 _EVERYBODY = ""  # the caller under which a table's total is kept; no certificate has this name
-_FORMAT = 1
+_FORMAT = 3  # 1 had no tails, 2 a row for every charge
+_MOST_LINES = 1000  # of releases, by caller and table: sessions that may come back
 
-_SCHEMA = """
+_CHARGES = """
 CREATE TABLE charges (
-    time TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP, table_name TEXT NOT NULL, caller TEXT NOT NULL,
-    purpose TEXT NOT NULL, release TEXT, epsilon REAL NOT NULL
+    table_name TEXT NOT NULL, caller TEXT NOT NULL, purpose TEXT NOT NULL,
+    first TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP, last TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP,
+    times INTEGER NOT NULL, epsilons REAL NOT NULL,
+    PRIMARY KEY (table_name, caller, purpose)
+) WITHOUT ROWID;
+CREATE TABLE releases (
+    table_name TEXT NOT NULL, name BLOB NOT NULL, caller TEXT NOT NULL, line TEXT NOT NULL, mark TEXT NOT NULL
 );
-CREATE INDEX by_release ON charges (table_name, release, caller) WHERE release IS NOT NULL;
+CREATE INDEX by_name ON releases (table_name, name);
+CREATE INDEX by_line ON releases (table_name, caller, line);
+"""
+_SCHEMA = f"""{_CHARGES}
 CREATE TABLE totals (
     table_name TEXT NOT NULL, caller TEXT NOT NULL, pure REAL NOT NULL, gaussian BLOB NOT NULL,
-    pure_curve BLOB NOT NULL, PRIMARY KEY (table_name, caller)
+    pure_curve BLOB NOT NULL, tail REAL NOT NULL DEFAULT 0, PRIMARY KEY (table_name, caller)
 ) WITHOUT ROWID;
 CREATE TABLE orders (orders BLOB NOT NULL);
 """
@@ -73,37 +87,74 @@ class Account(msgspec.Struct, frozen=True):
 class Ledger:
     """The charges of one party's tables. Threads and processes may share the file."""
 
-    def __init__(self, path: Path, party: str):
-        self.path, self.party = path, party
+    def __init__(self, path: Path, party: str, most_releases: int | None = None):
+        self.path, self.party, self._most_releases = path, party, most_releases
         with self._transaction() as ledger:
             self._prepare(ledger)
 
     def charge(
-        self, table: str, caller: str, cost: Spending, budget: Budget, *, purpose: str, release: str | None = None
-    ) -> None:
+        self, table: str, caller: str, cost: Spending, budget: Budget, *, purpose: str, release: str | None = None,
+        line: str = "",
+    ) -> None:  # fmt: skip
         """Spend ``cost``, or raise PrivacyError and spend nothing. Return only when it is on disk.
 
         ``release`` names a release that is the same whenever it is asked for, such as noisy labels: it costs a table
-        once, and each caller once. All others cost each time.
+        once, and each caller once. All others cost each time. Of the releases in one ``line`` only the last is known by
+        its name: when the next is charged, nobody asks for those before it.
         """
         if not caller:
             raise PrivacyError(f"party {self.party!r}: a charge needs a caller", rule="budget")
-        name = table.lower()
+        name, known = table.lower(), None if release is None else hashlib.sha256(release.encode()).digest()
         with self._transaction() as ledger:
-            had = {who for (who,) in ledger.execute(_HAD, (name, release))} if release else set()
+            had = {who for (who,) in ledger.execute(_HAD, (name, known))} if known else set()
             limits = [(caller, budget.epsilon_per_caller)] if caller not in had else []
             limits += [(_EVERYBODY, budget.epsilon)] if not had else []
             for who, most in limits:
                 before = _total(ledger, name, who)
-                self._check(name, who, before, before + cost, budget.delta, most)
+                if most is not None:
+                    self._check(name, who, Funds("caller" if who else "all", most, budget.delta, before), cost)
                 _store(ledger, name, who, before + cost)
             if limits:
-                ledger.execute(_CHARGE, (name, caller, purpose, release, cost.epsilon(budget.delta)))
+                ledger.execute(_CHARGE, (name, caller, purpose, cost.epsilon(budget.delta)))
+            if limits and known is not None:
+                self._remember(ledger, name, known, caller, line, _mark(release))
+
+    def _remember(self, ledger: sqlite3.Connection, table: str, name: bytes, caller: str, line: str, mark: str) -> None:
+        """Know a release by its name from now on; PrivacyError if there are as many as the party allows."""
+        if line:
+            ledger.execute(
+                "DELETE FROM releases WHERE table_name = ? AND caller = ? AND line = ?", (table, caller, line)
+            )
+            ledger.execute(_OLD_LINES, (table, caller, table, caller, _MOST_LINES - 1))
+        elif self._most_releases is not None:
+            known = ledger.execute(_KNOWN, (table, caller)).fetchone()[0]
+            if known >= self._most_releases:
+                raise PrivacyError(
+                    f"party {self.party!r}, table {table!r}: caller {caller!r} has asked for {known:,} different noisy "
+                    "labels, as many as the party keeps in its ledger (limits.ledger_releases); ask for labels as "
+                    "before, or ask the party's operator",
+                    rule="ledger_releases",
+                )
+        ledger.execute("INSERT INTO releases VALUES (?, ?, ?, ?, ?)", (table, name, caller, line, mark))
 
     def spent(self, table: str, caller: str = _EVERYBODY) -> Spending:
         """What has been spent on a table, by everybody or by one caller."""
         with self._transaction() as ledger:
             return _total(ledger, table.lower(), caller)
+
+    def funds(self, table: str, caller: str, budget: Budget) -> tuple[Funds, ...]:
+        """What the caller, and all callers together, may spend on a table and have spent; none where nothing binds."""
+        both = ((caller, budget.epsilon_per_caller), (_EVERYBODY, budget.epsilon))
+        limits = [(who, most) for who, most in both if most is not None]
+        found: list[Funds] = []
+        if not limits:
+            return ()
+        with self._transaction() as ledger:
+            for who, most in limits:
+                labels = tuple(mark for (mark,) in ledger.execute(_LABELS, (table.lower(), who, who)))
+                total = _total(ledger, table.lower(), who)
+                found.append(Funds("caller" if who else "all", most, budget.delta, total, labels))
+        return tuple(found)
 
     def accounts(self, table: str, budget: Budget) -> list[Account]:
         """What was spent on a table and what is left, for everybody first, then by caller."""
@@ -112,18 +163,16 @@ class Ledger:
             totals = {who: _total(ledger, table.lower(), who) for who in dict.fromkeys((_EVERYBODY, *found))}
         return [_account(table.lower(), who, total, budget) for who, total in totals.items()]
 
-    def _check(
-        self, table: str, caller: str, before: Spending, after: Spending, delta: float, most: float | None
-    ) -> None:
-        if most is None or after.epsilon(delta) <= most * _SLACK:
+    def _check(self, table: str, caller: str, funds: Funds, cost: Spending) -> None:
+        if funds.allows(cost):
             return
         rule = "epsilon_per_caller" if caller else "epsilon"
         whose = f"caller {caller!r} has" if caller else "all callers together have"
-        left = round(max(0.0, most - before.epsilon(delta)), 9)
         raise PrivacyError(
-            f"party {self.party!r}, table {table!r}: {whose} a budget of epsilon {most:g} at delta {delta:g}, of which "
-            f"{left:.4g} is left, and this would spend {after.epsilon(delta):.4g} in all: ask for less, with a smaller "
-            f"epsilon or fewer rounds, or ask the party's operator",
+            f"party {self.party!r}, table {table!r}: {whose} a budget of epsilon {funds.epsilon:g} at delta "
+            f"{funds.delta:g}, of which {round(funds.left, 9):.4g} is left, and this would spend "
+            f"{funds.after(cost):.4g} in all: ask for less, with a smaller epsilon or fewer rounds, or ask the party's "
+            "operator",
             rule=rule,
         )
 
@@ -131,12 +180,32 @@ class Ledger:
         """Make the tables of a new file; refuse one that this version cannot add to."""
         version = ledger.execute("PRAGMA user_version").fetchone()[0]
         if version == 0 and not ledger.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            for statement in _SCHEMA.split(";"):
-                ledger.execute(statement)
+            _execute(ledger, _SCHEMA)
             ledger.execute("INSERT INTO orders VALUES (?)", (_blob(ORDERS),))
             ledger.execute(f"PRAGMA user_version = {_FORMAT}")
-        elif version != _FORMAT or _floats(ledger.execute("SELECT orders FROM orders").fetchone()[0]) != ORDERS:
+            return
+        if version not in range(1, _FORMAT + 1):
             raise ConfigError(f"ledger {str(self.path)!r} was written by another version of tablepuppet: use that one")
+        if version == 1:
+            ledger.execute("ALTER TABLE totals ADD COLUMN tail REAL NOT NULL DEFAULT 0")
+        if version < _FORMAT:
+            _add_up(ledger)
+            ledger.execute(f"PRAGMA user_version = {_FORMAT}")
+        if _floats(ledger.execute("SELECT orders FROM orders").fetchone()[0]) != ORDERS:
+            raise ConfigError(f"ledger {str(self.path)!r} was written by another version of tablepuppet: use that one")
+        for table, caller in ledger.execute("SELECT table_name, caller FROM totals").fetchall():
+            self._check_total(ledger, table, caller)
+
+    def _check_total(self, ledger: sqlite3.Connection, table: str, caller: str) -> None:
+        """Refuse a total that is no number: every later charge would be free."""
+        try:
+            _total(ledger, table, caller)
+        except (PrivacyError, TypeError):
+            raise ConfigError(
+                f"ledger {str(self.path)!r}: what was spent on table {table!r} is not a finite number, so that no "
+                "budget can be held against it. Restore an older copy of the file. If there is none, take what the "
+                "table could spend as spent: publish it no more, or move the file away and lower its budget"
+            ) from None
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -155,20 +224,55 @@ class Ledger:
             ) from error
 
 
-_HAD = "SELECT DISTINCT caller FROM charges WHERE table_name = ? AND release = ?"
+_HAD = "SELECT DISTINCT caller FROM releases WHERE table_name = ? AND name = ?"
+_KNOWN = "SELECT count(*) FROM releases WHERE table_name = ? AND caller = ? AND line = ''"
+_LABELS = (
+    "SELECT DISTINCT mark FROM releases WHERE table_name = ? AND mark > '' AND (? = '' OR caller = ?) ORDER BY mark"
+)
+_OLD_LINES = """DELETE FROM releases WHERE table_name = ? AND caller = ? AND line > '' AND rowid <= (
+    SELECT rowid FROM releases WHERE table_name = ? AND caller = ? AND line > '' ORDER BY rowid DESC LIMIT 1 OFFSET ?
+)"""
 _CALLERS = "SELECT caller FROM totals WHERE table_name = ? ORDER BY caller"
-_CHARGE = "INSERT INTO charges (table_name, caller, purpose, release, epsilon) VALUES (?, ?, ?, ?, ?)"
-_TOTAL = "SELECT gaussian, pure, pure_curve FROM totals WHERE table_name = ? AND caller = ?"
+_CHARGE = """INSERT INTO charges (table_name, caller, purpose, times, epsilons) VALUES (?, ?, ?, 1, ?)
+    ON CONFLICT DO UPDATE SET times = times + 1, epsilons = epsilons + excluded.epsilons, last = excluded.last"""
+_TOTAL = "SELECT gaussian, pure, pure_curve, tail FROM totals WHERE table_name = ? AND caller = ?"
+
+
+def _execute(ledger: sqlite3.Connection, statements: str) -> None:
+    for statement in filter(str.strip, statements.split(";")):
+        ledger.execute(statement)
+
+
+def _add_up(ledger: sqlite3.Connection) -> None:
+    """Charges that were kept one by one, by purpose; those of noisy labels stay known by name."""
+    ledger.execute("DROP INDEX by_release")
+    ledger.execute("ALTER TABLE charges RENAME TO single_charges")
+    _execute(ledger, _CHARGES)
+    ledger.execute(
+        "INSERT INTO charges SELECT table_name, caller, purpose, min(time), max(time), count(*), sum(epsilon) "
+        "FROM single_charges GROUP BY table_name, caller, purpose"
+    )
+    labels = "SELECT DISTINCT table_name, release, caller FROM single_charges WHERE purpose = 'labels' AND release > ''"
+    for table, release, caller in ledger.execute(labels).fetchall():
+        name = hashlib.sha256(release.encode()).digest()
+        ledger.execute("INSERT INTO releases VALUES (?, ?, ?, '', ?)", (table, name, caller, _mark(release)))
+    ledger.execute("DROP TABLE single_charges")
+
+
+def _mark(release: str | None) -> str:
+    """What a caller may know noisy labels by (funds.py); "" for other releases."""
+    labels = release is not None and release.startswith('["labels", ')
+    return label_mark(*json.loads(release or "")[1:4]) if labels else ""
 
 
 def _total(ledger: sqlite3.Connection, table: str, caller: str) -> Spending:
     row = ledger.execute(_TOTAL, (table, caller)).fetchone()
-    return Spending() if row is None else Spending(_floats(row[0]), row[1], _floats(row[2]))
+    return Spending() if row is None else Spending(_floats(row[0]), row[1], _floats(row[2]), row[3])
 
 
 def _store(ledger: sqlite3.Connection, table: str, caller: str, total: Spending) -> None:
-    values = (table, caller, total.pure, _blob(total.gaussian), _blob(total.pure_curve))
-    ledger.execute("INSERT OR REPLACE INTO totals VALUES (?, ?, ?, ?, ?)", values)
+    values = (table, caller, total.pure, _blob(total.gaussian), _blob(total.pure_curve), total.tail)
+    ledger.execute("INSERT OR REPLACE INTO totals VALUES (?, ?, ?, ?, ?, ?)", values)
 
 
 def _account(table: str, caller: str, total: Spending, budget: Budget) -> Account:

@@ -34,6 +34,7 @@ class Use(Flag):
     FILTER = auto()  # in WHERE
     LABEL = auto()  # to learn, which tells its values
     FEATURE = auto()  # to learn from
+    ID = auto()  # to know predictions by, which tells its values
 
     @property
     def label(self) -> str:
@@ -45,7 +46,7 @@ EVERY_USE = ~Use(0)
 EVERY_RELEASE = ~Release(0)
 LEVELS: Mapping[Level, Release] = {
     Level.PUBLIC: EVERY_RELEASE,
-    Level.AGGREGATE: EVERY_RELEASE & ~Release.EMBEDDINGS,
+    Level.AGGREGATE: EVERY_RELEASE & ~Release.EMBEDDINGS & ~Release.CATEGORIES,
     Level.PRIVATE: Release.SCHEMA | Release.COUNTS | Release.KEY_DIGESTS,
 }
 """What may be told at each level, as far as a use of the column leads to it."""
@@ -59,8 +60,10 @@ USES: Mapping[Use, Release] = {
     | Release.STATISTICS
     | Release.HISTOGRAMS
     | Release.KEY_DIGESTS
-    | Release.METRICS,
-    Use.FEATURE: EVERY_RELEASE & ~Release.LABELS,
+    | Release.METRICS
+    | Release.CATEGORIES,
+    Use.FEATURE: EVERY_RELEASE & ~Release.LABELS & ~Release.IDS,
+    Use.ID: _OF_EVERY_COLUMN | Release.IDS,
 }
 """What each use of a column leads to; the digests of a label or feature are those of its categories."""
 
@@ -107,7 +110,9 @@ class TableRule:
     min_rows: int = 0
     min_group: int = 0
     secure_sum: bool = False  # sums over its rows leave only within a sum over shards
+    keys: frozenset[str] | None = None  # expressions to join by, as `named_key` spells them; None: any
     budget: Budget = field(default_factory=Budget)
+    deliver: frozenset[str] | None = None  # parties that may get predictions made with its features; None: all
 
     def column(self, name: str) -> ColumnRule | None:
         """The rule of one column; None if it is hidden."""
@@ -133,9 +138,18 @@ class Policy:
     max_filters: int | None = None  # distinct ones per caller and table
     max_expressions: int | None = None  # distinct ones over features and labels, per caller and table
     max_prediction_rounds: int | None = None  # per caller, session and table
+    max_splits: int | None = None  # distinct ones per caller and table, of one state of it
+    max_failures: int | None = None  # distinct scans whose expressions fail on rows, per caller and table
     max_models: int | None = None  # saved ones of which the party keeps its part, per caller
     fits: int | None = None  # models in memory, per caller
     views: int | None = None  # relations, and encodings of their rows, per session and table
+    memory_bytes: int | None = None  # that one caller's sessions and models hold
+    kept_bytes: int | None = None  # of saved models on disk, per caller
+    reply_bytes: int | None = None
+    expression_bytes: int | None = None  # of what one table use reads and evaluates
+    request_seconds: float | None = None
+    releases_per_request: int | None = None  # with noise
+    ledger_releases: int | None = None  # that cost once and are known by name, per caller and table
     peers: frozenset[str] | None = None  # parties to sum with; None: whoever has a certificate of the authority
     named: frozenset[str] = frozenset()  # ``table`` or ``table.column`` as somebody spelled them: they must exist
 
@@ -153,12 +167,12 @@ class Policy:
         found = {where.lower(): _level(where, name, party) for where, name in levels.items()}
         least = {where.lower(): pair for where, pair in (bounds or {}).items()}
         listed = {where.lower(): values for where, values in (categories or {}).items()}
-        rules = {where: ColumnRule(level=level) for where, level in found.items()}
+        rules = {where: _rule(level) for where, level in found.items()}
         for where in {**least, **listed}:
             if "." not in where:
                 raise ConfigError(f"party {party!r}, bounds or categories of {where!r}: name a column, as table.column")
             check_values(f"party {party!r}, {where}", least.get(where), listed.get(where))
-            rules[where] = ColumnRule(EVERY_USE, _level_of(where, found), least.get(where), listed.get(where))
+            rules[where] = _rule(_level_of(where, found), least.get(where), listed.get(where))
         return cls(_by_table(rules, found), named=frozenset(rules))
 
     def table(self, name: str) -> TableRule | None:
@@ -174,6 +188,14 @@ def check_values(where: str, bounds: tuple[float, float] | None, categories: tup
         raise ConfigError(f"{where}.bounds: give two finite numbers, the lower one first")
     if categories is not None and len(set(categories)) < max(2, len(categories)):
         raise ConfigError(f"{where}.categories: name two or more, each once")
+
+
+def _rule(
+    level: Level, bounds: tuple[float, float] | None = None, categories: tuple[Category, ...] | None = None
+) -> ColumnRule:
+    """The rule of a column in the analyst's own process: what is not public is no id."""
+    uses = EVERY_USE if level is Level.PUBLIC else EVERY_USE & ~Use.ID
+    return ColumnRule(uses, level, bounds, categories)
 
 
 def _level(where: str, name: str, party: str) -> Level:
@@ -192,7 +214,7 @@ def _level_of(where: str, levels: Mapping[str, Level]) -> Level:
 
 def _by_table(rules: Mapping[str, ColumnRule], levels: Mapping[str, Level]) -> dict[str, TableRule]:
     """Rules by table; ``a.b`` is column b of table a, or the level of all of a table with a dot in its name."""
-    tables = {where: TableRule(others=ColumnRule(level=level)) for where, level in levels.items()}
+    tables = {where: TableRule(others=_rule(level)) for where, level in levels.items()}
     for where, column_rule in rules.items():
         parts = where.split(".")
         for cut in range(1, len(parts)):

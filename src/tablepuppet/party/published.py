@@ -10,17 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import duckdb
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.config import PartyFile
-from tablepuppet.party.database import POSITION, Database, Reader, Source, SourceTable, open_database
-from tablepuppet.party.databases.names import UnknownNameError, find_columns, find_table, identifier, select
+from tablepuppet.party.database import POSITION, Database, Reader, Source, SourceTable
+from tablepuppet.party.databases.names import UnknownNameError, find_columns, find_names, find_table, identifier, select
 from tablepuppet.party.databases.positions import numbered_by
 from tablepuppet.party.databases.sandbox import count, describe
+from tablepuppet.party.databases.urls import open_database
+from tablepuppet.party.delivery import Deliveries
 from tablepuppet.party.view import View, read_by
 from tablepuppet.sql.query import Comparison
+
+SEE_MORE = "; its operator can see more with 'tablepuppet party check'"
 
 
 @dataclass(frozen=True)
@@ -76,15 +81,13 @@ def _silent(party: str, table: str) -> Iterator[None]:
         yield
     except UnknownNameError as error:
         raise PartyError(
-            f"Party {party!r}: its database has not all that published table {table!r} needs; "
-            f"its operator can see more with 'tablepuppet party check'"
+            f"Party {party!r}: its database has not all that published table {table!r} needs{SEE_MORE}"
         ) from error
 
 
 def _narrowed(party: str, table: PublishedTable, columns: Mapping[str, str]) -> dict[str, str]:
     """The published ones of a table's columns, in the table's order."""
-    wanted = dict.fromkeys(table.columns, "VARCHAR")
-    found = {column.stored for column in find_columns(party, table.name, columns, wanted)}
+    found = set(find_names(party, table.name, columns, table.columns))
     return {name: type_name for name, type_name in columns.items() if name in found}
 
 
@@ -99,8 +102,7 @@ class _Reader:
     def source(self, table: str, columns: Mapping[str, str], where: Sequence[Comparison] = ()) -> Source:
         """The columns of a published table; what is not published is not there."""
         found = self.published[find_table(self.party, self.published, table)]
-        names = dict.fromkeys(found.columns, "")
-        find_columns(self.party, found.name, names, columns)
+        find_names(self.party, found.name, found.columns, columns)
         with _silent(self.party, found.name):
             return self._select(found, columns) if found.sql else self.inner.source(found.name, columns, where)
 
@@ -143,11 +145,25 @@ class _Reader:
     def _broken(self, table: PublishedTable, error: duckdb.Error) -> PartyError:
         return PartyError(
             f"Party {self.party!r}: the SELECT of published table {table.name!r} cannot be evaluated "
-            f"({type(error).__name__}); its operator can see more with 'tablepuppet party check'"
+            f"({type(error).__name__}){SEE_MORE}"
         )
 
 
-def open_published(settings: PartyFile) -> Published:
-    """What a party file publishes of its database, which is first opened when it is read."""
-    tables = [PublishedTable(name, tuple(table.columns), table.sql) for name, table in settings.tables.items()]
+def open_deliveries(settings: PartyFile) -> Deliveries:
+    """Where a party file lets predictions be written."""
+    state = None if settings.state_dir is None else Path(settings.state_dir)
+    return Deliveries(settings.name, settings.targets(), open_published(settings, with_keys=True), state)
+
+
+def open_published(settings: PartyFile, *, with_keys: bool = False) -> Published:
+    """What a party file publishes of its database, which is first opened when it is read.
+
+    ``with_keys``, for the party's own eyes: also the columns that stand beside predictions that it takes home.
+    """
+    tables = []
+    for name, table in settings.tables.items():
+        known = {column.lower() for column in table.columns}
+        keys = table.predictions.keys if with_keys and table.predictions else []
+        more = [key for key in keys if key.lower() not in known]
+        tables.append(PublishedTable(name, (*table.columns, *more), table.sql))
     return Published(settings.name, open_database(settings.name, settings.database), tables)

@@ -21,6 +21,8 @@ class Release(Flag):
     STATISTICS = auto()  # sums, means, extremes of a column
     HISTOGRAMS = auto()  # how often each (blinded) category occurs
     METRICS = auto()
+    IDS = auto()  # values of a column, to know a row by, for the rows that take part
+    CATEGORIES = auto()  # the text of categories
 
     @cached_property
     def names(self) -> tuple[str, ...]:

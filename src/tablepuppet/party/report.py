@@ -6,21 +6,25 @@ releases, and all problems at once. Reads the database's catalog and counts rows
 
 from __future__ import annotations
 
-import os
+import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from tablepuppet.errors import ConfigError, PartyError, TablePuppetError
+from tablepuppet.party.audit import check_log
 from tablepuppet.party.blinding_key import read_blinding_key
-from tablepuppet.party.config import PartyFile
+from tablepuppet.party.config import PartyFile, PredictionsEntry
 from tablepuppet.party.counters import Counters
 from tablepuppet.party.database import SourceTable
+from tablepuppet.party.databases.delivering import check_database
+from tablepuppet.party.delivered_file import check_place
 from tablepuppet.party.ledger import FILE, Account, Budget, Ledger
 from tablepuppet.party.policy import ColumnRule, Level, Policy, Use
-from tablepuppet.party.published import open_published
+from tablepuppet.party.published import SEE_MORE, open_published
 from tablepuppet.party.tls_files import TlsFiles, read_tls_files
 from tablepuppet.sql.types import Family, family
 
@@ -48,6 +52,9 @@ class TableReport(msgspec.Struct, frozen=True):
     secure_sum: bool
     columns: list[ColumnReport]
     budget: Budget
+    keys: list[str]  # expressions that may be joined by
+    deliver: list[str]  # parties that may get predictions made with its features
+    predictions: PredictionsEntry | None  # where predictions about its rows are written
 
 
 class PartyReport(msgspec.Struct, frozen=True):
@@ -68,8 +75,11 @@ def inspect(path: Path) -> PartyReport:
     problems: list[str] = []
     _attempt(problems, lambda: read_blinding_key(Path(settings.blinding_key)))
     certificate = _attempt(problems, lambda: read_tls_files(settings.tls) if settings.tls else None)
-    _attempt(problems, lambda: _check_writable(settings))
+    _attempt(problems, lambda: check_log(Path(settings.audit_log)))
+    _attempt(problems, lambda: _check_state(settings))
     found = _attempt(problems, lambda: open_published(settings).tables()) or []
+    if found:
+        _check_deliveries(settings, problems)
     policy = settings.policy()
     tables = [_table_report(settings, policy, table) for table in found]
     return PartyReport(
@@ -102,19 +112,37 @@ def _attempt(problems: list[str], check: Callable[[], Found]) -> Found | None:
     except TablePuppetError as error:
         # What a PartyError keeps from callers, such as the names of hidden columns, its operator may see.
         reason = error.__cause__ if isinstance(error, PartyError) else None
-        problems.append(f"{error}: {reason}" if reason is not None else str(error))
+        text = str(error).replace(SEE_MORE, "")  # this is that check
+        problems.append(f"{text}: {reason}" if reason is not None else text)
         return None
 
 
-def _check_writable(settings: PartyFile) -> None:
-    """The audit log and the state folder."""
-    log = Path(settings.audit_log)
-    if not os.access(log if log.exists() else log.parent, os.W_OK) or log.is_dir():
-        raise ConfigError(f"audit_log: {str(log)!r} is no file that can be written; make its folder, or name another")
+def _check_state(settings: PartyFile) -> None:
+    """The state folder, by a file that is gone again."""
     if settings.state_dir is not None:
-        if not os.access(settings.state_dir, os.W_OK | os.X_OK):
-            raise ConfigError(f"state_dir: {settings.state_dir!r} is no folder that can be written; make it first")
+        try:
+            with tempfile.TemporaryFile(dir=settings.state_dir):
+                pass
+        except OSError as error:
+            raise ConfigError(
+                f"state_dir: {settings.state_dir!r} is no folder that can be written ({error.strerror}); make it first"
+            ) from error
         Counters(Path(settings.state_dir))
+
+
+def _check_deliveries(settings: PartyFile, problems: list[str]) -> None:
+    """The places for predictions, and the keys that stand beside them."""
+    targets = settings.targets()
+    if targets:
+        _attempt(problems, lambda: open_published(settings, with_keys=True).tables())
+    for name, target in targets.items():
+        own: list[str] = []
+        if target.file is not None:
+            _attempt(own, partial(check_place, settings.name, target.file, target.keys))
+        elif target.table is not None:
+            taken = target.table.lower() in {table.lower() for table in settings.tables}
+            _attempt(own, partial(check_database, settings.name, target.url, target.table, published=taken))
+        problems += [f"tables.{name}.predictions: {text}" for text in own]
 
 
 def _table_report(settings: PartyFile, policy: Policy, table: SourceTable) -> TableReport:
@@ -127,8 +155,19 @@ def _table_report(settings: PartyFile, policy: Policy, table: SourceTable) -> Ta
         told = [release.name or "" for release in rule.releases]
         columns.append(ColumnReport(name, type_name, uses, rule.level.name.lower(), told))
     callers = sorted(settings.allow if rules.allow is None else rules.allow)
+    entry = next(entry for name, entry in settings.tables.items() if name.lower() == table.name.lower())
     return TableReport(
-        table.name, table.rows, callers, rules.min_rows, rules.min_group, rules.secure_sum, columns, rules.budget
+        table.name,
+        table.rows,
+        callers,
+        rules.min_rows,
+        rules.min_group,
+        rules.secure_sum,
+        columns,
+        rules.budget,
+        sorted(rules.keys or ()),
+        sorted(rules.deliver or ()),
+        entry.predictions,
     )
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import mark
 from tablepuppet.errors import PartyError
-from tablepuppet.party.ops import LocalTable, Values, View, op
+from tablepuppet.party.local_table import LocalTable, View
+from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
+from tablepuppet.party.returns import BITS, Bytes
+
+MOST_COUNT = 2**53  # joined rows of one row: more are no whole numbers in sums
 
 
 @op("keys.blind", releases=Release.KEY_DIGESTS)
 def blind_keys(table: LocalTable) -> Values:
     """Digests and codes of every join key, and for each filter of a union the rows that pass."""
     reply: Values = {}
-    for number, blinded in enumerate(table.snapshot.blind_keys(table.secret, table.run)):
+    for number, blinded in enumerate(table.snapshot.blind_keys(table.run_key)):
         reply[f"digests{number}"] = blinded.digests
         reply[f"codes{number}"] = blinded.codes
     for number, passes in enumerate(table.snapshot.passes):
@@ -24,7 +30,7 @@ def blind_keys(table: LocalTable) -> Values:
     return reply
 
 
-@op("rows.use", releases=Release.COUNTS)
+@op("rows.use", releases=Release.COUNTS, returns={})
 def use_rows(table: LocalTable, view: str, chosen: NDArray[np.integer] | None, counts: NDArray[np.integer]) -> Values:
     """Remember which rows take part in a relation and how often: ``chosen`` are all of them if it is None, those with a
     bit set if it is bytes, else those with these row ids.
@@ -45,25 +51,30 @@ def _row_ids(table: LocalTable, chosen: NDArray[np.integer] | None) -> NDArray[n
 
 
 def _check_rows(table: LocalTable, row_ids: NDArray[np.integer], counts: NDArray[np.integer]) -> None:
-    """Rows that take part are rows of the snapshot, are joined some number of times, and are not too few."""
+    """Rows that take part are rows of the snapshot, are joined at least once each, and are not too few.
+
+    A row that is joined no time would be learned of without counting among those that it hides among.
+    """
     where = f"party {table.grant.party!r}: table {table.grant.table!r}"
     for array in (row_ids, counts):
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" or array.ndim != 1:
             raise PartyError(f"{where}: chosen rows and counts must be arrays of whole numbers")
     if len(row_ids) != len(counts):
         raise PartyError(f"{where}: there are {len(row_ids):,} row ids and {len(counts):,} counts")
-    if len(row_ids) and (row_ids.min() < 0 or row_ids.max() >= table.snapshot.rows or counts.min() < 0):
-        raise PartyError(f"{where}: row ids must be below {table.snapshot.rows:,}, and counts at least 0")
+    if len(row_ids) and (row_ids.min() < 0 or row_ids.max() >= table.snapshot.rows):
+        raise PartyError(f"{where}: row ids must be below {table.snapshot.rows:,}")
+    if len(counts) and not 1 <= counts.min() <= counts.max() <= MOST_COUNT:
+        raise PartyError(f"{where}: a row that takes part is joined once or more, so counts must be at least 1")
     if table.grant.rules.min_rows:
-        table.grant.check_rows(int(np.count_nonzero(mark(table.snapshot.rows, row_ids[counts > 0]))))
+        table.grant.check_rows(int(np.count_nonzero(mark(table.snapshot.rows, row_ids))))
 
 
-@op("rows.sample", releases=Release.COUNTS)
+@op("rows.sample", releases=Release.COUNTS, returns={"chosen": Bytes((BITS,), ones="ranks")})
 def sample_rows(table: LocalTable, view: str, ranks: NDArray[np.integer]) -> Values:
     """Which of a relation's rows stand at ``ranks`` in the order of the source.
 
     The coordinator draws ranks from a seed, so that the same source rows are chosen on every day the data is
-    the same, whatever the row ids of the day are.
+    the same, whatever the row ids of the day are. Each choice tells one bit of every row's place: they are counted.
     """
     row_ids = table.view(view).row_ids
     order = np.argsort(table.snapshot.place(row_ids))
@@ -71,4 +82,8 @@ def sample_rows(table: LocalTable, view: str, ranks: NDArray[np.integer]) -> Val
     if ranks.ndim != 1 or (len(ranks) and (ranks.min() < 0 or ranks.max() >= len(order))):
         raise PartyError(f"party {table.grant.party!r}: ranks must be below the {len(order):,} rows that take part")
     chosen[order[ranks]] = True
+    if chosen.any() and not chosen.all() and not table.is_repeat:
+        what = hashlib.sha256(np.sort(table.snapshot.position(row_ids)).tobytes())
+        what.update(np.packbits(chosen[order]).tobytes())
+        table.split_by(what.hexdigest())
     return {"chosen": np.packbits(chosen)}

@@ -5,26 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tablepuppet.party.ops import SECURE, LocalTable, Op, Values, op
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import SECURE, Op, Values, op
 from tablepuppet.party.release import Release
+from tablepuppet.party.returns import Plain, Word
 from tablepuppet.party.secure_table import Wanted
 from tablepuppet.privacy.signed_keys import Hello
 
 
-@op("secure.hello", releases=Release.COUNTS)
+@op(
+    "secure.hello",
+    releases=Release.COUNTS,
+    returns={"certificates": Plain(bytes), "public": Plain(bytes), "signature": Plain(bytes)},
+)
 def hello(table: LocalTable, view: str) -> Values:
     """A key for the exchange with other shards, signed by this party."""
     own = table.secure.hello()
     return {"certificates": own.certificates, "public": own.public, "signature": own.signature}
 
 
-@op("secure.roster", releases=Release.COUNTS)
+@op("secure.roster", releases=Release.COUNTS, returns={"signature": Plain(bytes), "name": Word()})
 def roster(table: LocalTable, view: str, hellos: Sequence[tuple[bytes, bytes, bytes]]) -> Values:
     """Take the keys of all shards, if certificates and policy allow; the party's signature of this roster."""
     return {"signature": table.secure.propose([Hello(*each) for each in hellos]), "name": table.secure.name}
 
 
-@op("secure.confirm", releases=Release.COUNTS)
+@op("secure.confirm", releases=Release.COUNTS, returns={})
 def confirm(table: LocalTable, view: str, signatures: Sequence[tuple[str, bytes]]) -> Values:
     """Mask from now on, if all shards have signed the same roster."""
     table.secure.confirm(dict(signatures))

@@ -11,46 +11,56 @@ import hmac
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 import tablepuppet.party.rows  # noqa: F401 - registers its ops
 from tablepuppet.errors import PartyError
+from tablepuppet.party.allowance import Allowance, allowed, check_reply, check_time, ran_out
 from tablepuppet.party.audit import AuditLog, Outcome
+from tablepuppet.party.beside import columns_beside
 from tablepuppet.party.blind import derive_key
-from tablepuppet.party.bounded import Bounded
-from tablepuppet.party.database import Database, SourceTable
+from tablepuppet.party.bounded import Account, Bounded, Owned, size_of
+from tablepuppet.party.database import Database, Reader, SourceTable
+from tablepuppet.party.delivery import CallersDeliveries, Deliveries
 from tablepuppet.party.grant import Grant
 from tablepuppet.party.guard import Guard
 from tablepuppet.party.kept import Shelves
 from tablepuppet.party.ledger import FILE, Ledger
-from tablepuppet.party.ops import LocalTable, Op, Values, category_secret, find_op
-from tablepuppet.party.policy import Policy, TableRule
+from tablepuppet.party.local_table import LocalTable, Place, category_secret
+from tablepuppet.party.openings import Openings
+from tablepuppet.party.ops import Op, Values, find_op
+from tablepuppet.party.policy import Level, Policy, TableRule, Use
 from tablepuppet.party.release import Release
+from tablepuppet.party.release_log import ReleaseLog, Unlogged
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.secure_ops import answered
 from tablepuppet.party.secure_table import SecureTable
-from tablepuppet.party.snapshot import Snapshot, take_snapshot
+from tablepuppet.party.snapshot import EvaluationError, Snapshot, take_snapshot
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.signed_keys import Identity
 from tablepuppet.sql.catalog import Shard
 from tablepuppet.sql.plan import Scan
 
+LEARNED = Use.FEATURE | Use.LABEL
 HERE = ""  # the caller in whose process the party lives
 
 
 class Party:
     """One owner of one database.
 
-    ``blinding_key`` is shared by all parties and unknown to the coordinator. ``row_secret`` orders row ids; a
-    party inside the coordinator's process has nobody to hide the order from, needs none, and numbers rows as
-    its source does. Every verb first asks the guard, which enforces ``policy``, and ends with a line in the
-    ``audit`` log. ``state_dir`` keeps what callers have used up of their limits, the parts of their saved models, and
-    the ledger of what was spent of privacy budgets; without it nothing is charged. What was read for a caller is read
-    anew for its next run once ``snapshot_ttl`` seconds have passed. ``identity`` signs what it tells other shards.
+    ``blinding_key`` is shared by all parties and unknown to the coordinator. ``row_secret`` orders row ids, for each
+    caller otherwise; a party inside the coordinator's process has nobody to hide the order from, needs none, and
+    numbers rows as its source does. Every verb first asks the guard, which enforces ``policy``, and ends with a line
+    in the ``audit`` log. ``state_dir`` keeps what callers have used up of their limits, the parts of their saved
+    models, and the ledger of what was spent of privacy budgets; without it nothing is charged. What was read for a
+    caller is read anew for its next run once ``snapshot_ttl`` seconds have passed. ``identity`` signs what it tells
+    other shards. ``deliveries`` are the places for predictions that it takes home; without them it takes none.
     """
 
     def __init__(
@@ -64,45 +74,95 @@ class Party:
         state_dir: Path | None = None,
         snapshot_ttl: float = 0.0,
         identity: Callable[[], Identity] | None = None,
+        deliveries: Deliveries | None = None,
     ):
         self.name = name
         self._database = database
         self._blinding_key = blinding_key
         self._guard = Guard(name, policy or Policy(), state_dir)
         self._audit = audit or AuditLog(None)
-        self._row_secret, self._identity = row_secret, identity
+        self._row_secret, self._identity, self._deliveries = row_secret, identity, deliveries
         self._noise_secret = hmac.digest(row_secret or secrets.token_bytes(32), b"noise", "sha256")
-        self._ledger = None if state_dir is None else Ledger(state_dir / FILE, name)
+        self._ledger = None if state_dir is None else Ledger(state_dir / FILE, name, self._guard.policy.ledger_releases)
         self._sessions: dict[tuple[str, str], dict[str, LocalTable]] = {}
-        self._models: dict[str, Bounded] = {}  # by caller
-        self._shelves = Shelves(name, state_dir, self._guard.policy.max_models)
+        self._models: dict[str, tuple[Bounded, dict[str, str]]] = {}  # by caller, and the sessions that made them
+        self._accounts: dict[str, Account] = {}  # by caller
+        self._shelves = Shelves(name, state_dir, self._guard.policy.max_models, self._guard.policy.kept_bytes)
         self._category_secrets: dict[str, bytes] = {}
+        self._openings = Openings(name)
+        self._row_counts: dict[str, int] = {}  # of tables, as last described
         self._snapshot_ttl = snapshot_ttl
         self._read: dict[tuple[str, str], tuple[float, list[Snapshot]]] = {}
         self._lock = threading.Lock()
 
-    def answer(self, caller: str, request: Request, outcome: Outcome = "ok") -> Reply:
+    def answer(
+        self,
+        caller: str,
+        request: Request,
+        outcome: Outcome = "ok",
+        replies: Reply | None = None,
+        *,
+        again: bool = False,
+        made: ReleaseLog | None = None,
+    ) -> Reply:
         """The reply to one request: an answer of the verb unless that is `run`, then one of each step.
 
-        ``outcome`` is what the audit log says of it; ``restored`` if the reply goes nowhere.
+        ``outcome`` is what the audit log says of it; ``restored`` if the reply goes nowhere. ``replies`` is filled one
+        by one: whoever gives a list knows how far the request has come if it fails. ``again``: the party has accepted
+        the request before it was started anew. ``made`` keeps what a session that is opened releases with noise.
         """
-        replies: Reply = []
-        match request.verb:
-            case "describe":
-                replies.append({"tables": self.describe(caller), "key": self.key_mark})
-            case "open":
-                replies.append({"rows": self.open(caller, request.session, **request.arguments, outcome=outcome)})
-            case "close":
-                self.close(caller, request.session)
-                replies.append({})
-        for step in request.steps:
-            replies.append(self.run(caller, request.session, step.op, step.table, step.arguments, outcome))
+        replies = [] if replies is None else replies
+        with allowed(self._allowance(caller, outcome)):
+            match request.verb:
+                case "describe":
+                    tables = self.describe(caller)
+                    nonce = None if caller == HERE else self._openings.issue(caller)
+                    replies.append({"tables": tables, "key": self.key_mark, "nonce": nonce})
+                case "open":
+                    rows = self.open(
+                        caller, request.session, **request.arguments, outcome=outcome, again=again, made=made
+                    )
+                    replies.append({"rows": rows})
+                case "close":
+                    self.close(caller, request.session)
+                    replies.append({})
+            size = 0
+            for number, step in enumerate(request.steps):
+                check_time()
+                place = None if caller == HERE else (request.sequence, number)
+                found = self.run(caller, request.session, step.op, step.table, step.arguments, outcome, place)
+                check_reply(size := size + size_of(found))
+                replies.append(found)
         return replies
+
+    def _allowance(self, caller: str, outcome: Outcome) -> Allowance:
+        """What one request may take; what was computed in time before may take longer now."""
+        policy = self._guard.policy
+        again = outcome == "restored"
+        return Allowance(
+            self.name,
+            None if again else policy.request_seconds,
+            policy.expression_bytes,
+            policy.reply_bytes,
+            self._account(caller),
+            None if again else policy.releases_per_request,
+        )
+
+    def _account(self, caller: str) -> Account:
+        with self._lock:
+            return self._accounts.setdefault(caller, Account(self.name, self._guard.policy.memory_bytes))
+
+    def _models_of(self, caller: str, session: str) -> Owned:
+        """A caller's models, as a session sees them."""
+        account = self._account(caller)
+        with self._lock:
+            held = self._models.setdefault(caller, (self._bounded("models of this caller", "fits", account), {}))
+            return Owned(*held, session)
 
     @property
     def key_mark(self) -> str:
         """Tells whether two parties hold the same blinding key, and nothing else of it."""
-        return derive_key(self._blinding_key, "", "mark").hex()[:16]
+        return derive_key(self._blinding_key, "mark").hex()[:16]
 
     def admit(self, caller: str) -> None:
         """PrivacyError unless the policy lets this caller in."""
@@ -117,32 +177,57 @@ class Party:
         with self._audit.entry(caller, "", "describe", releases=Release.SCHEMA) as entry:
             self._guard.admit(caller)  # before the database is asked
             tables = self._guard.published(caller, self._database.tables())
-            return entry.reply([self._shard(table) for table in tables])
+            self._row_counts |= {table.name.lower(): table.rows for table in tables}
+            return entry.reply([self._shard(caller, table) for table in tables])
 
-    def _shard(self, table: SourceTable) -> Shard:
-        rules = self._guard.policy.table(table.name) or TableRule()
-        demands = (rules.budget.require_dp, rules.secure_sum)
-        return Shard(self.name, table.name, table.columns, table.rows, *demands)
+    def _shard(self, caller: str, table: SourceTable) -> Shard:
+        policy = self._guard.policy
+        rules = policy.table(table.name) or TableRule()
+        demands = (rules.budget.require_dp, rules.secure_sum, policy.max_prediction_rounds)
+        rule_of = {name: rules.column(name) for name in table.columns}
+        public = tuple(name for name, rule in rule_of.items() if rule is not None and rule.level is Level.PUBLIC)
+        known = {name: rule for name, rule in rule_of.items() if rule is not None and rule.level is not Level.PRIVATE}
+        return Shard(
+            self.name,
+            table.name,
+            table.columns,
+            table.rows,
+            *demands,
+            () if rules.budget.require_dp else public,
+            () if self._ledger is None else self._ledger.funds(table.name, caller, rules.budget),
+            {name: rule.bounds for name, rule in known.items() if rule.bounds is not None and rule.uses & LEARNED},
+            {
+                name: rule.categories if Use.LABEL in rule.uses else ()
+                for name, rule in known.items()
+                if rule.categories is not None and rule.uses & LEARNED
+            },
+        )
 
     def open(
         self, caller: str, session: str, scans: Iterable[Scan], wire: str = "float64", outcome: Outcome = "ok",
-        nonce: str | None = None,
+        nonce: str | None = None, nonces: Iterable[str] = (), again: bool = False, made: ReleaseLog | None = None,
     ) -> dict[str, int]:  # fmt: skip
         """Read every shard the relation needs, as of one moment; answers with row counts by alias.
 
-        ``nonce`` is the one under which a session's noise was drawn before, if it comes back.
+        ``nonce`` is the one under which a session's noise was drawn before, if it comes back. ``nonces`` are those that
+        parties gave with their catalogs, this one's among them; ``again``: they were taken before. ``made`` keeps what
+        is released with noise.
         """
-        tables, listed, nonce = {}, tuple(scans), nonce or secrets.token_hex(16)
+        tables, listed, nonce, given = {}, tuple(scans), nonce or secrets.token_hex(16), sorted(set(nonces))
         rosters: dict[str, frozenset[str]] = {}
+        blinds, again = any(scan.keys for scan in listed), again or caller == HERE
+        run_key = derive_key(self._blinding_key, "run", session, *given)
+        account = self._account(caller)
         with self._audit.entry(caller, session, "open", Release.COUNTS, outcome) as entry:
             entry.tables = sorted({scan.table for scan in listed})
             grants = self._guard.open(caller, listed)
-            for scan, snapshot in zip(listed, self._snapshots(caller, listed), strict=True):
+            if not again:
+                self._openings.check(caller, session, given, blinds=blinds)
+            for scan, snapshot in zip(listed, self._held(caller, session, listed), strict=True):
                 tables[scan.alias] = LocalTable(
                     snapshot,
                     grants[scan.alias],
                     self._blinding_key,
-                    session,
                     SecureTable(
                         self.name,
                         scan.table,
@@ -154,53 +239,121 @@ class Party:
                         rosters,
                     ),
                     wire,
-                    views=self._bounded(f"table {scan.table!r}: relations of this session", "views"),
-                    state=self._bounded(f"table {scan.table!r}: encoded relations of this session", "views"),
-                    models=self._models.setdefault(caller, self._bounded("models of this caller", "fits")),
+                    run_key,
+                    views=self._bounded(f"table {scan.table!r}: relations of this session", "views", account),
+                    state=self._bounded(f"table {scan.table!r}: encoded relations of this session", "views", account),
+                    models=self._models_of(caller, session),
                     category_secrets=self._category_secrets,
                     noise_secret=self._noise_secret,
                     nonce=nonce,
                     charged=partial(self._charge, caller, grants[scan.alias]),
+                    made=made or Unlogged(),
+                    split_by=partial(self._split, caller, grants[scan.alias]),
                     read=self._whole,
+                    read_beside=self._beside,
+                    deliveries=CallersDeliveries(self.name, caller, self._deliveries),
                     shelf=self._shelves.of(caller),
                 )
+            if caller != HERE:
+                self._openings.use(caller, session, given, blinds=blinds, again=again)
             with self._lock:
                 self._sessions[caller, session] = tables
             return entry.reply({alias: table.snapshot.rows for alias, table in tables.items()})
 
+    def _held(self, caller: str, session: str, scans: tuple[Scan, ...]) -> list[Snapshot]:
+        """What the scans of a session read, if there is room for it.
+
+        Where noise is demanded, that follows from what is public; else it tells of the lengths of texts, and counts as
+        a query that fails.
+        """
+        account = self._account(caller)
+        with self._guard.evaluating(caller, scans):
+            found, before = self._snapshots(caller, scans), account.total
+            try:
+                account.put((session,), sum(map(self._size, found)))
+            except PartyError:
+                for scan in scans:
+                    if not self._demands_noise(scan):
+                        self._guard.failed(caller, scan, beside=before)
+                raise
+        return found
+
+    def _size(self, snapshot: Snapshot) -> int:
+        """Bytes that a snapshot is counted as."""
+        return snapshot.public_nbytes if self._demands_noise(snapshot.scan) else snapshot.nbytes
+
+    def _demands_noise(self, scan: Scan) -> bool:
+        rules = self._guard.policy.table(scan.table)
+        return rules is not None and rules.budget.require_dp
+
     def _whole(self, scan: Scan) -> Snapshot:
         """What a scan reads now, for the party's own eyes."""
         with self._database.reader() as reader:
-            return take_snapshot(scan, reader, None)
+            return take_snapshot(scan, reader, None, self._is_total(scan), self._demands_noise(scan))
 
-    def _charge(self, caller: str, grant: Grant, cost: Spending, purpose: str, release: str | None) -> None:
+    def _is_total(self, scan: Scan) -> bool:
+        """Whether no expression may fail: that would tell somebody else, or where noise is demanded, of a row."""
+        return self._row_secret is not None or self._demands_noise(scan)
+
+    def _split(self, caller: str, grant: Grant, chosen: str) -> None:
+        """Count a split; a table that has other rows than before has a new order to be told of."""
+        name = grant.table.lower()
+        if name not in self._row_counts and self._guard.policy.max_splits is not None:
+            self._row_counts |= {table.name.lower(): table.rows for table in self._database.tables()}
+        self._guard.split(caller, grant, chosen, self._row_counts.get(name, 0))
+
+    def _beside(self, snapshot: Snapshot, columns: Sequence[str]) -> pa.Table:
+        """Published columns beside a snapshot."""
+        return columns_beside(snapshot, columns, self._database)
+
+    def _charge(self, caller: str, grant: Grant, cost: Spending, purpose: str, release: str | None, line: str) -> None:
         if self._ledger is not None:
-            self._ledger.charge(grant.table, caller, cost, grant.rules.budget, purpose=purpose, release=release)
+            budget = grant.rules.budget
+            self._ledger.charge(grant.table, caller, cost, budget, purpose=purpose, release=release, line=line)
 
-    def _bounded(self, what: str, limit: str) -> Bounded:
-        return Bounded(f"party {self.name!r}, {what}", limit, getattr(self._guard.policy, limit))
+    def _bounded(self, what: str, limit: str, account: Account) -> Bounded:
+        return Bounded(f"party {self.name!r}, {what}", limit, getattr(self._guard.policy, limit), account)
 
     def _snapshots(self, caller: str, scans: tuple[Scan, ...]) -> list[Snapshot]:
         """What the scans read, as of one moment; what this caller read a short time ago may do."""
         now = time.monotonic()
         with self._lock:
-            self._read = {key: kept for key, kept in self._read.items() if kept[0] > now}
+            late = [key for key, kept in self._read.items() if kept[0] <= now]
+            for key in late:
+                del self._read[key]
             known = self._read.get((caller, repr(scans)))
+        for owner, text in late:
+            self._account(owner).drop(("read", text))
         if not scans:  # a session for the caller's parts of models
             return []
         if known is not None:
             return [snapshot.again() for snapshot in known[1]]
+        secret = None if self._row_secret is None else derive_key(self._row_secret, "row ids", caller)
         with self._database.reader() as reader:
-            found = [take_snapshot(scan, reader, self._row_secret) for scan in scans]
+            found = [self._taken(caller, scan, reader, secret) for scan in scans]
         if self._snapshot_ttl > 0:
-            with self._lock:
-                self._read[caller, repr(scans)] = (now + self._snapshot_ttl, found)
+            with suppress(PartyError):  # without room it is read anew
+                self._account(caller).put(("read", repr(scans)), sum(map(self._size, found)))
+                with self._lock:
+                    self._read[caller, repr(scans)] = (now + self._snapshot_ttl, found)
         return found
 
+    def _taken(self, caller: str, scan: Scan, reader: Reader, secret: bytes | None) -> Snapshot:
+        try:
+            return take_snapshot(scan, reader, secret, self._is_total(scan), self._demands_noise(scan))
+        except Exception as error:
+            if isinstance(error, EvaluationError) or ran_out(error):
+                self._guard.failed(caller, scan)
+            raise
+
     def run(
-        self, caller: str, session: str, op: str, alias: str, arguments: Mapping[str, Any], outcome: Outcome = "ok"
-    ) -> Values:
-        """Compute one op on one table of a session, or on the caller's parts of saved models."""
+        self, caller: str, session: str, op: str, alias: str, arguments: Mapping[str, Any], outcome: Outcome = "ok",
+        place: Place | None = None,
+    ) -> Values:  # fmt: skip
+        """Compute one op on one table of a session, or on the caller's parts of saved models.
+
+        ``place`` is that of the op in the session; None: after those before it.
+        """
         with self._audit.entry(caller, session, "run", outcome=outcome) as entry:
             self._guard.admit(caller)
             found = find_op(op)
@@ -211,13 +364,16 @@ class Party:
             entry.tables = [table.grant.table]
             self._guard.run(caller, session, found, table.grant, arguments, bound=table.secure.is_bound)
             table.is_repeat = outcome == "restored"
-            return entry.reply(answered(found, table, arguments))
+            table.begin(place)
+            values = answered(found, table, arguments)
+            table.measure()
+            return entry.reply(values)
 
     def _run_on_shelf(
         self, caller: str, session: str, op: Op, arguments: Mapping[str, Any], outcome: Outcome
     ) -> Values:
         """An op on parts of saved models; one that was answered before does nothing again."""
-        op.parameters.check(arguments)
+        op.parameters.read(arguments)
         shelf = self._shelves.of(caller)
         for kept, _ in shelf.all(arguments.get("part", "")):
             self._guard.run(caller, session, op, self._guard.grant(caller, kept.scan), arguments)
@@ -257,10 +413,10 @@ class Party:
     def close(self, caller: str, session: str) -> None:
         """Free everything that a session holds, the parts of its models too."""
         with self._lock:
-            self._sessions.pop((caller, session), None)
-            models = self._models.get(caller) or Bounded()
-            for name in [name for name in models if name.startswith(f"{session}.")]:
-                del models[name]
+            tables = self._sessions.pop((caller, session), {})
+        for table in tables.values():
+            table.free()
+        self._account(caller).drop((session,))
         self._guard.close(caller, session)
         with suppress(PartyError), self._audit.entry(caller, session, "close"):
             pass  # nothing leaves with it: a log that cannot be written must not keep sessions open

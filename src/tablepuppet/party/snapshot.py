@@ -1,33 +1,39 @@
 """A snapshot: what a party read of its shard, once, for one table use of one relation.
 
 Comes in: a `Scan` and an open database. Stays here: the selected columns in the stable order of the source.
-Goes out: nothing of itself; ops work on it. Row ids are places under a permutation that only the party knows, so
-that a row id says nothing about where the row stands in the source; a party inside the coordinator's own process,
-which may ask for the places anyway, keeps the order of the source.
+Goes out: nothing of itself; ops work on it. Row ids are places under a permutation that only the party knows, another
+one for each caller and state of the data, so that a row id says nothing about where the row stands in the source; a
+party inside the coordinator's own process, which may ask for the places anyway, keeps the order of the source.
+
+For a caller elsewhere an expression never fails on a row: where it would, its value is NULL, since an error would tell
+that there is such a row. In the analyst's own process it is an error that says what to do.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from sqlglot import exp
 
 from tablepuppet.arrays import Scalar, take
 from tablepuppet.errors import PartyError
+from tablepuppet.party.allowance import check_time, current
 from tablepuppet.party.blind import Blinded, blind, derive_key
 from tablepuppet.party.database import POSITION, Reader, Source
-from tablepuppet.sql.expression import checked, columns_of, render
-from tablepuppet.sql.plan import KeySpec, Scan
+from tablepuppet.privacy.noise import SecureStream
+from tablepuppet.sql.expression import checked, columns_of, is_column, render
+from tablepuppet.sql.growth import MOST_IN_SCAN, letters, letters_of_all
+from tablepuppet.sql.plan import KeySpec, Scan, conjuncts
 
 
 class Digest(Protocol):
@@ -37,8 +43,20 @@ class Digest(Protocol):
         """Add bytes."""
 
 
+class EvaluationError(PartyError):
+    """An expression fails on some rows: that it does so tells of them."""
+
+
+class Order(NamedTuple):
+    """What a snapshot's rows are, as a hash, and the order of row ids that follows from it and a secret."""
+
+    fingerprint: str
+    places: RowIds  # row id -> place in source order
+
+
 RowIds = NDArray[np.int32]
 MOST_ROWS = 2**31 - 1
+BATCH = 1 << 16  # rows
 _BACKGROUND = ThreadPoolExecutor(max(2, os.cpu_count() or 1), thread_name_prefix="tablepuppet-snapshot")
 
 
@@ -51,37 +69,66 @@ class Snapshot:
     outputs: pa.Table  # one column per output name, in source order
     passes: tuple[NDArray[np.bool_] | None, ...]  # per filter of the scan; None: every row of the snapshot
     positions: NDArray[np.int64] | None  # in the source; None: 0, 1, 2, ...
-    shuffled: Future[RowIds] | None  # row id -> place in source order; None: they are the same
+    ordered: Future[Order] | None  # None: row ids are places in source order
     keys: pa.Table  # raw join keys
+    nulls: pa.Table  # per column that a computed output reads: whether its cell is NULL
     _blinded: list[Blinded] | None = None
 
     @property
     def in_source_order(self) -> bool:
         """Whether row ids are places in source order, as where there is nobody to hide the order from."""
-        return self.shuffled is None
+        return self.ordered is None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes, with row ids and the codes of its keys."""
+        places = 0 if self.positions is None else self.positions.nbytes
+        return int(self.outputs.nbytes + self.keys.nbytes + self.nulls.nbytes + places + self._beside * self.rows)
+
+    @property
+    def public_nbytes(self) -> int:
+        """The same by what is public: the number of rows, and for texts the letters that expressions may make."""
+        types = [column.type for table in (self.outputs, self.keys) for column in table.columns]
+        return self.rows * (self._beside + 8 + row_bytes(self.scan, types))
+
+    @property
+    def _beside(self) -> int:
+        """Bytes of each row for row ids and the codes of keys."""
+        return 4 * ((self.ordered is not None) + len(self.scan.keys)) + len(self.passes)
 
     def place(self, row_ids: NDArray[np.integer]) -> NDArray[np.integer]:
         """Where rows stand in the snapshot's own order."""
-        return row_ids if self.shuffled is None else take(self.shuffled.result(), row_ids)
+        return row_ids if self.ordered is None else take(self.ordered.result().places, row_ids)
 
     def by_row_id(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
         """Values in source order, put in the order of row ids."""
-        return values if self.shuffled is None else take(values, self.shuffled.result())
+        return values if self.ordered is None else take(values, self.ordered.result().places)
 
     def position(self, row_ids: NDArray[np.integer]) -> NDArray[np.int64]:
         """Where rows stand in the source; for the party's own eyes."""
         places: NDArray[np.int64] = self.place(row_ids).astype(np.int64)
         return places if self.positions is None else np.take(self.positions, places)
 
-    def blind_keys(self, secret: bytes, run: str) -> list[Blinded]:
-        """The join keys as digests and codes by row id."""
+    def is_null(self, outputs: Iterable[str]) -> NDArray[np.bool_]:
+        """Whether every cell that these outputs are computed from is NULL, in source order."""
+        found = np.ones(self.rows, bool)
+        for name in outputs:
+            if is_column(self.scan.outputs[name]):
+                found &= self.outputs[name].is_null().to_numpy()
+                continue
+            for column in columns_of(self.scan.outputs[name]):
+                found &= self.nulls[column].to_numpy()
+        return found
+
+    def blind_keys(self, run_key: bytes) -> list[Blinded]:
+        """The join keys as digests and codes by row id; ``run_key`` is of this run only."""
         if self._blinded is not None:
             return self._blinded
         columns = iter(self.keys.columns)
         specs = [(spec, [next(columns) for _ in spec.expressions]) for spec in self.scan.keys]
 
         def blind_one(spec: KeySpec, values: list[pa.ChunkedArray]) -> Blinded:
-            found = blind(values, spec.families, derive_key(secret, run, spec.label))
+            found = blind(values, spec.families, derive_key(run_key, "join key", spec.label))
             return Blinded(found.digests, self.by_row_id(found.codes))
 
         self._blinded = [future.result() for future in [_BACKGROUND.submit(blind_one, *each) for each in specs]]
@@ -94,7 +141,25 @@ class Snapshot:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of what was read: the same in every process as long as the data is."""
-        return _hash(self.scan, (self.outputs, self.keys), self.positions)
+        if self.ordered is not None:
+            return self.ordered.result().fingerprint
+        return _hash(self.scan, (self.outputs, self.keys, self.nulls), self.positions)
+
+
+def row_bytes(scan: Scan, types: Sequence[pa.DataType]) -> int:
+    """Bytes that a row is counted as where the lengths of texts are private; ``types`` are of outputs, then of keys.
+
+    A text counts as the letters that its expression may make of columns as `sql/growth.py` takes them.
+    """
+    total = len(_cells(scan))
+    for text, kind in zip([*scan.outputs.values(), *_keys(scan)], types, strict=True):
+        is_fixed = pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_null(kind)
+        total += 16 if is_fixed else 16 + letters(checked(text))
+    return total
+
+
+def _keys(scan: Scan) -> list[str]:
+    return [text for spec in scan.keys for text in spec.expressions]
 
 
 def _hash(scan: Scan, tables: Sequence[pa.Table], positions: NDArray[np.int64] | None) -> str:
@@ -112,43 +177,113 @@ def add_column(digest: Digest, column: pa.ChunkedArray) -> None:
         digest.update(batch.serialize())
 
 
-def take_snapshot(scan: Scan, reader: Reader, secret: bytes | None) -> Snapshot:
-    """Read a shard once, as the scan asks; ``secret`` orders its row ids."""
-    table, positions = _in_source_order(_read(reader.source(scan.table, scan.columns, scan.pushed), scan))
+def take_snapshot(
+    scan: Scan, reader: Reader, secret: bytes | None, total: bool = False, hides: bool = False
+) -> Snapshot:
+    """Read a shard once, as the scan asks; ``secret``, of the party and one caller, orders its row ids.
+
+    With ``total`` an expression is NULL where it would fail. Else, and where that does not help, it is EvaluationError.
+    If it ``hides`` the lengths of texts, whether there is room for them follows from `row_bytes`.
+    """
+    source = reader.source(scan.table, scan.columns, scan.pushed)
+    table, positions = _in_source_order(_read(source, scan, total, hides))
     if len(table) > MOST_ROWS:
         raise PartyError(f"party {scan.party!r}: table {scan.table!r} has {len(table):,} rows, more than 2^31 - 1")
-    shuffled = None if secret is None else _BACKGROUND.submit(permutation, len(table), secret, scan)
     passes = tuple(
         table[f"f{i}"].to_numpy() if f"f{i}" in table.column_names else None for i in range(len(scan.filters))
     )
     outputs = table.select([f"o{i}" for i in range(len(scan.outputs))]).rename_columns(list(scan.outputs))
     keys = table.select([name for name in table.column_names if name.startswith("k")])
-    return Snapshot(scan, len(table), outputs, passes, positions, shuffled, keys)
+    cells = _cells(scan)
+    nulls = table.select([f"n{i}" for i in range(len(cells))]).rename_columns(cells)
+    ordered = None if secret is None else _BACKGROUND.submit(_ordered, scan, (outputs, keys, nulls), positions, secret)
+    return Snapshot(scan, len(table), outputs, passes, positions, ordered, keys, nulls)
 
 
-def _read(source: Source, scan: Scan) -> pa.Table:
+def _cells(scan: Scan) -> list[str]:
+    """The columns that computed outputs read; of an output that is a column itself, NULLs are seen in its values."""
+    computed = [text for text in scan.outputs.values() if not is_column(text)]
+    return list(dict.fromkeys(column for text in computed for column in columns_of(text)))
+
+
+def _ordered(scan: Scan, tables: Sequence[pa.Table], positions: NDArray[np.int64] | None, secret: bytes) -> Order:
+    fingerprint = _hash(scan, tables, positions)
+    return Order(
+        fingerprint, permutation(len(tables[0]), derive_key(secret, "rows", scan.table, scan.alias, fingerprint))
+    )
+
+
+def _read(source: Source, scan: Scan, total: bool, hides: bool) -> pa.Table:
     """Evaluate the scan's expressions and filters in DuckDB over the source's rows."""
-    filters = [_evaluable(text, scan) if text else "TRUE" for text in scan.filters]
+    filters = [_condition(text, scan, total) if text else "TRUE" for text in scan.filters]
     where = "" if "TRUE" in filters else f" WHERE {' OR '.join(f'({text})' for text in filters)}"
-    keys = [text for spec in scan.keys for text in spec.expressions]
-    items = [f"{_evaluable(text, scan)} AS o{i}" for i, text in enumerate(scan.outputs.values())]
-    items += [f"{_evaluable(text, scan)} AS k{i}" for i, text in enumerate(keys)]
+    keys = _keys(scan)
+    _check_growth(scan, [*scan.outputs.values(), *filter(None, scan.filters), *keys])
+    items = [f"{_evaluable(text, scan, total)} AS o{i}" for i, text in enumerate(scan.outputs.values())]
+    items += [f"({exp.column(name, quoted=True).sql('duckdb')} IS NULL) AS n{i}" for i, name in enumerate(_cells(scan))]
+    items += [f"{_evaluable(text, scan, total)} AS k{i}" for i, text in enumerate(keys)]
     if len(filters) > 1:
         items += [f"coalesce({text}, FALSE) AS f{i}" for i, text in enumerate(filters)]
     if where or not source.in_order or not items:
         items.append(f'"{POSITION}"')
-    connection = source.connection
+    query = f"SELECT {', '.join(items)} FROM {source.sql} AS source{where}"
     try:
-        return connection.sql(f"SELECT {', '.join(items)} FROM {source.sql} AS source{where}").to_arrow_table()
+        return _within_bytes(source.connection.sql(query), scan, hides)
     except duckdb.Error as error:
-        # DuckDB's message may quote a value of a row: it must not travel with the error
+        check_time()
+        if isinstance(error, duckdb.OutOfMemoryException) and (allowance := current()) is not None:
+            raise allowance.too_much(scan.table) from None
+        raise _failure(source, scan, query, "" if total else f" ({type(error).__name__})") from None
+
+
+def _check_growth(scan: Scan, texts: Sequence[str]) -> None:
+    """All expressions are evaluated at once: together they must not make too much of a row."""
+    allowance = current()
+    bounded = allowance is not None and allowance.expression_bytes is not None
+    if bounded and letters_of_all(map(checked, texts)) > MOST_IN_SCAN:
         raise PartyError(
-            f"party {scan.party!r}: an expression over table {scan.table!r} fails on its rows "
-            f"({type(error).__name__}); use TRY_CAST, or filter the rows it does not fit"
-        ) from None
+            f"party {scan.party!r}: the expressions over table {scan.table!r} make more than {MOST_IN_SCAN:,} letters "
+            "of a row; select fewer of them, or let the party's operator compute them in a view"
+        )
 
 
-def _evaluable(text: str, scan: Scan) -> str:
+def _within_bytes(rows: duckdb.DuckDBPyRelation, scan: Scan, hides: bool) -> pa.Table:
+    """All rows, if they do not take more memory than the request may, by what they are counted as too."""
+    allowance = current()
+    if allowance is None or allowance.expression_bytes is None:
+        return rows.to_arrow_table()
+    reader, batches, size, counted = rows.to_arrow_reader(BATCH), [], 0, 0
+    types = [field.type for kind in "ok" for field in reader.schema if field.name.startswith(kind)]
+    each = row_bytes(scan, types) if hides else 0
+    for batch in reader:
+        size, counted = size + batch.nbytes, counted + each * len(batch)
+        if max(size, counted) > allowance.expression_bytes:
+            raise allowance.too_much(scan.table)
+        batches.append(batch)
+    return pa.Table.from_batches(batches, reader.schema)
+
+
+def _failure(source: Source, scan: Scan, query: str, kind: str) -> PartyError:
+    """The error for expressions that fail. DuckDB's message may quote a value of a row: it must not travel with it."""
+    where = f"party {scan.party!r}: an expression over table {scan.table!r}"
+    try:
+        source.connection.sql(f"SELECT * FROM ({query}) LIMIT 0").to_arrow_table()
+    except duckdb.Error as error:  # without any row, so it tells of none
+        reason = f"cannot be evaluated ({type(error).__name__}); try it in DuckDB, over columns of the same types"
+        return PartyError(f"{where} {reason}")
+    return EvaluationError(f"{where} fails on its rows{kind}; use TRY_CAST, or filter the rows it does not fit")
+
+
+def _condition(text: str, scan: Scan, total: bool) -> str:
+    """A filter. A part that compares a column with values of its type cannot fail: the source may skip rows by it."""
+    whole = _evaluable(text, scan, total=False)
+    if not total:
+        return whole
+    parts = conjuncts(text, scan.columns)
+    return " AND ".join(f"({part})" if plain else _never_failing(checked(part)) for part, plain in parts)
+
+
+def _evaluable(text: str, scan: Scan, total: bool) -> str:
     """The expression, after checking once more that it is one a party evaluates, over columns that are read.
 
     A name that is no column could mean something else to DuckDB, such as ``user``.
@@ -158,7 +293,16 @@ def _evaluable(text: str, scan: Scan) -> str:
         raise PartyError(
             f"party {scan.party!r}: the plan for {scan.table!r} uses {min(strange)!r}, which it does not read"
         )
-    return f"({render(checked(text))})"
+    node = checked(text).unnest()
+    return _never_failing(node) if total and not isinstance(node, exp.Column) else f"({render(node)})"
+
+
+def _never_failing(node: exp.Expr) -> str:
+    """The expression with NULL for rows on which it fails. TRY takes long where it fails often, as casts may."""
+    whole = exp.Paren(this=node.copy())
+    for cast in [part for part in whole.find_all(exp.Cast) if type(part) is exp.Cast]:
+        cast.replace(exp.TryCast(**cast.args))
+    return f"TRY{render(whole)}"
 
 
 def _in_source_order(table: pa.Table) -> tuple[pa.Table, NDArray[np.int64] | None]:
@@ -173,11 +317,10 @@ def _in_source_order(table: pa.Table) -> tuple[pa.Table, NDArray[np.int64] | Non
     return table.drop_columns([POSITION]) if table.num_columns > 1 else table, None if plain else positions
 
 
-def permutation(rows: int, secret: bytes, scan: Scan) -> RowIds:
-    """A random order of the rows, drawn from the party's secret: random numbers, sorted with their places."""
-    seed = hmac.digest(secret, f"{scan.table}\0{scan.alias}\0{rows}".encode(), "sha256")
-    random = np.random.default_rng(int.from_bytes(seed, "big"))
-    keyed = random.integers(0, 1 << 32, rows, dtype=np.uint32).astype(np.uint64)
+def permutation(rows: int, key: bytes) -> RowIds:
+    """A random order of the rows, drawn from a key: random numbers, sorted with their places."""
+    words = SecureStream.keyed(key).words(np.arange(-(-rows // 2)), 0, 1)
+    keyed = words.ravel().view(np.uint32)[:rows].astype(np.uint64)
     keyed <<= np.uint64(32)
     keyed |= np.arange(rows, dtype=np.uint64)
     keyed.sort()

@@ -8,7 +8,7 @@ encoded table stay at the party.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +19,32 @@ from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.mapping.digests import number_digests
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
+from tablepuppet.party.allowance import check_memory
+from tablepuppet.party.arguments import Means, Scales, fits
 from tablepuppet.party.blind import blind
-from tablepuppet.party.ops import LocalTable, Values, op
+from tablepuppet.party.local_table import LocalTable, View
+from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
-from tablepuppet.prep.encoded_table import EncodedTable
-from tablepuppet.prep.statistics import CategoryStatistics, CategorySummary, NumberStatistics, key_family
+from tablepuppet.prep.category_names import Coded, ask_names, is_public
+from tablepuppet.prep.encoded_table import EncodedTable, KnownCategories
+from tablepuppet.prep.statistics import (
+    CategoryStatistics,
+    CategorySummary,
+    KeyFamily,
+    NumberStatistics,
+    NumberSummary,
+    check_family,
+    key_family,
+)
 from tablepuppet.prep.values import numbers
 from tablepuppet.runs.events import Events
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import Family, family
 
+ID_ROWS, ID_SHARE = 50, 0.95  # text with so many distinct values for its base rows is an id, no category
+ID_HELP = f"{ID_SHARE:.0%} or more of its rows have a value of their own; list it in categorical to keep it"
+SIZE = 16  # bytes of a digest
 FARTHEST = 1e6  # scales off the mean: private encoders take what lies further as that far
 
 
@@ -82,10 +97,20 @@ class Encoding:
         """Columns of a table that are encoded."""
         return len(self.numbers[alias]) + len(self.categories[alias])
 
+    def kept(self, columns: Iterable[OutputColumn]) -> list[OutputColumn]:
+        """Those of the columns that have an encoder: the rest was left out when it was fitted."""
+        encoders = [each for part in (self.numbers, self.categories) for listed in part.values() for each in listed]
+        encoded = {(each.column.alias, each.column.name) for each in encoders}
+        return [column for column in columns if (column.alias, column.name) in encoded]
+
     def means(self, alias: str) -> NDArray[np.float64]:
         """The means of a table's encoded columns over the joined rows that the encoders were fitted on."""
         shares = [share for encoder in self.categories[alias] for share in encoder.shares]
         return np.array([0.0] * len(self.numbers[alias]) + shares)
+
+    def squares(self, alias: str) -> NDArray[np.float64]:
+        """The mean squares of these columns: numbers are standardised, the others are 0 or 1."""
+        return np.maximum(self.means(alias), np.arange(len(self.names(alias))) < len(self.numbers[alias]))
 
 
 def fit_encoding(
@@ -93,8 +118,9 @@ def fit_encoding(
 ) -> Encoding:
     """Encoders for ``columns`` over the joined rows of a relation, applied at the parties.
 
-    Constant and empty columns, and text with too many categories, are left out with a warning event. Raises
-    LearnError for values that are not finite, or too large to be squared.
+    Constant and empty columns, and text that looks like an id or has too many categories, are left out with a warning
+    event; an id that is listed in ``categorical`` is kept. Raises LearnError for values that are not finite, or too
+    large to be squared.
     """
     identity = client.new_name()
     is_category = {c.name: c.name in categorical or family(c.type) in (Family.TEXT, Family.UUID) for c in columns}
@@ -108,24 +134,14 @@ def fit_encoding(
     found: dict[str, tuple[list[NumberEncoder], list[CategoryEncoder]]] = {a: ([], []) for a in client.mapping.tables}
     for column in columns:
         if is_category[column.name]:
-            encoder = _fit_category(column, asked[column.name].read(), max_categories, len(client.mapping), events)
+            summary = asked[column.name].read()
+            if column.name not in categorical and is_id(summary.distinct, client.mapping.tables[column.alias].rows):
+                drop_column(column, f"looks like an id: {ID_HELP}", events)
+                continue
+            encoder = _fit_category(column, summary, max_categories, len(client.mapping), events)
             found[column.alias][1].extend([encoder] if encoder else [])
             continue
-        summary = summaries[column.name]
-        if summary.not_finite:
-            raise LearnError(
-                f"column {column.qualified} has values that are not finite (NaN or infinity) in "
-                f"{round(summary.not_finite):,} joined rows; filter them, or make them NULL with CASE"
-            )
-        if not summary.count or summary.squares == 0.0:
-            drop_column(column, "is empty" if not summary.count else "has one value only", events)
-            continue
-        if not math.isfinite(summary.squares):
-            raise LearnError(
-                f"column {column.qualified} has values so large that their squares overflow; divide it in SELECT, "
-                "or filter them"
-            )
-        found[column.alias][0].append(NumberEncoder(column, summary.mean, summary.filled_std))
+        found[column.alias][0].extend(_fit_number(client, column, summaries[column.name], events))
     encoding = Encoding(
         identity,
         {alias: tuple(parts[0]) for alias, parts in found.items()},
@@ -133,6 +149,37 @@ def fit_encoding(
     )
     build_encoding(client, encoding)
     return encoding
+
+
+def is_id(distinct: int, rows: int) -> bool:
+    """Whether text with so many distinct values in the base rows that take part names rows rather than kinds of them.
+
+    >>> is_id(200, 200), is_id(49, 49), is_id(90, 100)
+    (True, False, False)
+    """
+    return rows >= ID_ROWS and distinct >= ID_SHARE * rows
+
+
+def _fit_number(client: Client, column: OutputColumn, summary: NumberSummary, events: Events) -> list[NumberEncoder]:
+    named, told_by = f"column {column.qualified}", client.owners(column.alias)
+    if summary.not_finite:
+        raise LearnError(
+            f"{named} has values that are not finite (NaN or infinity) in {round(summary.not_finite):,} joined rows; "
+            f"filter them, or make them NULL with CASE {told_by}"
+        )
+    if not summary.count or summary.squares == 0.0:
+        drop_column(column, "is empty" if not summary.count else "has one value only", events)
+        return []
+    if not (math.isfinite(summary.squares) and fits(np.array([summary.mean]), Means)):
+        raise LearnError(
+            f"{named} has values so large that their squares overflow; divide it in SELECT, or filter them {told_by}"
+        )
+    if not fits(np.array([summary.filled_std]), Scales):
+        raise LearnError(
+            f"{named} has values that differ by next to nothing, or by too much to be squared; multiply or divide it "
+            f"in SELECT, or leave it out {told_by}"
+        )
+    return [NumberEncoder(column, summary.mean, summary.filled_std)]
 
 
 def _fit_category(
@@ -155,6 +202,14 @@ def drop_column(column: OutputColumn, reason: str, events: Events) -> None:
     events.emit("warning", "column.dropped", message, column=column.qualified, reason=reason)
 
 
+def encoder_names(client: Client, encoding: Encoding) -> dict[str, list[str | None]]:
+    """What the categories of public columns are called, by ``alias.column`` in the order of codes."""
+    encoders = [each for listed in encoding.categories.values() for each in listed]
+    public = [each for each in encoders if is_public(client.plan, each.column)]
+    names = ask_names(client, [Coded(each.column, encoding.id, each.digests) for each in public])
+    return {each.column.qualified: told for each, told in zip(public, names, strict=True)}
+
+
 def apply_encoding(client: Client, encoding: Encoding) -> None:
     """Let every party encode its rows of another relation; the result stays there under the encoding's id."""
     if encoding.id in client.encodings:
@@ -163,9 +218,11 @@ def apply_encoding(client: Client, encoding: Encoding) -> None:
 
 
 def build_encoding(client: Client, encoding: Encoding) -> None:
-    """Let every party encode its rows; the result stays there under the encoding's id."""
+    """Let parties encode their rows of tables that were fitted; the result stays there under the encoding's id."""
 
-    def arguments(alias: str, _: ShardRows) -> Mapping[str, Any]:
+    def arguments(alias: str, _: ShardRows) -> Mapping[str, Any] | None:
+        if alias not in encoding.numbers:
+            return None
         kept, categories = encoding.numbers[alias], encoding.categories[alias]
         return {
             "encoding": encoding.id,
@@ -182,8 +239,13 @@ def build_encoding(client: Client, encoding: Encoding) -> None:
 
 
 def codes_of(digests: NDArray[np.uint8], known: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """The code of each digest among the known ones; -1 where it is new."""
-    (_, numbers_here), _ = number_digests([known, digests])
+    """The code of each digest among the known ones; -1 where it is new.
+
+    PartyError if two known ones are equal: codes of new ones would then depend on each other.
+    """
+    (numbers_known, numbers_here), _ = number_digests([known, digests])
+    if len(known) and numbers_known.max() + 1 < len(known):
+        raise PartyError("a category is listed twice")
     return np.where(numbers_here < len(known), numbers_here, -1).astype(np.int32)
 
 
@@ -192,40 +254,73 @@ def within_bounds(values: NDArray[np.float64], bounds: tuple[float, float] | Non
     return values if bounds is None else np.clip(values, *bounds)
 
 
-@op("encode.build", releases=Release.COUNTS, columns=("columns", "categories"), use=Use.FEATURE)
+@dataclass(frozen=True)
+class Encoded:
+    """What ``encode.build`` keeps at a party: encoded rows, the rows they are, and whether they may get noise.
+
+    ``private`` ones are of any numbers, none further than `FARTHEST` from the mean, and null records are all zeros.
+    """
+
+    data: EncodedTable
+    view: View
+    private: bool
+
+
+@op("encode.build", releases=Release.COUNTS, columns=("columns", "categories"), use=Use.FEATURE, returns={})
 def build(
     table: LocalTable,
     view: str,
     encoding: str,
     columns: Sequence[str],
-    means: NDArray[np.float64],
-    scales: NDArray[np.float64],
-    categories: Sequence[tuple[str, str]],
+    means: Means,
+    scales: Scales,
+    categories: Sequence[tuple[str, KeyFamily]],
     private: bool = False,
     **digests: NDArray[np.uint8],
 ) -> Values:
-    """Encode the rows of a relation and keep them for the learner's ops; ``digests`` are the known categories."""
-    if means.shape != (len(columns),) or scales.shape != means.shape:
-        raise PartyError(f"party {table.grant.party!r}: encode.build needs a mean and a scale for each of its columns")
-    if set(digests) != {f"digests{place}" for place in range(len(categories))}:
-        raise PartyError(f"party {table.grant.party!r}: encode.build needs digests for each of its categories")
+    """Encode the rows of a relation and keep them for the learner's ops; ``digests`` are the known categories.
+
+    Rows of a table whose policy demands noise are encoded for noise, whatever the caller says.
+    """
+    _check_build(table, columns, means, scales, categories, digests)
+    private, named = private or table.must_hide, [*columns, *(name for name, _ in categories)]
     rows = len(table.view(view).row_ids)
+    check_memory(rows * (8 * len(columns) + 4 * len(categories)))
     dense = np.empty((rows, len(columns)))
     for place, name in enumerate(columns):
         values, present = numbers(table.column(name, view))
         if private:
-            values, present = (
-                within_bounds(values, table.grant.outputs[name].rule.bounds),
-                present & np.isfinite(values),
-            )
+            present = present & np.isfinite(values)
+            values = within_bounds(values, table.grant.outputs[name].rule.bounds)
         with np.errstate(over="ignore", invalid="ignore"):
             dense[:, place] = np.where(present, (values - means[place]) / scales[place], 0.0)
-    if private:
-        np.clip(dense, -FARTHEST, FARTHEST, out=dense)
     known = [digests[f"digests{place}"] for place in range(len(categories))]
     coded = []
     for (name, kind), codes in zip(categories, known, strict=True):
         blinded = blind([table.column(name, view)], [kind], table.category_key(encoding, name))
         coded.append(np.append(codes_of(blinded.digests, codes), np.int32(-1))[blinded.codes])
-    table.state[f"{view}/{encoding}"] = EncodedTable(dense, tuple(coded), tuple(map(len, known)))
+    if private:
+        np.clip(dense, -FARTHEST, FARTHEST, out=dense)
+        nulls = table.null_rows(named, view)
+        dense[nulls] = 0.0
+        coded = [np.where(nulls, np.int32(-1), codes) for codes in coded]
+    lists = tuple(KnownCategories(*each, listed) for each, listed in zip(categories, known, strict=True))
+    data = EncodedTable(dense, tuple(coded), tuple(map(len, known)), lists)
+    table.state[f"{view}/{encoding}"] = Encoded(data, table.view(view), private)
     return {}
+
+
+def _check_build(
+    table: LocalTable, columns: Sequence[str], means: NDArray[np.float64], scales: NDArray[np.float64],
+    categories: Sequence[tuple[str, str]], digests: Mapping[str, NDArray[np.uint8]],
+) -> None:  # fmt: skip
+    """PartyError unless arrays are as many as columns, and columns of types that can be encoded so."""
+    where = f"party {table.grant.party!r}: encode.build"
+    if means.shape != (len(columns),) or scales.shape != means.shape:
+        raise PartyError(f"{where} needs a mean and a scale for each of its columns")
+    if set(digests) != {f"digests{place}" for place in range(len(categories))}:
+        raise PartyError(f"{where} needs digests for each of its categories")
+    if any(each.ndim != 2 or each.shape[1] != SIZE for each in digests.values()):
+        raise PartyError(f"{where} needs digests of {SIZE} bytes")
+    for name, kind in categories:
+        check_family(table, name, kind)

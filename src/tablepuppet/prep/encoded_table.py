@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,8 +11,19 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import take
 from tablepuppet.errors import PartyError
+from tablepuppet.party.allowance import check_memory, check_reply
+from tablepuppet.privacy.clip import lengths_of
 
 MOST_IN_GRAM = 1 << 14  # columns: the Gram matrix then takes 2 GiB
+
+
+@dataclass(frozen=True)
+class KnownCategories:
+    """The categories that one column was encoded by: digests in the order of codes."""
+
+    column: str
+    family: str
+    digests: NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -21,6 +33,7 @@ class EncodedTable:
     dense: NDArray[np.float64]  # (rows, numbers)
     codes: tuple[NDArray[np.int32], ...]  # per category column, -1 for none
     sizes: tuple[int, ...]
+    known: tuple[KnownCategories, ...] = ()
 
     @property
     def width(self) -> int:
@@ -33,21 +46,24 @@ class EncodedTable:
         return int(self.dense.shape[1]) + len(self.sizes)
 
     def norms(self) -> NDArray[np.float64]:
-        """The length of every row."""
-        squares = np.einsum("ij,ij->i", self.dense, self.dense)
+        """The length of every row; none vanishes or overflows."""
+        categories = np.zeros(len(self.dense))
         for codes in self.codes:
-            squares += codes >= 0
-        return np.asarray(np.sqrt(squares))
+            categories += codes >= 0
+        return np.asarray(np.hypot(lengths_of(self.dense), np.sqrt(categories)))
 
-    def rows(self, places: NDArray[np.integer]) -> EncodedTable:
+    def rows(self, places: NDArray[np.integer] | slice) -> EncodedTable:
         """Only some of the rows."""
+        if isinstance(places, slice):
+            return EncodedTable(self.dense[places], tuple(codes[places] for codes in self.codes), self.sizes)
         if places.ndim != 1 or (len(places) and (places.min() < 0 or places.max() >= len(self.dense))):
             raise PartyError(f"places of rows must be at least 0 and below {len(self.dense):,}")
         return EncodedTable(self.dense[places], tuple(codes[places] for codes in self.codes), self.sizes)
 
     def times(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:
         """T theta: (width,) or (width, outputs) to one row of outputs per base row."""
-        _check_length("parameters", theta, self.width)
+        check_length("parameters", theta, self.width)
+        check_reply(8 * len(self.dense) * math.prod(theta.shape[1:]))
         numbers = self.dense.shape[1]
         product: NDArray[np.float64] = self.dense @ theta[:numbers]
         for codes, block in self._blocks(theta):
@@ -56,7 +72,8 @@ class EncodedTable:
 
     def transposed_times(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """T^T values: sums over base rows, one per encoded column and output."""
-        _check_length("values", values, len(self.dense))
+        check_length("values", values, len(self.dense))
+        check_reply(8 * self.width * math.prod(values.shape[1:]))
         parts = [self.dense.T @ values]
         for codes, size in zip(self.codes, self.sizes, strict=True):
             parts.append(sums_by_code(codes, size, values))
@@ -64,11 +81,7 @@ class EncodedTable:
 
     def gram(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """T^T diag(weights) T."""
-        if self.width > MOST_IN_GRAM:
-            raise PartyError(
-                f"a table of {self.width:,} encoded columns is too wide for a Gram matrix; at most {MOST_IN_GRAM:,} "
-                "are allowed: leave out categories, or use solver='sgd'"
-            )
+        self.check_gram()
         numbers = self.dense.shape[1]
         gram = np.zeros((self.width, self.width))
         weighted = self.dense * weights[:, None]
@@ -83,6 +96,15 @@ class EncodedTable:
                 gram[here, there] = self._counts(i, j, weights)
                 gram[there, here] = gram[here, there].T
         return gram
+
+    def check_gram(self) -> None:
+        """PartyError if there are too many columns for a Gram matrix."""
+        if self.width > MOST_IN_GRAM:
+            raise PartyError(
+                f"a table of {self.width:,} encoded columns is too wide for a Gram matrix; at most {MOST_IN_GRAM:,} "
+                "are allowed: leave out categories, or use solver='sgd'"
+            )
+        check_memory(3 * 8 * self.width**2)  # with its eigenvectors, and what these are found in
 
     def _counts(self, i: int, j: int, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """How often each category of one column occurs with each of another, weighted."""
@@ -105,7 +127,7 @@ class EncodedTable:
         return np.concatenate(blocks, axis=1)
 
 
-def _check_length(what: str, values: NDArray[np.float64], length: int) -> None:
+def check_length(what: str, values: NDArray[np.float64], length: int) -> None:
     """An array of another length would be used in part, and nobody would know."""
     if values.ndim not in (1, 2) or len(values) != length:
         raise PartyError(f"{what} of shape {values.shape} do not fit: {length:,} are needed")

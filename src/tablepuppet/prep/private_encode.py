@@ -11,25 +11,30 @@ policy gives the bounds of a number, or lists the categories of a column, nothin
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tablepuppet.errors import PrivacyError
+from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.operators.client import Client, Replies
-from tablepuppet.party.arguments import PositiveNumber
-from tablepuppet.party.blind import blind
-from tablepuppet.party.ops import LocalTable, Values, op
+from tablepuppet.party.arguments import List, Multiplier
+from tablepuppet.party.blind import Blinded, blind
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
+from tablepuppet.party.returns import Asked, Digests, Numbers, Plain, Wrong
 from tablepuppet.prep.encode import CategoryEncoder, Encoding, NumberEncoder, build_encoding, drop_column
-from tablepuppet.prep.statistics import key_family, merge_categories
+from tablepuppet.prep.statistics import KeyFamily, check_family, key_family, merge_categories
 from tablepuppet.prep.values import numbers
-from tablepuppet.privacy.shares import TAIL
+from tablepuppet.privacy.clip import blocks
+from tablepuppet.privacy.noise import gaussian_sigma
+from tablepuppet.privacy.shares import TAIL, TAIL_DELTA
 from tablepuppet.runs.events import Events
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import Family, family
@@ -37,7 +42,34 @@ from tablepuppet.sql.types import Family, family
 SMALLEST, LARGEST = -32, 63  # powers of two between which ranges are looked for
 BINS = 2 * (LARGEST - SMALLEST + 1) + 1  # negative ones, zero, positive ones
 SURE = 5.0  # standard deviations above zero at which a bin is taken to have rows
+FARTHEST_BOUND = 1e100  # of a policy's bounds
+MOST_LISTED = 1_000_000  # categories of a column
 UNIFORM = math.sqrt(12)  # the width of an even spread, in standard deviations
+
+
+@dataclass(frozen=True)
+class KnownBounds:
+    """For each column the policy's bounds, a lower and a higher number, or NaN twice."""
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is such an array."""
+        Numbers(("columns", 2), finite=False).check(value, asked, reply)
+        value = value.astype(np.float64)
+        open_, bounded = np.isnan(value).all(axis=1), (np.abs(value) <= FARTHEST_BOUND).all(axis=1)
+        if not (open_ | (bounded & (value[:, 1] - value[:, 0] >= 1 / FARTHEST_BOUND))).all():
+            raise Wrong("has bounds that are no lower and higher number")
+
+
+@dataclass(frozen=True)
+class DistinctDigests:
+    """How many digests there are."""
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is their number."""
+        Plain(int, 0).check(value, asked, reply)
+        Digests(MOST_LISTED).check(reply["digests"], asked, reply)
+        if value != len(reply["digests"]):
+            raise Wrong("is not the number of digests")
 
 
 @op(
@@ -46,20 +78,49 @@ UNIFORM = math.sqrt(12)  # the width of an even spread, in standard deviations
     columns=("columns",),
     use=Use.FEATURE,
     private=True,
+    returns={"known": KnownBounds(), "counts": Numbers(("columns", BINS))},
 )
-def ranges(table: LocalTable, view: str, columns: Sequence[str], multiplier: PositiveNumber) -> Values:
+def ranges(table: LocalTable, view: str, columns: Sequence[str], multiplier: Multiplier) -> Values:
     """The policy's bounds of columns, or NaN and noisy counts of rows by powers of two."""
-    table.check_once(view)
+    rows = _Rows.of(table, view, columns)
     known, counts = np.full((len(columns), 2), np.nan), np.zeros((len(columns), BINS))
     for place, name in enumerate(columns):
         bounds = table.grant.outputs[name].rule.bounds
         if bounds is not None:
             known[place] = bounds
             continue
-        values, present = numbers(table.column(name, view))
-        found = np.bincount(bins_of(values[present & np.isfinite(values)]), minlength=BINS).astype(np.float64)
-        counts[place] = table.noisy(found, 1.0, multiplier, "ranges")
+
+        def found(name: str = name) -> Iterator[NDArray[np.float64]]:
+            values, present = rows.values(name)
+            yield np.bincount(bins_of(values[present]), minlength=BINS).astype(np.float64)
+
+        counts[place] = table.noisy(found, (BINS,), 1.0, multiplier, "ranges")
     return {"known": known, "counts": counts}
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a relation, each once, of which null records are left out; refused by types alone."""
+
+    table: LocalTable
+    view: str
+    columns: Sequence[str]
+
+    @classmethod
+    def of(cls, table: LocalTable, view: str, columns: Sequence[str]) -> _Rows:
+        table.rows_once(view)
+        for name in columns:
+            numbers(table.snapshot.outputs[name].slice(0, 0))
+        return cls(table, view, columns)
+
+    @cached_property
+    def _kept(self) -> NDArray[np.bool_]:
+        return ~self.table.null_rows(self.columns, self.view)
+
+    def values(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """(the numbers of a column, which rows have a finite one and are no null records)."""
+        values, present = numbers(self.table.column(name, self.view))
+        return values, present & self._kept & np.isfinite(values)
 
 
 def bins_of(values: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -87,20 +148,33 @@ def range_of(counts: NDArray[np.float64], noise: float) -> tuple[float, float] |
     return edge(int(sure[0]), -1), edge(int(sure[-1]), 1)
 
 
-@op("private.moments", releases=Release.STATISTICS, columns=("columns",), use=Use.FEATURE, private=True)
+@op(
+    "private.moments",
+    releases=Release.STATISTICS,
+    columns=("columns",),
+    use=Use.FEATURE,
+    private=True,
+    returns={"sums": Numbers(("columns", 3))},
+)
 def moments(
-    table: LocalTable, view: str, columns: Sequence[str], lows: NDArray[np.float64], highs: NDArray[np.float64],
-    multiplier: PositiveNumber,
-) -> Values:  # fmt: skip
+    table: LocalTable, view: str, columns: Sequence[str], lows: List, highs: List, multiplier: Multiplier
+) -> Values:
     """Noisy counts, sums and sums of squares of columns, where lows and highs are -1 and 1."""
-    table.check_once(view)
-    sums = np.zeros((len(columns), 3))
+    if lows.shape != (len(columns),) or highs.shape != lows.shape or not (lows < highs).all():
+        raise PartyError(
+            f"party {table.grant.party!r}: private.moments needs a low and a higher number for each column"
+        )
+    rows, sums = _Rows.of(table, view, columns), np.zeros((len(columns), 3))
     for place, (name, low, high) in enumerate(zip(columns, lows, highs, strict=True)):
-        values, present = numbers(table.column(name, view))
-        with np.errstate(over="ignore"):  # what is so large is clipped
-            inside = np.clip((values[present & np.isfinite(values)] - low) / (high - low) * 2 - 1, -1.0, 1.0)
-        found = np.array([len(inside), inside.sum(), inside @ inside])
-        sums[place] = table.noisy(found, math.sqrt(3.0), multiplier, "moments")
+
+        def found(name: str = name, low: float = low, high: float = high) -> Iterator[NDArray[np.float64]]:
+            values, present = rows.values(name)
+            for block in blocks(len(values)):
+                inside = np.clip((values[block] - low) / (high - low) * 2 - 1, -1.0, 1.0)  # overflows are clipped
+                inside = inside[present[block]]
+                yield np.array([len(inside), inside.sum(), inside @ inside])
+
+        sums[place] = table.noisy(found, (3,), math.sqrt(3.0), multiplier, "moments")
     return {"sums": sums}
 
 
@@ -110,21 +184,38 @@ def moments(
     columns=("column",),
     use=Use.FEATURE,
     private=True,
+    returns={
+        "distinct": DistinctDigests(),
+        "digests": Digests(MOST_LISTED),
+        "weights": Numbers(("digests",)),
+        "known": Plain(bool),
+    },
 )
 def categories(
-    table: LocalTable, view: str, column: str, family: str, blinding: str, multiplier: PositiveNumber
+    table: LocalTable, view: str, column: str, family: KeyFamily, blinding: str, multiplier: Multiplier
 ) -> Values:
-    """Digests of the categories that the policy lists, or of those that enough rows have, with noisy counts."""
-    table.check_once(view)
+    """Digests of the categories that the policy lists, or of those that enough rows have, with noisy counts.
+
+    Noise and cost are those of one category for each row, so that they do not tell how many there are.
+    """
+    most = len(table.rows_once(view).row_ids)
+    check_family(table, column, family)
     key, listed = table.category_key(blinding, column), table.grant.outputs[column].rule.categories
     if listed is not None:
         digests = blind([_as_column(table, column, listed)], [family], key).digests
         return {"distinct": len(digests), "digests": digests, "weights": np.ones(len(digests)), "known": True}
-    blinded = blind([table.column(column, view)], [family], key)
-    rows = np.bincount(blinded.codes, minlength=len(blinded.digests) + 1)[:-1].astype(np.float64)
-    noisy = table.noisy(rows, 1.0, multiplier, "categories")
-    kept = noisy > 1.0 + TAIL * multiplier
-    return {"distinct": int(kept.sum()), "digests": blinded.digests[kept], "weights": noisy[kept], "known": False}
+
+    @cache
+    def found() -> Blinded:
+        return blind([table.column(column, view)], [family], key)
+
+    def rows() -> Iterator[NDArray[np.float64]]:
+        codes = found().codes[~table.null_rows([column], view)]
+        yield np.bincount(codes, minlength=len(found().digests) + 1)[:-1].astype(np.float64)
+
+    noisy = table.noisy(rows, (most,), 1.0, multiplier, "categories", tail=TAIL_DELTA, is_most=True)
+    kept = noisy > 1.0 + TAIL * gaussian_sigma(multiplier, 1.0, most)
+    return {"distinct": int(kept.sum()), "digests": found().digests[kept], "weights": noisy[kept], "known": False}
 
 
 def _as_column(table: LocalTable, column: str, listed: Sequence[Any]) -> pa.ChunkedArray:

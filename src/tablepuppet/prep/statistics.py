@@ -10,33 +10,82 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.errors import PartyError
 from tablepuppet.mapping.digests import number_digests
 from tablepuppet.operators.client import Client
-from tablepuppet.party.blind import Blinded, blind
-from tablepuppet.party.ops import LocalTable, Values, op
+from tablepuppet.party.blind import Blinded, blind, check_families
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Level
 from tablepuppet.party.release import Release
+from tablepuppet.party.returns import JOINED, ROWS, Asked, Digests, Numbers, Plain, Returns, Wrong
 from tablepuppet.prep.values import numbers
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import Family, family
 
+KeyFamily = Literal["number", "text", "date", "timestamp", "boolean", "uuid"]  # as `blind` knows them
 
-@op("statistics.numbers", releases=Release.STATISTICS, columns=("columns",))
+
+@dataclass(frozen=True)
+class NumberSums:
+    """Sums of columns as `number_statistics` tells them: counts are of the joined rows, squares are not negative."""
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is such an array."""
+        Numbers(("columns", 8), finite=False).check(value, asked, reply)
+        count, _, _, squares, odd, rows, low, high = value.T
+        if not ((odd >= 0) & (count >= odd) & (rows >= count) & (count == np.rint(count))).all():
+            raise Wrong("has counts that are no counts of rows")
+        if asked.joined is not None and not (rows == asked.joined).all():
+            raise Wrong("has counts of other rows than those that are joined")
+        if (squares < 0).any() or (low > high).any():
+            raise Wrong("has squares below 0, or a minimum above the maximum")
+
+
+@dataclass(frozen=True)
+class CategoryWeights:
+    """The weights of all categories, with those missing the joined rows; none if they are too many to tell."""
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is such an array."""
+        Numbers(("digests",), least=0.0, most=JOINED).check(value, asked, reply)
+        distinct, most = reply["distinct"], asked.arguments["most"]
+        is_told = most is None or distinct <= most
+        if len(value) != (distinct if is_told else 0) or len(reply["top_digest"]) != min(distinct, 1):
+            raise Wrong("has more or fewer categories than there are")
+        if not is_told:
+            return
+        if value.max(initial=0.0) != reply["top"] or asked.joined not in (None, value.sum() + reply["missing"]):
+            raise Wrong("has counts of other rows than those that are joined")
+
+
+CATEGORIES: Returns = {
+    "distinct": Plain(int, 0, ROWS), "top": Plain(float, 0.0, JOINED), "missing": Plain(float, 0.0, JOINED),
+    "top_digest": Digests(1), "digests": Digests(), "weights": CategoryWeights(),
+}  # fmt: skip
+
+
+@op(
+    "statistics.numbers",
+    releases=Release.STATISTICS,
+    columns=("columns",),
+    returns={"sums": NumberSums()},
+)
 def number_statistics(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
     """Count, mean and centred sum of squares of numeric columns; extremes only of public ones.
 
     A column with a value in fewer rows than the policy's ``min_group`` is told as one without any.
     """
-    counts = table.view(view).counts.astype(np.float64)
+    counts, firsts = table.view(view).counts.astype(np.float64), table.view(view).firsts
     rows = []
     for name in columns:
         values, present = numbers(table.column(name, view))
-        if not table.grant.is_group(int(np.count_nonzero(present))):
+        if not table.grant.is_group(int(np.count_nonzero(present & firsts))):
             present = np.zeros_like(present)
         weights, values = (counts, values) if present.all() else (counts[present], values[present])
         extremes = (values.min(), values.max()) if len(values) else (math.nan, math.nan)
@@ -61,11 +110,12 @@ def _centred(values: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple
         return total, mean, rest, float(weights @ (centred - rest) ** 2), odd
 
 
-@op("statistics.categories", releases=Release.KEY_DIGESTS | Release.HISTOGRAMS, columns=("column",))
+@op("statistics.categories", releases=Release.KEY_DIGESTS | Release.HISTOGRAMS, columns=("column",), returns=CATEGORIES)
 def category_statistics(
-    table: LocalTable, view: str, column: str, family: str, blinding: str, most: int | None
+    table: LocalTable, view: str, column: str, family: KeyFamily, blinding: str, most: int | None
 ) -> Values:
     """How often each category occurs, by digest; no digests of a column with more than ``most`` categories."""
+    check_family(table, column, family)
     blinded = _categories(table, view, column, family, blinding)
     weights = np.bincount(blinded.codes, table.view(view).counts, minlength=len(blinded.digests) + 1)
     told = most is None or len(blinded.digests) <= most
@@ -73,15 +123,25 @@ def category_statistics(
         "distinct": len(blinded.digests),
         "top": float(weights[:-1].max(initial=0.0)),
         "missing": float(weights[-1]),
+        "top_digest": blinded.digests[weights[:-1].argmax()][None] if len(blinded.digests) else blinded.digests,
         "digests": blinded.digests if told else blinded.digests[:0],
         "weights": weights[:-1] if told else weights[:0],
     }
 
 
+def check_family(table: LocalTable, column: str, family: str) -> None:
+    """PartyError unless values of a column's type can be written as those of a family, whichever they are."""
+    try:
+        check_families([table.snapshot.outputs[column]], [family])
+    except PartyError as error:
+        where = f"party {table.grant.party!r}, table {table.grant.table!r}, column {column!r}"
+        raise PartyError(f"{where}: {error}") from None
+
+
 def _categories(table: LocalTable, view: str, column: str, family: str, blinding: str) -> Blinded:
     """A column's categories as digests; one with fewer rows than the policy's ``min_group`` counts as missing."""
     blinded = blind([table.column(column, view)], [family], table.category_key(blinding, column))
-    rows = np.bincount(blinded.codes, minlength=len(blinded.digests) + 1)[:-1]
+    rows = np.bincount(blinded.codes[table.view(view).firsts], minlength=len(blinded.digests) + 1)[:-1]
     kept = table.grant.is_group(rows)
     if kept.all():
         return blinded
@@ -126,6 +186,7 @@ class CategorySummary:
     missing: float
     digests: NDArray[np.uint8]  # (told, 16) in digest order; empty where there are too many
     weights: NDArray[np.float64]
+    top_digest: NDArray[np.uint8]  # (1, 16), of the most frequent; empty where it is not known
 
 
 class NumberStatistics:
@@ -171,7 +232,7 @@ class CategoryStatistics:
 
     def __init__(self, client: Client, column: OutputColumn, blinding: str, most: int | None):
         asked = {"column": column.name, "family": key_family(column), "blinding": blinding, "most": most}
-        self._alias = column.alias
+        self._alias, self.blinding = column.alias, blinding
         self._replies = client.ask("statistics.categories", lambda alias, _: asked if alias == column.alias else None)
 
     @property
@@ -190,13 +251,16 @@ def merge_categories(shards: Sequence[Mapping[str, Any]]) -> CategorySummary:
     largest = max(shards, key=lambda reply: int(reply["distinct"]), default=None)
     if largest is None or any(len(reply["digests"]) < reply["distinct"] for reply in shards):
         distinct, top = (largest["distinct"], largest["top"]) if largest else (0, 0.0)
-        return CategorySummary(distinct, top, missing, np.zeros((0, 16), np.uint8), np.zeros(0))
+        nothing = np.zeros((0, 16), np.uint8)
+        only = shards[0].get("top_digest", nothing) if len(shards) == 1 else nothing
+        return CategorySummary(distinct, top, missing, nothing, np.zeros(0), only)
     digests = np.concatenate([reply["digests"] for reply in shards])
     [numbers], size = number_digests([digests])
     told = np.concatenate([reply["weights"] for reply in shards])
     weights = np.bincount(numbers, told, minlength=size).astype(np.float64)
     first = np.unique(numbers, return_index=True)[1]
-    return CategorySummary(size, float(weights.max(initial=0.0)), missing, digests[first], weights)
+    most = digests[first][weights.argmax()][None] if size else digests[:0]
+    return CategorySummary(size, float(weights.max(initial=0.0)), missing, digests[first], weights, most)
 
 
 def key_family(column: OutputColumn) -> str:

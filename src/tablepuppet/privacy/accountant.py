@@ -27,6 +27,8 @@ ORDERS: tuple[float, ...] = (
 """The Renyi orders that costs are kept at; ledgers on disk hold them, so a change must convert these."""
 
 _NOTHING = (0.0,) * len(ORDERS)
+MOST_IN_SAMPLE = 64  # rows of one person up to which a sample is taken to have some of them, else all
+LEAST_MULTIPLIER, MOST_MULTIPLIER = 1e-6, 1e6  # of noise that parties add
 _SEARCH = 1e-9  # relative: covers the tolerances of the searches in dp-accounting
 
 
@@ -35,12 +37,22 @@ class Spending:
     """What releases cost a row, in a form that adds up: ``a + b`` is the cost of both, however one led to the other.
 
     ``gaussian`` are the Renyi divergences at `ORDERS` of releases with Gaussian noise. Releases with a pure epsilon
-    (delta 0) are kept twice, as the sum of their epsilons and as Renyi divergences: the better one counts.
+    (delta 0) are kept twice, as the sum of their epsilons and as Renyi divergences: the better one counts. ``tail`` is
+    the probability that a release which depends on noise not exceeding some bound is wrong: it is taken off delta.
+    No cost that is not a finite number can be made: adding one up would make everything after it free.
     """
 
     gaussian: tuple[float, ...] = _NOTHING
     pure: float = 0.0
     pure_curve: tuple[float, ...] = _NOTHING
+    tail: float = 0.0
+
+    def __post_init__(self) -> None:
+        costs = (*self.gaussian, self.pure, *self.pure_curve, self.tail)
+        if len(self.gaussian) != len(ORDERS) or len(self.pure_curve) != len(ORDERS):
+            raise PrivacyError("a cost has another number of Renyi orders than this version keeps")
+        if not all(0 <= cost < math.inf for cost in costs):  # NaN fails too
+            raise PrivacyError("a cost is not a finite number, so that nothing can be charged: use more noise")
 
     @classmethod
     def of_gaussian(cls, multiplier: float, steps: int = 1, sampling: float | None = None) -> Spending:
@@ -57,17 +69,29 @@ class Spending:
         """The cost of a release with a pure epsilon; its divergence is at most min(e, order e² / 2)."""
         if not (math.isfinite(epsilon) and epsilon > 0):
             raise PrivacyError(f"epsilon {epsilon:g}: it must be a positive number")
-        return cls(pure=epsilon, pure_curve=tuple(min(epsilon, order * epsilon**2 / 2) for order in ORDERS))
+        return cls(pure=epsilon, pure_curve=tuple(min(epsilon, order / 2 * epsilon * epsilon) for order in ORDERS))
 
     def __add__(self, other: Spending) -> Spending:
         return Spending(
-            _sum(self.gaussian, other.gaussian), self.pure + other.pure, _sum(self.pure_curve, other.pure_curve)
+            _sum(self.gaussian, other.gaussian),
+            self.pure + other.pure,
+            _sum(self.pure_curve, other.pure_curve),
+            self.tail + other.tail,
         )
+
+    def times(self, count: int) -> Spending:
+        """The cost of so many releases like this one."""
+        curves = (tuple(count * cost for cost in curve) for curve in (self.gaussian, self.pure_curve))
+        gaussian, pure_curve = curves
+        return Spending(gaussian, count * self.pure, pure_curve, count * self.tail)
 
     def epsilon(self, delta: float) -> float:
         """The epsilon of everything at ``delta``: infinite at delta 0 if there was Gaussian noise."""
-        apart = self.pure + _converted(self.gaussian, delta)
-        return min(apart, _converted(_sum(self.gaussian, self.pure_curve), delta))
+        left = delta - self.tail
+        if left < 0:
+            return math.inf
+        apart = self.pure + _converted(self.gaussian, left)
+        return min(apart, _converted(_sum(self.gaussian, self.pure_curve), left))
 
 
 @lru_cache(maxsize=256)
@@ -121,6 +145,44 @@ def noise_multiplier(
     return min(start, losses)
 
 
+def addable(multiplier: float, epsilon: float, delta: float) -> float:
+    """A multiplier that parties can add noise by; PrivacyError, in terms of the promise, for any other."""
+    if multiplier > MOST_MULTIPLIER:
+        raise PrivacyError(
+            f"epsilon {epsilon:g} at delta {delta:g} would take more noise than parties add: use a larger epsilon or "
+            "delta, or fewer rounds"
+        )
+    if multiplier < LEAST_MULTIPLIER:
+        raise PrivacyError(f"epsilon {epsilon:g} would leave next to no noise: use a smaller one; 0.1 to 10 is usual")
+    return multiplier
+
+
+@lru_cache(maxsize=256)
+def group_epsilon(
+    steps: tuple[tuple[float, int, float | None], ...], delta: float, rows: int, beside: float = 0.0
+) -> float:
+    """The epsilon of somebody with ``rows`` rows in each of some tables; ``steps`` are (multiplier, count, sampling).
+
+    So many rows change a sum by up to ``rows`` times the norm of one. With sampling, how many of them are in a step has
+    a binomial distribution, which makes the noisy sum a mixture of Gaussians; shorter sums or other directions tell
+    less (Ganesh 2024, arXiv 2310.15526). ``beside`` is that of `gaussian_epsilon`, for all these rows together.
+
+    >>> round(group_epsilon(((4.0, 10, None),), 1e-5, 2) / gaussian_epsilon(2.0, 1e-5, 10), 6)
+    1.0
+    """
+    for multiplier, count, sampling in steps:
+        _check_steps(multiplier, count, sampling)
+    check_delta(delta)
+    plain = [step for step in steps if step[2] is None or step[2] == 1 or rows > MOST_IN_SAMPLE]
+    sampled = [(multiplier, count, s) for multiplier, count, s in steps if (multiplier, count, s) not in plain and s]
+    whole = beside + sum(count * (rows / multiplier) ** 2 for multiplier, count, _ in plain)
+    if not sampled:
+        return gaussian_epsilon(whole**-0.5, delta) if whole else 0.0
+    coarse = _by_mixtures(sampled, delta, rows, whole, 5e-3)
+    finer = math.sqrt(1e-3 * coarse / sum(count for _, count, _ in sampled))
+    return min(coarse, _by_mixtures(sampled, delta, rows, whole, finer)) if finer < 5e-3 else coarse
+
+
 def simple_division(parties: Sequence[Spending], delta: float) -> float:
     """The epsilon at ``delta`` of tables about the same people, each converted by itself and then added up."""
     return sum(party.epsilon(delta / len(parties)) for party in parties)
@@ -161,18 +223,26 @@ def _converted(curve: tuple[float, ...], delta: float) -> float:
         return 0.0
     from dp_accounting import rdp
 
-    return float(rdp.compute_epsilon(ORDERS, curve, delta)[0])
+    if delta == 0:
+        return math.inf
+    found = float(rdp.compute_epsilon(ORDERS, curve, delta)[0])
+    return found if found >= 0 else math.inf  # NaN is no promise
 
 
 @lru_cache(maxsize=256)
 def _curve(multiplier: float, steps: int, sampling: float) -> tuple[float, ...]:
+    whole = np.array([steps * order / 2 for order in ORDERS])
+    with np.errstate(over="ignore"):
+        whole = whole / multiplier / multiplier
     if sampling == 1:
-        return tuple(steps * order / (2 * multiplier**2) for order in ORDERS)
+        return tuple(whole.tolist())
     from dp_accounting import NeighboringRelation, rdp
 
     accountant = rdp.RdpAccountant(ORDERS, NeighboringRelation.REPLACE_SPECIAL)
-    curve = np.asarray(_sampled(multiplier, steps, sampling, accountant)._rdp, np.float64)
-    return tuple(np.maximum(curve, 0.0).tolist())
+    with np.errstate(all="ignore"):
+        curve = np.asarray(_sampled(multiplier, steps, sampling, accountant)._rdp, np.float64)
+    # A sample never costs more than all rows: where its formula is no number, as with next to no noise, that counts.
+    return tuple(np.where(curve >= 0, np.minimum(curve, whole), whole).tolist())
 
 
 def _sampled(multiplier: float, steps: int, sampling: float, accountant: Any) -> Any:
@@ -193,6 +263,23 @@ def _by_losses(multiplier: float, steps: int, sampling: float, delta: float, bes
     interval = min(5e-3, math.sqrt(1e-4 * size / steps))
     accountant = pld.PLDAccountant(NeighboringRelation.REPLACE_SPECIAL, value_discretization_interval=interval)
     whole = _sampled(multiplier, steps, sampling, accountant)
+    if beside:
+        whole = whole.compose(GaussianDpEvent(beside**-0.5))
+    return float(whole.get_epsilon(delta))
+
+
+def _by_mixtures(
+    steps: Sequence[tuple[float, int, float]], delta: float, rows: int, beside: float, interval: float
+) -> float:
+    """By the privacy loss distribution, on a grid that errs on the safe side."""
+    from dp_accounting import GaussianDpEvent, NeighboringRelation, dp_event, pld
+    from scipy.stats import binom
+
+    whole = pld.PLDAccountant(NeighboringRelation.REPLACE_SPECIAL, value_discretization_interval=interval)
+    for multiplier, count, sampling in steps:
+        chances = binom.pmf(range(rows + 1), rows, sampling)
+        event = dp_event.MixtureOfGaussiansDpEvent(multiplier, list(range(rows + 1)), list(chances / chances.sum()))
+        whole = whole.compose(event, count)
     if beside:
         whole = whole.compose(GaussianDpEvent(beside**-0.5))
     return float(whole.get_epsilon(delta))

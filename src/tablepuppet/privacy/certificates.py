@@ -125,6 +125,13 @@ def identity(certificate: bytes | str) -> str:
     return names[0].value
 
 
+def hosts_of(certificate: bytes) -> tuple[str, ...]:
+    """The names and addresses where the owner of a certificate in PEM is reached."""
+    loaded = x509.load_pem_x509_certificate(certificate)
+    names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return tuple(str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress))
+
+
 def _alternative_names(name: str, hosts: Sequence[str]) -> list[x509.GeneralName]:
     """The owner's name first, then the hosts, none of them twice."""
     if len(name) > 63 or not _DNS_NAME.fullmatch(name) or _address(name) is not None:

@@ -38,6 +38,7 @@ from tablepuppet.privacy.noise import KeyedWords, Numbers, Source, Whole, below,
 
 ClassMechanism = Literal["randomised_response", "laplace"]
 LEAST_EPSILON = 1e-6  # below it labels are noise, and the arithmetic here would need more bits
+MOST_EPSILON = 1e6
 MOST_CLASSES = 1 << 20
 _SAMPLING = Fraction(1, 1 << 41)  # more than the sampler's error in the two coordinates that change
 
@@ -58,8 +59,7 @@ def noisy_classes(
     key). Raises PrivacyError if a code is no class, two rows share a name, or epsilon is out of range.
     """
     check_label_epsilon(epsilon)
-    if not 2 <= len(classes) <= MOST_CLASSES:
-        raise PrivacyError(f"label classes: {len(classes)} are listed; noise needs 2 to {MOST_CLASSES:,}")
+    check_classes(len(classes))
     true = np.asarray(codes, np.int64)
     if ((true < 0) | (true >= len(classes))).any():
         raise PrivacyError("a label is missing or not among the label classes: list every class, or filter in WHERE")
@@ -73,10 +73,8 @@ def noisy_numbers(
     values: Numbers, rows: pa.Array, *, bounds: tuple[float, float], epsilon: float, secret: bytes, expression: str
 ) -> Numbers:
     """Every number clipped to ``bounds``, with Laplace noise of scale (hi - lo) / epsilon; ``rows`` as for classes."""
-    check_label_epsilon(epsilon)
+    check_bounds(bounds, epsilon)
     lo, hi = bounds
-    if not (math.isfinite(lo) and math.isfinite(hi) and lo < hi):
-        raise PrivacyError("label bounds must be two finite numbers, the lower one first")
     if np.isnan(values).any():
         raise PrivacyError("a label is missing: filter such rows in WHERE")
     true = np.clip(np.asarray(values, np.float64), lo, hi) + 0.0  # -0.0 is 0.0
@@ -107,12 +105,8 @@ def laplace_argmax(codes: Whole, classes: int, epsilon: float, source: Source) -
 
 def laplace_numbers(values: Numbers, bounds: tuple[float, float], epsilon: float, source: Source) -> Numbers:
     """Numbers within ``bounds``, rounded to a grid, with Laplace noise for the bounds' distance on that grid."""
-    lo, hi = bounds
-    step = grid((hi - lo) / epsilon)
-    low, high = steps_of(np.array([lo, hi]), step).tolist()
-    if high <= low:
-        raise PrivacyError("label bounds are too close together for numbers of their size: give wider ones")
-    noise = discrete_laplace(source, len(values), _scale(high - low, epsilon))
+    step, scale = check_bounds(bounds, epsilon)
+    noise = discrete_laplace(source, len(values), scale)
     return np.asarray((steps_of(values, step) + noise) * step, np.float64)
 
 
@@ -156,11 +150,32 @@ def number_variance(epsilon: float, bounds: tuple[float, float]) -> float:
     return 2 * ((bounds[1] - bounds[0]) / epsilon) ** 2
 
 
+def check_classes(number: int) -> None:
+    """Raise PrivacyError unless so many classes can be noised."""
+    if not 2 <= number <= MOST_CLASSES:
+        raise PrivacyError(f"label classes: {number} are listed; noise needs 2 to {MOST_CLASSES:,}")
+
+
+def check_bounds(bounds: tuple[float, float], epsilon: float) -> tuple[float, int]:
+    """(the step of the grid, the noise's scale in steps) for numbers within bounds; PrivacyError if there is none."""
+    check_label_epsilon(epsilon)
+    lo, hi = bounds
+    if not (math.isfinite(lo) and math.isfinite(hi) and lo < hi):
+        raise PrivacyError("label bounds must be two finite numbers, the lower one first")
+    step = grid((hi - lo) / epsilon)
+    low, high = steps_of(np.array([lo, hi]), step).tolist()
+    if high <= low:
+        raise PrivacyError("label bounds are too close together for numbers of their size: give wider ones")
+    return step, _scale(high - low, epsilon)
+
+
 def check_label_epsilon(epsilon: float) -> None:
     """Raise PrivacyError unless labels can be released at this epsilon."""
-    if not (math.isfinite(epsilon) and epsilon >= LEAST_EPSILON):
+    if not LEAST_EPSILON <= epsilon <= MOST_EPSILON:  # NaN fails too
+        shown = f"{epsilon:g}" if isinstance(epsilon, float) else str(epsilon)[:20]
         raise PrivacyError(
-            f"label epsilon {epsilon:g}: it must be a number of at least {LEAST_EPSILON:g}; 1 to 8 is usual"
+            f"label epsilon {shown}: it must be a number of at least {LEAST_EPSILON:g} and at most {MOST_EPSILON:g}; "
+            "1 to 8 is usual"
         )
 
 

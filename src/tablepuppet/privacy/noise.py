@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from itertools import count as numbers_from
 from typing import Protocol
@@ -35,8 +35,10 @@ from tablepuppet.privacy.cmac import BLOCK, cmac
 
 GRID_BITS = 30  # a noise's scale is at least 2^30 steps of its grid
 SAMPLING_ERROR = 2.0**-44
-MOST_STEPS = 2.0**62  # of a value: sums with noise stay within 64 bits
+SLACK = 2.0**-20  # of a sensitivity, for the rounding errors of sums (`clip.py`) and of what is computed here
+MOST_STEPS = 2.0**61  # of a value: sums of two, and sums with noise, stay within 64 bits
 CHUNK = 1 << 15  # rows at a time: the work stays in the cache
+_MOST = int(MOST_STEPS)
 _DIGIT = 8  # whole numbers are drawn in digits of this base; a digit needs one word
 _DRAWS = 256  # of words that one attempt of a sampler may use
 
@@ -123,12 +125,18 @@ def add_laplace(values: Numbers, scale: float, source: Source | None = None) -> 
 
 
 def gaussian_sigma(multiplier: float, sensitivity: float, dimension: int) -> float:
-    """The noise that is ``multiplier`` times the L2 sensitivity, counting what rounding to the grid adds to it.
+    """The noise that is ``multiplier`` times the L2 sensitivity, counting what rounding adds to it.
 
-    Two vectors whose distance is at most D are at most D + sqrt(dimension) steps apart once both are rounded.
+    Two vectors whose distance is at most D are at most D + sqrt(dimension) steps apart once both are rounded to
+    `gaussian_grid`, which has 2^30 steps or more for the sensitivity or the noise, whichever is larger.
     """
-    share = multiplier * math.sqrt(dimension) * 2.0**-GRID_BITS
+    share = max(multiplier, 1.0) * math.sqrt(dimension) * 2.0**-GRID_BITS
     return multiplier * sensitivity / _rest(share)
+
+
+def gaussian_grid(sigma: float, sensitivity: float) -> float:
+    """The step for sums of rows that add a length of ``sensitivity`` each: of 2^31 rows it still fits 64 bits."""
+    return grid(max(sigma, sensitivity))
 
 
 def laplace_scale(epsilon: float, sensitivity: float, dimension: int) -> float:
@@ -141,7 +149,7 @@ def laplace_scale(epsilon: float, sensitivity: float, dimension: int) -> float:
 def _rest(share: float) -> float:
     if not 0 <= share <= 0.5:
         raise PrivacyError("so many numbers with so much noise cannot be rounded safely: use a larger epsilon")
-    return (1 - share) * (1 - 2.0**-40)  # the last factor covers this function's own rounding
+    return (1 - share) * (1 - SLACK)
 
 
 def sampling_epsilon(numbers: int) -> float:
@@ -167,6 +175,20 @@ def steps_of(values: Numbers, step: float) -> Whole:
     if not (np.abs(steps) < MOST_STEPS).all():  # NaN fails too
         raise PrivacyError("a value is too large for its noise, or not finite: nothing is released; clip values first")
     return steps.astype(np.int64)
+
+
+def summed_steps(parts: Iterable[Numbers], shape: tuple[int, ...] | None, step: float) -> Whole:
+    """The sum of parts of one ``shape`` (None: that of the first), each rounded down to whole steps: of any numbers.
+
+    Steps are added exactly, and stop at `MOST_STEPS`: that brings no two sums further apart, so that a bound of the
+    distance holds for what comes out as it holds for the parts. NaN counts as 0.
+    """
+    total = np.zeros(shape or (), np.int64)
+    for part in parts:
+        with np.errstate(over="ignore", invalid="ignore"):
+            steps = np.nan_to_num(np.floor(part / step), nan=0.0)
+        total = np.clip(total + np.clip(steps, -MOST_STEPS, MOST_STEPS).astype(np.int64), -_MOST, _MOST)
+    return total
 
 
 def bernoulli(probabilities: Numbers, words: Words) -> NDArray[np.bool_]:

@@ -6,19 +6,23 @@ advice. Whether they fit a table is only known to its party: it checks again.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.privacy.accountant import check_delta
 from tablepuppet.privacy.label import MOST_CLASSES, check_label_epsilon
+from tablepuppet.spelling import class_checked, did_you_mean
 
 LabelMechanism = Literal["auto", "randomised_response", "laplace"]
+USUAL = "0.1 to 10 is usual, less is more private"
 LABEL_MECHANISMS = ("auto", "randomised_response", "laplace")
+LEAST_DELTA, LARGEST = 1e-11, 1e100
+EPSILONS, LENGTHS = (1e-6, 1e6), (1e-60, 1e60)  # that parties take
 
 
+@class_checked
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
     """Promises, each optional; with none of them nothing is noised.
@@ -34,8 +38,8 @@ class Privacy:
     """
 
     label_epsilon: float | None = None
-    label_bounds: tuple[float, float] | None = None
-    label_classes: tuple[str | int | float | bool, ...] | None = None
+    label_bounds: Sequence[float] | None = None  # a list is taken as a tuple, here and below
+    label_classes: Sequence[str | int | float | bool] | None = None
     label_mechanism: LabelMechanism = "auto"
     feature_epsilon: float | None = None
     prediction_epsilon: float | None = None
@@ -44,27 +48,39 @@ class Privacy:
     secure_sum: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("label_bounds", "label_classes"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))  # lists are meant as tuples
         for name in ("label_epsilon", "feature_epsilon", "prediction_epsilon", "delta", "clip_norm"):
             value = getattr(self, name)
             if value is not None or not name.endswith("epsilon"):
                 _check_number(name, value)
         self._check_label()
         for name in ("feature_epsilon", "prediction_epsilon"):
-            _check_positive(name, getattr(self, name), "0.1 to 10 is usual, less is more private")
+            _check_positive(name, getattr(self, name), USUAL, EPSILONS)
         check_delta(self.delta)
-        _check_positive("clip_norm", self.clip_norm, "1 is usual")
+        if self.is_feature_private and self.delta < LEAST_DELTA:
+            raise PrivacyError(
+                f"delta {self.delta:g} is too small for features: noisy lists of categories alone need 1e-12 of it "
+                f"each; use {LEAST_DELTA:g} or more"
+            )
+        _check_positive("clip_norm", self.clip_norm, "1 is usual", LENGTHS)
         if not isinstance(self.secure_sum, bool):
             raise PrivacyError("secure_sum must be True or False")
 
     @classmethod
     def of_settings(cls, settings: Mapping[str, Any]) -> Privacy:
-        """The promises that a file spells, where pairs and classes are lists."""
+        """The promises that a file spells."""
         known = [each.name for each in fields(cls)]
         unknown = [name for name in settings if name not in known]
         if unknown:
-            raise PrivacyError(f"privacy has no setting {unknown[0]!r}; it has: {', '.join(known)}")
-        found: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in settings.items()}
-        return cls(**found)
+            raise PrivacyError(f"privacy has no setting {unknown[0]!r}{did_you_mean(unknown[0], known)}")
+        return cls(**settings)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is promised at all."""
+        return not (self.is_label_private or self.is_feature_private or self.secure_sum)
 
     @property
     def is_label_private(self) -> bool:
@@ -98,19 +114,19 @@ class Privacy:
         if self.label_classes is not None:
             self._check_classes(self.label_classes)
 
-    def _check_bounds(self, bounds: tuple[float, float]) -> None:
+    def _check_bounds(self, bounds: Sequence[float]) -> None:
         if not isinstance(bounds, tuple) or len(bounds) != 2:
             raise PrivacyError("label_bounds must be a pair such as (0.0, 5.0)")
         for bound in bounds:
             _check_number("label_bounds", bound)
-        if not (math.isfinite(bounds[0]) and math.isfinite(bounds[1]) and bounds[0] < bounds[1]):
-            raise PrivacyError(f"label_bounds ({bounds[0]:g}, {bounds[1]:g}): finite numbers, the lower one first")
+        if not (-LARGEST <= bounds[0] < bounds[1] <= LARGEST):  # NaN fails too
+            raise PrivacyError(f"label_bounds: finite numbers up to {LARGEST:g}, the lower one first")
         if self.label_mechanism == "randomised_response":
             raise PrivacyError("randomised response is for classes: numbers use label_mechanism 'laplace' or 'auto'")
 
-    def _check_classes(self, classes: tuple[str | int | float | bool, ...]) -> None:
+    def _check_classes(self, classes: Sequence[str | int | float | bool]) -> None:
         if not isinstance(classes, tuple) or not 2 <= len(classes) <= MOST_CLASSES:
-            raise PrivacyError("label_classes must be a tuple of all classes that there may be, two or more")
+            raise PrivacyError("label_classes must be a list of all classes that there may be, two or more")
         if len(set(classes)) < len(classes):
             raise PrivacyError("label_classes: one of them is listed twice")
 
@@ -120,6 +136,7 @@ def _check_number(name: str, value: object) -> None:
         raise PrivacyError(f"{name} must be a number, not {type(value).__name__}")
 
 
-def _check_positive(name: str, value: float | None, advice: str) -> None:
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise PrivacyError(f"{name} {value:g}: it must be a positive number; {advice}")
+def _check_positive(name: str, value: float | None, advice: str, within: tuple[float, float]) -> None:
+    if value is not None and not within[0] <= value <= within[1]:  # NaN fails too
+        shown = f"{value:g}" if isinstance(value, float) else str(value)[:20]
+        raise PrivacyError(f"{name} {shown}: it must be a number from {within[0]:g} to {within[1]:g}; {advice}")

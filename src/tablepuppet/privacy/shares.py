@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tablepuppet.privacy.accountant import gaussian_epsilon, noise_multiplier
+from tablepuppet.privacy.accountant import addable, gaussian_epsilon, noise_multiplier
 
 SLACK = 1e-6  # of epsilon, for what `sampling_epsilon` adds: enough for 8 million noisy numbers
 TAIL = 7.04  # standard deviations that Gaussian noise exceeds with probability 1e-12
@@ -38,7 +38,19 @@ class Shares:
         >>> round(Shares(1.0, 1e-5).multiplier(0.25) / Shares(1.0, 1e-5).multiplier(1.0), 6)
         2.0
         """
-        return self._whole / math.sqrt(share)
+        return addable(self._whole / math.sqrt(share), self.epsilon, self.delta)
+
+
+def tail_delta(rows: int, multiplier: float) -> float:
+    """The delta of one noisy list of categories for somebody with so many rows in a table.
+
+    A category is listed whose noisy count is above 1 + TAIL noises; at worst all rows have one that nobody else has, or
+    each has its own.
+
+    >>> tail_delta(1, 10.0) < TAIL_DELTA < tail_delta(2, 10.0)
+    True
+    """
+    return rows * math.erfc((TAIL - (rows - 1) / multiplier) / math.sqrt(2)) / 2
 
 
 def epsilon_of(precision: float, delta: float) -> float:

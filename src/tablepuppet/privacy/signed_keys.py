@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import msgspec
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
@@ -85,6 +86,28 @@ class Identity:
             )
         return name
 
+    def proof(self, host: str) -> bytes:
+        """What shows the party at ``host`` who calls; no other party can show it to a third."""
+        return msgspec.msgpack.encode((self.certificates, self.sign(_caller_text(host)), host))
+
+    def caller(self, proof: bytes, hosts: Sequence[str]) -> str:
+        """Who calls, by the first DNS name of the certificate that a proof shows; ``hosts`` are the party's own names.
+
+        PrivacyError if that cannot be told: TLS alone would also take the common name of a certificate without names.
+        """
+        try:
+            certificates, signature, host = msgspec.msgpack.decode(proof, type=tuple[bytes, bytes, str])
+        except msgspec.MsgspecError:
+            raise PrivacyError("the caller shows no certificate that can be read", rule="allow") from None
+        try:
+            name = identity(certificates)
+        except ConfigError as error:
+            raise PrivacyError(f"the caller is not known: {error}", rule="allow") from None
+        self._check(certificates)
+        if not any(_is_at(host, each) for each in hosts) or not has_signed(certificates, signature, _caller_text(host)):
+            raise PrivacyError(f"the certificate of {name!r} is not shown to this party by its owner", rule="allow")
+        return name
+
     def _check(self, certificates: bytes) -> None:
         """PrivacyError unless a certificate comes from one of the authorities and is good today."""
         leaf, *between = _chain(certificates)
@@ -134,6 +157,16 @@ def has_signed(certificates: bytes, signature: bytes, text: bytes) -> bool:
     except (InvalidSignature, UnsupportedAlgorithm):
         return False
     return True
+
+
+def _caller_text(host: str) -> bytes:
+    return _digest("caller", [host.lower().encode()])
+
+
+def _is_at(host: str, name: str) -> bool:
+    """Whether a host is called by a name of a certificate, which may begin with ``*.``"""
+    host, name = host.lower(), name.lower()
+    return host == name or (name.startswith("*.") and host.partition(".")[2] == name[2:] != "")
 
 
 def _hello_text(session: str, table: str, public: bytes) -> bytes:

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tablepuppet.errors import without_controls
+from tablepuppet.runs import interrupts
+
 Kind = Literal["progress", "info", "warning"]
 _LOG = logging.getLogger("tablepuppet")
 _LEVELS = {"progress": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
@@ -52,7 +55,9 @@ class Events:
         return done
 
     def emit(self, kind: Kind, name: str, message: str, **fields: Any) -> None:
-        """Tell every reader."""
+        """Tell every reader; a signal to stop that got lost is raised here."""
+        interrupts.check()
+        message = without_controls(message)  # parties write names in it
         event = Event(kind, name, message, fields)
         _LOG.log(_LEVELS[kind], "%s", message)
         for reader in list(self._readers):

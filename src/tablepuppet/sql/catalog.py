@@ -6,17 +6,16 @@ types; where they do not, the catalog keeps the reason and raises it when the ta
 
 from __future__ import annotations
 
-import difflib
-import io
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import pyarrow as pa
-from rich.console import Console
-from rich.table import Table as RichTable
 
 from tablepuppet.errors import CatalogError
+from tablepuppet.privacy.funds import Funds
+from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
+from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.types import widest
 
 
@@ -30,6 +29,13 @@ class Shard:
     rows: int
     require_dp: bool = False  # what is told of its cells must be noised
     secure_sum: bool = False  # sums over its rows leave only within a sum over shards
+    max_rounds: int | None = None  # replies with predictions, gradient sums or parameters that a session gets of it
+    public: tuple[str, ...] = ()  # columns of which everything may be told that ops tell, names of categories too
+    funds: tuple[Funds, ...] = ()  # what the caller may still spend on noise; none: nothing is bounded
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # that the policy gives columns
+    categories: Mapping[str, tuple[str | int | float | bool, ...]] = field(
+        default_factory=dict
+    )  # that it lists: those of labels; of others nothing but that it does
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class VerticalTable:
         return next((name for name in self.columns if name.lower() == column.lower()), None)
 
 
-class Catalog:
+class Catalog(ShownAsTable):
     """Vertical tables by name, as all parties of a federation publish them."""
 
     def __init__(self, shards: Iterable[Shard]):
@@ -77,7 +83,8 @@ class Catalog:
         """
         published = self._shards.get(name.lower())
         if published is None:
-            raise CatalogError(f"no party publishes a table {name!r}{did_you_mean(name, self.names)}")
+            known = did_you_mean(name, self.names) if self.names else "; none publishes any table"
+            raise CatalogError(f"no party publishes a table {name!r}{known}")
         wanted = {shard.party for shard in published} if parties is None else set(parties)
         shards = [shard for shard in published if shard.party in wanted]
         missing = wanted - {shard.party for shard in shards}
@@ -110,27 +117,20 @@ class Catalog:
         text = [(name, pa.string()) for name in ("table", "party", "column", "type")]
         return pa.Table.from_pylist(rows, schema=pa.schema([*text, ("rows", pa.int64())]))
 
-    def _render(self) -> RichTable:
-        view = RichTable("table", "party", "rows", "columns", title="Catalog", title_justify="left")
+    def table_view(self) -> TableView:
+        """One row per shard, for people; with what is left of privacy budgets, if there are such."""
+        rows = []
+        has_budgets = any(shard.funds for shards in self._shards.values() for shard in shards)
         for shards in self._shards.values():
             for index, shard in enumerate(shards):
                 columns = ", ".join(f"{name} {type_name}" for name, type_name in shard.columns.items())
                 same = index > 0 and shard.columns == shards[0].columns
                 name = "" if index else shard.name
-                view.add_row(name, shard.party, f"{shard.rows:,}", "the same" if same else columns)
-        return view
-
-    def __rich__(self) -> RichTable:
-        return self._render()
-
-    def __str__(self) -> str:
-        return rendered(self._render())
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        return rendered_html(self._render())
+                left = [min((f"{each.left:.4g}" for each in shard.funds), key=float, default="")] if has_budgets else []
+                rows.append([name, shard.party, shown(shard.rows), *left, "the same" if same else columns])
+        sides: dict[str, Align] = {"table": "left", "party": "left", "rows": "right"}
+        sides |= {"epsilon left": "right"} if has_budgets else {}
+        return TableView("Catalog", sides | {"columns": "left"}, rows)
 
 
 def _spelled(column: str, shards: list[Shard]) -> str:
@@ -167,30 +167,3 @@ def _agreed_columns(shards: list[Shard]) -> dict[str, str]:
             )
         agreed[name] = agreement
     return agreed
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The tail of an error about an unknown name: the closest known one, or all of them.
-
-    >>> did_you_mean("pric", ["price", "day"]), did_you_mean("x", ["price", "day"])
-    ("; did you mean 'price'?", '; there are: price, day')
-    """
-    names = list(known)
-    close = difflib.get_close_matches(name.lower(), [n.lower() for n in names], n=1)
-    if close:
-        return f"; did you mean {next(n for n in names if n.lower() == close[0])!r}?"
-    return f"; there are: {', '.join(names)}" if names else ""
-
-
-def rendered(table: RichTable, width: int = 120) -> str:
-    """A rich table as plain text."""
-    out = io.StringIO()
-    Console(file=out, width=width, color_system=None).print(table)
-    return out.getvalue().rstrip()
-
-
-def rendered_html(table: RichTable, width: int = 120) -> str:
-    """A rich table for a notebook."""
-    console = Console(file=io.StringIO(), width=width, record=True)
-    console.print(table)
-    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")

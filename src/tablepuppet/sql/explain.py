@@ -5,11 +5,14 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from html import escape
+from typing import Any
 
 from tablepuppet.sql.plan import Plan, Scan, left_to_party
 from tablepuppet.sql.query import Branch, Comparison, KeyClass, OutputColumn
 
 WIDTH = 118
+_PREFORMATTED = "white-space: pre; overflow-x: auto; line-height: 1.25; color: inherit; background: none; border: none;"
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,27 @@ class _Node:
             yield from node.drawn(f"{rest}└─ ", f"{rest}   ")
 
 
-def explain(plan: Plan, sizes: Sizes, local_parties: frozenset[str]) -> str:
+class Explanation(str):
+    """The plan as text; a notebook shows it as it is, and IPython line by line, not as a string in quotes."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return f'<pre style="{_PREFORMATTED}">{escape(self)}</pre>'
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        for number, line in enumerate(self.split("\n")):
+            if number:
+                printer.break_()
+            printer.text(line)
+
+
+def explain(plan: Plan, sizes: Sizes, local_parties: frozenset[str]) -> Explanation:
     """The tree: union, joins, tables, scans; then the bytes of a training round and where best to run it."""
     lines = [*_tree(plan, sizes).drawn(), "", *_round_lines(plan, sizes), ""]
     for sentence in _place_lines(plan, sizes, local_parties):
         lines += textwrap.wrap(sentence, WIDTH, break_on_hyphens=False)
-    return "\n".join(lines)
+    return Explanation("\n".join(lines))
 
 
 def _tree(plan: Plan, sizes: Sizes) -> _Node:

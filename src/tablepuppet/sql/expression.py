@@ -8,11 +8,13 @@ since an expression is the only text that ever reaches its DuckDB.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from sqlglot import Token, Tokenizer, TokenType, exp, parse_one
 from sqlglot.errors import SqlglotError
 
 from tablepuppet.errors import QueryError
+from tablepuppet.sql.growth import MOST_LETTERS, Unbounded, letters
 
 # Scalar, deterministic, and unable to see anything but their arguments.
 FUNCTIONS = frozenset(
@@ -107,6 +109,21 @@ def check(node: exp.Expr) -> None:
             if isinstance(part, kind):
                 raise Refused(reason, part)
         _check_part(part)
+    _check_growth(node)
+
+
+def _check_growth(node: exp.Expr) -> None:
+    try:
+        size = letters(node)
+    except Unbounded as error:
+        reason = "how long the text becomes must stand in the expression as a number, so that a party can bound it"
+        raise Refused(reason, error.node) from None
+    if size > MOST_LETTERS:
+        raise Refused(
+            f"the expression makes texts of up to {size:,} letters, more than the {MOST_LETTERS:,} that a party makes; "
+            "compute the value in a view at the party",
+            node,
+        )
 
 
 def _check_part(part: exp.Expr) -> None:
@@ -185,6 +202,17 @@ def checked(text: str) -> exp.Expr:
     return node
 
 
+@lru_cache(maxsize=4096)
+def is_column(text: str) -> bool:
+    """Whether an expression is a column, and nothing is computed.
+
+    >>> is_column("(a)"), is_column("a + 0")
+    (True, False)
+    """
+    return isinstance(checked(text).unnest(), exp.Column)
+
+
+@lru_cache(maxsize=4096)
 def columns_of(text: str) -> tuple[str, ...]:
     """The columns that an expression reads, in order of first use.
 

@@ -1,13 +1,27 @@
-"""Types of expressions, asked of DuckDB itself over empty tables: no data, and DuckDB's own rules."""
+"""Types of expressions, asked of DuckDB itself over empty tables: no data, and DuckDB's own rules.
+
+Comes in: an expression of the analyst's that `expression.py` allows, and columns as parties publish them. Names of
+columns are quoted, types are those that types.py knows, and what comes of it must be one SELECT: a party's catalog
+cannot write a statement.
+"""
 
 from __future__ import annotations
 
 import duckdb
+import pyarrow as pa
 
+from tablepuppet.errors import plain_text
 from tablepuppet.sql.catalog import VerticalTable
 from tablepuppet.sql.expression import columns_of
 from tablepuppet.sql.scope import identifier
 from tablepuppet.sql.scratch import scratch
+from tablepuppet.sql.types import is_plain
+
+
+def arrow_type(kind: str) -> pa.DataType:
+    """The Arrow type in which DuckDB hands out a column."""
+    with scratch() as connection:
+        return connection.sql(f"SELECT CAST(NULL AS {kind}) AS it LIMIT 0").to_arrow_table().schema.field(0).type
 
 
 class TypeInference:
@@ -31,10 +45,24 @@ class TypeInference:
         return self._known[expression, columns]
 
     def _infer(self, expression: str, typed: tuple[tuple[str, str], ...]) -> str:
-        columns = ", ".join(f"CAST(NULL AS {kind}) AS {identifier(name).sql(dialect='duckdb')}" for name, kind in typed)
-        source = f"(SELECT {columns or '1 AS one'} LIMIT 0)"
+        if len(typed) == 1 and expression == _name(typed[0][0]):
+            return typed[0][1]
+        strange = next(((name, kind) for name, kind in typed if not is_plain(kind)), None)
+        if strange is not None:
+            raise ValueError(f"column {strange[0]} is {plain_text(strange[1], 60)}, which no expression can use")
+        columns = ", ".join(f"CAST(NULL AS {kind}) AS {_name(name)}" for name, kind in typed)
         try:
-            relation = self._connection.sql(f"SELECT {expression} AS it FROM {source}")
+            statements = self._connection.extract_statements(
+                f"SELECT {expression} AS it FROM (SELECT {columns or '1 AS one'} LIMIT 0)"
+            )
+            if [each.type for each in statements] != [duckdb.StatementType.SELECT]:
+                raise ValueError("it is no expression, but several statements")
+            [kind] = self._connection.sql(statements[0].query).types
         except duckdb.Error as error:
-            raise ValueError(str(error).split("\n")[0].split(": ", 1)[-1]) from error
-        return str(relation.types[0])
+            raise ValueError(plain_text(str(error).split("\n")[0].split(": ", 1)[-1])) from error
+        return str(kind)
+
+
+def _name(column: str) -> str:
+    """A column's name as it stands in an expression."""
+    return identifier(column).sql(dialect="duckdb")

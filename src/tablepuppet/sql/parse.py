@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from sqlglot.errors import SqlglotError
 
 from tablepuppet.errors import QueryError
-from tablepuppet.sql.catalog import Catalog, VerticalTable, did_you_mean
+from tablepuppet.spelling import did_you_mean
+from tablepuppet.sql.catalog import Catalog, VerticalTable
 from tablepuppet.sql.expression import unlisted_call, unsupported
 from tablepuppet.sql.infer import TypeInference
 from tablepuppet.sql.keys import key_classes
@@ -29,19 +30,29 @@ def parse(
     label: str | None = None,
     categorical: Sequence[str] = (),
     drop: Sequence[str] = (),
+    *,
+    where_selected: bool = False,
 ) -> Query:
     """The `Query` that ``text`` means over ``catalog``.
 
+    With ``where_selected``, label, ``categorical`` and ``drop`` need not be selected, and count where they are.
     Raises QueryError, with the place underlined, for everything that is no union of conjunctive queries.
     """
     sql = SqlText(text)
     try:
-        return _parse(sql, catalog, label, categorical, drop)
+        return _parse(sql, catalog, label, categorical, drop, where_selected)
     except (SqlglotError, RecursionError) as error:
         raise unread(sql, error) from None
 
 
-def _parse(sql: SqlText, catalog: Catalog, label: str | None, categorical: Sequence[str], drop: Sequence[str]) -> Query:
+def _parse(
+    sql: SqlText,
+    catalog: Catalog,
+    label: str | None,
+    categorical: Sequence[str],
+    drop: Sequence[str],
+    where_selected: bool,
+) -> Query:
     selects, distinct = selects_of(sql)
     bound = [bind_select(select, sql, catalog) for select in selects]
     unlisted = unlisted_call(sql.tokens)
@@ -53,6 +64,9 @@ def _parse(sql: SqlText, catalog: Catalog, label: str | None, categorical: Seque
         builder = _Builder(sql, catalog, bound, renames, inference)
         branches = tuple(builder.branch(index) for index in range(len(bound)))
         outputs = builder.outputs(label)
+    if where_selected:
+        label = label if label is not None and _is_among(outputs, label) else None
+        categorical, drop = ([name for name in names if _is_among(outputs, name)] for names in (categorical, drop))
     columns = tuple(_without(outputs, drop))
     chosen = _find(columns, label, "label") if label is not None else None
     kept = _categorical(columns, categorical)
@@ -207,10 +221,15 @@ def _require_connected(select: BoundSelect, rename: dict[str, str], keys: tuple[
         )
 
 
+def _is_among(columns: Sequence[OutputColumn], name: str) -> bool:
+    """Whether a column of that name, plain or with its alias, is selected."""
+    return any(name.lower() in (column.name.lower(), column.qualified.lower()) for column in columns)
+
+
 def _find(columns: Sequence[OutputColumn], name: str, what: str) -> OutputColumn:
     """The output column of that name, plain or with its alias."""
     for column in columns:
-        if name.lower() in (column.name.lower(), column.qualified.lower()):
+        if _is_among([column], name):
             return column
     known = did_you_mean(name, [column.name for column in columns])
     raise QueryError(f"{what} {name!r} is not among the selected columns{known}")

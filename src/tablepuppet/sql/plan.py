@@ -129,8 +129,17 @@ def left_to_party(predicate: str, types: Mapping[str, str]) -> tuple[str, ...]:
     >>> left_to_party("(a >= 3) AND (b LIKE 'z%')", {"a": "BIGINT", "b": "VARCHAR"})
     ("b LIKE 'z%'",)
     """
+    return tuple(text for text, plain in conjuncts(predicate, types) if not plain)
+
+
+def conjuncts(predicate: str, types: Mapping[str, str]) -> tuple[tuple[str, bool], ...]:
+    """The parts of a filter that AND connects, and whether each compares a column with values of its own type.
+
+    >>> conjuncts("(a >= 3) AND (b LIKE 'z%')", {"a": "BIGINT", "b": "VARCHAR"})
+    (('a >= 3', True), ("b LIKE 'z%'", False))
+    """
     parts = _conjuncts(checked(predicate))
-    return tuple(render(part) for part in parts if None in _comparisons(part, types))
+    return tuple((render(part), None not in _comparisons(part, types)) for part in parts)
 
 
 def _conjuncts(node: exp.Expr) -> Iterator[exp.Expr]:

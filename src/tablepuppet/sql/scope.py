@@ -9,7 +9,8 @@ from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
 
 from tablepuppet.errors import CatalogError
-from tablepuppet.sql.catalog import Catalog, VerticalTable, did_you_mean
+from tablepuppet.spelling import did_you_mean
+from tablepuppet.sql.catalog import Catalog, VerticalTable
 from tablepuppet.sql.expression import Refused, check, render
 from tablepuppet.sql.place import SqlText
 

@@ -6,13 +6,14 @@ import functools
 
 import duckdb
 
+from tablepuppet.sql.quiet_duckdb import connect
+
 
 @functools.cache
 def _database() -> duckdb.DuckDBPyConnection:
     """Opened once per process: opening takes longer than most of what is asked of it."""
-    connection = duckdb.connect(config={"enable_external_access": "false", "python_enable_replacements": False})
+    connection = connect(config={"enable_external_access": "false", "python_enable_replacements": False})
     connection.execute("SET GLOBAL TimeZone = 'UTC'")
-    connection.execute("SET enable_progress_bar = false")  # it would write to stdout
     return connection
 
 

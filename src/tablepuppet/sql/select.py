@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from sqlglot import exp
 
-from tablepuppet.sql.catalog import Catalog, did_you_mean
+from tablepuppet.spelling import did_you_mean
+from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.expression import render
 from tablepuppet.sql.place import SqlText
 from tablepuppet.sql.scope import Bound, Scope, Use, identifier

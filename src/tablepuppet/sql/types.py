@@ -1,7 +1,8 @@
 """Column types: DuckDB's type names, and the families in which types agree.
 
 A type is spelled as DuckDB spells it (``BIGINT``, ``DECIMAL(12,2)``, ``VARCHAR``) whatever database the
-column lives in. Shards of a table agree, and keys may meet, when their types are of one family.
+column lives in. Shards of a table agree, and keys may meet, when their types are of one family. A type is what another
+owner says it is: what is not spelled so, letter by letter, is of no family and never becomes part of a statement.
 """
 
 from __future__ import annotations
@@ -41,7 +42,12 @@ _FAMILIES = {
     "TIMESTAMP WITH TIME ZONE": Family.TIMESTAMP,
     "UUID": Family.UUID,
 }
-_DECIMAL = re.compile(r"DECIMAL\((\d+),\s*(\d+)\)")
+_PLAIN = frozenset("BIGNUM BIT BLOB GEOMETRY INTERVAL JSON TIME TIME_NS TIMESTAMPTZ_NS UHUGEINT VARIANT".split()) | {
+    "TIME WITH TIME ZONE"
+}  # of no family, but an expression may make something else of them
+_DECIMAL = re.compile(r"DECIMAL\((\d{1,2}),\s?(\d{1,2})\)", re.ASCII)
+_ENUM = re.compile(r"ENUM\('(?:[^']|'')*'(?:, '(?:[^']|'')*')*\)")
+MOST_DIGITS = 38
 
 NUMERIC = frozenset({Family.INTEGER, Family.DECIMAL, Family.FLOAT, Family.BOOLEAN, Family.DATE, Family.TIMESTAMP})
 """Families that become one number as a feature; dates and timestamps count days since 1970-01-01."""
@@ -56,13 +62,27 @@ def family(type_name: str) -> Family:
     >>> family("DECIMAL(12,2)").value, family("SMALLINT").value, family("ENUM('a', 'b')").value
     ('decimal', 'integer', 'text')
     """
-    if type_name.endswith("]"):  # a list
-        return Family.OTHER
-    if type_name.startswith("DECIMAL"):
+    if _decimal(type_name) is not None:
         return Family.DECIMAL
-    if type_name.startswith("ENUM"):
+    if _ENUM.fullmatch(type_name):
         return Family.TEXT
     return _FAMILIES.get(type_name, Family.OTHER)
+
+
+def is_plain(type_name: str) -> bool:
+    """Whether it is the whole name of a type of single values, which a statement may hold.
+
+    >>> is_plain("TIME"), is_plain("ENUM('a')"), is_plain("INTEGER[]"), is_plain("INTEGER); DROP TABLE t")
+    (True, True, False, False)
+    """
+    return family(type_name) is not Family.OTHER or type_name in _PLAIN
+
+
+def _decimal(type_name: str) -> tuple[int, int] | None:
+    """Digits and scale; None for what is no decimal that DuckDB has."""
+    found = _DECIMAL.fullmatch(type_name)
+    digits, scale = (int(found[1]), int(found[2])) if found else (0, 0)
+    return (digits, scale) if 1 <= digits <= MOST_DIGITS and scale <= digits else None
 
 
 def joinable(left: str, right: str) -> bool:
@@ -97,6 +117,15 @@ def widest(types: Iterable[str]) -> str | None:
             return names[0] if len(set(names)) == 1 else None
 
 
+def holds(wide: str, narrow: str) -> bool:
+    """Whether every value of type ``narrow`` is one of type ``wide`` too, so that a cast neither fails nor rounds.
+
+    >>> holds("BIGINT", "INTEGER"), holds("UTINYINT", "INTEGER"), holds("DECIMAL(9,2)", "DECIMAL(8,3)")
+    (True, False, False)
+    """
+    return widest([narrow, wide]) == wide
+
+
 def _widest_integer(names: list[str]) -> str:
     top = max(names, key=_INTEGERS.index)
     signed_below = any(not name.startswith("U") for name in names)
@@ -106,10 +135,10 @@ def _widest_integer(names: list[str]) -> str:
 
 
 def _widest_decimal(names: list[str]) -> str | None:
-    sizes = [(int(m[1]), int(m[2])) for m in map(_DECIMAL.match, names) if m]
+    sizes = [size for size in map(_decimal, names) if size]
     scale = max(s for _, s in sizes)
     whole = max(p - s for p, s in sizes)
-    return f"DECIMAL({whole + scale},{scale})" if whole + scale <= 38 else None
+    return f"DECIMAL({whole + scale},{scale})" if whole + scale <= MOST_DIGITS else None
 
 
 def _widest_timestamp(names: list[str]) -> str | None:

@@ -15,6 +15,8 @@ from functools import cache
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from tablepuppet.runs import interrupts
+
 Result = TypeVar("Result")
 MOST_THREADS = 256
 
@@ -144,10 +146,12 @@ def at_once(
     >>> at_once([lambda: 1, lambda: 2])
     [1, 2]
     """
+    interrupts.check()
     trip = Trip(calls)
     _threads().start(trip)
     try:
         trip.follow(told) if told else trip.wait()
     finally:  # also if the user interrupts it
         trip.wait()
+    interrupts.check()
     return trip.outcomes

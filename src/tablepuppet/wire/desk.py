@@ -15,15 +15,18 @@ import secrets
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from tablepuppet.errors import PartyError, TablePuppetError
 from tablepuppet.party.audit import Outcome
 from tablepuppet.party.config import Limits
-from tablepuppet.party.request import Request
+from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.service import Party
 from tablepuppet.wire.codec import Encoded, encode
 from tablepuppet.wire.journal import Journal, Key
@@ -54,22 +57,45 @@ class Desk:
     ):
         self.party, self.limits, self.journal, self.told = party, limits, journal, told
         self._lines: dict[Key, Line] = {}
+        self._calls: Counter[str] = Counter()  # that are answered now, by caller
         self._lock = threading.Lock()
         self._closing = False
 
     def answer(self, caller: str, request: Request) -> Encoded:
         """The reply to a request, or the error it met, as it travels."""
         try:
-            match request.verb:
-                case "describe":
-                    return self._answer(request, caller)
-                case "close":
-                    self.close((caller, request.session), "closed")
-                    return encode(reply_message([{}]))
-                case _:
-                    return self._in_line((caller, request.session), request)
+            with self._one_call(caller, request):
+                match request.verb:
+                    case "describe":
+                        return self._answer(request, caller)
+                    case "close":
+                        self.close((caller, request.session), "closed")
+                        return encode(reply_message([{}]))
+                    case _:
+                        return self._in_line((caller, request.session), request)
         except TablePuppetError as error:
             return encode(error_message(error))
+
+    @contextmanager
+    def _one_call(self, caller: str, request: Request) -> Iterator[None]:
+        """Answer so many requests of a caller at the same time: each has a thread, and what it computes with."""
+        with self._lock:
+            free = self._calls[caller] < self.limits.calls_per_caller or request.verb == "close"
+            self._calls[caller] += free
+        if not free:
+            error = BusyError(
+                f"party {self.party.name!r} is busy: it answers {self.limits.calls_per_caller} requests of one caller "
+                "at once (limits.calls_per_caller); try again"
+            )
+            self.party.note_refusal(caller, request.session, request.verb, error)
+            raise error
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls[caller] -= 1
+                if not self._calls[caller]:
+                    del self._calls[caller]
 
     def _in_line(self, key: Key, request: Request) -> Encoded:
         try:
@@ -86,44 +112,72 @@ class Desk:
                     request, arguments={**request.arguments, "nonce": secrets.token_hex(16)}
                 )
             try:
-                self._accept(key, line, request)
-                line.reply = self._computed(key, request)
+                start = self._accept(key, line, request)
+                line.reply = self._computed(key, request, start=start)
             except TablePuppetError:
-                if request.verb == "open":  # nothing was opened: the caller may try again
+                if request.verb == "open" and line.done < 0:  # nothing was opened: the caller may try again
                     self.close(key, "refused")
                 raise
             line.done, line.used = request.sequence, time.monotonic()
             return line.reply
 
-    def _accept(self, key: Key, line: Line, request: Request) -> None:
-        """Write down the next request of a line; PartyError if it is not the next, or cannot be written down."""
+    def _accept(self, key: Key, line: Line, request: Request) -> int:
+        """Write down the next request of a line, and say where; PartyError if it is not the next, or that fails."""
         try:
             if request.sequence != line.done + 1:
                 raise PartyError(
                     f"party {self.party.name!r}: request {request.sequence} of this session came after request "
                     f"{line.done}; one was lost, came twice or overtook another"
                 )
-            if self.journal is not None:
-                self.journal.add(key, request)
+            return self.journal.add(key, request) if self.journal is not None else 0
         except TablePuppetError as error:
             self.party.note_refusal(*key, request.verb, error)
             raise
 
-    def _computed(self, key: Key, request: Request, outcome: Outcome = "ok") -> Encoded:
-        """The reply, or an error that belongs to this request and is stored like a reply."""
+    def _computed(
+        self, key: Key, request: Request, outcome: Outcome = "ok", *, start: int | None = None, again: bool = False
+    ) -> Encoded:
+        """The reply, or an error that belongs to this request and is stored like a reply.
+
+        ``start`` is where the request was just written down: of one that is refused, no more is kept than was answered.
+        """
+        replies: Reply = []
         try:
-            encoded = self._answer(request, key[0], outcome)
+            encoded = self._answer(request, key[0], outcome, replies, again=again)
         except TablePuppetError as error:
             if request.verb == "open":
                 raise
-            return encode(error_message(error))
+            refusal = error_message(error)
+            if self.journal is not None and start is not None:
+                self._write_refusal(key, start, request, len(replies), refusal)
+            return encode(refusal)
         if request.verb == "open" and self.journal is not None:
             self._compare(key)
         return encoded
 
-    def _answer(self, request: Request, caller: str, outcome: Outcome = "ok") -> Encoded:
+    def _write_refusal(self, key: Key, start: int, request: Request, done: int, refusal: Any) -> None:
+        """Write a refusal down, or end the session: what was refused must not be computed after a restart."""
+        assert self.journal is not None, "it was written down"
         try:
-            return encode(reply_message(self.party.answer(caller, request, outcome)))
+            self.journal.refuse(key, start, request, done, refusal)
+        except PartyError:
+            self.close(key, "lost")
+            raise
+
+    def _answer(
+        self,
+        request: Request,
+        caller: str,
+        outcome: Outcome = "ok",
+        replies: Reply | None = None,
+        *,
+        again: bool = False,
+    ) -> Encoded:
+        made = None
+        if self.journal is not None and request.verb == "open":
+            made = self.journal.releases((caller, request.session))
+        try:
+            return encode(reply_message(self.party.answer(caller, request, outcome, replies, again=again, made=made)))
         except TablePuppetError:
             raise
         except Exception as error:  # whatever it says may quote a row: only its kind is told
@@ -150,12 +204,16 @@ class Desk:
                 raise BusyError(f"party {self.party.name!r} is stopping; try again when it is back")
             if key in self._lines:
                 return self._lines[key]
-            if request.verb == "open":
+            if request.verb == "open" and not self._is_written_down(key):
                 self._check_room(key[0])
                 self._lines[key] = Line()
                 self.told(*key, "opened")
                 return self._lines[key]
         return self._restored(key, request.sequence)
+
+    def _is_written_down(self, key: Key) -> bool:
+        """Whether the session began before: then `open` asks for the reply that it had, and begins no other."""
+        return self.journal is not None and self.journal.has(key)
 
     def _check_room(self, caller: str) -> None:
         mine = sum(1 for owner, _ in self._lines if owner == caller)
@@ -167,7 +225,7 @@ class Desk:
 
         Only the reply to the request that is ``asked`` for leaves; of others, none is kept.
         """
-        if self.journal is None or not self.journal.has(key):
+        if self.journal is None or not self._is_written_down(key):
             raise PartyError(
                 f"party {self.party.name!r} knows no such session: it was closed, was silent for too long, or its "
                 "party was started anew without a state_dir; open the relation again, and let its operator set "
@@ -177,13 +235,17 @@ class Desk:
             known = self._lines.get(key)
             if known is not None:
                 return known
+            self._check_room(key[0])
             line = self._lines[key] = Line()
             line.lock.acquire()
         try:
-            for request in self.journal.read(key):
-                leaves = request.sequence == asked
-                reply = self._computed(key, request, "ok" if leaves else "restored")
-                line.done, line.reply = request.sequence, reply if leaves else None
+            for written in self.journal.read(key):
+                number, refusal = written.request.sequence, written.refusal
+                leaves = number == asked and refusal is None
+                reply = self._computed(key, written.request, "ok" if leaves else "restored", again=True)
+                if refusal is not None:
+                    reply = encode(refusal)
+                line.done, line.reply = number, reply if number == asked else None
             self.told(*key, "restored")
             return line
         except BaseException:
@@ -210,7 +272,8 @@ class Desk:
         for key in silent:
             self.close(key, "expired", forget=False)
         if self.journal is not None:
-            self.journal.expire(self.limits.resume_window)
+            with suppress(OSError):  # no descriptor is left, say: there is another time
+                self.journal.expire(self.limits.resume_window)
 
     def stop(self) -> None:
         """Take no more requests, and free all sessions; those with a journal may come back."""

@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,14 +19,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from tablepuppet.errors import ConfigError, PartyError
+from tablepuppet.errors import ConfigError, PartyError, plain_text
+from tablepuppet.mapping.memory import available_memory
 from tablepuppet.party.request import Reply, Request
-from tablepuppet.wire.codec import Encoded, decode_header, encode
-from tablepuppet.wire.flight_server import REQUEST, frames_of
+from tablepuppet.privacy.signed_keys import Identity
+from tablepuppet.runs import interrupts
+from tablepuppet.wire.codec import CHUNK, Encoded, decode_header, encode
+from tablepuppet.wire.flight_server import PROOF, REQUEST, frames_of
 from tablepuppet.wire.hang_up import hangs_up
 from tablepuppet.wire.protocol import BusyError, LostError, read_reply, request_message
+from tablepuppet.wire.waiting import Waiting, reason
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds
+MOST_REPLY = 4 << 30  # bytes
+MOST_REPLY_HEADER = 8 << 20  # bytes; as objects they may take a hundred times as many
+MOST_FRAME = MOST_REPLY_HEADER + (64 << 10)  # bytes that are read at once, with what Flight adds
+DAMAGED = (PartyError, ValueError, OverflowError, MemoryError, RecursionError)  # what reading no message raises
 CLOSING = 3.0  # seconds to wait for a party that is told goodbye
 
 
@@ -36,6 +45,10 @@ class ClientTls:
     certificate: bytes
     key: bytes
     authority: bytes
+
+    def proof(self, host: str) -> bytes:
+        """What shows a party at ``host`` that this certificate is the caller's own."""
+        return Identity(self.certificate, self.key, self.authority).proof(host)
 
 
 class RemoteParty:
@@ -56,9 +69,14 @@ class RemoteParty:
         if parts.port is None or not parts.hostname:
             raise ConfigError(f"party {name!r}: {url!r} needs a host and a port, such as grpc+tls://host:8815")
         if parts.scheme == "grpc+tls" and tls is None:
-            raise ConfigError(f"party {name!r}: grpc+tls needs a certificate; give the federation tls=...")
+            raise ConfigError(
+                f"party {name!r}: grpc+tls needs a certificate; give the federation tls={{'cert': ..., "
+                "'key': ..., 'ca': ...}, the files of the caller's certificate, its key and the parties' authority"
+            )
         self._tls = tls if parts.scheme == "grpc+tls" else None
+        self._headers = [] if self._tls is None else [(PROOF.encode(), self._tls.proof(parts.hostname))]
         self._connection: flight.FlightClient | None = None
+        self._has_answered = False
         self._lock = threading.Lock()
 
     def call(self, request: Request, patience: float | None = None) -> Reply:
@@ -68,6 +86,16 @@ class RemoteParty:
         """
         once, closing = patience is not None, request.verb == "close"
         timeout = min(self.timeout, CLOSING if closing else np.inf, np.inf if patience is None else patience)
+        how_long = "until it answers" if self.wait else f"for up to {timeout:g} s"
+        say = self._silent if not once and not closing else lambda _: None
+        waiting = Waiting(say, self.name, self.url, how_long)
+        with waiting if not self._has_answered else nullcontext():
+            found = self._repeated(request, waiting, timeout, once=once, closing=closing)
+        self._has_answered = True
+        return found
+
+    def _repeated(self, request: Request, waiting: Waiting, timeout: float, *, once: bool, closing: bool) -> Reply:
+        """The reply to a request that is tried until the timeout."""
         message, deadline, pause = encode(request_message(request)), time.monotonic() + timeout, FIRST_PAUSE
         while True:
             try:
@@ -79,6 +107,9 @@ class RemoteParty:
                 patient = (self.wait and not closing) or time.monotonic() + pause < deadline
                 if once or not patient or not _worth_repeating(error):
                     raise self._lost(error, timeout) from None
+                if interrupts.received() is not None and not closing:
+                    raise PartyError(f"party {self.name!r} is not waited for any longer: the run was stopped") from None
+                waiting.failed(error)
                 if time.monotonic() > deadline:
                     deadline = time.monotonic() + timeout
                     self._silent(f"party {self.name!r} is silent; waiting for it")
@@ -90,30 +121,48 @@ class RemoteParty:
 
     def _exchange(self, message: Encoded, timeout: float) -> Any:
         """The message that answers a message. One that is all header takes a kind of call that costs less."""
-        options = flight.FlightCallOptions(timeout=timeout)
+        options = flight.FlightCallOptions(timeout=timeout, headers=self._headers)
         if not message.arrays:
             results = self._connected().do_action((REQUEST, message.header), options)
-            return _read(result.body for result in results)
+            return self._read(result.body for result in results)
         writer, reader = self._connected().do_exchange(flight.FlightDescriptor.for_command(REQUEST), options)
         try:
             for frame in message.frames():
                 writer.write_metadata(frame)
             writer.done_writing()
-            return _read(frames_of(reader))
+            return self._read(frames_of(reader))
         finally:
             writer.close()
+
+    def _read(self, frames: Iterator[pa.Buffer]) -> Any:
+        """The message that frames make; PartyError if it is larger than any should be."""
+        try:
+            header = next(frames, None)
+            if header is None:
+                raise OSError("an empty reply")
+            incoming = decode_header(header) if header.size <= MOST_REPLY_HEADER else None
+            if incoming is not None and (
+                incoming.nbytes <= CHUNK or incoming.nbytes <= min(MOST_REPLY, available_memory() // 2)
+            ):
+                return incoming.fill(frames)
+        except DAMAGED as error:
+            raise OSError(f"a reply cannot be read: {error}") from error
+        raise PartyError(
+            f"party {self.name!r}: a reply cannot be read: it claims to be larger than {MOST_REPLY:,} bytes, of which "
+            f"{MOST_REPLY_HEADER:,} may be other than arrays, or than half of the memory that is free"
+        )
 
     def _connected(self) -> flight.FlightClient:
         with self._lock:
             if self._connection is None:
-                tls: dict[str, Any] = {}
+                options: dict[str, Any] = {"generic_options": [("grpc.max_receive_message_length", MOST_FRAME)]}
                 if self._tls is not None:
-                    tls = {
+                    options |= {
                         "tls_root_certs": self._tls.authority,
                         "cert_chain": self._tls.certificate,
                         "private_key": self._tls.key,
                     }
-                self._connection = flight.FlightClient(self.url, **tls)
+                self._connection = flight.FlightClient(self.url, **options)
             return self._connection
 
     def _disconnect(self) -> None:
@@ -125,15 +174,17 @@ class RemoteParty:
     def _lost(self, error: Exception, timeout: float) -> PartyError:
         if isinstance(error, BusyError):
             return error
-        reason = str(error).split(". ")[0].splitlines()[0].rpartition("last error: ")[2][:200]
+        why = plain_text(reason(error), 200)
         if not _worth_repeating(error):
-            return PartyError(f"party {self.name!r} at {self.url} has no certificate that fits ({reason})")
+            return PartyError(f"party {self.name!r} at {self.url} has no certificate that fits ({why})")
+        if self._tls is None and "Socket closed" in str(error):
+            why += f"; if the party wants TLS, its URL is grpc+tls://{urlsplit(self.url).netloc}"
         if self._refuses_us(error):
-            reason = (
-                f"{reason}: it can be reached, but seems to refuse the certificate of this federation, which may have "
+            why = (
+                f"{why}: it can be reached, but seems to refuse the certificate of this federation, which may have "
                 "expired, or come from an authority that is not in the party's tls.ca; ask its operator"
             )
-        return LostError(f"party {self.name!r} at {self.url} does not answer within {timeout:g} s ({reason})")
+        return LostError(f"party {self.name!r} at {self.url} does not answer within {timeout:g} s ({why})")
 
     def _refuses_us(self, error: Exception) -> bool:
         """Whether the party is there, but closes connections while they begin."""
@@ -141,17 +192,6 @@ class RemoteParty:
         if self._tls is None or "failed to connect" not in text or "Socket closed" not in text:
             return False
         return hangs_up(parts.hostname or "", parts.port or 0, self._tls.authority)
-
-
-def _read(frames: Iterator[pa.Buffer]) -> Any:
-    """The message that frames make."""
-    header = next(frames, None)
-    if header is None:
-        raise OSError("an empty reply")
-    try:
-        return decode_header(header).fill(frames)
-    except (PartyError, ValueError, OverflowError, MemoryError) as error:  # no message: it was damaged on the way
-        raise OSError(f"a reply cannot be read: {error}") from error
 
 
 def _worth_repeating(error: Exception) -> bool:

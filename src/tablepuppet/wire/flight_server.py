@@ -5,9 +5,14 @@ A request's header comes first and says how many bytes of arrays follow; what is
 
 from __future__ import annotations
 
+import errno
 import ipaddress
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -15,11 +20,16 @@ import pyarrow.flight as flight
 
 from tablepuppet.errors import ConfigError, PartyError, PrivacyError, TablePuppetError
 from tablepuppet.party.request import Request
-from tablepuppet.wire.codec import decode_header, encode
+from tablepuppet.privacy.certificates import hosts_of
+from tablepuppet.privacy.signed_keys import Identity
+from tablepuppet.wire.codec import CHUNK, decode_header, encode
 from tablepuppet.wire.desk import Desk
-from tablepuppet.wire.protocol import error_message, read_request, read_version
+from tablepuppet.wire.protocol import BusyError, error_message, read_request, read_version
 
 MOST_HEADER = 2 << 20  # bytes; as objects they may take a hundred times as many
+PROOF = "tablepuppet-caller-bin"  # the header of a call that shows who calls; gRPC takes bytes under such names
+MOST_PROOF = 64 << 10  # bytes
+CALLS = (flight.FlightMethod.DO_ACTION, flight.FlightMethod.DO_EXCHANGE)
 REQUEST = "request"  # the name of all calls
 ANONYMOUS = "anonymous"  # the caller where there is no TLS
 
@@ -33,6 +43,49 @@ class ServerTls:
     authority: bytes
 
 
+class _Shown(flight.ServerMiddleware):  # type: ignore[misc]
+    """What a caller shows of itself with one call."""
+
+    def __init__(self, proof: bytes):
+        self.proof = proof
+
+
+class _Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Lets the calls of our protocol in, with what the caller shows; nothing is behind the others, for nobody."""
+
+    def start_call(self, info: Any, headers: dict[str, list[bytes]]) -> _Shown:
+        """Keep the caller's proof; refuse every other call of Flight."""
+        if info.method not in CALLS:
+            raise flight.FlightUnauthorizedError("a party answers no other call than requests of tablepuppet")
+        return _Shown(next(iter(headers.get(PROOF, [])), b""))
+
+
+class Callers:
+    """Tells who calls a party: the first DNS name of a certificate that the caller proves to be its own.
+
+    gRPC would take the common name of a certificate without names, and tells nobody that it did.
+    """
+
+    def __init__(self, tls: ServerTls):
+        self._identity = Identity(tls.certificate, tls.key, tls.authority)
+        self._hosts = hosts_of(tls.certificate)
+        self._known = lru_cache(1024)(self._named)
+
+    def name(self, proof: bytes, peer: str) -> str:
+        """The caller's name; PrivacyError unless it is the one that TLS knows, ``peer``."""
+        if len(proof) > MOST_PROOF:
+            raise PrivacyError("the caller shows more than a certificate", rule="allow")
+        name = self._known(proof, int(time.time() // 3600))  # looked at again: it may have expired
+        if name != peer:
+            raise PrivacyError(
+                f"the certificate that the caller shows, of {name!r}, is not that of its TLS", rule="allow"
+            )
+        return name
+
+    def _named(self, proof: bytes, hour: int) -> str:
+        return self._identity.caller(proof, self._hosts)
+
+
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     """Serves a desk at ``host:port``; port 0 takes a free one."""
 
@@ -44,9 +97,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 "certificate, key and authority, or listen on 127.0.0.1"
             )
         scheme = "grpc" if tls is None else "grpc+tls"
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"middleware": {PROOF: _Gate()}}
         if tls is not None:
-            options = {
+            options |= {
                 "tls_certificates": [(tls.certificate, tls.key)],
                 "verify_client": True,
                 "root_certificates": tls.authority,
@@ -54,9 +107,11 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         try:
             super().__init__(f"{scheme}://{host}:{int(port)}", **options)
         except (pa.ArrowException, OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
+            reason = _why_not(host.strip("[]"), int(port)) or str(error).splitlines()[0]
             raise ConfigError(f"party {desk.party.name!r} cannot listen at {listen!r}: {reason}") from None
-        self.desk, self._tls = desk, tls
+        self.desk = desk
+        self._callers = None if tls is None else Callers(tls)
+        self.enter: Callable[[str, str], bool] = lambda peer, caller: True  # whether a caller may have this connection
 
     def do_exchange(self, context: Any, descriptor: Any, reader: flight.MetadataRecordBatchReader, writer: Any) -> None:
         """Read one request whose arrays follow its header, write one reply."""
@@ -71,7 +126,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         """The frames of the reply to a request, or of the error it met."""
         try:
             reply = self.desk.answer(*self._asked(context, frames))
-        except (TablePuppetError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        except Exception as error:  # of whatever class: Flight would send its traceback
             reply = encode(error_message(_told(error)))
             self._skip(frames)
         return reply.frames()
@@ -79,29 +134,41 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def _skip(self, frames: Iterator[pa.Buffer]) -> None:
         """Let the rest of a refused request pass by: a caller that still writes would not hear why it is refused."""
         left = self.desk.limits.message_bytes
-        while left > 0 and (frame := next(frames, None)) is not None:
-            left -= frame.size
+        with suppress(PartyError):  # of a frame that is none
+            while left > 0 and (frame := next(frames, None)) is not None:
+                left -= frame.size + CHUNK // 100  # those without a byte come to an end too
 
     def _asked(self, context: Any, frames: Iterator[pa.Buffer]) -> tuple[str, Request]:
         """Who calls, and what is asked: read only of those who may call."""
         caller = self._caller(context)
         try:
-            self._check_caller(caller)
+            self._check_caller(context, caller)
+            self._check_connection(context, caller)
             return caller, self._read(frames)
         except TablePuppetError as error:  # the party itself does not see it
             self.desk.party.note_refusal(caller, "", "", error)
             raise
 
     def _caller(self, context: Any) -> str:
-        name: str = ANONYMOUS if self._tls is None else context.peer_identity().decode(errors="replace")
+        name: str = ANONYMOUS if self._callers is None else context.peer_identity().decode(errors="replace")
         return name
 
-    def _check_caller(self, name: str) -> None:
-        if not name:
-            raise PrivacyError(
-                f"party {self.desk.party.name!r}: the certificate of the caller names nobody", rule="allow"
-            )
+    def _check_caller(self, context: Any, name: str) -> None:
+        """PrivacyError unless TLS and the certificate that is shown name the same caller, and the policy allows it."""
         self.desk.party.admit(name)
+        if self._callers is None:
+            return
+        try:
+            self._callers.name(context.get_middleware(PROOF).proof, name)
+        except PrivacyError as error:
+            raise PrivacyError(f"party {self.desk.party.name!r}: {error}", rule="allow") from None
+
+    def _check_connection(self, context: Any, caller: str) -> None:
+        if not self.enter(context.peer(), caller):
+            raise BusyError(
+                f"party {self.desk.party.name!r} is busy: caller {caller!r} has as many connections as it allows "
+                "(limits.connections_per_caller); try again"
+            )
 
     def _read(self, frames: Iterator[pa.Buffer]) -> Request:
         header = next(frames, None)
@@ -120,10 +187,27 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         return read_request(incoming.fill(frames))
 
 
+def _why_not(host: str, port: int) -> str:
+    """Why an address cannot be listened at, found by trying: gRPC does not say; "" if it can."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return f"another program listens at port {port} already; stop it, or name another port under listen"
+        if error.errno in (errno.EACCES, errno.EPERM):
+            return f"this user may not listen at port {port}; name one above 1023 under listen"
+        return f"{error.strerror}; name an address of this machine under listen, or 0.0.0.0 for all"
+    return ""
+
+
 def _told(error: Exception) -> TablePuppetError:
     if isinstance(error, TablePuppetError):
         return error
-    return PartyError(f"the request cannot be read ({type(error).__name__})")
+    return PartyError(f"the request cannot be read or answered ({type(error).__name__})")
 
 
 def frames_of(reader: flight.MetadataRecordBatchReader) -> Iterator[pa.Buffer]:
@@ -133,8 +217,9 @@ def frames_of(reader: flight.MetadataRecordBatchReader) -> Iterator[pa.Buffer]:
             chunk = reader.read_chunk()
         except StopIteration:
             return
-        if chunk.app_metadata is not None:
-            yield chunk.app_metadata
+        if chunk.app_metadata is None:  # there is no end to those that hold nothing for us
+            raise PartyError("a frame of a message holds something else")
+        yield chunk.app_metadata
 
 
 def is_loopback(host: str) -> bool:

@@ -1,68 +1,137 @@
 """The journal of a party's sessions: every request, written down before it is computed.
 
-What a party holds of a session follows from the requests it was sent and the rows it read. So a list of requests is all
-that must outlive the process. A file per session, for the owner only: it holds what the coordinator sent, no row.
+What a party holds of a session follows from the requests it was sent, the rows it read and the noise it drew. So a list
+of requests and one of noisy releases (release_file.py) are all that must outlive the process. A folder per caller, two
+files per session, for the owner only: they hold what the coordinator sent and was sent, no row. A request that was
+refused is cut down to the steps that were answered, and the words of the refusal: it is not computed again.
 
 A request is handed to the operating system before it is computed, so the end of the process loses nothing. It is not
 forced to disk, which would take longer than a round: a machine that loses power may forget the last requests, and the
-caller is then told that one was lost.
+caller is then told that one was lost. Each caller's sessions have so many bytes of room.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.request import Request
-from tablepuppet.wire.codec import decode_header, encode
+from tablepuppet.wire.codec import Encoded, decode_header, encode
 from tablepuppet.wire.protocol import read_request, request_message
+from tablepuppet.wire.release_file import ReleaseFile
 
 Key = tuple[str, str]  # caller, session
+LEAST = 4096  # bytes that a file is counted as
+KINDS = (".journal", ".releases")  # of files that are counted
 _LENGTHS = struct.Struct("<QQ")  # of header and arrays
 
 
-class Journal:
-    """Requests by caller and session, in files of a folder."""
+class Written(msgspec.Struct, frozen=True):
+    """A request as it was written down, and the message of the refusal that followed, if one did."""
 
-    def __init__(self, folder: Path, party: str):
-        self.folder, self.party = folder, party
+    request: Request
+    refusal: Any = None
+
+
+class Journal:
+    """Requests by caller and session, in files of a folder; ``most`` bytes for each caller."""
+
+    def __init__(self, folder: Path, party: str, most: int | None = None):
+        self.folder, self.party, self._most = folder, party, most
         self._lock = threading.Lock()
         self._checked = 0.0
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._bytes: Counter[str] = Counter()  # by the name of a caller's folder
+        for path in (found for kind in KINDS for found in folder.glob(f"*/*{kind}")):
+            self._bytes[path.parent.name] += _size(path)
 
     def _file(self, key: Key) -> Path:
-        return self.folder / f"{hashlib.sha256(chr(0).join(key).encode()).hexdigest()[:32]}.journal"
+        return self.folder / _hash(key[0]) / f"{_hash(key[1])}.journal"
 
     def has(self, key: Key) -> bool:
         """Whether a session was written down."""
         return self._file(key).exists()
 
-    def add(self, key: Key, request: Request) -> None:
-        """Write a request down; PartyError if that is impossible, and then it must not be computed."""
-        encoded = encode(request_message(request))
-        path, start = self._file(key), 0
+    def add(self, key: Key, request: Request) -> int:
+        """Write a request down; where it begins. PartyError if that is impossible: then it must not be computed."""
         if request.verb == "open":
             self.drop(key)
+        return self.append(self._file(key), encode([request_message(request), None]))
+
+    def refuse(self, key: Key, start: int, request: Request, done: int, refusal: Any) -> None:
+        """Let a request that begins at ``start`` be one that was refused after ``done`` of its steps.
+
+        PartyError if that cannot be written down: then the session must end, as the request would be computed again.
+        """
+        path, short = self._file(key), msgspec.structs.replace(request, steps=request.steps[:done])
+        record = b"".join(map(bytes, _pieces(encode([request_message(short), refusal]))))
+        before = _size(path)
         try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            with os.fdopen(handle, "ab") as file:
-                start = file.tell()
-                file.write(_LENGTHS.pack(len(encoded.header), encoded.nbytes - len(encoded.header)))
-                for frame in encoded.frames():
-                    file.write(memoryview(frame))
+            with path.open("r+b", buffering=0) as file:
+                missing = start + len(record) - file.seek(0, os.SEEK_END)
+                if missing > 0:  # first, so that a full disk is known before anything is changed
+                    _write(file, bytes(missing))
+                file.seek(start)
+                _write(file, record)
+                file.truncate()
         except OSError as error:
-            self._cut(path, start)
             raise self._no_room(error) from error
+        self._count(path, _size(path) - before)
+
+    def releases(self, key: Key) -> ReleaseFile:
+        """What a session has released with noise."""
+        return ReleaseFile(self._file(key).with_suffix(".releases"), self)
+
+    def append(self, path: Path, encoded: Encoded, *, sync: bool = False) -> int:
+        """Write a message down, on disk if it must ``sync``; where it begins. PartyError if there is no room."""
+        before = _size(path)
+        start = path.stat().st_size if before else 0
+        after = max(LEAST, start + _LENGTHS.size + encoded.nbytes)
+        self._take_room(path, after - before)
+        try:
+            path.parent.mkdir(exist_ok=True, mode=0o700)
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
+                for piece in _pieces(encoded):
+                    file.write(piece)
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
+        except OSError as error:
+            with suppress(OSError):
+                self._cut(path, start)
+            self._count(path, _size(path) - after)
+            raise self._no_room(error) from error
+        return start
+
+    def _take_room(self, path: Path, more: int) -> None:
+        with self._lock:
+            held = self._bytes[path.parent.name]
+            if self._most is None or held + more <= self._most:
+                self._bytes[path.parent.name] += more
+                return
+        raise PartyError(
+            f"party {self.party!r}: the requests of this caller's sessions take {held:,} bytes, and with {more:,} more "
+            f"would exceed the {self._most:,} that it writes down (limits.journal_bytes); del relations you no longer "
+            "use, resume or remove interrupted runs, or ask the party's operator"
+        )
+
+    def _count(self, path: Path, more: int) -> None:
+        with self._lock:
+            self._bytes[path.parent.name] += more
 
     def _no_room(self, error: OSError) -> PartyError:
         return PartyError(
@@ -71,8 +140,8 @@ class Journal:
 
     @staticmethod
     def _cut(path: Path, size: int) -> None:
-        """Take back what was half written."""
-        if path.exists():
+        """Take back what was half written, or is no longer needed."""
+        with suppress(FileNotFoundError):
             os.truncate(path, size)
 
     def seal(self, key: Key, fingerprint: str) -> str:
@@ -80,25 +149,39 @@ class Journal:
         path = self._file(key).with_suffix(".rows")
         try:
             if not path.exists():
+                path.parent.mkdir(exist_ok=True, mode=0o700)
                 path.touch(0o600)
                 path.write_text(fingerprint)
             return path.read_text()
         except OSError as error:
             raise self._no_room(error) from error
 
-    def read(self, key: Key) -> Iterator[Request]:
+    def read(self, key: Key) -> Iterator[Written]:
         """The requests of a session in their order; what a crash left half written is not one."""
-        path = self._file(key)
+        for _, (message, refusal) in self.messages(self._file(key)):
+            yield Written(read_request(message), refusal)
+
+    def messages(self, path: Path) -> Iterator[tuple[int, Any]]:
+        """Where each message of a file begins, and the message; what is half written at the end is cut off."""
         with path.open("rb") as file:
             whole = 0
-            while (request := _read_one(file)) is not None:
+            while (message := read_message(file)) is not None:
+                yield whole, message
                 whole = file.tell()
-                yield request
+        before = _size(path)
         self._cut(path, whole)
+        self._count(path, _size(path) - before)
+
+    @staticmethod
+    def message_at(path: Path, place: int) -> Any:
+        """The message of a file that begins at a place."""
+        with path.open("rb") as file:
+            file.seek(place)
+            return read_message(file)
 
     def drop(self, key: Key) -> None:
         """Forget a session."""
-        _drop(self._file(key))
+        self._drop(self._file(key))
 
     def expire(self, seconds: float) -> None:
         """Forget sessions that nobody came back for; looked at once a minute."""
@@ -106,23 +189,51 @@ class Journal:
             if time.monotonic() < self._checked + 60:
                 return
             self._checked = time.monotonic()
-        for path in self.folder.glob("*.journal"):
+        for path in self.folder.glob("*/*.journal"):
             with suppress(FileNotFoundError):  # its session was closed just now
                 if path.stat().st_mtime < time.time() - seconds:
-                    _drop(path)
+                    self._drop(path)
+
+    def _drop(self, path: Path) -> None:
+        for kind in KINDS:
+            size = _size(path.with_suffix(kind))
+            path.with_suffix(kind).unlink(missing_ok=True)
+            self._count(path, -size)
+        path.with_suffix(".rows").unlink(missing_ok=True)
 
 
-def _drop(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    path.with_suffix(".rows").unlink(missing_ok=True)
+def _hash(name: str) -> str:
+    """A name of the caller's as one of a file."""
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
-def _read_one(file: BufferedReader) -> Request | None:
+def _size(path: Path) -> int:
+    """Bytes that a file is counted as; none if it is not there."""
+    try:
+        return max(LEAST, path.stat().st_size)
+    except OSError:
+        return 0
+
+
+def _write(file: FileIO, data: bytes) -> None:
+    if file.write(data) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _pieces(encoded: Encoded) -> Iterator[bytes | memoryview]:
+    """A message as it stands in a file."""
+    yield _LENGTHS.pack(len(encoded.header), encoded.nbytes - len(encoded.header))
+    for frame in encoded.frames():
+        yield memoryview(frame)
+
+
+def read_message(file: BufferedReader) -> Any:
+    """The next message of a file, or None."""
     lengths = file.read(_LENGTHS.size)
     if len(lengths) < _LENGTHS.size:
         return None
     header_size, arrays_size = _LENGTHS.unpack(lengths)
     header, arrays = file.read(header_size), file.read(arrays_size)
-    if len(header) < header_size or len(arrays) < arrays_size:
+    if not header_size or len(header) < header_size or len(arrays) < arrays_size:
         return None
-    return read_request(decode_header(header).fill(iter([pa.py_buffer(arrays)] if arrays else [])))
+    return decode_header(header).fill(iter([pa.py_buffer(arrays)] if arrays else []))

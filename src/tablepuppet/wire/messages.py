@@ -54,7 +54,7 @@ def size_of(header: tuple[str, ...], values: Mapping[str, Any]) -> int:
             plain[name] = (_name(value.dtype), value.shape)
         else:  # dataclasses as the plain values they travel as
             plain[name] = msgspec.to_builtins(value) if name in ("scans", "tables") else value
-    return arrays + len(msgspec.msgpack.encode((header, plain)))
+    return arrays + len(msgspec.msgpack.encode((header, plain), enc_hook=lambda _: None))
 
 
 @cache

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tablepuppet.errors import PrivacyError, TablePuppetError
+from tablepuppet.party.guard import SOLVABLE
+from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.request import Reply, Request, Step
 from tablepuppet.wire.engine import Engine, try_all
 from tablepuppet.wire.protocol import LostError
@@ -33,8 +35,14 @@ LONGEST_REST = 10  # trips without a try
 class Answer:
     """What a step will be answered with; reading it sends what waits."""
 
-    def __init__(self, outbox: Outbox, party: str, instead: Callable[[], Values] | None):
-        self._outbox, self._party, self._instead = outbox, party, instead
+    def __init__(
+        self,
+        outbox: Outbox,
+        party: str,
+        instead: Callable[[], Values] | None,
+        check: Callable[[Values], None] | None = None,
+    ):
+        self._outbox, self._party, self._instead, self._check = outbox, party, instead, check
         self._values: Values | None = None
         self._error: BaseException | None = None
         self.missed = False  # whether something else stands in for the answer
@@ -56,8 +64,13 @@ class Answer:
         return self._values
 
     def settle(self, values: Values | None, error: BaseException | None) -> None:
-        """What came back."""
+        """What came back; what is not a reply to this step is an error to whoever reads it."""
         self._values, self._error = values, error
+        if values is not None and self._check is not None:
+            try:
+                self._check(values)
+            except TablePuppetError as wrong:
+                self._values, self._error = None, wrong
 
     def stand_in(self) -> bool:
         """Take what stands in for the answer; false if nothing does."""
@@ -119,16 +132,27 @@ class Outbox:
         self._over: PrivacyError | None = None
         self._names = itertools.count()
         self._sent: Counter[str] = Counter()
+        self.replies: Counter[tuple[str, str]] = Counter()  # by party and alias: asked for, of those a policy counts
         self._lock = threading.RLock()
 
     def new_name(self) -> str:
         """A name for something of this session: no other session has it."""
         return f"{self.session}.{next(self._names)}"
 
-    def ask(self, party: str, step: Step, instead: Callable[[], Values] | None = None) -> Answer:
-        """Put a step down for a party; ``instead`` gives what stands in for its answer if the party is lost."""
-        answer = Answer(self, party, instead)
+    def ask(
+        self,
+        party: str,
+        step: Step,
+        instead: Callable[[], Values] | None = None,
+        check: Callable[[Values], None] | None = None,
+    ) -> Answer:
+        """Put a step down for a party; ``instead`` gives what stands in for its answer if the party is lost.
+
+        ``check`` raises if an answer is none that the step can have.
+        """
+        answer = Answer(self, party, instead, check)
         with self._lock:
+            self.replies[party, step.table] += step.op in REGISTRY and bool(REGISTRY[step.op].releases & SOLVABLE)
             self._waiting.setdefault(party, []).append((step, answer))
         return answer
 

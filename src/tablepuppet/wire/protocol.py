@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
+from msgspec import Meta
 
 from tablepuppet import errors
-from tablepuppet.errors import PartyError, TablePuppetError
+from tablepuppet.errors import PartyError, PrivacyError, TablePuppetError, plain_text
 from tablepuppet.party.request import Reply, Request, Step, Verb
 from tablepuppet.sql.catalog import Shard
 from tablepuppet.sql.plan import Scan
 
-VERSION = 1
+VERSION = 2
+MOST_NAME = 4096  # letters of a table's or column's name, or its type
 
 
 def request_message(request: Request) -> Any:
@@ -32,10 +34,14 @@ def read_version(message: Any) -> None:
         )
 
 
+SessionName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]*\Z", max_length=64)]
+Nonce = Annotated[str, Meta(pattern=r"\A[0-9a-f]*\Z", max_length=64)]
+
+
 class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     version: int
     verb: Verb
-    session: str
+    session: SessionName
     sequence: int
     arguments: dict[str, Any]
     steps: list[tuple[str, str, dict[str, Any]]]
@@ -44,11 +50,12 @@ class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 class _Opening(msgspec.Struct, forbid_unknown_fields=True):
     scans: tuple[Scan, ...]
     wire: Literal["float32", "float64"]
+    nonces: Annotated[tuple[Nonce, ...], Meta(max_length=10_000)] = ()
     nonce: str | None = None  # the party's own, in its journal; a caller's is not regarded
 
 
 # msgspec learns of a type when it first meets it, and crashes where two threads let it do so at once. So it does here.
-for _type in (_Head, _Opening, list[Shard]):
+for _type in (_Head, _Opening, list[Shard], Nonce | None):
     msgspec.msgpack.Decoder(_type)
 
 
@@ -60,7 +67,9 @@ def read_request(message: Any) -> Request:
         arguments = head.arguments
         if head.verb == "open":
             opening = msgspec.convert(arguments, _Opening)
-            arguments = {"scans": opening.scans, "wire": opening.wire, "nonce": opening.nonce}
+            arguments = {
+                "scans": opening.scans, "wire": opening.wire, "nonces": opening.nonces, "nonce": opening.nonce,
+            }  # fmt: skip
     except msgspec.ValidationError as error:
         raise PartyError(f"the request is not one of {', '.join(get_args(Verb))} as they should be: {error}") from None
     if head.verb in ("describe", "close") and (arguments or head.steps):
@@ -93,6 +102,26 @@ _ERRORS: dict[str, type[TablePuppetError]] = {
 }
 
 
+def _published(told: dict[str, Any], party: str) -> list[Shard]:
+    """The tables that a party publishes; PartyError for what no party of ours would."""
+    try:
+        shards = msgspec.convert(told["tables"], list[Shard])
+    except PrivacyError as error:  # of what was spent of a budget
+        raise PartyError(f"party {party!r} publishes a budget that cannot be: {error}; ask its operator") from None
+    for shard in shards:
+        texts = [shard.name, *shard.columns, *shard.columns.values(), *shard.public]
+        named = all(text.isprintable() and 0 < len(text) <= MOST_NAME for text in texts)
+        if not named or not 0 <= shard.rows < 2**31 or not 0 <= (shard.max_rounds or 0) < 2**31:
+            raise PartyError(
+                f"party {party!r} publishes a table with an impossible number of rows or replies, or a name that is "
+                f"empty, too long or has characters that cannot be printed ({plain_text(shard.name, 40)}); ask its "
+                "operator"
+            )
+    if not isinstance(told["key"], str):
+        raise TypeError
+    return shards
+
+
 def read_reply(message: Any, request: Request, party: str) -> Reply:
     """The reply that a message tells; raises the error that it tells."""
     strange = PartyError(f"party {party!r} answers in a way that cannot be understood; is it of the same version?")
@@ -100,10 +129,15 @@ def read_reply(message: Any, request: Request, party: str) -> Reply:
         raise strange
     _, outcome, told = message
     if outcome != "ok":
-        raise _ERRORS.get(str(outcome), PartyError)(str(told))
+        words = plain_text(str(told)) if isinstance(told, str) else ""
+        raise _ERRORS.get(str(outcome), PartyError)(words if party in words else f"party {party!r}: {words}")
+    parts = len(request.steps) + (request.verb != "run")
+    if not isinstance(told, list) or len(told) != parts or not all(isinstance(part, dict) for part in told):
+        raise strange
     try:
         if request.verb == "describe":
-            return [told[0] | {"tables": msgspec.convert(told[0]["tables"], list[Shard])}]
-        return list(told)
+            nonce = msgspec.convert(told[0].get("nonce"), Nonce | None)
+            return [told[0] | {"tables": _published(told[0], party), "nonce": nonce}]
+        return told
     except (msgspec.ValidationError, TypeError, LookupError):
         raise strange from None

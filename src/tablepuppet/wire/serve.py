@@ -1,7 +1,7 @@
 """A party as a process of its own, from its party file to its end: `tablepuppet party serve`.
 
-Logs one line when a session begins or ends, tells the service manager when it is ready, and stops on SIGTERM and
-SIGINT: no new request is taken, running ones are finished, sessions are freed.
+Logs one line when a session begins or ends, tells the service manager when it is ready, and stops on SIGTERM, SIGINT
+and SIGHUP: no new request is taken, running ones are finished, sessions are freed.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from tablepuppet.errors import ConfigError
-from tablepuppet.party.audit import AuditLog
+from tablepuppet.errors import ConfigError, plain_text
+from tablepuppet.party.audit import AuditLog, check_log
 from tablepuppet.party.blinding_key import read_blinding_key
 from tablepuppet.party.config import PartyFile
-from tablepuppet.party.published import open_published
+from tablepuppet.party.published import open_deliveries, open_published
 from tablepuppet.party.service import Party
 from tablepuppet.party.tls_files import TlsFiles, read_tls_files
 from tablepuppet.privacy.private_file import read_private_file, write_new_file
 from tablepuppet.privacy.signed_keys import Identity
 from tablepuppet.wire.desk import Desk
+from tablepuppet.wire.doorkeeper import Doorkeeper
 from tablepuppet.wire.flight_server import FlightServer, ServerTls
 from tablepuppet.wire.journal import Journal
 
 log = logging.getLogger("tablepuppet.party")
-LONGEST_CHECK = 30.0  # seconds between looks for silent sessions
+CHECK = 1.0  # seconds between looks for silent sessions and connections
 
 
 def start(settings: PartyFile) -> FlightServer:
@@ -37,6 +38,7 @@ def start(settings: PartyFile) -> FlightServer:
     key = read_blinding_key(Path(settings.blinding_key))
     tls = None if settings.tls is None else read_tls_files(settings.tls)
     state = None if settings.state_dir is None else _made(Path(settings.state_dir))
+    check_log(Path(settings.audit_log))
     database = open_published(settings)
     database.tables()  # a database that cannot be read is known now
     party = Party(
@@ -49,8 +51,9 @@ def start(settings: PartyFile) -> FlightServer:
         state,
         settings.limits.snapshot_ttl,
         _identity(tls),
+        open_deliveries(settings),
     )
-    journal = None if state is None else Journal(state / "sessions", settings.name)
+    journal = None if state is None else Journal(state / "sessions", settings.name, settings.limits.journal_bytes)
     desk = Desk(party, settings.limits, journal, _told)
     server_tls = None if tls is None else ServerTls(tls.certificate, tls.key, tls.authorities)
     return FlightServer(desk, settings.listen, server_tls, insecure=settings.insecure)
@@ -59,17 +62,35 @@ def start(settings: PartyFile) -> FlightServer:
 def serve(settings: PartyFile, ready: Callable[[str], None]) -> None:
     """Serve until a signal asks to stop; ``ready`` is told the address once requests are answered."""
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, lambda *_: stop.set())
     server = start(settings)
+    limits = settings.limits
+    door = Doorkeeper(server.port, limits.connections, limits.connections_per_caller, limits.connect_seconds)
+    server.enter = door.enter
     host = settings.listen.rpartition(":")[0]
     ready(f"{'grpc' if settings.tls is None else 'grpc+tls'}://{host}:{server.port}")
     _notify("READY=1")
-    while not stop.wait(min(LONGEST_CHECK, max(0.1, settings.limits.idle / 4))):
-        server.desk.expire()
+    _watch(server, door, stop)
     _notify("STOPPING=1")
     server.desk.stop()
     server.shutdown()
+    door.close()
+
+
+def _watch(server: FlightServer, door: Doorkeeper, stop: threading.Event) -> None:
+    """Look after connections and silent sessions until the end, whatever the machine runs out of."""
+    failed = ""
+    while not stop.wait(CHECK):
+        try:
+            door.sweep()
+            server.desk.expire()
+            failed = ""
+        except Exception as error:  # the party must not end: it is told once, and tried again
+            if failed != type(error).__name__:
+                failed = type(error).__name__
+                log.error("cannot look after sessions now (%s); the party goes on", failed)
 
 
 def _made(folder: Path) -> Path:
@@ -98,7 +119,7 @@ def _row_secret(state: Path | None) -> bytes:
 
 
 def _told(caller: str, session: str, what: str) -> None:
-    log.info("session %s of %s: %s", session[:8], caller, what)
+    log.info("session %s of %s: %s", plain_text(session, 9), plain_text(caller, 64), what)
 
 
 def _notify(state: str) -> None:

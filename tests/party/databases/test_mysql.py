@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tablepuppet.errors import ConfigError, PartyError
-from tablepuppet.party.database import POSITION, Database, Reader, open_database
+from tablepuppet.party.database import POSITION, Database, Reader
+from tablepuppet.party.databases.urls import open_database
 from tablepuppet.sql.query import Comparison
 from tests import mariadb_server
 

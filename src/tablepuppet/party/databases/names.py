@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.database import POSITION
+from tablepuppet.sql.types import holds
 
 _PLAIN_TYPE = re.compile(r"[A-Z][A-Z0-9_ ]*(\(\d+, ?\d+\))?")
 
@@ -65,22 +66,37 @@ def find_table(party: str, tables: Iterable[str], wanted: str) -> str:
 def find_columns(
     party: str, table: str, stored: Mapping[str, str], asked: Mapping[str, str]
 ) -> tuple[AskedColumn, ...]:
-    """The ``asked`` columns (name -> type) among those a table has (name -> declared type)."""
-    if len({name.lower() for name in asked}) < len(asked):
-        raise PartyError(f"Party {party!r}: table {table!r}: columns that differ in case only cannot be read together")
-    return tuple(_find_column(party, table, stored, name, type_name) for name, type_name in asked.items())
+    """The ``asked`` columns (name -> type) among those a table has (name -> declared type).
+
+    A type must hold every value of the declared one: a cast that fails on some values would tell of them.
+    """
+    columns = []
+    for (name, type_name), found in zip(asked.items(), find_names(party, table, stored, asked), strict=True):
+        declared = stored[found]
+        if not _PLAIN_TYPE.fullmatch(type_name) or not holds(type_name, declared):
+            raise PartyError(
+                f"Party {party!r}: table {table!r}: column {name!r} is {declared[:40]} and cannot be read as "
+                f"{type_name[:40]}; ask for the catalog again, or publish a view that casts it"
+            )
+        columns.append(AskedColumn(name, type_name, found, declared))
+    return tuple(columns)
 
 
-def _find_column(party: str, table: str, stored: Mapping[str, str], name: str, type_name: str) -> AskedColumn:
-    where = f"Party {party!r}: table {table!r}"
+def find_names(party: str, table: str, stored: Iterable[str], asked: Iterable[str]) -> list[str]:
+    """The table's spelling of every ``asked`` column; an error if it has none of that name."""
+    names, known, where = list(asked), list(stored), f"Party {party!r}: table {table!r}"
+    if len({name.lower() for name in names}) < len(names):
+        raise PartyError(f"{where}: columns that differ in case only cannot be read together")
+    return [_find_name(where, known, name) for name in names]
+
+
+def _find_name(where: str, stored: list[str], name: str) -> str:
     if name.lower() == POSITION:
         raise PartyError(f"{where}: a column cannot be called {POSITION}; publish a view that renames it")
     found = _spelled(stored, name)
     if found is None:
         raise UnknownNameError(f"{where} has no column {name!r}; it has: {', '.join(stored)}")
-    if not _PLAIN_TYPE.fullmatch(type_name):
-        raise PartyError(f"{where}: column {name!r} cannot be read as {type_name}; publish a view that casts it")
-    return AskedColumn(name, type_name, found, stored[found])
+    return found
 
 
 def _spelled(names: Iterable[str], wanted: str) -> str | None:

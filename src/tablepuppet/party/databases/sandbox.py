@@ -7,6 +7,7 @@ variable; and its configuration is locked.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +15,15 @@ from tempfile import TemporaryDirectory
 
 import duckdb
 
+from tablepuppet.party.allowance import current, interrupted_in_time
 from tablepuppet.party.databases.names import text_literal
+from tablepuppet.sql.quiet_duckdb import connect
 
 # In this order: nothing can be set after the lock, and no file allowed after access is closed.
 _LOCK = (
     "SET TimeZone = 'UTC'",
-    "SET enable_progress_bar = false",  # it would write to stdout
+    # What is computed of a row must not depend on others: least and largest values of Parquet files leave out NaN
+    "SET disabled_optimizers = 'statistics_propagation'",
     "SET autoinstall_known_extensions = false",
     "SET autoload_known_extensions = false",
     "SET enable_external_access = false",
@@ -27,6 +31,9 @@ _LOCK = (
 )
 
 
+SPILL = 4  # times the memory, on disk
+MOST_THREADS = 4
+LEAST = 64 << 20  # bytes, without which DuckDB reads next to nothing
 _numbers = itertools.count()
 
 
@@ -34,16 +41,29 @@ _numbers = itertools.count()
 def sandbox(*setup: str) -> Iterator[duckdb.DuckDBPyConnection]:
     """A private DuckDB after the ``setup`` statements have run and everything else is locked.
 
-    Raises `duckdb.Error` when a setup statement fails. Large queries spill into a folder of their own.
+    Raises `duckdb.Error` when a setup statement fails. Large queries spill into a folder of their own. Memory and time
+    are those that the request is allowed.
     """
     with TemporaryDirectory(prefix="tablepuppet-") as spill:
-        connection = duckdb.connect(config={"temp_directory": spill, "python_enable_replacements": False})
+        settings = {"temp_directory": spill, "python_enable_replacements": False, **_memory_settings()}
+        connection = connect(config=settings)
         try:
-            for statement in (*setup, *_LOCK):
-                connection.execute(statement)
-            yield connection
+            with interrupted_in_time(connection):
+                for statement in (*setup, *_LOCK):
+                    connection.execute(statement)
+                yield connection
         finally:
             connection.close()
+
+
+def _memory_settings() -> dict[str, str | bool]:
+    """DuckDB's own limits; texts that grow within one step are not in them, see `sql/growth.py`."""
+    allowance = current()
+    if allowance is None or allowance.expression_bytes is None:
+        return {}
+    most = max(allowance.expression_bytes, LEAST)
+    threads = min(MOST_THREADS, os.cpu_count() or 1)  # each holds a step of its own
+    return {"memory_limit": f"{most}B", "max_temp_directory_size": f"{SPILL * most}B", "threads": str(threads)}
 
 
 def describe(connection: duckdb.DuckDBPyConnection, relation: str) -> dict[str, str]:

@@ -1,0 +1,142 @@
+"""``python -m benchmarks.fuzz --minutes 60 --seed 0``: ask parties what a hostile analyst would, and count the answers.
+
+Half of the sessions are with tables that demand noise, each in two neighbouring worlds: nothing but the noisy values
+may differ. The other half is with tables that demand nothing: there may be no error but those of `errors.py`, no value
+in one, and no reply or memory without bound. Ends with exit code 1 at the first finding, with the seed that repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tablepuppet.party.ops import REGISTRY
+from tablepuppet.party.policy import Policy
+
+from .worlds import CANARY, Seen, World, difference, neighbour, prepare, random_table, size_of, strict
+
+MOST_REPLY = 1 << 26  # bytes, of tables of a few rows
+REQUESTS = 40  # of a session, after those that begin it
+OTHER_SHAPES = 3  # requests of each private op that are earlier ones with an array of another shape
+
+
+class FoundError(Exception):
+    """Something that a promise does not hold for."""
+
+
+def run_private(folder: Path, seed: int, counts: Counter[tuple[str, str]], requests: int = REQUESTS) -> None:
+    """One session in two neighbouring worlds; `FoundError` if they can be told apart."""
+    rng = np.random.default_rng([seed, 1])
+    rows, labels = int(rng.choice([0, 1, 2, 5, 8])), bool(rng.random() < 0.3)
+    cells = random_table(rng, rows)
+    worlds = [World(folder / "a", cells, strict()), World(folder / "b", neighbour(rng, cells, labels), strict())]
+    _compare("open", {}, [world.open() for world in worlds], labels, counts)
+    maker, begin = prepare(worlds, rng)
+    private = [op for op in REGISTRY.values() if op.private]
+    begin += [(op.name, given) for op in private for given in maker.of_each_kind(op)]
+    again = [op for op in private for _ in range(OTHER_SHAPES)]
+    for number in range(len(begin) + len(again) + requests):
+        if number < len(begin):
+            name, given = begin[number]
+        elif number < len(begin) + len(again):
+            op = again[number - len(begin)]
+            name, given = op.name, maker.again(op)
+        else:
+            op = private[int(rng.integers(len(private)))] if rng.random() < 0.8 else _any(rng)
+            name, given = op.name, maker.arguments(op)
+        seen = [world.ask(name, given, number) for world in worlds]
+        maker.note(REGISTRY[name], given, seen[0].error is None)
+        _compare(name, given, seen, labels, counts)
+
+
+def run_open(folder: Path, seed: int, counts: Counter[tuple[str, str]], requests: int = REQUESTS) -> None:
+    """One session with a table that demands nothing; `FoundError` if an op crashes, or answers without bound."""
+    rng = np.random.default_rng([seed, 2])
+    world = World(folder / "c", _mild(random_table(rng, int(rng.choice([0, 1, 8])))), Policy())
+    opened = world.open()
+    if opened.error is not None:
+        counts["open", opened.error[0]] += 1
+        return  # an expression fails on a row, which is told where nothing is demanded
+    maker, begin = prepare([world], rng)
+    for number in range(len(begin) + requests):
+        op = REGISTRY[begin[number][0]] if number < len(begin) else _any(rng)
+        given = begin[number][1] if number < len(begin) else maker.arguments(op)
+        seen = world.ask(op.name, given, number)
+        maker.note(op, given, seen.error is None)
+        _check(op.name, given, seen, counts)
+
+
+def _any(rng: np.random.Generator) -> Any:
+    return list(REGISTRY.values())[int(rng.integers(len(REGISTRY)))]
+
+
+def _mild(cells: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """No number that an expression of the session fails on."""
+    return cells | {"z": [None if cell is None else abs(cell) % 2 for cell in cells["z"]]}
+
+
+def _compare(op: str, given: dict[str, Any], seen: list[Seen], labels: bool, counts: Counter[tuple[str, str]]) -> None:
+    for each in seen:
+        _check(op, given, each, counts)
+    found = difference(op, seen, labels)
+    if found:
+        raise FoundError(f"op {op!r}: neighbours differ in {found}; arguments {given!r:.2000}")
+
+
+def _check(op: str, given: dict[str, Any], seen: Seen, counts: Counter[tuple[str, str]]) -> None:
+    counts[op, "answered" if seen.error is None else seen.error[0]] += 1
+    if seen.error is not None and (CANARY in seen.error[1] or len(seen.error[1]) > 10_000):
+        raise FoundError(f"op {op!r}: an error quotes a value; arguments {given!r:.2000}")
+    if seen.failed or (seen.charges and seen.error is not None and "do not fit" in seen.error[1]):
+        raise FoundError(
+            f"op {op!r}: it fails after it was charged, {seen.failed or seen.error}; arguments {given!r:.2000}"
+        )
+    if size_of(seen.reply) > MOST_REPLY:
+        raise FoundError(f"op {op!r}: a reply of {size_of(seen.reply):,} bytes; arguments {given!r:.2000}")
+
+
+def fuzz(seed: int, sessions: int | None = None, seconds: float | None = None) -> Counter[tuple[str, str]]:
+    """Sessions of both kinds until there were so many, or time is over; how often each op ended how."""
+    counts: Counter[tuple[str, str]] = Counter()
+    start, number = time.monotonic(), 0
+    while (sessions is None or number < sessions) and (seconds is None or time.monotonic() - start < seconds):
+        for run in (run_private, run_open):
+            with tempfile.TemporaryDirectory(prefix="tablepuppet-fuzz-") as folder:
+                try:
+                    run(Path(folder), seed + number, counts)
+                except Exception as error:
+                    raise FoundError(f"{run.__name__} of seed {seed + number}: {error}") from error
+        number += 1
+    counts["sessions", "run"] = 2 * number
+    return counts
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    counts = fuzz(asked.seed, seconds=60 * asked.minutes)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    for (op, how), often in sorted(counts.items()):
+        print(f"{op:28} {how:16} {often:>12,}")
+    print(f"seed {asked.seed}, {sum(counts.values()):,} requests, nothing found; memory grew by {grown:,.0f} MB")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except FoundError as error:
+        sys.exit(f"found: {error}")

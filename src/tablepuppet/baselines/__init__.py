@@ -1,0 +1,186 @@
+"""Baselines for experiments with data that may be pooled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from sklearn.base import BaseEstimator, clone
+
+from tablepuppet.baselines.networks import train_networks
+from tablepuppet.baselines.pooled import joined_tables
+from tablepuppet.errors import LearnError
+from tablepuppet.learn.learners.estimator import Learner, label_of, need_relation
+from tablepuppet.learn.learners.network import NetworkLearner
+from tablepuppet.learn.learners.settings import NotFittedError
+from tablepuppet.learn.learners.watch import CONVERGED, USED_UP
+from tablepuppet.learn.loss.losses import Loss, Squared
+from tablepuppet.learn.rounds import Round
+from tablepuppet.learn.solve.allowance import Allowance
+from tablepuppet.learn.tables.stored import Held, Model
+from tablepuppet.operators.client import Client
+from tablepuppet.prep.encode import Encoding
+from tablepuppet.runs.table_view import Records
+
+if TYPE_CHECKING:
+    from tablepuppet.relation import Relation
+
+Array = NDArray[np.float64]
+
+
+class Centralized(BaseEstimator):  # type: ignore[misc]
+    """Trains exactly the same function as a learner, on the materialised join. In-process parties only.
+
+    A linear model is solved to the end. Networks begin at the learner's own first parameters; they take its
+    mini-batches for ``solver="sgd"``, else ``rounds`` iterations of L-BFGS. ``learner_`` is the fitted
+    learner; what it has, as ``predict``, ``evaluate``, ``coef_``, ``history_`` and ``save``, this has too.
+    """
+
+    def __init__(self, learner: Learner):
+        self.learner = learner
+
+    def fit(self, relation: Relation) -> Self:
+        """Materialise the encoded join and minimise the learner's objective on it."""
+        if not isinstance(self.learner, Learner):
+            raise LearnError(f"Centralized trains a learner of tablepuppet, not {type(self.learner).__name__}")
+        learner = clone(self.learner)
+        learner.check_settings()
+        need_relation(relation, "fit")
+        learner.check_promise(relation)
+        label = label_of(relation)
+        asked = learner._ask_labels(relation.client, label)
+        encoding = relation.fit_encoding()
+        loss = learner._prepare(relation.client, label, asked)
+        diary = Diary(learner, loss)
+        learner.plan_rounds(len(relation), lambda _: Allowance(()))
+        train = train_networks if isinstance(learner, NetworkLearner) else _train_linear
+        model, intercept = train(learner, relation.client, encoding, loss, diary.write)
+        diary.close()
+        learner.settle(relation, encoding, model, intercept)
+        self.learner_ = learner
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if "learner_" in self.__dict__ and not name.startswith("_"):
+            return getattr(self.learner_, name)
+        if not name.startswith("_") and hasattr(type(self.__dict__.get("learner")), name):
+            raise NotFittedError(f"this Centralized is not fitted yet: call fit before {name}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+class Diary:
+    """Keeps the history of a learner that is trained on pooled rows: nothing travels."""
+
+    def __init__(self, learner: Learner, loss: Loss):
+        self.learner, self.loss, self.since = learner, loss, time.perf_counter()
+        learner.solver_ = learner.solver if learner.solver == "sgd" and isinstance(learner, NetworkLearner) else "lbfgs"
+        learner.converged_, learner.history_ = False, Records()
+
+    def write(self, done: Round) -> bool:
+        """Another round; nothing asks to stop."""
+        now = time.perf_counter()
+        self.learner.converged_ = done.converged
+        self.learner.history_.append(
+            {
+                "round": done.number,
+                "seconds": now - self.since,
+                "loss": done.loss,
+                "objective": done.objective,
+                "metric": self.learner.metric(self.loss, done.loss, done.scores),
+                **{"validation_loss": None, "validation_metric": None, "epsilon": None},
+                **dict.fromkeys(("bytes_up", "bytes_down", "messages"), 0),
+                "solver": self.learner.solver_,
+                "converged": done.converged,
+                "lost": [],
+            }
+        )
+        self.since = now
+        return False
+
+    def close(self) -> None:
+        """Say how it ended."""
+        self.learner.stopped_ = CONVERGED if self.learner.converged_ else USED_UP
+        self.learner.best_round_ = len(self.learner.history_)
+
+
+class PooledLinear(Held):
+    """Parameters for the columns of the materialised join."""
+
+    def __init__(self, encoding: Encoding, thetas: Mapping[str, Array], outputs: int):
+        self.encoding, self.thetas = encoding, dict(thetas)
+        self.shape = () if outputs == 1 else (outputs,)
+
+    def scores(self, client: Client) -> Array:
+        """X theta."""
+        scores = np.zeros((len(client.mapping), *self.shape))
+        for alias, table in joined_tables(client, self.encoding).items():
+            scores += table.times(self.thetas[alias])
+        return scores
+
+    def parameters(self) -> dict[str, Array]:
+        """Parameters by table."""
+        return self.thetas
+
+
+def _train_linear(
+    learner: Learner, client: Client, encoding: Encoding, loss: Loss, report: Callable[[Round], bool]
+) -> tuple[Model, Array]:
+    tables = joined_tables(client, encoding)
+    rows = len(client.mapping)
+    pooled = np.concatenate([np.zeros((rows, 0)), *(table.matrix() for table in tables.values())], axis=1)
+    theta, intercept, converged = _minimise(pooled, loss, learner.l2)
+    scores = pooled @ theta + intercept
+    value = loss.value(scores)
+    objective = value + 0.5 * learner.l2 * float(np.vdot(theta, theta))
+    report(Round(1, objective, value, scores, intercept, converged))
+    ends = np.cumsum([table.width for table in tables.values()], dtype=int)
+    parts = np.split(theta, ends)[:-1]  # what follows the last table is nothing
+    return PooledLinear(encoding, dict(zip(tables, parts, strict=True)), loss.outputs), intercept
+
+
+def _minimise(table: Array, loss: Loss, l2: float) -> tuple[Array, Array, bool]:
+    """theta and intercept with the least mean loss plus l2 / 2 |theta|^2; whether they were found."""
+    if isinstance(loss, Squared):
+        return *_ridge(table, loss.labels, l2), True
+    outputs = loss.outputs
+    basis = _preconditioner(table, l2, loss)
+    width = basis.shape[1]
+
+    def unpack(point: Array) -> tuple[Array, Array]:
+        inner = point[: width * outputs].reshape((width,) if outputs == 1 else (width, outputs))
+        return np.asarray(basis @ inner), point[width * outputs :]
+
+    def objective(point: Array) -> tuple[float, Array]:
+        theta, intercept = unpack(point)
+        scores = table @ theta + intercept
+        gradient = loss.gradient(scores)
+        slope = basis.T @ (table.T @ gradient + l2 * theta)
+        value = loss.value(scores) + 0.5 * l2 * float(np.vdot(theta, theta))
+        return value, np.concatenate([slope.ravel(), np.atleast_1d(gradient.sum(axis=0))])
+
+    begin = np.concatenate([np.zeros(width * outputs), loss.best_constant()])
+    options = {"maxiter": 500, "gtol": 1e-9, "ftol": 1e-15, "maxcor": 30}
+    found = minimize(objective, begin, jac=True, method="L-BFGS-B", options=options)
+    return *unpack(np.asarray(found.x)), bool(found.success)
+
+
+def _preconditioner(table: Array, l2: float, loss: Loss) -> Array:
+    """A basis in which the objective is about equally curved in all directions; none for what no row has."""
+    values, vectors = np.linalg.eigh(table.T @ table / len(table))
+    kept = values > 1e-10 * values.max(initial=0.0)
+    return np.asarray(vectors[:, kept] / np.sqrt(loss.most_curvature * values[kept] + l2))
+
+
+def _ridge(table: Array, labels: Array, l2: float) -> tuple[Array, Array]:
+    rows, width = table.shape
+    centre, mean = table.mean(axis=0), labels.mean()
+    gram = table.T @ table / rows - np.outer(centre, centre)
+    right = table.T @ labels / rows - centre * mean
+    values, vectors = np.linalg.eigh(gram + l2 * np.eye(width))
+    kept = values > 1e-12 * values.max(initial=0.0)
+    theta = vectors[:, kept] @ ((vectors[:, kept].T @ right) / values[kept])
+    return theta, np.array([mean - centre @ theta])

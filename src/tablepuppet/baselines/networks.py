@@ -1,0 +1,131 @@
+"""The networks of a learner on the materialised join: the same first parameters, mini-batches and objective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+from tablepuppet.baselines.pooled import joined_tables
+from tablepuppet.learn.learners.network import NetworkLearner
+from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.loss.units import in_units, out_of_units
+from tablepuppet.learn.rounds import Round
+from tablepuppet.learn.solve.sgd import Batch, Conditioned, descend_by_batches
+from tablepuppet.learn.tables.part import Part, new_part
+from tablepuppet.learn.tables.stored import Held
+from tablepuppet.mapping.table_mapping import Floats, MappedTable, ShardRows, TableMapping
+from tablepuppet.operators.client import Client
+from tablepuppet.prep.encode import Encoding
+from tablepuppet.prep.encoded_table import EncodedTable
+
+Array = NDArray[np.float64]
+
+
+class PooledNetworks(Held):
+    """The networks of all tables, applied to joined rows."""
+
+    def __init__(self, encoding: Encoding, parts: Mapping[str, Part], outputs: int, unit: float):
+        self.encoding, self.parts, self.unit = encoding, dict(parts), unit
+        self.shape = () if outputs == 1 else (outputs,)
+
+    def predict(self, tables: Mapping[str, EncodedTable], rows: int) -> Array:
+        """The sum over tables."""
+        scores = np.zeros((rows, *self.shape))
+        for alias, part in self.parts.items():
+            scores += part.model.predict(part.theta, tables[alias])
+        return scores
+
+    def scores(self, client: Client) -> Array:
+        """The sum over tables, in the label's own units."""
+        return self.unit * self.predict(joined_tables(client, self.encoding), len(client.mapping))
+
+    def parameters(self) -> dict[str, Array]:
+        """Parameters by table, in the label's own units."""
+        return {alias: part.model.rescaled(part.theta, self.unit) for alias, part in self.parts.items()}
+
+
+def train_networks(
+    learner: NetworkLearner, client: Client, encoding: Encoding, loss: Loss, report: Callable[[Round], bool]
+) -> tuple[PooledNetworks, Array]:
+    """(the networks, their intercept)."""
+    loss, unit = in_units(loss)
+
+    def write(done: Round) -> bool:
+        return report(out_of_units(done, unit))
+
+    tables, rows = joined_tables(client, encoding), len(client.mapping)
+    parts = {
+        alias: new_part(learner.spec(loss.outputs), learner.seed, alias, table.dense.shape[1], table.width)
+        for alias, table in tables.items()
+    }
+    model = PooledNetworks(encoding, parts, loss.outputs, unit)
+    if learner.solver == "sgd":
+        steps = PooledSteps(parts, tables, rows, learner.plain_momentum, learner.l2)
+        intercept = descend_by_batches(steps, loss, learner._rates(), learner.schedule_.batch_size, learner.seed, write)
+    else:
+        intercept = _minimise_networks(model, tables, rows, loss, learner.l2, learner.most_rounds, write)
+    return model, unit * intercept
+
+
+class PooledSteps:
+    """Takes the steps of mini-batches on joined rows: no row stands for another."""
+
+    def __init__(
+        self, parts: Mapping[str, Part], data: Mapping[str, EncodedTable], rows: int, momentum: float, l2: float
+    ):
+        self.parts, self.data, self.momentum, self.l2 = parts, data, momentum, l2
+        places = np.arange(rows, dtype=np.int32)
+        whole = MappedTable(places, (ShardRows("", places, 0),))
+        self.mapping, self.tables = TableMapping(dict.fromkeys(parts, whole), rows), list(parts)
+        self.secured: list[str] = []  # nothing is told here
+        self.conditioned: Conditioned | None = None
+        self.penalty, self.centre = 0.0, np.zeros(1)
+
+    def exchange(
+        self, batch: Batch | None, wanted: Array | None, following: Batch | None, lr: float
+    ) -> dict[str, Floats]:
+        """Take the step that ``batch`` asks for; the predictions for the ``following`` batch."""
+        predictions: dict[str, Floats] = {}
+        for alias, part in self.parts.items():
+            table = self.data[alias]
+            if batch is not None and wanted is not None:
+                rows = table.rows(batch.places[alias])
+                gradient = part.model.pull_back(part.theta, rows, batch.scatter(alias, wanted))
+                part.descend(gradient, lr, self.momentum, self.l2)
+            if following is not None:
+                predictions[alias] = part.model.predict(part.theta, table.rows(following.places[alias]))
+        self.penalty = 0.5 * self.l2 * sum(part.square for part in self.parts.values())
+        return predictions
+
+
+def _minimise_networks(
+    model: PooledNetworks, tables: Mapping[str, EncodedTable], rows: int, loss: Loss, l2: float, rounds: int,
+    report: Callable[[Round], bool],
+) -> Array:  # fmt: skip
+    """Some iterations of L-BFGS on all parameters at once; the intercept."""
+    parts = model.parts
+    ends = np.cumsum([len(part.theta) for part in parts.values()], dtype=int)
+
+    def objective(point: Array) -> tuple[float, Array]:
+        *thetas, intercept = np.split(point, ends)
+        for part, theta in zip(parts.values(), thetas, strict=True):
+            part.theta = theta
+        scores = model.predict(tables, rows) + intercept
+        wanted = loss.gradient(scores)
+        slopes = [
+            part.model.pull_back(part.theta, tables[alias], wanted) + l2 * part.theta for alias, part in parts.items()
+        ]
+        penalty = 0.5 * l2 * sum(float(theta @ theta) for theta in thetas)
+        return loss.value(scores) + penalty, np.concatenate([*slopes, np.atleast_1d(wanted.sum(axis=0))])
+
+    begin = np.concatenate([*(part.theta for part in parts.values()), loss.best_constant()])
+    options = {"maxiter": rounds, "maxfun": 2 * rounds + 10, "gtol": 1e-10, "ftol": 1e-14}
+    found = minimize(objective, begin, jac=True, method="L-BFGS-B", options=options)
+    reached, _ = objective(np.asarray(found.x))  # leaves its parameters in the parts
+    intercept = np.asarray(found.x)[-loss.outputs :]
+    scores = model.predict(tables, rows) + intercept
+    report(Round(1, reached, loss.value(scores), scores, intercept, bool(found.success)))
+    return intercept

@@ -1,0 +1,73 @@
+"""The command line's beginning and end: signals are watched before anything large is loaded.
+
+The commands are in commands.py. Exit codes: 0 done, 1 refused with a reason, 2 wrong usage, 128 and the signal's
+number when stopped: 130 for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tablepuppet.runs import interrupts
+
+
+def main() -> None:
+    """Run the command line; errors of ours end in one readable message, not in a traceback."""
+    with interrupts.watched():
+        try:
+            code = _exit_code()
+        except interrupts.Stopped:  # once more, while it was ending
+            code = 1
+        stopped = interrupts.received()
+    sys.exit(code if stopped is None else 128 + stopped)
+
+
+def _exit_code() -> int:
+    """Run a command; say how it ended unless it ended well."""
+    try:
+        _run()
+        return 0
+    except BaseException as error:
+        from tablepuppet.errors import TablePuppetError
+
+        if interrupts.received() is not None:
+            done = isinstance(error, SystemExit) and not error.code
+            _say("; ".join(["stopped, but its work was done already" if done else "stopped", *_notes(error)]))
+            return 1
+        if isinstance(error, SystemExit):
+            return int(error.code or 0)
+        if isinstance(error, TablePuppetError):
+            _say(f"error: {error}")
+            return 1
+        if isinstance(error, OSError) and error.filename is not None:
+            _say(f"error: {str(error.filename)!r} cannot be read or written: {error.strerror}")
+            return 1
+        raise
+
+
+def _run() -> None:
+    """Load the commands, which takes a second in which a signal may come, and run the one that is asked for."""
+    import logging
+
+    from tablepuppet.cli.commands import app
+
+    logging.getLogger("tablepuppet").addHandler(logging.NullHandler())  # events are shown by the progress reader
+    logging.getLogger("tablepuppet").propagate = False
+    app()
+
+
+def _notes(error: BaseException | None) -> list[str]:
+    """What was noted on an error, or on those that led to it."""
+    found: list[str] = []
+    while error is not None:
+        found += getattr(error, "__notes__", [])
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def _say(text: str) -> None:
+    from rich.console import Console  # loaded by the command, unless it was stopped while it loaded
+
+    from tablepuppet.errors import without_controls
+
+    Console(stderr=True).print(without_controls(text), style="red", markup=False, highlight=False, soft_wrap=True)

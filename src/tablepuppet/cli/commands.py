@@ -1,0 +1,315 @@
+"""The commands: ``tablepuppet COMMAND --help`` tells each.
+
+Results go to stdout, progress and errors to stderr. `cli.main` runs them.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tablepuppet import __version__
+from tablepuppet.cli.keys import certs, keys
+from tablepuppet.cli.output import JsonOption, Screen, check_output, print_json, print_table, write_output
+from tablepuppet.cli.party import party
+from tablepuppet.cli.privacy import privacy
+from tablepuppet.errors import ConfigError
+from tablepuppet.federation import Federation
+from tablepuppet.relation import Relation
+from tablepuppet.runs.progress import ProgressReader
+
+if TYPE_CHECKING:
+    from tablepuppet.jobs import Run
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"tablepuppet {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Machine learning over SQL joins and unions of tables that stay in their owners' databases."""
+
+
+app.add_typer(certs, name="certs")
+app.add_typer(keys, name="keys")
+app.add_typer(party, name="party")
+app.add_typer(privacy, name="privacy")
+
+FederationArgument = Annotated[
+    Path, typer.Argument(help="The federation file (TOML): names of parties and their database URLs.")
+]
+SqlArgument = Annotated[str, typer.Argument(help="The SQL, or the path of a file that ends in .sql.")]
+LabelOption = Annotated[str | None, typer.Option(help="The selected column to learn.")]
+CategoricalOption = Annotated[
+    list[str] | None, typer.Option(help="A column of numbers to treat as categories; may repeat.")
+]
+DropOption = Annotated[list[str] | None, typer.Option(help="A selected column to leave out; may repeat.")]
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where the demonstration keeps its databases.")] = Path(
+        "tablepuppet-demo"
+    ),
+    parties: Annotated[bool, typer.Option("--parties", help="Every owner is a process, called by mutual TLS.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the whole way on real data: flights, aircraft and weather in four databases of four kinds of owner."""
+    from tablepuppet.demo import run_demo  # its data is an extra: the other commands do without
+
+    with Screen() as screen:
+        run_demo(folder, screen, as_json=as_json, parties=parties)
+
+
+@app.command()
+def catalog(federation: FederationArgument, as_json: JsonOption = False) -> None:
+    """List the tables of a federation: shards, columns, types, row counts."""
+    with Screen() as screen:
+        found = Federation.load(federation, callbacks=[screen.reader]).catalog()
+        screen.json(found.to_arrow().to_pylist()) if as_json else screen.print(found)
+
+
+@app.command()
+def explain(
+    federation: FederationArgument,
+    sql: SqlArgument,
+    label: LabelOption = None,
+    categorical: CategoricalOption = None,
+    drop: DropOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the plan of a query: scans, filters, keys, joined rows, bytes per training round."""
+    with Screen() as screen:
+        relation = _relation(federation, sql, label, categorical, drop, screen.reader)
+        text = relation.explain()
+        screen.json(_summary(relation) | {"plan": text}) if as_json else screen.text(text)
+
+
+@app.command()
+def describe(
+    federation: FederationArgument,
+    sql: SqlArgument,
+    label: LabelOption = None,
+    categorical: CategoricalOption = None,
+    drop: DropOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print statistics of a query's joined rows, computed where the rows are."""
+    with Screen() as screen:
+        relation = _relation(federation, sql, label, categorical, drop, screen.reader)
+        found = relation.describe()
+        screen.json(found.to_arrow().to_pylist()) if as_json else screen.print(found)
+
+
+JobArgument = Annotated[
+    Path, typer.Argument(help="The job file (TOML): federation, SQL, label, learner, split, output.")
+]
+RunArgument = Annotated[Path, typer.Argument(help="The run folder that a training left.")]
+OtherSql = Annotated[str | None, typer.Option("--sql", help="Another query with the same columns, or a .sql file.")]
+
+
+@app.command()
+def train(
+    job: JobArgument,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that is in the run folder.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train the learner of a job file and write its run folder."""
+    with Screen() as screen:
+        run = _runs().to_train(job, screen.reader, overwrite=overwrite)
+        _print_result(screen, run.train() | {"run": str(run.folder)}, as_json)
+
+
+@app.command()
+def resume(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Go on with a run that was stopped or broke off: what parties elsewhere have answered is not asked again."""
+    with Screen() as screen:
+        result = _runs().to_resume(run, screen.reader).train()
+        _print_result(screen, result | {"run": str(run)}, as_json)
+
+
+def _runs() -> type[Run]:
+    """Jobs need scikit-learn, which takes a second to load: other commands do without."""
+    from tablepuppet.jobs import Run
+
+    return Run
+
+
+def _print_result(screen: Screen, result: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        screen.json(result)
+        return
+    _print_metrics(screen, result["metrics"])
+    screen.text(f"{_ending(result)}; run folder: {result['run']}")
+
+
+@app.command()
+def bench(job: JobArgument, as_json: JsonOption = False) -> None:
+    """Train the learner of a job file and tell what it cost, here and over long lines; writes nothing."""
+    with Screen() as screen:
+        result = _runs().of_job(job, screen.reader).bench()
+        if as_json:
+            screen.json(result)
+            return
+        screen.text(f"{_ending(result)}, {result['seconds']:.3g} s")
+        screen.text(f"{result['trips']} trips, {result['bytes']:,} bytes")
+        for line, seconds in result["communication_seconds"].items():
+            screen.text(f"communication {line}: {seconds:.3g} s")
+
+
+@app.command()
+def evaluate(
+    run: RunArgument,
+    sql: OtherSql = None,
+    at_party: Annotated[
+        bool, typer.Option("--at-party", help="The label's party measures on its true labels; only metrics leave it.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a trained model on the rows its job held out, or on another query."""
+    with Screen() as screen:
+        found = _runs().of_folder(run, screen.reader)
+        name, metrics = found.evaluate(_text(sql) if sql else None, at_party=at_party)
+        screen.json(metrics) if as_json else _print_metrics(screen, {name: metrics})
+
+
+@app.command()
+def predict(
+    run: RunArgument,
+    output: Annotated[
+        Path | None, typer.Option(help="A .parquet or .csv file; standard output as CSV if absent.")
+    ] = None,
+    sql: OtherSql = None,
+    ids: Annotated[
+        list[str] | None,
+        typer.Option("--id", help="A column to know rows by, as alias.column; selected or not; may repeat."),
+    ] = None,
+    deliver_to: Annotated[
+        str | None,
+        typer.Option(help="A party that writes predictions beside its own keys; party.table if it has several."),
+    ] = None,
+    combine: Annotated[
+        str | None,
+        typer.Option(help="Write `--combine mean` to average the predictions of a row that is joined several times."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict every joined row, beside the columns of --id, and print the table or write it to a file.
+
+    Without --id a row is known by its number; if all parties are opened in
+    this process, by its places in their sources. With --deliver-to a party
+    takes the predictions home, and a receipt is printed. The query of --sql
+    needs the features that were learned from, not the label.
+    """
+    query = _text(sql) if sql else None
+    if deliver_to is not None:
+        _deliver(run, query, deliver_to, combine, alone=not (output or ids), as_json=as_json)
+        return
+    if combine is not None:
+        raise ConfigError("--combine goes with --deliver-to: without it every joined row has its own prediction")
+    if output is not None:
+        check_output(output)
+    with Screen() as screen:
+        table = _runs().of_folder(run, screen.reader).predict(query, ids)
+    if output is not None:
+        write_output(table, output)
+        typer.echo(f"{len(table):,} predictions in {output}", err=True)
+    elif as_json:
+        print_json(table.to_pylist())
+    else:
+        print_table(table)
+
+
+def _deliver(run: Path, sql: str | None, to: str, combine: str | None, *, alone: bool, as_json: bool) -> None:
+    """Let a party take predictions home, and print its receipt."""
+    if not alone:
+        raise ConfigError("--deliver-to writes at the party: leave out --output and --id")
+    if combine not in (None, "mean"):
+        raise ConfigError(
+            f"--combine {combine} is not known: `--combine mean` averages the predictions of a row that is joined "
+            "several times, and there is no other way yet"
+        )
+    with Screen() as screen:
+        receipt = _runs().of_folder(run, screen.reader).deliver(sql, to, "mean" if combine else None)
+        if as_json:
+            screen.json(receipt)
+            return
+        screen.text(
+            f"{receipt['written']:,} predictions delivered to {receipt['party']}.{receipt['table']} as run "
+            f"{receipt['run']}; {receipt['without']:,} rows that were read there have none"
+        )
+
+
+def _ending(result: dict[str, Any]) -> str:
+    """How learning ended, for people."""
+    rounds, best, how = result["rounds"], result["best_round"], result["stopped"]
+    if result["noise"] and how in ("converged", "rounds used up"):
+        how = "done, with noise,"  # which leaves no optimum to converge to
+    how = {"rounds used up": "not converged", "early stop": "stopped early"}.get(how, how)
+    text = f"{how} after {rounds} round{'' if rounds == 1 else 's'}"
+    return text if best == rounds else f"{text}, round {best} kept"
+
+
+def _print_metrics(screen: Screen, metrics: dict[str, dict[str, float]]) -> None:
+    for side, values in metrics.items():
+        figures = (f"{name} {'not known' if math.isnan(value) else f'{value:.6g}'}" for name, value in values.items())
+        screen.text(f"{side}: {', '.join(figures)}")
+
+
+def _text(sql: str) -> str:
+    """The SQL itself, or that of a file."""
+    if not sql.endswith(".sql") or len(sql.split()) > 1:
+        return sql
+    try:
+        return Path(sql).read_text()
+    except OSError as error:
+        raise ConfigError(f"cannot read SQL file {sql!r}: {error.strerror}") from error
+
+
+def _relation(
+    federation: Path,
+    sql: str,
+    label: str | None,
+    categorical: list[str] | None,
+    drop: list[str] | None,
+    reader: ProgressReader,
+) -> Relation:
+    loaded = Federation.load(federation, callbacks=[reader])
+    return loaded.sql(_text(sql), label, categorical=categorical or (), drop=drop or ())
+
+
+def _summary(relation: Relation) -> dict[str, Any]:
+    """A relation in figures, for programs."""
+    tables = [
+        {
+            "alias": alias,
+            "table": relation.plan.tables[alias].name,
+            "rows": relation.plan.tables[alias].rows,
+            "shards": {shard.party: len(shard.row_ids) for shard in mapped.shards},
+        }
+        for alias, mapped in relation.mapping.tables.items()
+    ]
+    label = relation.query.label
+    return {
+        "joined_rows": len(relation),
+        "columns": relation.columns,
+        "label": label.name if label else None,
+        "mapping_bytes": relation.mapping.nbytes,
+        "tables": tables,
+    }

@@ -1,0 +1,57 @@
+"""The commands that make secrets: ``tablepuppet certs`` and ``tablepuppet keys``. No secret is ever printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tablepuppet.cli.output import JsonOption, print_json
+from tablepuppet.party.blinding_key import new_blinding_key
+from tablepuppet.privacy.certificates import CertificateFiles, issue, new_authority
+
+certs = typer.Typer(help="Make a small authority and certificates for trials.", no_args_is_help=True)
+keys = typer.Typer(help="Make the key that parties share to blind what they join.", no_args_is_help=True)
+
+FolderOption = Annotated[Path, typer.Option(help="Where the authority and its certificates lie.")]
+
+
+@certs.command("init")
+def init(folder: FolderOption = Path("certs"), as_json: JsonOption = False) -> None:
+    """Make an authority: ca.crt, which everybody gets, and ca.key, which nobody gets."""
+    _print_files(new_authority(folder), as_json)
+
+
+@certs.command("issue")
+def issue_certificate(
+    name: Annotated[str, typer.Argument(help="The owner: a party, or somebody who may call parties.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A DNS name or IP address of the owner; may repeat; localhost and 127.0.0.1 if absent."),
+    ] = None,
+    folder: FolderOption = Path("certs"),
+    days: Annotated[int, typer.Option(help="For how many days the certificate is good.")] = 365,
+    as_json: JsonOption = False,
+) -> None:
+    """Make NAME.crt and NAME.key, for both ends of a TLS connection."""
+    _print_files(issue(folder, name, host or (), days), as_json)
+
+
+@keys.command("new")
+def new(
+    path: Annotated[Path, typer.Argument(help="The file to make; it must not exist.")], as_json: JsonOption = False
+) -> None:
+    """Make a blinding key: every party gets this file, the analyst does not."""
+    new_blinding_key(path)
+    print_json({"key": str(path)}) if as_json else typer.echo(f"blinding key: {path}")
+
+
+def _print_files(files: CertificateFiles, as_json: bool) -> None:
+    if as_json:
+        paths = {"certificate": str(files.certificate), "key": str(files.key)}
+        print_json(paths | {"names": files.names, "expires": files.expires.isoformat()})
+        return
+    names = f" for {', '.join(files.names)}" if files.names else ""
+    typer.echo(f"certificate: {files.certificate}{names}, until {files.expires:%Y-%m-%d}")
+    typer.echo(f"private key: {files.key}; give it to nobody else")

@@ -1,0 +1,140 @@
+"""What all commands share: their screen, the flag for programs, tables in files, and how a command is typed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pa_parquet
+import typer
+from rich.console import Console
+
+from tablepuppet.errors import ConfigError, without_controls
+from tablepuppet.runs.progress import ProgressReader
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
+PIPED_WIDTH = 120
+
+
+class Screen:
+    """Results on standard output; progress and warnings, read by ``reader``, on standard error.
+
+    Both may be one terminal, so bars stop before a result is printed. Use as a context.
+    """
+
+    def __init__(self) -> None:
+        self.reader = ProgressReader()
+        self._results = results_console()
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.reader.rest()
+
+    def print(self, what: Any) -> None:
+        """Print a table, a panel, or a sentence in lines as wide as the terminal."""
+        self.reader.rest()
+        self._results.print(what, markup=False)
+
+    def text(self, line: str) -> None:
+        """Print text in lines as long as they are, without controls of a terminal: parties write some of the names."""
+        self.reader.rest()
+        typer.echo(without_controls(line))
+
+    def json(self, value: Any) -> None:
+        """Print a result for programs."""
+        self.reader.rest()
+        print_json(value)
+
+
+def results_console() -> Console:
+    """Standard output: as wide as the terminal; of one width where it is none."""
+    return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+
+
+def check_output(output: Path) -> None:
+    """ConfigError unless a table can be written there, which is better known before the work than after."""
+    if output.suffix not in (".parquet", ".csv"):
+        raise ConfigError(f"cannot write {str(output)!r}: name a file that ends in .parquet or .csv")
+    with _told(output):
+        if output.exists():
+            os.close(os.open(output, os.O_WRONLY))
+        with tempfile.NamedTemporaryFile(dir=output.parent, prefix=".new-"):
+            pass
+
+
+def write_output(table: pa.Table, output: Path) -> None:
+    """Write a table whole or not at all."""
+    with _told(output), tempfile.TemporaryDirectory(dir=output.parent, prefix=".new-") as folder:
+        draft = Path(folder) / output.name
+        (pa_parquet.write_table if output.suffix == ".parquet" else pa_csv.write_csv)(table, draft)
+        draft.replace(output)
+
+
+def print_table(table: pa.Table) -> None:
+    """Print a table as CSV: as it is for a program, without controls of a terminal on one."""
+    if not sys.stdout.isatty():
+        pa_csv.write_csv(table, sys.stdout.buffer)
+        return
+    with pa.BufferOutputStream() as written:
+        pa_csv.write_csv(table, written)
+        typer.echo(without_controls(written.getvalue().to_pybytes().decode()), nl=False)
+
+
+@contextlib.contextmanager
+def _told(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {str(output)!r}: {error.strerror}; name a file in a folder that exists and may be written"
+        ) from error
+
+
+def print_json(value: Any) -> None:
+    """Print a result for programs."""
+    typer.echo(json.dumps(plain(value), indent=2, default=str))
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON knows it: a number that is none is null."""
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def typed(*arguments: str | Path) -> str:
+    """A command of ours as it can be typed here, also where this one was started from an environment off the PATH."""
+    return shlex.join([*_started_as(sys.argv[0], sys.executable), *map(str, arguments)])
+
+
+def _started_as(script: str, python: str) -> list[str]:
+    name = Path(script).name
+    if name == "__main__.py":
+        return [_short(python), "-m", "tablepuppet"]
+    return [_short(script)] if name == "tablepuppet" else ["tablepuppet"]
+
+
+def _short(program: str) -> str:
+    """A program by its name if the PATH leads there, else by its path: from the working directory if it lies below."""
+    path, found = Path(program).absolute(), shutil.which(Path(program).name)
+    if found is not None and Path(found).absolute() == path:
+        return path.name
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

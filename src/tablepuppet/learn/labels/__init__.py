@@ -1,0 +1,1 @@
+"""Labels: asking for them, with or without noise, and measuring on them where they are."""

@@ -1,0 +1,251 @@
+"""Labels with noise: added by their party before anything leaves, and charged to the table's budget (Eq. 25).
+
+The noise of a label is a function of the party's secret, the label's expression, mechanism, epsilon, bounds or classes,
+the state of the label's column over the whole table, the row's place in it and the label's value. As long as the
+column stays as it is, everybody who asks gets the same noisy labels, whatever else the relation selects, filters or
+joins: there is nothing to average, and it is charged once. When it changes, all noise is drawn anew and charged anew.
+
+Bounds and classes are the policy's where it has some, else the job's; never the data's. A label outside of them, or a
+missing one, is no error, which would tell that there is one: it counts as the nearest bound, the middle, or the first
+class, and gets noise like any other.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PrivacyError
+from tablepuppet.learn.labels.joined import CLASS_LABELS, NUMBER_LABELS, Question, told_classes
+from tablepuppet.party.arguments import Epsilon
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.policy import Category, Use
+from tablepuppet.party.release import Release
+from tablepuppet.party.whole import whole_fingerprint
+from tablepuppet.prep.values import numbers
+from tablepuppet.privacy.accountant import Spending
+from tablepuppet.privacy.label import (
+    MOST_CLASSES,
+    ClassMechanism,
+    check_bounds,
+    check_classes,
+    keep_probability,
+    noisy_classes,
+    noisy_numbers,
+)
+from tablepuppet.privacy.settings import Privacy
+from tablepuppet.sql.expression import columns_of, is_column
+from tablepuppet.sql.infer import arrow_type
+from tablepuppet.sql.plan import Plan
+
+Classes = Annotated[Sequence[Category], Meta(max_length=MOST_CLASSES)]
+Rows = tuple[pa.ChunkedArray, pa.Array, NDArray[np.intp]]
+
+
+@op(
+    "label.private_numbers",
+    releases=Release.LABELS,
+    columns=("column",),
+    use=Use.LABEL,
+    private=True,
+    returns=NUMBER_LABELS,
+)
+def private_numbers(
+    table: LocalTable, view: str, column: str, epsilon: Epsilon, bounds: tuple[float, float] | None
+) -> Values:
+    """The label of every row as a number, clipped to the bounds, with Laplace noise; a missing one is their middle."""
+    table.view(view)
+    with _naming(table, column):
+        given = None if bounds is None else (float(bounds[0]), float(bounds[1]))
+        lo, hi = _agreed("bounds", table.grant.outputs[column].rule.bounds, given)
+        check_bounds((lo, hi), epsilon)
+        numbers(table.snapshot.outputs[column].slice(0, 0))  # refused by its type alone
+        secret, release = _release(table, column, "laplace", epsilon, [lo, hi])
+    table.charge(Spending.of_pure(epsilon), "labels", release)
+    labels, names, places = _rows(table, view, column)
+    values, present = numbers(labels)
+    noisy = noisy_numbers(
+        np.where(present & ~np.isnan(values), values, lo / 2 + hi / 2),
+        names,
+        bounds=(lo, hi),
+        epsilon=float(epsilon),
+        secret=secret,
+        expression=table.snapshot.scan.outputs[column],
+    )
+    return {"labels": noisy[places], "missing": 0}
+
+
+@op(
+    "label.private_classes",
+    releases=Release.LABELS,
+    columns=("column",),
+    use=Use.LABEL,
+    private=True,
+    returns=CLASS_LABELS,
+)
+def private_classes(
+    table: LocalTable, view: str, column: str, epsilon: Epsilon, classes: Classes | None, mechanism: ClassMechanism
+) -> Values:
+    """All classes there may be, and the noisy class of every row; a label that is none of them counts as the first."""
+    table.view(view)
+    with _naming(table, column):
+        policy = table.grant.outputs[column].rule.categories
+        listed = _agreed("classes", _as_sorted(policy), _as_sorted(classes))
+        check_classes(len(listed))
+        values = fitted_classes(listed, table.snapshot.outputs[column].type)
+        secret, release = _release(table, column, mechanism, epsilon, [[type(each).__name__, each] for each in listed])
+    table.charge(Spending.of_pure(epsilon), "labels", release)
+    labels, names, places = _rows(table, view, column)
+    codes = noisy_classes(
+        pc.index_in(labels.combine_chunks(), values).fill_null(0).to_numpy(zero_copy_only=False),
+        names,
+        classes=listed,
+        epsilon=float(epsilon),
+        secret=secret,
+        expression=table.snapshot.scan.outputs[column],
+        mechanism=mechanism,
+    )
+    told, days = told_classes(values)
+    narrow = codes[places].astype(np.min_scalar_type(len(listed)))
+    return {"found": len(listed), "classes": told, "codes": narrow, "missing": 0, "days": days}
+
+
+@contextmanager
+def _naming(table: LocalTable, column: str) -> Iterator[None]:
+    """Say in errors whose label it is."""
+    with _named(f"party {table.grant.party!r}, table {table.grant.table!r}, label {column!r}"):
+        yield
+
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    try:
+        yield
+    except PrivacyError as error:
+        raise PrivacyError(f"{where}: {error}", rule="label") from None
+
+
+def _agreed(what: str, policy: tuple[Any, ...] | None, asked: tuple[Any, ...] | None) -> tuple[Any, ...]:
+    """The bounds or classes of the policy, or of the job where the policy has none."""
+    if policy is not None and asked is not None and policy != asked:
+        raise PrivacyError(f"the policy has other {what} than label_{what}: leave label_{what} out")
+    found = policy if policy is not None else asked
+    if found is None:
+        example = "label_bounds=(0.0, 5.0)" if what == "bounds" else "label_classes=('no', 'yes')"
+        raise PrivacyError(
+            f"noise needs {what} that do not come from the data: give them, as in tp.Privacy({example}), or let the "
+            "party's policy give them"
+        )
+    return found
+
+
+def _sorted(classes: Sequence[Category]) -> tuple[Category, ...]:
+    """The classes in an order that does not depend on how they were listed."""
+    return tuple(sorted(classes, key=lambda each: (type(each).__name__, each)))
+
+
+def _rows(table: LocalTable, view: str, column: str) -> Rows:
+    """Labels and names of the different rows of a view, and where each row of the view is among them."""
+    row_ids, places = np.unique(table.view(view).row_ids, return_inverse=True)
+    positions = np.ascontiguousarray(table.snapshot.position(row_ids), "<i8")
+    names = pa.Array.from_buffers(pa.binary(8), len(positions), [None, pa.py_buffer(positions.tobytes())])
+    return table.snapshot.outputs[column].take(pa.array(table.snapshot.place(row_ids))), names, places
+
+
+def fitted_classes(classes: tuple[Category, ...], type_: pa.DataType) -> pa.Array:
+    """The classes as values of the label's type."""
+    try:
+        found = pa.array(classes).cast(type_)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        raise PrivacyError(f"its type is {type_}, which the label classes do not fit; list values of it") from None
+    if pc.count_distinct(found).as_py() < len(classes):
+        raise PrivacyError("two of the label classes are the same value; list each once")
+    return found
+
+
+def _release(table: LocalTable, column: str, mechanism: str, epsilon: float, domain: Any) -> tuple[bytes, str]:
+    """The secret that noise of this release is drawn from, and its name in the ledger."""
+    expression = table.snapshot.scan.outputs[column]
+    state = whole_fingerprint(table.snapshot, column, table.read)
+    secret = hmac.digest(table.noise_secret, f"labels {table.grant.table.lower()} {state}".encode(), "sha256")
+    mark = hmac.digest(secret, b"mark", "sha256").hex()  # of the state, which a hash alone would let others guess
+    return secret, json.dumps(["labels", expression, mechanism, float(epsilon), domain, mark])
+
+
+def check_label(privacy: Privacy, plan: Plan, *, classes: bool) -> None:
+    """PrivacyError if a party would refuse to noise the labels of a plan, by what it publishes: before it is asked."""
+    label, question = plan.query.label, class_question(privacy) if classes else number_question(privacy)
+    if label is None or privacy.label_epsilon is None:
+        return
+    for shard in plan.tables[label.alias].shards:
+        with _named(f"party {shard.party!r}, table {shard.name!r}, label {label.name!r}"):
+            if classes:
+                policy = described(label.expression, shard.categories) or None
+                listed = _agreed("classes", _as_sorted(policy), _as_sorted(question[1]["classes"]))
+                check_classes(len(listed))
+                kind = arrow_type(label.type)
+                if not pa.types.is_dictionary(kind):
+                    fitted_classes(listed, kind)
+            else:
+                given = question[1]["bounds"]
+                bounds = _agreed(
+                    "bounds", described(label.expression, shard.bounds), None if given is None else tuple(given)
+                )
+                check_bounds((float(bounds[0]), float(bounds[1])), privacy.label_epsilon)
+
+
+def described(expression: str, known: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...] | None:
+    """What a policy says of the values of an expression: nothing unless it is exactly one column."""
+    if not known or not is_column(expression):
+        return None
+    column = columns_of(expression)[0].lower()
+    return next((values for name, values in known.items() if name.lower() == column), None)
+
+
+def _as_sorted(classes: Sequence[Category] | None) -> tuple[Category, ...] | None:
+    return None if classes is None else _sorted(classes)
+
+
+def number_question(privacy: Privacy) -> Question:
+    """How to ask for noisy numbers."""
+    if privacy.label_classes is not None or privacy.label_mechanism == "randomised_response":
+        raise PrivacyError(
+            "label_classes and randomised response are for classifiers; a regressor needs label_bounds, such as "
+            "tp.Privacy(label_epsilon=2.0, label_bounds=(0.0, 5.0))"
+        )
+    bounds = None if privacy.label_bounds is None else list(privacy.label_bounds)
+    return "label.private_numbers", {"epsilon": privacy.label_epsilon, "bounds": bounds}
+
+
+def class_question(privacy: Privacy) -> Question:
+    """How to ask for noisy classes."""
+    if privacy.label_bounds is not None:
+        raise PrivacyError(
+            "label_bounds are for regressors; a classifier needs label_classes, such as "
+            "tp.Privacy(label_epsilon=2.0, label_classes=('no', 'yes'))"
+        )
+    classes = None if privacy.label_classes is None else list(privacy.label_classes)
+    asked = {"epsilon": privacy.label_epsilon, "classes": classes, "mechanism": class_mechanism(privacy)}
+    return "label.private_classes", asked
+
+
+def class_mechanism(privacy: Privacy) -> ClassMechanism:
+    """The mechanism that classes are noised by."""
+    return "laplace" if privacy.label_mechanism == "laplace" else "randomised_response"
+
+
+def kept(privacy: Privacy | None, classes: int) -> float:
+    """How likely a label is the true class: 1 without noise."""
+    if privacy is None or privacy.label_epsilon is None:
+        return 1.0
+    return keep_probability(classes, privacy.label_epsilon, class_mechanism(privacy))

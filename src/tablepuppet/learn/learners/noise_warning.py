@@ -1,0 +1,151 @@
+"""Says by an event when the noise of a fit has left a model that is no better than a constant.
+
+Comes in: a fitted learner, and the loss that it was fitted by. Goes out: the event ``privacy.useless``, with what would
+help (usefulness.py). All of it was released before: nothing is asked of a party, and nothing is spent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import numpy as np
+
+from tablepuppet.learn.learners.validation import Validation
+from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.noise.predictions import believed
+from tablepuppet.learn.private.sampled_model import SampledModel
+from tablepuppet.learn.private.usefulness import (
+    LITTLE,
+    TableSize,
+    help_for_clipping,
+    help_for_features,
+    help_for_labels,
+    image_noise,
+    is_all_noise,
+    is_useless,
+    label_share,
+    loss_of_constant,
+    searched_directions,
+)
+from tablepuppet.learn.store.fitted import Fitted
+from tablepuppet.party.spec import Spec
+from tablepuppet.privacy.settings import Privacy
+from tablepuppet.relation import Relation
+from tablepuppet.runs.events import Event
+
+WEAK = "The noise is small beside what the rows could tell: the features themselves seem to tell little of the label."
+
+
+class NoisyLearner(Fitted, Protocol):
+    """A learner that was fitted with noise."""
+
+    label_correction: bool
+    callbacks: Iterable[Callable[[Event], None]]
+
+    def spec(self, outputs: int) -> Spec:
+        """What each table's model is."""
+        ...
+
+
+def warn_of_noise(
+    learner: NoisyLearner, privacy: Privacy, relation: Relation, loss: Loss, held_out: Validation | None
+) -> None:
+    """Emit the warning if there is noise and the model is useless, on validation rows where there are some."""
+    if not (privacy.is_label_private or privacy.is_feature_private) or not learner.history_:
+        return
+    entry = learner.history_[learner.best_round_ - 1]
+    measured, value = (loss, entry["loss"]) if held_out is None else (held_out.loss, entry["validation_loss"])
+    constant = loss_of_constant(measured, loss.best_constant())
+    if constant <= 0:  # a label that does not vary
+        return
+    gained = left_by_noise(learner, loss, constant, 1 - value / constant)
+    tables = table_sizes(learner, relation, loss.outputs)
+    label = relation.query.label
+    rows = relation.mapping.tables[label.alias].rows if label else len(relation)
+    searched = 0.0 if held_out is not None else _searched(learner, privacy, tables)
+    little = gained < LITTLE and not privacy.is_label_private
+    if not (little or _is_luck(learner, privacy, tables, rows) or is_useless(loss, constant, gained, rows, searched)):
+        return
+    helps = _helps(learner, privacy, tables, rows, loss)
+    where = "training" if held_out is None else "validation"
+    by = f"by {max(gained, 0.0):.1%}{'' if little else ', as chance would'}"
+    message = (
+        f"with its noise the model is no better than a constant: on the {where} rows its predictions lower the loss of "
+        f"the best constant {by}. {' '.join(helps or [WEAK])}"
+    )
+    fields = {"gained": gained, "rows": rows, "helps": helps}
+    relation.events.emit("warning", "privacy.useless", message, **fields)
+    for callback in learner.callbacks:
+        callback(Event("warning", "privacy.useless", message, fields))
+
+
+def _is_luck(learner: NoisyLearner, privacy: Privacy, tables: dict[str, TableSize], rows: int) -> bool:
+    """Whether there is so much noise that a model can gain by luck only, whatever it seems to gain."""
+    if learner.promise_ is not None and is_all_noise(learner.promise_, tables):
+        return True
+    parameters = sum(table.parameters for table in tables.values())
+    return privacy.is_label_private and rows * label_share(privacy, _classes(learner)) < parameters
+
+
+def left_by_noise(learner: NoisyLearner, loss: Loss, constant: float, gained: float) -> float:
+    """What predictions of the model will gain, of what it gained while it was fitted; the same if they have no noise.
+
+    Predictions are drawn towards their mean as far as they are noise (noise/predictions.py), which leaves a share of
+    what those without noise would gain. Noisy steps are measured with the noise, noisy statistics without.
+    """
+    promise = learner.promise_
+    noise = None if promise is None else image_noise(promise)
+    if promise is None or noise is None:
+        return gained
+    if not isinstance(learner.model_, SampledModel):
+        return gained * believed(1.0, noise**2)
+    model = learner.model_
+    square = len(model.tables) * (model.noise.clip * noise * model.unit) ** 2
+    without = gained + 0.5 * loss.most_curvature * square / constant
+    return min(max(without, 0.0), 1.0) * believed(1.0, model.noise_ratio)
+
+
+def _helps(learner: NoisyLearner, privacy: Privacy, tables: dict[str, TableSize], rows: int, loss: Loss) -> list[str]:
+    promise, found = learner.promise_, []
+    if promise is not None:
+        found = help_for_features(promise, tables)
+        columns = sum(learner.encoding_.columns(alias) for alias in tables)
+        found += help_for_clipping(promise, float(np.std(loss.labels)), columns) if loss.quadratic else []
+    if privacy.is_label_private:
+        parameters = sum(table.parameters for table in tables.values())
+        found += help_for_labels(privacy, _classes(learner), rows, parameters)
+    return found
+
+
+def _classes(learner: NoisyLearner) -> int | None:
+    return len(learner.classes_) if hasattr(learner, "classes_") else None
+
+
+def _searched(learner: NoisyLearner, privacy: Privacy, tables: dict[str, TableSize]) -> float:
+    """Directions in which a fit may have followed chance; corrected labels make chance larger."""
+    found = float(sum(table.parameters for table in tables.values()))
+    if learner.promise_ is not None:
+        found = searched_directions(learner.promise_, tables)
+    return found / label_share(privacy, _classes(learner)) if learner.label_correction else found
+
+
+def table_sizes(learner: NoisyLearner, relation: Relation, outputs: int) -> dict[str, TableSize]:
+    """What noise worked on, by alias of a table with features."""
+    encoding, spec, found = learner.encoding_, learner.spec(outputs), {}
+    for alias in dict.fromkeys(column.alias for column in relation.query.features):
+        kept = {encoder.column.name for encoder in encoding.numbers[alias]}
+        kept |= {encoder.column.name for encoder in encoding.categories[alias]}
+        names = [column.name for column in relation.query.features if column.alias == alias]
+        width = len(encoding.names(alias))
+        shards = relation.client.shards(alias)
+        found[alias] = TableSize(
+            relation.plan.tables[alias].name,
+            tuple(dict.fromkeys(shard.party for shard in shards)),
+            relation.mapping.tables[alias].rows,
+            math.prod(spec.theta_shape(width)) if width else 0,
+            max(len(shards), 1),
+            tuple(name for name in names if name not in kept),
+        )
+    return found

@@ -1,0 +1,187 @@
+"""What is learned: a number, or a class. How labels become a loss, and scores become predictions and metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, softmax
+from sklearn import metrics
+
+from tablepuppet.errors import LearnError
+from tablepuppet.learn.labels.joined import (
+    ask_classes,
+    ask_numbers,
+    check_classes,
+    check_numbers,
+    joined_classes,
+    joined_numbers,
+)
+from tablepuppet.learn.labels.metrics import class_metrics, regression_metrics
+from tablepuppet.learn.labels.noisy import check_label, class_question, kept, number_question
+from tablepuppet.learn.learners.estimator import Array, Learner, label_of
+from tablepuppet.learn.learners.predictions import Predictions
+from tablepuppet.learn.loss.logistic import Logistic
+from tablepuppet.learn.loss.losses import Loss, Squared
+from tablepuppet.learn.loss.softmax import Softmax
+from tablepuppet.operators.client import Client, Replies
+from tablepuppet.pieces import over_pieces
+from tablepuppet.relation import Relation
+from tablepuppet.spelling import names_checked
+from tablepuppet.sql.plan import Plan
+from tablepuppet.sql.query import OutputColumn
+
+
+class Regressor(Learner):
+    """Learns a number by least squares."""
+
+    metric_name = "rmse"
+
+    def check_label(self, plan: Plan) -> None:
+        """Raise LearnError or PrivacyError if the label of a plan cannot be learned, by what parties publish."""
+        if plan.query.label is not None:
+            check_numbers(plan.query.label)
+        if self.privacy is not None and self.privacy.is_label_private:
+            check_label(self.privacy, plan, classes=False)
+
+    def _ask_labels(self, client: Client, label: OutputColumn) -> Replies:
+        if self.privacy is None or not self.privacy.is_label_private:
+            return ask_numbers(client, label)
+        return ask_numbers(client, label, number_question(self.privacy))
+
+    def _prepare(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
+        return Squared(joined_numbers(client, label, asked))
+
+    def _held_out(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
+        return Squared(joined_numbers(client, label, asked))
+
+    def metric(self, loss: Loss, value: float, scores: Array) -> float:
+        return float(np.sqrt(2 * max(value, 0.0)))
+
+    def predictions(self, relation: Relation) -> Predictions:
+        """The predicted number of every joined row; parties are asked once."""
+        return Predictions(self._scores(relation))
+
+    @names_checked
+    def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
+        """Root mean squared error and R2; ``at_party``: measured by the label's party, as for classifiers."""
+        self._check_relation(relation, "evaluate")
+        if at_party:
+            self._tell_measured_at_party()
+            return regression_metrics(relation.client, label_of(relation), self.predict(relation))
+        self.check_promise(relation)
+        label = label_of(relation)
+        asked = self._ask_labels(relation.client, label)
+        predicted = self.predict(relation)
+        labels = joined_numbers(relation.client, label, asked)
+        self._tell_labels(relation)
+        return {
+            "rmse": float(metrics.root_mean_squared_error(labels, predicted)),
+            "r2": float(metrics.r2_score(labels, predicted)),
+        }
+
+
+def _right(scores: Array, numbers: NDArray[np.integer[Any]]) -> int:
+    """How many rows have their highest score at their own class number."""
+    if scores.ndim == 1:
+        return int(np.count_nonzero((scores > 0) == numbers))
+    highest, guess = scores[:, 0].copy(), np.zeros_like(numbers)
+    for number, column in enumerate(scores.T[1:], start=1):
+        np.copyto(guess, number, where=column > highest)
+        np.maximum(highest, column, out=highest)
+    return int(np.count_nonzero(guess == numbers))
+
+
+class Classifier(Learner):
+    """Learns a class by log loss: of one score for two classes, of a score for each class for more."""
+
+    metric_name = "accuracy"
+    learns_classes = True
+
+    def check_label(self, plan: Plan) -> None:
+        """Raise LearnError or PrivacyError if the label of a plan cannot be learned, by what parties publish."""
+        if plan.query.label is not None:
+            check_classes(plan.query.label)
+        if self.privacy is not None and self.privacy.is_label_private:
+            check_label(self.privacy, plan, classes=True)
+
+    def _ask_labels(self, client: Client, label: OutputColumn) -> Replies:
+        if self.privacy is None or not self.privacy.is_label_private:
+            return ask_classes(client, label)
+        return ask_classes(client, label, class_question(self.privacy))
+
+    def _prepare(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
+        found = joined_classes(client, label, asked)
+        self.classes_ = found.values
+        return self._log_loss(found.numbers)
+
+    def _held_out(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
+        return self._log_loss(self._known(client, label, asked, "in the validation relation"))
+
+    def _log_loss(self, numbers: NDArray[np.integer]) -> Loss:
+        keep = kept(self.privacy, len(self.classes_)) if self.label_correction else 1.0
+        if len(self.classes_) == 2:
+            return Logistic(numbers.astype(np.float64), keep)
+        return Softmax(numbers, len(self.classes_), keep)
+
+    def _known(self, client: Client, label: OutputColumn, asked: Replies, where: str) -> NDArray[np.integer]:
+        """The class number of every joined row; LearnError for a class that the model was not fitted on."""
+        found = joined_classes(client, label, asked, least=1)
+        new = np.setdiff1d(found.values, self.classes_)
+        if len(new):
+            raise LearnError(
+                f"label {label.qualified} has {len(new)} classes {where} that the model was not fitted on "
+                f"{client.owners(label.alias)}"
+            )
+        numbers: NDArray[np.integer] = np.searchsorted(self.classes_, found.values)[found.numbers]
+        return numbers
+
+    def metric(self, loss: Loss, value: float, scores: Array) -> float:
+        right = over_pieces(lambda part: _right(scores[part], loss.labels[part]), len(scores), loss.outputs)
+        return float(sum(count for _, count in right) / len(scores))
+
+    def predict_proba(self, relation: Relation) -> Array:
+        """(joined rows, classes): the probability of each class, in the order of ``classes_``."""
+        self._check_relation(relation, "predict_proba")
+        scores = self._scores(relation)
+        if scores.ndim == 1:
+            probability = expit(scores)
+            return np.stack([1 - probability, probability], axis=1)
+        return np.asarray(softmax(scores, axis=1))
+
+    def predictions(self, relation: Relation) -> Predictions:
+        """The probability of each class for every joined row; parties are asked once."""
+        return Predictions(self.predict_proba(relation), self.classes_)
+
+    @names_checked
+    def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
+        """Accuracy, area under the ROC curve (one against the rest for several classes), log loss.
+
+        The area is NaN where a class has no row. With ``at_party`` the label's party measures on its true labels and
+        tells the metrics only; these have no noise. The area is then NaN too where rows of its table are joined more
+        than once, or have several shards.
+        """
+        self._check_relation(relation, "evaluate")
+        if at_party:
+            self._tell_measured_at_party()
+            probability = self.predict_proba(relation)
+            return class_metrics(relation.client, label_of(relation), self.classes_, probability)
+        self.check_promise(relation)
+        label = label_of(relation)
+        asked = self._ask_labels(relation.client, label)
+        probability = self.predict_proba(relation)
+        numbers = self._known(relation.client, label, asked, "here")
+        known = np.arange(len(self.classes_))
+        self._tell_labels(relation)
+        return {
+            "accuracy": float(np.mean(probability.argmax(axis=1) == numbers)),
+            "auc": self._auc(numbers, probability) if len(np.unique(numbers)) == len(known) else np.nan,
+            "log_loss": float(metrics.log_loss(numbers, probability, labels=known)),
+        }
+
+    def _auc(self, numbers: NDArray[np.integer], probability: Array) -> float:
+        if len(self.classes_) == 2:
+            return float(metrics.roc_auc_score(numbers, probability[:, 1]))
+        known = np.arange(len(self.classes_))
+        return float(metrics.roc_auc_score(numbers, probability, multi_class="ovr", labels=known))

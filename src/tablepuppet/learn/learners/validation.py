@@ -1,0 +1,101 @@
+"""Stopping early: a model is measured on rows that it does not learn from, and its best parameters are kept.
+
+Scores of the validation rows are one trip per round. What is best is remembered where it is: by the parties, and by the
+coordinator for tables with several shards and the intercept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError
+from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.rounds import Round
+from tablepuppet.learn.tables.stored import Model
+from tablepuppet.operators.client import Client
+from tablepuppet.relation import Relation
+from tablepuppet.sql.query import OutputColumn
+
+Array = NDArray[np.float64]
+
+
+class Watched(Model, Protocol):
+    """A model that is being learned."""
+
+    def scores(self, client: Client, *, learning: bool = False) -> Array:
+        """Scores over the rows of a relation, without the intercept; ``learning``: also while parties are lost."""
+        ...
+
+    def keep(self) -> None:
+        """Remember the parameters as they are."""
+        ...
+
+    def restore(self) -> None:
+        """Go back to the parameters that were remembered."""
+        ...
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How a model did on the validation rows."""
+
+    loss: float
+    scores: Array
+
+
+@dataclass
+class Validation:
+    """The rows to measure on, and the best round so far."""
+
+    client: Client
+    loss: Loss
+    patience: int
+    best_round: int = field(default=0, init=False)
+    best_loss: float = field(default=np.inf, init=False)
+    best_intercept: Array = field(default_factory=lambda: np.zeros(0), init=False)
+
+    def look(self, model: Watched, done: Round) -> Seen:
+        """Measure the model after a round; remember it if it is the first or the best."""
+        scores = model.scores(self.client, learning=True) + done.intercept
+        if np.isfinite(done.loss) and not np.isfinite(scores).all():
+            raise LearnError(
+                "the validation relation has feature values that are not finite (NaN or infinity); filter them in WHERE"
+            )
+        seen = Seen(self.loss.value(scores), scores)
+        if not self.best_round or seen.loss < self.best_loss:
+            self.best_round, self.best_intercept = done.number, done.intercept
+            self.best_loss = seen.loss if np.isfinite(seen.loss) else np.inf
+            model.keep()
+        return seen
+
+    def is_enough(self, done: Round) -> bool:
+        """Whether the loss has not fallen for ``patience`` rounds."""
+        return done.number - self.best_round >= self.patience
+
+
+def check_alike(relation: Relation, validation: Relation) -> None:
+    """LearnError unless ``validation`` has rows with the columns and the label of ``relation``, at its parties."""
+    if validation.client.engine is not relation.client.engine:
+        raise LearnError("the validation relation is of another federation than the relation to learn from")
+    learned, there = relation.query, validation.query
+    if there.label != learned.label:
+        raise LearnError(
+            f"the validation relation needs the label of the relation to learn from, {_name(learned.label)}, "
+            f"but has {_name(there.label)}"
+        )
+    different = sorted({column.qualified for column in set(learned.features) ^ set(there.features)})
+    if different:
+        raise LearnError(
+            f"the validation relation must select the same columns as the relation to learn from; "
+            f"these are missing, added or computed otherwise: {', '.join(different)}"
+        )
+    if not len(validation):
+        raise LearnError("the validation relation has no joined rows; check its filters with explain()")
+
+
+def _name(label: OutputColumn | None) -> str:
+    return f"{label.qualified} ({label.expression})" if label else "none"

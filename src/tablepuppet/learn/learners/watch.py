@@ -1,0 +1,192 @@
+"""Turns the rounds of a solver into history and events, and says when to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.learn.learners.validation import Validation, Watched
+from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.private.feature_promise import FeaturePromise
+from tablepuppet.learn.rounds import Round
+from tablepuppet.relation import Relation
+from tablepuppet.runs.events import Event, Kind
+
+CONVERGED, EARLY, USED_UP, LOST = "converged", "early stop", "rounds used up", "party lost"
+STATES = {
+    CONVERGED: "converged", EARLY: "stopped early", USED_UP: "not converged", LOST: "nothing to gain without the lost",
+}  # fmt: skip
+
+
+class Learning(Protocol):
+    """A learner while it is fitted."""
+
+    metric_name: str
+    lr: float | str
+    callbacks: Iterable[Callable[[Event], None]]
+    promise_: FeaturePromise | None
+    solver_: Any
+    history_: list[dict[str, Any]]
+    converged_: bool
+    stopped_: str
+    best_round_: int
+
+    @property
+    def most_rounds(self) -> int:
+        """How many rounds there may be."""
+        ...
+
+    @property
+    def epsilon_so_far(self) -> float | None:
+        """What the rounds until now have cost."""
+        ...
+
+    def metric(self, loss: Loss, value: float, scores: NDArray[np.float64]) -> float:
+        """The metric of scores whose mean loss is ``value``."""
+        ...
+
+
+def counted(rounds: int) -> str:
+    """So many rounds.
+
+    >>> counted(1), counted(1200)
+    ('1 round', '1,200 rounds')
+    """
+    return "1 round" if rounds == 1 else f"{rounds:,} rounds"
+
+
+class Watch:
+    """Looks at a learner after every round; ``validation`` are rows to stop early by.
+
+    ``prepared`` is told when the first round is there: what came before it is a stage of its own.
+    """
+
+    def __init__(
+        self,
+        learner: Learning,
+        relation: Relation,
+        loss: Loss,
+        validation: Validation | None,
+        prepared: Callable[[int], None],
+    ):
+        self.learner, self.relation, self.loss, self.validation = learner, relation, loss, validation
+        self._prepared = prepared
+        self.before, self.since = self._traffic(), time.perf_counter()
+        self._stopped = USED_UP
+
+    def _traffic(self) -> tuple[int, int, int]:
+        entries = self.relation.client.engine.traffic.to_list()
+        up = sum(entry["bytes"] for entry in entries if entry["direction"] == "up")
+        down = sum(entry["bytes"] for entry in entries if entry["direction"] == "down")
+        return up, down, sum(entry["messages"] for entry in entries)
+
+    def of(self, model: Watched) -> Callable[[Round], bool]:
+        """What a solver tells the rounds of this model to; true asks it to stop."""
+        return lambda done: self._round(model, done)
+
+    def _round(self, model: Watched, done: Round) -> bool:
+        held_out = self._held_out(model, done)
+        traffic, now = self._traffic(), time.perf_counter()
+        up, down, messages = (new - old for new, old in zip(traffic, self.before, strict=True))
+        entry = {
+            "round": done.number,
+            "seconds": now - self.since,
+            "loss": done.loss,
+            "objective": done.objective,
+            "metric": self.learner.metric(self.loss, done.loss, done.scores),
+            **held_out,
+            "bytes_up": up,
+            "bytes_down": down,
+            "messages": messages,
+            "epsilon": self.learner.epsilon_so_far,
+            "solver": self.learner.solver_,
+            "converged": done.converged,
+            "lost": self._lost(),
+        }
+        if not self.learner.history_:
+            self._prepared(1)
+        self.learner.history_.append(entry)
+        self.before, self.since = traffic, now
+        self._tell(entry)
+        if self.validation is not None and self.validation.is_enough(done):
+            self._stopped = EARLY
+        return self._stopped == EARLY
+
+    def _lost(self) -> list[str]:
+        """Parties that were lost in this round."""
+        outboxes = {self.relation.client.outbox}
+        if self.validation is not None:
+            outboxes.add(self.validation.client.outbox)
+        return sorted(set().union(*(outbox.take_missed() for outbox in outboxes)))
+
+    def _held_out(self, model: Watched, done: Round) -> dict[str, float | None]:
+        """How the model does on the validation rows."""
+        if self.validation is None:
+            return {"validation_loss": None, "validation_metric": None}
+        seen = self.validation.look(model, done)
+        metric = self.learner.metric(self.validation.loss, seen.loss, seen.scores)
+        return {"validation_loss": seen.loss, "validation_metric": metric}
+
+    def _tell(self, entry: dict[str, Any]) -> None:
+        message = (
+            f"round {entry['round']}: loss {entry['loss']:.6g}, {self.learner.metric_name} {entry['metric']:.4g}, "
+        )
+        if entry["validation_loss"] is not None:
+            message += f"validation loss {entry['validation_loss']:.6g}, "
+        if entry["lost"]:
+            message += f"without {', '.join(entry['lost'])}, "
+        message += f"{(entry['bytes_up'] + entry['bytes_down']) / 1e6:.3g} MB"
+        fields = entry | {"done": entry["round"], "total": self.learner.most_rounds}
+        self._emit("progress", "fit", message, fields)
+
+    def _emit(self, kind: Kind, name: str, message: str, fields: dict[str, Any]) -> None:
+        """Tell the federation's readers, and the learner's own."""
+        self.relation.events.emit(kind, name, message, **fields)
+        for callback in self.learner.callbacks:
+            callback(Event(kind, name, message, fields))
+
+    def _ending(self) -> str:
+        """How learning ended. With noise there is no optimum to converge to: rounds are planned before the first."""
+        learner, rounds = self.learner, counted(len(self.learner.history_))
+        if learner.promise_ is None or learner.stopped_ in (EARLY, LOST):
+            return f"{STATES[learner.stopped_]} after {rounds}"
+        if learner.stopped_ == CONVERGED:
+            return f"done after {rounds} with noise: a further one would change nothing"
+        return f"done after the {rounds} that its noise was planned for"
+
+    def _short_of(self) -> str:
+        """Who has stopped short of the optimum, and what to do."""
+        learner, rounds = self.learner, len(self.learner.history_)
+        remedy = f"set rounds above {rounds:,}"
+        if learner.solver_ == "sgd":
+            remedy += ", batch_size lower, or lr='auto'" if learner.lr != "auto" else " or batch_size lower"
+        name = f"{type(learner).__name__} by {learner.solver_}"
+        return f"{name} stopped short of the optimum after {counted(rounds)}: {remedy}, or take another solver"
+
+    def end(self, model: Watched, intercept: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The solver is done: go back to the best round, say how it ended; the intercept."""
+        learner, rounds = self.learner, len(self.learner.history_)
+        lost = sorted(self.relation.client.outbox.lost)
+        if lost and self._stopped == USED_UP and rounds < learner.most_rounds:
+            self._stopped = LOST
+        learner.stopped_ = CONVERGED if learner.converged_ else self._stopped
+        learner.best_round_ = rounds
+        for entry in learner.history_[-1:]:
+            entry["converged"] = learner.converged_  # sgd knows it after its last round
+        message = f"{type(learner).__name__}: {self._ending()}"
+        if self.validation is not None and self.validation.best_round < rounds:
+            learner.best_round_, intercept = self.validation.best_round, self.validation.best_intercept
+            model.restore()
+            message += f"; the parameters are those of round {learner.best_round_}, the best on the validation rows"
+        if lost:
+            message += f"; lost: {', '.join(lost)}"
+        fields = {"converged": learner.converged_, "stopped": learner.stopped_, "rounds": rounds, "lost": lost}
+        fields |= {"best_round": learner.best_round_, "solver": learner.solver_}
+        self._emit("info", "fitted", message, fields)
+        if learner.stopped_ == USED_UP and learner.promise_ is None:  # noise is planned for all rounds
+            self._emit("warning", "fit.short", self._short_of(), {"rounds": rounds, "solver": learner.solver_})
+        return intercept

@@ -1,0 +1,1 @@
+"""Linear models: their solvers work on Gram matrices of tables."""

@@ -1,0 +1,218 @@
+"""Consensus among the shards of a table, where parties do not let out Gram matrices (Eq. 20-22, with Q_i for M).
+
+A table with several shards shall answer Y with its ridge solve, as in ops.py, but no shard tells a sum over its
+rows. Each keeps the eigenvectors of its own Gram matrix K_q and solves its own part of the problem, pulled to
+parameters w that all agreed on; the coordinator sees parameters only, and averages them. x_q are a shard's parameters,
+y_q its dual variable, theta^t where the model stands, C the curvature of the loss, R = inner_rho, both
+(outputs, outputs):
+
+    l_q(x) = <T_q^T Y_q, x - theta^t> + <x - theta^t, K_q (x - theta^t) C> / 2
+    x_q    = argmin of  l_q(x) + <y_q, x - w> + <x - w, (x - w) R> / 2                                   (Eq. 22)
+    w      = sum_q(x_q R + y_q) (l2 + Q R)^-1                                                           (Eq. 20)
+    y_q    = y_q + (x_q - w) R                                                                          (Eq. 21)
+
+The direction of the table is w - theta^t. Agreed parameters and dual variables are kept from round to round: while the
+model stands still they go on towards the exact ridge solve, and where it is best they stand still, too. So few inner
+rounds are enough, and the search of the plane (descent.py) makes whatever they propose a step downhill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PartyError
+from tablepuppet.learn.linear.ridge import Curvature, new_diagonal_part, ridge_of, square_curvature
+from tablepuppet.learn.tables.rows import encoded
+from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.operators.lou import LearningOverUnion
+from tablepuppet.party.allowance import check_memory
+from tablepuppet.party.arguments import Positive
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import Numbers, Plain
+from tablepuppet.party.spec import Linear
+from tablepuppet.prep.encode import Encoding
+
+Array = NDArray[np.float64]
+AUTO_PULL = 0.3  # of the curvature that shards have in a standardised column, were they alike
+CONSENSUS_TOL = 1e-12  # agreement is reached step by step: what is left is not told from rounding
+OVER = 1.6  # over-relaxation: shards are told to have moved further than they did (Boyd et al., section 3.4.3)
+
+
+@dataclass
+class Shard:
+    """What a shard keeps: eigenvectors of its Gram matrix, its part of the problem, its parameters and their dual."""
+
+    means: Array
+    values: Array
+    vectors: Array
+    own: Array  # x_q, (width, outputs)
+    dual: Array  # y_q
+    slope: Array = field(init=False)  # of l_q at 0
+    curvature: Array = field(init=False)
+    pull: Array | None = None
+
+    def ask(self, sums: Array, theta: Array, curvature: Array) -> None:
+        """A new problem: T_q^T Y_q, where the model stands, and C."""
+        self.curvature = curvature
+        self.slope = sums - self.bend(theta)
+
+    def bend(self, x: Array) -> Array:
+        """K_q x C."""
+        return np.asarray(self.vectors @ (self.values[:, None] * (self.vectors.T @ x)) @ self.curvature)
+
+    def agree(self, agreed: Array) -> None:
+        """The dual variable after all have agreed (Eq. 21)."""
+        if self.pull is not None:
+            self.dual = self.dual + (self.own - agreed) @ self.pull
+
+    def solve(self, agreed: Array, pull: Array) -> float:
+        """The parameters for the next agreement (Eq. 22); what the shard would gain by them."""
+        curvatures, classes = np.linalg.eigh(self.curvature)
+        pulls = np.diag(classes.T @ pull @ classes)  # C and R have the same eigenvectors
+        force = self.slope + self.bend(agreed) + self.dual
+        turned = (self.vectors.T @ force @ classes) / (np.outer(self.values, curvatures) + pulls)
+        moved = -self.vectors @ turned @ classes.T
+        self.own, self.pull = agreed + OVER * moved, pull
+        return -0.5 * float(np.vdot(force, moved))
+
+
+@op("ridge.shard", releases=Release.COUNTS, returns={})
+def shard(
+    table: LocalTable, view: str, encoding: str, model: str, spec: Linear, joined_rows: Positive, means: Array
+) -> Values:
+    """Begin at a shard; its Gram matrix, centred by the ``means`` over all joined rows, stays here."""
+    data, counts = encoded(table, view, encoding), table.view(view).counts.astype(np.float64)
+    _check_shapes(table, (data.width,), means)
+    check_memory(2 * 8 * data.width * spec.outputs)
+    sums = np.outer(data.transposed_times(counts), means)
+    gram = data.gram(counts) - sums - sums.T + counts.sum() * np.outer(means, means)
+    values, vectors = np.linalg.eigh(gram / joined_rows)
+    start = np.zeros((data.width, spec.outputs))
+    table.state[f"{model}/{view}/shard"] = Shard(means, np.maximum(values, 0.0), vectors, start, start)
+    return {}
+
+
+def _check_shapes(table: LocalTable, shape: tuple[int, ...], *arrays: Array) -> None:
+    """Arrays of other shapes would be spread to ones that are as long as both."""
+    if any(array.shape != shape for array in arrays):
+        raise PartyError(f"party {table.grant.party!r}: an array of {shape} is needed, of another shape came")
+
+
+@op(
+    "ridge.consensus",
+    releases=Release.PARAMETERS,
+    summed=("sum", "gain"),
+    returns={"sum": Numbers(("agreed",)), "gain": Plain(float)},
+)
+def consensus(
+    table: LocalTable, view: str, encoding: str, model: str, agreed: Array, theta: Array,
+    curvature: Array, pull: Array, rows: Array | None = None,
+) -> Values:  # fmt: skip
+    """One inner round at a shard; ``rows`` begin a new problem at theta."""
+    kept = table.state.get(f"{model}/{view}/shard")
+    if not isinstance(kept, Shard):
+        raise PartyError(f"party {table.grant.party!r} has not begun this model; fit it again")
+    _check_shapes(table, kept.own.shape, agreed, theta)
+    _check_shapes(table, (kept.own.shape[1],) * 2, curvature, pull)
+    kept.agree(agreed)
+    if rows is not None:
+        wide = rows.astype(np.float64).reshape(len(rows), -1)
+        sums = encoded(table, view, encoding).transposed_times(wide) - np.outer(kept.means, wide.sum(axis=0))
+        kept.ask(sums, theta, curvature)
+    gain = kept.solve(agreed, pull)
+    return {"sum": kept.own @ pull + kept.dual, "gain": gain}
+
+
+@dataclass(frozen=True)
+class Inner:
+    """How shards come to agree."""
+
+    rounds: int
+    rho: float | str
+
+    def pull(self, curvature: Array, shards: int) -> Array:
+        """R: of the curvature of one shard, if it is not given."""
+        if isinstance(self.rho, str):
+            return AUTO_PULL / shards * curvature
+        return self.rho * np.eye(len(curvature))
+
+
+class Consensus:
+    """The coordinator's side: what the shards of each table agree on."""
+
+    def __init__(
+        self, lou: LearningOverUnion, encoding: Encoding, aliases: list[str], spec: Linear, l2: float,
+        model: str, inner: Inner,
+    ):  # fmt: skip
+        self.lou, self.inner, self.l2 = lou, inner, l2
+        self.common: dict[str, Any] = {"encoding": encoding.id, "model": model}
+        widths = {alias: len(encoding.names(alias)) for alias in aliases}
+        self.parts = {
+            alias: new_diagonal_part(
+                encoding.means(alias), encoding.columns(alias) * encoding.squares(alias), spec.outputs
+            )
+            for alias in aliases
+        }  # a Gram matrix is at most its diagonal times the number of columns that were encoded
+        self.agreed: dict[str, Array] = {alias: np.zeros((width, spec.outputs)) for alias, width in widths.items()}
+        self.largest = float(sum(encoding.columns(alias) for alias in aliases))  # of a Gram matrix: its trace
+        self._told: dict[tuple[str, str], Array] = {}  # by alias and party: the last sum
+        self._force: dict[str, float] = {}  # by alias: the largest so far, about
+        means = {alias: {"means": encoding.means(alias)} for alias in aliases}
+        rows = len(lou.client.mapping)
+        lou.ask("ridge.shard", aliases, by_alias=means, joined_rows=rows, spec=spec, **self.common)
+
+    def turn(self, rows: Mapping[str, Floats], curvature: Curvature) -> float:
+        """Set the direction of every table; what shards would still gain by leaving what they agreed on."""
+        gain = 0.0
+        for number in range(self.inner.rounds if self.parts else 0):
+            gain = self._round(None if number else rows, curvature)
+        for alias, part in self.parts.items():
+            ridge_of(part).direction = self.agreed[alias].reshape(part.theta.shape) - part.theta
+        return gain
+
+    def _round(self, rows: Mapping[str, Floats] | None, curvature: Curvature) -> float:
+        """One inner round of every table; ``rows`` begin a new problem."""
+        told = {alias: self._problem(alias, curvature) for alias in self.parts}
+        replies = self.lou.ask(
+            "ridge.consensus", told, rows, told, self._as_before,
+            lambda alias: self._bounds(alias, told[alias], None if rows is None else rows[alias]), **self.common,
+        )  # fmt: skip
+        for alias, each in told.items():
+            shards = zip(self.lou.client.shards(alias), replies[alias], strict=True)
+            self._told |= {(alias, shard.party): reply["sum"] for shard, reply in shards}
+            whole = self.l2 * np.eye(len(each["pull"])) + self.lou.shards(alias) * each["pull"]
+            self.agreed[alias] = self.lou.add(replies[alias], "sum") @ np.linalg.inv(whole)
+        return float(sum(self.lou.add(replies[alias], "gain") for alias in told))
+
+    def _bounds(self, alias: str, told: Mapping[str, Array], rows: Floats | None) -> dict[str, float]:
+        """About how large sum and gain can be: what pulls at a shard is Y, and that the model is not where all agreed.
+
+        Duals remember earlier rounds, so the largest force so far counts.
+        """
+        agreed, theta, curvature, pull = (told[name] for name in ("agreed", "theta", "curvature", "pull"))
+        bend = np.linalg.norm(agreed - theta) * np.linalg.norm(curvature) * max(len(theta), 1)
+        force = float(bend + (0.0 if rows is None else self.lou.bound(rows)))
+        self._force[alias] = force = max(force, self._force.get(alias, 0.0))
+        held = float(np.linalg.norm(agreed) * np.linalg.norm(pull))
+        return {"sum": held + force, "gain": force**2 * len(pull) / float(np.trace(pull))}
+
+    def _as_before(self, alias: str, shard: ShardRows) -> dict[str, Any]:
+        """A shard that is lost stays where it was."""
+        return {"sum": self._told.get((alias, shard.party), np.zeros_like(self.agreed[alias])), "gain": 0.0}
+
+    def _problem(self, alias: str, curvature: Curvature) -> dict[str, Array]:
+        agreed = self.agreed[alias]
+        square = square_curvature(curvature, agreed.shape[1])
+        return {
+            "agreed": agreed,
+            "theta": self.parts[alias].theta.reshape(agreed.shape),
+            "curvature": square,
+            "pull": self.inner.pull(square, self.lou.shards(alias)),
+        }

@@ -1,0 +1,219 @@
+"""Linear models over a relation: h_i = T_i theta_i, one block of parameters per table.
+
+The coordinator asks for a preconditioned direction of every table, in one trip (ops.py). A table with one shard keeps
+its parameters at the party; for a table with several the shards' sums are added and the parameters are held here (LoU),
+which costs a second trip. What has noise, if features are private, is said by `FeatureNoise`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.learn.linear.consensus import Consensus, Inner
+from tablepuppet.learn.linear.lost_parties import LostParties
+from tablepuppet.learn.linear.ops import advance_part, gram_noise
+from tablepuppet.learn.linear.ridge import LARGE, Curvature, Ridge, new_noisy_part, new_ridge_part, ridge_of
+from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.noise.plan import FeatureNoise
+from tablepuppet.learn.noise.predictions import DirectionNoise
+from tablepuppet.learn.tables.federated import FederatedModel
+from tablepuppet.learn.tables.part import Part
+from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.operators.client import Client, Replies
+from tablepuppet.operators.lou import LearningOverUnion
+from tablepuppet.party.spec import Linear
+from tablepuppet.prep.encode import Encoding
+
+Array = NDArray[np.float64]
+
+
+class Sums:
+    """Tables with several shards, whose Gram matrices and gradients add up: one inner round is exact (LoU)."""
+
+    def __init__(
+        self, lou: LearningOverUnion, encoding: Encoding, aliases: list[str], spec: Linear, l2: float,
+        noise: FeatureNoise | None = None,
+    ):  # fmt: skip
+        self.lou, self.encoding, self.aliases, self.spec, self.l2, self.noise = lou, encoding, aliases, spec, l2, noise
+        told = {alias: {} if noise is None else {"noise": noise.of_gram(self._rows(alias))} for alias in aliases}
+        self._grams = lou.ask(
+            "ridge.gram", aliases, by_alias=told, encoding=encoding.id, joined_rows=len(lou.client.mapping),
+            bounds=lambda alias: {"gram": 1.0 if noise is None else self._noisy_gram(alias, noise)},
+        )  # fmt: skip
+
+    def _rows(self, alias: str) -> int:
+        return self.lou.client.mapping.tables[alias].rows
+
+    def _noisy_gram(self, alias: str, noise: FeatureNoise) -> float:
+        """No number of a noisy Gram matrix is larger, almost surely; without noise none is above 1."""
+        return self.encoding.columns(alias) * self._with_noise(alias, noise.gram)
+
+    def _with_noise(self, alias: str, multiplier: float) -> float:
+        """No noisy sum over a table's rows is larger, by what one row may add to it times its rows; almost surely."""
+        return 1.0 + 10 * multiplier * self.lou.shards(alias) / self._rows(alias)
+
+    @cached_property
+    def parts(self) -> dict[str, Part]:
+        """By table."""
+        found = {}
+        for alias in self.aliases:
+            gram = self.lou.add(self._grams[alias], "gram")
+            if self.noise is None:
+                found[alias] = new_ridge_part(gram, self.encoding.means(alias), self.spec.outputs)
+            else:
+                noise = gram_noise(self.encoding.columns(alias), self.noise.of_gram(self._rows(alias)))
+                found[alias] = new_noisy_part(gram, noise * math.sqrt(self.lou.shards(alias)), self.spec.outputs)
+        return found
+
+    @property
+    def largest(self) -> float:
+        """The sum over tables of a bound of their Gram matrices' eigenvalues."""
+        return sum(ridge_of(part).largest for part in self.parts.values())
+
+    def turn(self, rows: Mapping[str, Floats], curvature: Curvature) -> float:
+        """Set the direction of every table; nothing is left to agree on."""
+        noise = self.noise
+        told = {a: {} if noise is None else {"noise": noise.of_sums(self._rows(a))} for a in self.aliases}
+        sums = self.lou.ask(
+            "model.gradient", self.aliases, rows, told, self._left_out if noise is None else None,
+            lambda alias: {"sums": self._bound(alias, rows[alias])}, encoding=self.encoding.id, spec=self.spec,
+        )  # fmt: skip
+        for alias, part in self.parts.items():
+            ridge_of(part).turn(part.theta, self.lou.add(sums[alias], "sums"), self.l2, curvature)
+        return 0.0
+
+    def _bound(self, alias: str, rows: Floats) -> float:
+        if self.noise is None:
+            return self.lou.bound(rows)
+        return self.noise.clip * self._with_noise(alias, self.noise.step)
+
+    def _left_out(self, alias: str, _: ShardRows) -> dict[str, Array]:
+        """The sums of a shard that is lost: its rows are left out."""
+        return {"sums": np.zeros_like(self.parts[alias].theta)}
+
+
+class LinearModel(FederatedModel):
+    """Asks for directions, tells steps, holds the parts of tables with several shards."""
+
+    noise: FeatureNoise | None
+    spec: Linear
+
+    def __init__(
+        self, client: Client, encoding: Encoding, wire: str, outputs: int, l2: float, inner: Inner | None = None,
+        noise: FeatureNoise | None = None,
+    ):  # fmt: skip
+        super().__init__(client, encoding, wire, Linear(outputs), l2, noise=noise)
+        self.unsettled = 0.0  # what shards would gain by leaving what they agreed on
+        self.lost, self._steps = LostParties(self), 0
+        told = {a: {} if noise is None else {"noise": noise.of_gram(self.rows(a))} for a in self.alone}
+        self._started = self.lou.ask(
+            "ridge.start", self.alone, by_alias=told, encoding=encoding.id, model=self.name, spec=self.spec,
+            joined_rows=len(client.mapping),
+        )  # fmt: skip
+        self._union: Sums | Consensus
+        if inner is None:
+            self._union = Sums(self.lou, encoding, self.together, self.spec, l2, noise)
+        else:
+            self._union = Consensus(self.lou, encoding, self.together, self.spec, l2, self.name, inner)
+
+    @property
+    def shared(self) -> Mapping[str, Part]:
+        """As shards have added them up, or agreed on them."""
+        return self._union.parts
+
+    @property
+    def largest(self) -> float:
+        """No direction of the joined table is longer than this, since its tables' blocks are not."""
+        alone = sum(self._started[alias][0]["largest"] for alias in self.alone)
+        return float(1.0 + alone + self._union.largest)
+
+    def direction(
+        self, rows: Mapping[str, Floats], curvature: Curvature, out: Array | None = None
+    ) -> tuple[Array, Array]:
+        """(X p for every joined row, inner products over all tables), where tables answer a value per base row.
+
+        X p is written to ``out`` if that is given.
+        """
+        replies = self._ask_directions(rows, curvature)
+        self.unsettled = self._union.turn(rows, curvature)
+        directions = {alias: ridge_of(part).direction for alias, part in self.shared.items()}
+        moved, missed = self.ask_applied(directions, self.lost.instead), self.lost.ask_missed()
+        images = self.joined(moved, self.together) | self.joined(replies, self.alone)
+        self.lost.look(replies, moved, missed)
+        told = {alias: replies[alias][0]["products"] for alias in self.alone if alias not in self.lost.still}
+        shared = [ridge_of(part).products(part.theta) for part in self.shared.values()]
+        return self.loj.gather(images, self.outputs, out), self.lost.total(told, shared, self._steps)
+
+    def _ask_directions(self, rows: Mapping[str, Floats], curvature: Curvature) -> Replies:
+        """Ask tables with one shard."""
+        noise, told = self.noise, dict[str, dict[str, Any]]()
+        if noise is not None:
+            noise.steps += 1
+            noise.images += 1
+            told = {a: {"noise": noise.of_sums(self.rows(a))} for a in self.alone}
+            if noise.image is not None:
+                told = {a: {**each, "prediction_noise": noise.of_predictions(None)} for a, each in told.items()}
+        self._directions = self.lou.ask(
+            "ridge.direction", self.alone, rows, told, self.lost.instead if noise is None else None,
+            encoding=self.encoding.id, model=self.name, l2=self.l2, curvature=curvature,
+        )  # fmt: skip
+        return self._directions
+
+    def advance(self, mix: Array, memory: int) -> None:
+        """Take the step that is this mix of the new direction and earlier steps; remember ``memory`` steps."""
+        moving = [alias for alias in self.alone if alias not in self.lost.still]
+        self.lou.ask("ridge.advance", moving, model=self.name, mix=mix, memory=memory)
+        for part in self.shared.values():
+            advance_part(part, mix, memory)
+        self.lost.advance(mix)
+        self._steps = min(len(mix), memory)
+
+    # With noise.
+
+    def direction_noise(self, loss: Loss, scores: Array) -> DirectionNoise | None:
+        """What privacy added to the last direction's image; ``scores`` are those that the direction begins at.
+
+        Its size is known by the noisy Gram matrices.
+        """
+        if self.noise is None or self.noise.image is None:
+            return None
+        multiplier = self.noise.image
+        found = {alias: multiplier * float(self._directions[alias][0]["bound"]) for alias in self.alone}
+        for alias, part in self.shared.items():
+            found[alias] = multiplier * LARGE * ridge_of(part).size(ridge_of(part).direction)
+        size = sum(deviation**2 for deviation in found.values()) / self.noise_ratio
+        return DirectionNoise.of(self.loj, found, size, loss.gradient(scores))
+
+    def prediction_bound(self, alias: str, theta: Array | None) -> float | None:
+        """By the noisy Gram matrix, which a party has for the parameters that it holds."""
+        if theta is None:
+            return None
+        part = self.shared.get(alias)
+        return LARGE * (part.remembered(Ridge).size(theta) if part else float(np.linalg.norm(theta)) or 1e-12)
+
+    @property
+    def noise_ratio(self) -> float:
+        """Predictions are cut to `LARGE` times their usual size."""
+        multiplier = None if self.noise is None else self.noise.image
+        assert multiplier is not None, "asked with noise only"
+        return (LARGE * multiplier) ** 2
+
+    def kept_bounds(self) -> dict[str, float]:
+        """By the noisy Gram matrices."""
+        sizes = self.lou.ask("ridge.size", self.alone, model=self.name)
+        bounds = {alias: LARGE * float(sizes[alias][0]["size"]) for alias in self.alone}
+        return bounds | {alias: LARGE * ridge_of(part).size(part.theta) for alias, part in self.shared.items()}
+
+
+def by_column(encoding: Encoding, thetas: Mapping[str, Array]) -> dict[str, Array]:
+    """Parameters of tables by the names of their encoded columns."""
+    found: dict[str, Array] = {}
+    for alias, theta in thetas.items():
+        found |= dict(zip(encoding.names(alias), theta, strict=True))
+    return found

@@ -1,0 +1,1 @@
+"""What is minimised, as a function of scores: squared, logistic and softmax losses."""

@@ -1,0 +1,204 @@
+"""The log loss of several classes.
+
+Scores come as (joined_rows, classes), with each class by itself in memory; here they are turned to (classes,
+joined_rows), so that every pass runs over memory in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_softmax, logsumexp, wrightomega
+
+from tablepuppet.learn.loss.losses import Images, Look, Loss, Matrix, Rows, Scores, outweighs, small_step, sum_of_logs
+from tablepuppet.privacy.label_correction import inverse_transition, true_shares
+
+NEWTON_STEPS = 30
+LOGSUMEXP_STEPS = 200
+SOME = 64  # one row of so many tells whether most are still moving
+TAME = 2.0**31  # sums of exponentials up to this size are accurate as they are, and so is the product of many of them
+
+
+@dataclass(frozen=True)
+class SoftmaxHessian:
+    """diag(p) - p p^T for every row."""
+
+    probability: Scores  # (classes, joined_rows)
+
+    def times(self, images: Images) -> Images:
+        """p_c (d_c - sum_e p_e d_e)."""
+        found: Images = images - np.einsum("kcm,cm->km", images, self.probability)[:, None]
+        found *= self.probability
+        return found
+
+    def on_constants(self) -> Matrix:
+        """The sum of diag(p) - p p^T."""
+        outer: Matrix = self.probability @ self.probability.T
+        return np.diag(self.probability.sum(axis=1)) - outer
+
+    def mean(self) -> float:
+        """The mean of p (1 - p) over rows and classes."""
+        return float((self.probability * (1 - self.probability)).mean())
+
+
+@dataclass(frozen=True)
+class SoftmaxLook:
+    """A look that holds the probabilities only: the gradient takes less time to make than to keep."""
+
+    value: float
+    hessian: SoftmaxHessian
+    loss: Softmax
+
+    @property
+    def gradient(self) -> Scores:
+        """Probabilities minus the label's one."""
+        gradient = self.hessian.probability.copy()
+        self.loss.add_targets(gradient, -1.0)
+        return gradient.T
+
+
+class Softmax(Loss):
+    """Log loss of several classes; labels are class numbers; for ``keep`` see `Logistic`."""
+
+    quadratic = False
+    most_curvature = 0.5
+
+    def __init__(self, labels: NDArray[np.integer], classes: int, keep: float = 1.0):
+        self.labels, self.outputs, self.keep = labels, classes, keep
+        self._parts: dict[tuple[int, int], Softmax] = {}
+        # of a row's own class and of the others, where labels are true ones: 1 and 0
+        self._own: float = inverse_transition(classes, keep)[0, 0] if keep < 1 else 1.0
+        self._other: float = inverse_transition(classes, keep)[0, 1] if keep < 1 else 0.0
+
+    def at(self, rows: Rows) -> Loss:
+        """The loss over some of the joined rows; that of a slice is kept, with the places of its labels."""
+        if not isinstance(rows, slice):
+            return Softmax(self.labels[rows], self.outputs, self.keep)
+        if (rows.start, rows.stop) not in self._parts:
+            self._parts[rows.start, rows.stop] = Softmax(self.labels[rows], self.outputs, self.keep)
+        return self._parts[rows.start, rows.stop]
+
+    @cached_property
+    def _places(self) -> NDArray[np.intp]:
+        """Where the label's class of each row is, in (classes, joined_rows) flattened."""
+        places = np.multiply(self.labels, len(self.labels), dtype=np.intp)
+        places += np.arange(len(self.labels))
+        return np.asarray(places)
+
+    def look(self, scores: Scores) -> Look:
+        """logsumexp(z) - z_y; probabilities minus the label's one; from the probabilities."""
+        turned, probability = scores.T, np.empty(scores.shape[::-1])
+        total, highest = _exponentials(turned, probability)
+        np.divide(probability, total, out=probability)
+        return SoftmaxLook(self._value(turned, probability, total, highest), SoftmaxHessian(probability), self)
+
+    def _value(self, turned: Scores, probability: Scores, total: Scores, highest: Scores) -> float:
+        of_labels = probability.take(self._places)
+        if self.keep == 1 and of_labels.min(initial=1.0) >= 1 / TAME:
+            return -sum_of_logs(of_labels)
+        value = sum_of_logs(total) + float(np.sum(highest)) - self._other * float(turned.sum())
+        return value - (self._own - self._other) * float(turned[self.labels, np.arange(len(self.labels))].sum())
+
+    def add_targets(self, turned: Scores, times: float) -> None:
+        """Add a multiple of one in the label's class; with noise, of the targets that stand in for it."""
+        if self._other:
+            turned += times * self._other
+        turned.reshape(-1, copy=False)[self._places] += times * (self._own - self._other)
+
+    def pull(self, start: Scores, away: Scores, rho: float, look: Look | None = None) -> None:
+        """Newton's method in every row, for z = high - p / rho. In the label's class high is target + 1 / rho."""
+        z, gap, weight = start.T, np.subtract(-1.0, away.T, order="C"), None
+        self.add_targets(gap, -1 / rho)  # z - high - 1
+        if not outweighs(rho, self):
+            inside = np.clip(gap, -1 - 1 / rho, -1)
+            z, gap = z + (inside - gap), inside
+        elif look is not None and isinstance(look.hessian, SoftmaxHessian):
+            weight = look.hessian.probability + rho
+            np.divide(rho, weight, out=weight)
+        _settle(z, gap, rho, small_step(self, rho, z), weight)
+        self.add_targets(gap, 1 / rho)
+        np.subtract(-1, gap, out=away.T)
+
+    def best_constant(self) -> NDArray[np.float64]:
+        """Log shares of the classes, centred."""
+        shares = np.bincount(self.labels, minlength=self.outputs) / len(self.labels)
+        least = 1e-300
+        if self.keep < 1:
+            shares, least = true_shares(shares, self.keep), 1 / (len(self.labels) + 1)
+        constant: NDArray[np.float64] = log_softmax(np.log(np.maximum(shares, least)))
+        return np.asarray(constant - constant.mean())
+
+
+def _exponentials(scores: Scores, out: Scores) -> tuple[Scores, Scores]:
+    """exp(scores - highest), into ``out``: (their sums by row, the highest score by row, or zero for all of them)."""
+    with np.errstate(over="ignore"):
+        np.exp(scores, out=out)
+    total: Scores = out.sum(axis=0)
+    if total.min(initial=1.0) >= 1 / TAME and total.max(initial=1.0) <= TAME:
+        return total, np.zeros(1)
+    highest: Scores = scores.max(axis=0)
+    np.subtract(scores, highest, out=out)
+    np.exp(out, out=out)
+    return out.sum(axis=0), highest
+
+
+def _settle(
+    z: Scores, gap: Scores, rho: float, enough: float, weight: Scores | None = None, steps: int = NEWTON_STEPS
+) -> None:
+    """Move ``gap`` = z - high - 1 to where it is at the solution. ``weight`` is rho / (p + rho), if known.
+
+    Rows where Newton's method does not come to rest, as may happen for a small rho, are solved for their logsumexp.
+    """
+    if weight is None:
+        weight = np.empty(z.shape)
+        total = rho * _exponentials(z, weight)[0]
+        weight += total
+        np.divide(total, weight, out=weight)
+    step = _newton_step(gap, rho, weight)
+    z = z - step
+    gap -= step
+    if steps and (np.abs(step[:, ::SOME]).max(axis=0) >= enough).mean() > 0.5:
+        return _settle(z, gap, rho, enough, steps=steps - 1)
+    moving = np.flatnonzero(np.abs(step, out=step).max(axis=0) >= enough)
+    if len(moving):
+        of, rest = z[:, moving], gap[:, moving]
+        if steps:
+            _settle(of, rest, rho, enough, steps=steps - 1)
+        else:
+            high = of - rest - 1
+            rest = _by_logsumexp(high, rho) - high - 1
+        gap[:, moving] = rest
+
+
+def _newton_step(gap: Scores, rho: float, weight: Scores) -> Scores:
+    """Of the equation (diag(p + rho) - p p^T) step = p + rho (z - high), by the Sherman-Morrison formula.
+
+    With w = rho / (p + rho) and u = z - high - 1, which is the gap, it is 1 + s + w (u - s), where
+    s = (1 / rho + sum u (1 - w)) / sum (1 - w).
+    """
+    shift: Scores = 1 / rho + gap.sum(axis=0) - np.einsum("cm,cm->m", gap, weight)
+    shift /= np.maximum(len(weight) - weight.sum(axis=0), np.finfo(np.float64).eps)
+    step: Scores = gap - shift
+    step *= weight
+    shift += 1
+    step += shift
+    return step
+
+
+def _by_logsumexp(high: Scores, rho: float) -> Scores:
+    """z with z = high - softmax(z) / rho, by the one unknown s = logsumexp(z) of every row.
+
+    With omega(x) + log(omega(x)) = x: softmax(z) = rho omega(high - log(rho) - s), which must add up to one.
+    That sum falls with s and is convex, so Newton's method climbs to the solution from below.
+    """
+    s = logsumexp(high, axis=0) - 1 / rho
+    for _ in range(LOGSUMEXP_STEPS):
+        omega = wrightomega(high - np.log(rho) - s)
+        step = (rho * omega.sum(axis=0) - 1) / (rho * (omega / (1 + omega)).sum(axis=0))
+        s += step
+        if np.abs(step).max(initial=0.0) < 1e-14 * (1 + np.abs(s).max(initial=0.0)):
+            break
+    return np.asarray(high - wrightomega(high - np.log(rho) - s))

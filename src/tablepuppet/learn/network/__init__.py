@@ -1,0 +1,1 @@
+"""Networks: one small network for each table, whose scores are added up."""

@@ -1,0 +1,243 @@
+"""RFL-ADMM for networks, in the sharing form of admm.py; the theta-update is left to a local optimiser.
+
+    theta_i: argmin of  rho / (2N) sum_j G_j |f(theta; x_j) - f(theta^t; x_j)|^2 + sum_j Y_j f(theta; x_j)
+                        + l2 / 2 |theta|^2                                                             (Eq. 16)
+
+over base rows j, with Y_j = rho / N times the mean residual summed at row j (Eq. 14): the sharing problem's
+rho / (2N) |S_i (h_i - h_i^t) + r|^2 without its constant. A table with several shards solves it by consensus
+(Eq. 20-22, with Q_i, its number of shards, for M): theta^q is a shard's own, u^q its scaled dual variable.
+
+    theta^q: argmin of  l_q(theta) + inner_rho / 2 |theta - w + u^q|^2
+    w      = inner_rho Q_i mean(theta^q + u^q) / (l2 + inner_rho Q_i)
+    u^q    = u^q + theta^q - w
+
+A network's predictions do not move along a line, so there is no plane to search as for linear models: steps are taken
+as the tables propose them, and rho damps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PartyError
+from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.rounds import Round
+from tablepuppet.learn.solve.admm import SharingResidual
+from tablepuppet.learn.solve.plateau import Plateau
+from tablepuppet.learn.tables.federated import FederatedModel
+from tablepuppet.learn.tables.network import NetworkTable, need_torch
+from tablepuppet.learn.tables.part import Part, part_of
+from tablepuppet.learn.tables.rows import encoded
+from tablepuppet.learn.threads import one_thread
+from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.party.arguments import Some
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import IMAGE, SQUARE, THETA
+from tablepuppet.party.spec import Network
+from tablepuppet.prep.encoded_table import EncodedTable
+
+Array = NDArray[np.float64]
+AUTO_RHO = 1.5  # times the mean curvature of the loss at the start
+AUTO_INNER_RHO, L2_SHARE = 0.05, 3.0  # times rho, times l2: a weaker pull lets shards drift apart
+USUAL = 16.0  # times the largest parameter so far: what shards come to before they agree
+SETTLED = 3  # rounds in a row that change the objective by next to nothing
+
+
+@dataclass(frozen=True)
+class Share:
+    """A table's share of the sharing problem: the function of its predictions that it minimises."""
+
+    network: NetworkTable
+    data: EncodedTable
+    weights: Array  # rho G_j / N, (rows, 1) for several outputs
+    rows: Array  # Y
+    before: Array  # f(theta^t)
+
+    @classmethod
+    def of(
+        cls, table: LocalTable, view: str, encoding: str, network: NetworkTable, theta: Array, rows: Array, pull: float
+    ) -> Share:
+        """The share at theta^t; ``pull`` is rho / N."""
+        data = encoded(table, view, encoding)
+        weights = table.view(view).counts.astype(np.float64) * pull
+        wide = rows.astype(np.float64)
+        return cls(network, data, weights if wide.ndim == 1 else weights[:, None], wide, network.predict(theta, data))
+
+    def minimise(self, begin: Array, centre: Array | float, weight: float, steps: int) -> Array:
+        """Its lowest point with weight / 2 |theta - centre|^2 added, some steps from ``begin``."""
+
+        def objective(theta: Array) -> tuple[float, Array]:
+            total = [0.0]
+
+            def wanted(part: slice, scores: Array) -> Array:
+                moved = scores - self.before[part]
+                force = self.weights[part] * moved
+                total.append(0.5 * float(np.vdot(force, moved)) + float(np.vdot(self.rows[part], scores)))
+                return force + self.rows[part]
+
+            gradient = self.network.gradient_of(theta, self.data, wanted)
+            away = theta - centre
+            return sum(total) + 0.5 * weight * float(away @ away), gradient + weight * away
+
+        from scipy.optimize import minimize  # it takes long to load: a party loads it when it is first needed
+
+        options = {"maxiter": steps, "maxfun": 2 * steps + 10, "gtol": 1e-12, "ftol": 1e-14}
+        with one_thread(need_torch()):
+            found = minimize(objective, begin, jac=True, method="L-BFGS-B", options=options)
+        return np.asarray(found.x, np.float64)
+
+
+@op("proximal.solve", releases=Release.PREDICTIONS, returns={"image": IMAGE, "square": SQUARE})
+def solve(
+    table: LocalTable, view: str, encoding: str, model: str, rows: Array, pull: float, l2: float, steps: Some
+) -> Values:
+    """The theta-update at a table with one shard (Eq. 16); predictions after it, and |theta|^2."""
+    part = part_of(table, model)
+    network = network_of(part)
+    share = Share.of(table, view, encoding, network, part.theta, rows, pull)
+    part.theta, part.noisy = share.minimise(part.theta, 0.0, l2, steps), False
+    image = network.predict(part.theta, share.data).astype(table.wire)
+    return {"image": image, "square": part.square}
+
+
+def network_of(part: Part) -> NetworkTable:
+    """The network of a part; PartyError if its model cannot be solved for locally."""
+    if not isinstance(part.model, NetworkTable):
+        raise PartyError("this model was begun by another solver; fit it again")
+    return part.model
+
+
+@dataclass
+class Consensus:
+    """What a shard keeps between the rounds of consensus."""
+
+    share: Share
+    theta: Array
+    dual: Array  # u
+
+
+@op("proximal.consensus", releases=Release.PARAMETERS, summed=("sum",), returns={"sum": THETA})
+def consensus(
+    table: LocalTable, view: str, encoding: str, model: str, spec: Network, theta: Array, pull: float,
+    inner_rho: float, steps: Some, rows: Array | None = None,
+) -> Values:  # fmt: skip
+    """A shard's theta-update, pulled to the parameters all agreed on (Eq. 21, 22); ``rows`` begin a new problem."""
+    name = f"{model}/{view}/consensus"
+    kept: Any = table.state.get(name)
+    if rows is not None:
+        network = NetworkTable.over(encoded(table, view, encoding).width, spec.hidden, spec.outputs)
+        share = Share.of(table, view, encoding, network, theta, rows, pull)
+        own, dual = (theta, np.zeros_like(theta)) if kept is None else (kept.theta, kept.dual)
+        table.state[name] = kept = Consensus(share, own, dual)
+    if not isinstance(kept, Consensus):
+        raise PartyError(f"party {table.grant.party!r} has not begun this model; fit it again")
+    kept.dual = kept.dual + kept.theta - theta
+    kept.theta = kept.share.minimise(kept.theta, theta - kept.dual, inner_rho, steps)
+    return {"sum": kept.theta + kept.dual}
+
+
+@dataclass(frozen=True)
+class Inner:
+    """How a theta-update is solved."""
+
+    steps: int  # of the local optimiser
+    rounds: int  # of consensus
+    rho: float | str  # of consensus
+
+
+class Sharing:
+    """The coordinator's side: asks every table for its theta-update."""
+
+    def __init__(self, model: FederatedModel, inner: Inner):
+        self.model, self.inner = model, inner
+        self._squares: dict[str, float] = {}  # |theta|^2 by table, of those with one shard
+        self._sums: dict[tuple[str, str], Array] = {}  # by alias and party: what shards answered last
+
+    def solve(self, wanted: Array, rho: float) -> tuple[Array, float]:
+        """(the sum over tables of their new predictions, |theta|^2), after tables have answered the residual."""
+        model = self.model
+        rows = model.loj.scatter(wanted, model.tables)
+        common: dict[str, Any] = {
+            "encoding": model.encoding.id,
+            "model": model.name,
+            "pull": rho / len(wanted),
+            "steps": self.inner.steps,
+        }
+        replies = model.lou.ask("proximal.solve", model.alone, rows, instead=self._as_before, l2=model.l2, **common)
+        if model.together:
+            self._agree(rows, rho, common)
+        predictions = model.gathered(replies)
+        self._squares |= {alias: replies[alias][0]["square"] for alias in model.alone}
+        square = sum(self._squares.values())
+        square += sum(part.square for part in model.shared.values())
+        return predictions, square
+
+    def _as_before(self, alias: str, shard: ShardRows) -> dict[str, Any]:
+        """A table that is lost stays where it was."""
+        return {**self.model.instead(self.model.lou.client)(alias, shard), "square": self._squares.get(alias, 0.0)}
+
+    def _agree(self, rows: Mapping[str, Floats], rho: float, common: Mapping[str, Any]) -> None:
+        """Consensus among the shards of each table (Eq. 20)."""
+        model = self.model
+        pull = AUTO_INNER_RHO * rho + L2_SHARE * model.l2 if isinstance(self.inner.rho, str) else self.inner.rho
+        for number in range(self.inner.rounds):
+            told = {alias: {"theta": part.theta} for alias, part in model.shared.items()}
+            replies = model.lou.ask(
+                "proximal.consensus", model.together, None if number else rows, told, self._own_before,
+                self._bounds,
+                inner_rho=pull, spec=model.spec, **common,
+            )  # fmt: skip
+            for alias, part in model.shared.items():
+                shards = zip(model.lou.client.shards(alias), replies[alias], strict=True)
+                self._sums |= {(alias, shard.party): reply["sum"] for shard, reply in shards}
+                weight = pull * model.lou.shards(alias)
+                part.theta = pull * model.lou.add(replies[alias], "sum") / (model.l2 + weight)
+
+    def _bounds(self, alias: str) -> dict[str, float]:
+        """About how large a shard's parameters and dual are."""
+        return {"sum": USUAL * max(1.0, float(np.abs(self.model.shared[alias].theta).max()))}
+
+    def _own_before(self, alias: str, shard: ShardRows) -> dict[str, Array]:
+        """A shard that is lost stays where it was."""
+        return {"sum": self._sums.get((alias, shard.party), self.model.shared[alias].theta)}
+
+
+def descend_by_sharing(
+    model: FederatedModel, loss: Loss, rho: float | str, inner: Inner, rounds: int, tol: float,
+    report: Callable[[Round], bool],
+) -> tuple[Array, bool]:  # fmt: skip
+    """Run to tolerance: (intercept, whether it converged). ``report`` may ask to stop.
+
+    Stops when the objective is flat (plateau.py), or has changed by next to nothing for some rounds in a row.
+    """
+    intercept = loss.best_constant()
+    scores = model.predictions() + intercept
+    if isinstance(rho, str):
+        rho = AUTO_RHO * max(loss.look(scores).hessian.mean(), 1e-12)
+    rule, sharing = SharingResidual(loss, len(model.tables), rho, scores), Sharing(model, inner)
+    last, settled, converged, plateau = np.inf, 0, False, Plateau(tol)
+    for number in range(1, rounds + 1):
+        predictions, square = sharing.solve(rule.residual, rule.rho)
+        intercept = np.atleast_1d(intercept - rule.residual.sum(axis=0) / rule.rho)
+        scores = predictions + intercept
+        rule.update(scores)
+        value = loss.value(scores)
+        objective = value + 0.5 * model.l2 * square
+        steady, flat = model.was_steady(), plateau.is_flat(objective)
+        settled = settled + 1 if steady and abs(objective - last) <= plateau.strict * objective else 0
+        settled = max(settled, SETTLED) if steady and flat else settled
+        last, converged = objective, settled >= SETTLED and model.is_whole
+        if report(Round(number, objective, value, scores, intercept, converged)) or converged:
+            break
+        if settled >= SETTLED:
+            if not model.all_return():
+                break
+            settled = 0
+    return intercept, converged

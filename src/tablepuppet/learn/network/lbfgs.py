@@ -1,0 +1,234 @@
+"""RFL-LBFGS for networks: full-batch descent, a trip for the gradient and one for the predictions in every round.
+
+The parameters are spread over parties, so each keeps its own part of the steps s_k, the changes y_k of the gradient and
+the gradient g, and answers with inner products. Their sums are all that the two-loop recursion of L-BFGS needs: the
+direction is a combination of these vectors, and its coefficients travel. Predictions of a network do not move along a
+line when its parameters do, so each length that the line search tries is a trip; the first is nearly always taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.rounds import Round
+from tablepuppet.learn.solve.plateau import Plateau
+from tablepuppet.learn.tables.federated import FederatedModel
+from tablepuppet.learn.tables.part import Part, part_of
+from tablepuppet.learn.tables.products import check_products
+from tablepuppet.learn.tables.rows import encoded
+from tablepuppet.mapping.table_mapping import ShardRows
+from tablepuppet.party.arguments import List, SomeOrNone
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import IMAGE, PRODUCTS
+
+Array = NDArray[np.float64]
+MEMORY = 30
+TRIALS = 10  # lengths of one step
+ENOUGH = 1e-4  # share of the decrease that the slope promises (Armijo)
+
+
+class Pairs:
+    """What L-BFGS remembers of parameters: a step began at ``base``; ``steps`` s_k and ``changes`` y_k of the gradient,
+    the newest first.
+    """
+
+    def __init__(self, theta: Array):
+        self.base, self.gradient = theta, np.zeros(0)
+        self.steps: list[Array] = []
+        self.changes: list[Array] = []
+
+    def turn(self, theta: Array, gradient: Array, memory: int) -> Array:
+        """Learn the gradient at theta, which is the base from now on.
+
+        The inner products of (steps, changes, gradient, theta): all that the coordinator needs to find a direction.
+        """
+        if len(self.gradient):
+            self.steps = [theta - self.base, *self.steps][:memory]
+            self.changes = [gradient - self.gradient, *self.changes][:memory]
+        self.base, self.gradient = theta, gradient
+        vectors = np.stack([*self.steps, *self.changes, gradient, theta])
+        return np.asarray(vectors @ vectors.T)
+
+    def moved(self, mix: Array) -> Array:
+        """base + a combination of (steps, changes, gradient), or of the last of them."""
+        return np.asarray(self.base + mix @ np.stack([*self.steps, *self.changes, self.gradient])[-len(mix) :])
+
+
+def turn_part(part: Part, gradient: Array, l2: float, memory: int) -> Array:
+    """Learn the gradient of the loss at a table's parameters; inner products with what is remembered."""
+    if part.memory is None:
+        part.memory = Pairs(part.theta)
+    return part.remembered(Pairs).turn(part.theta, gradient + l2 * part.theta, memory)
+
+
+@op("lbfgs.turn", releases=Release.GRADIENT_SUMS, returns={"products": PRODUCTS})
+def turn(table: LocalTable, view: str, encoding: str, model: str, rows: Array, l2: float, memory: SomeOrNone) -> Values:
+    """The gradient stays here; its inner products with what is remembered go out."""
+    part = part_of(table, model)
+    part.noisy = False
+    gradient = part.model.pull_back(part.theta, encoded(table, view, encoding), rows.astype(np.float64))
+    return {"products": turn_part(part, gradient, l2, memory)}
+
+
+@op("lbfgs.move", releases=Release.PREDICTIONS, returns={"image": IMAGE})
+def move(table: LocalTable, view: str, encoding: str, model: str, mix: List) -> Values:
+    """Go to base + a combination of what is remembered; predictions there."""
+    part = part_of(table, model)
+    part.theta = part.remembered(Pairs).moved(mix)
+    return {"image": part.model.predict(part.theta, encoded(table, view, encoding)).astype(table.wire)}
+
+
+class FullBatch:
+    """The coordinator's side: the gradient over all joined rows, and steps along combinations of what is known.
+
+    A table whose party is lost stands still. Whenever one is lost or comes back, what tables remember of earlier rounds
+    is no longer of the same rounds, and is forgotten: ``changed``.
+    """
+
+    def __init__(self, model: FederatedModel, intercept: Array):
+        self.model, self.intercept, self._pairs = model, intercept, Pairs(intercept)
+        self.changed, self._changes = False, model.lou.client.outbox.changes
+        self._still: set[str] = set()
+        self._products: dict[str, Array] = {}
+        self._squares: dict[str, float] = {}  # |theta|^2 by table, of those with one shard
+        self.asked = 0  # replies of every table
+
+    def turn(self, wanted: Array) -> tuple[Array, Array]:
+        """Inner products (over tables, over tables and intercept) at the gradient by scores ``wanted``."""
+        model, rows = self.model, self.model.loj.scatter(wanted, self.model.tables)
+        self.asked += 1
+        memory = 1 if self.changed else MEMORY
+        replies = model.lou.ask(
+            "lbfgs.turn", model.alone, rows, instead=lambda *_: {},
+            encoding=model.encoding.id, model=model.name, l2=model.l2, memory=memory,
+        )  # fmt: skip
+        told = {alias: {"theta": part.theta} for alias, part in model.shared.items()}
+        sums = model.lou.ask(
+            "model.gradient", model.together, rows, told, self._left_out,
+            lambda alias: model.gradient_bound(alias, rows[alias]), encoding=model.encoding.id, spec=model.spec,
+        )  # fmt: skip
+        answers = {alias: replies[alias][0] for alias in model.alone}
+        self._products = {alias: answer["products"] for alias, answer in answers.items() if answer}
+        products = [*self._products.values()]
+        for alias, part in model.shared.items():
+            products.append(turn_part(part, model.lou.add(sums[alias], "sums"), model.l2, memory))
+        own = self._pairs.turn(self.intercept, np.atleast_1d(wanted.sum(axis=0)), memory)
+        self._still = set(model.alone) - set(self._products)
+        self.changed, self._changes = self._changes != model.lou.client.outbox.changes, model.lou.client.outbox.changes
+        if self.changed:
+            products, own = [each[-2:, -2:] for each in products], own[-2:, -2:]
+        else:
+            check_products(model.lou.client, self._products, len(own))
+        tables = np.sum([np.zeros_like(own), *products], axis=0)
+        tables[-1, -1] += sum(self._squares.get(alias, 0.0) for alias in self._still)
+        return tables, tables + own
+
+    def _left_out(self, alias: str, _: ShardRows) -> dict[str, Array]:
+        """The sums of a shard that is lost: its rows are left out."""
+        return {"sums": np.zeros_like(self.model.shared[alias].theta)}
+
+    def move(self, mix: Array) -> Array:
+        """Scores after a step from the last gradient's place."""
+        model = self.model
+        self.asked += 1
+        self.intercept = self._pairs.moved(mix)
+        for part in model.shared.values():
+            part.theta = part.remembered(Pairs).moved(mix)
+        replies = model.lou.ask(
+            "lbfgs.move", self._products, instead=model.instead(model.lou.client),
+            encoding=model.encoding.id, model=model.name, mix=mix,
+        )  # fmt: skip
+        last = len(mix) + 1
+        self._squares |= {alias: _square(each[-last:, -last:], mix) for alias, each in self._products.items()}
+        return np.asarray(model.gathered(replies, self._still) + self.intercept)
+
+
+def descend_full_batch(
+    model: FederatedModel, loss: Loss, rounds: int, tol: float, report: Callable[[Round], bool],
+    replies: int | None = None,
+) -> tuple[Array, bool]:  # fmt: skip
+    """Run to tolerance: (intercept, whether it converged). ``report`` may ask to stop.
+
+    Stops when the objective is flat (plateau.py), the decrease that a step promises is next to nothing, or no length of
+    it gives any; or before tables are asked for more than so many ``replies``.
+    """
+    batch = FullBatch(model, loss.best_constant())
+    scores = model.predictions() + batch.intercept
+    value, converged, plateau = loss.value(scores), False, Plateau(tol)
+    for number in range(1, rounds + 1):
+        trials = TRIALS if replies is None else min(TRIALS, replies - batch.asked - 3)
+        if trials < 1:
+            break
+        tables, products = batch.turn(loss.gradient(scores))
+        mix = two_loop(products[:-1, :-1])
+        slope = float(mix @ products[:-1, -2])
+        if batch.changed:
+            value = loss.value(batch.move(0.0 * mix))
+        objective = value + 0.5 * model.l2 * float(tables[-1, -1])
+        length = 1.0
+        for _ in range(trials):
+            scores = batch.move(length * mix)
+            value = loss.value(scores)
+            reached = value + 0.5 * model.l2 * _square(tables, length * mix)
+            if reached <= objective + ENOUGH * length * slope:
+                break
+            length = _shorter(length, slope, reached - objective)
+        else:
+            scores = batch.move(0.0 * mix)
+            value, reached = loss.value(scores), objective
+        gained = objective - reached
+        small = max(gained, -slope / 2) <= plateau.strict * max(abs(reached), 1e-12)
+        settled = (gained <= 0 and trials == TRIALS) or small or plateau.is_flat(reached)
+        settled = model.was_steady() and settled
+        converged = settled and model.is_whole
+        if report(Round(number, reached, value, scores, batch.intercept, converged)) or converged:
+            break
+        if settled and not model.all_return():
+            break
+    return batch.intercept, converged
+
+
+def two_loop(products: Array) -> Array:
+    """The direction of L-BFGS as a combination of (steps, changes, gradient), from their inner products.
+
+    Pairs along which the loss bends down, as that of a network may, are passed over. Without any, the direction is
+    the gradient, cut to length 1.
+    """
+    pairs = (len(products) - 1) // 2
+    mix = np.zeros(len(products))
+    mix[-1] = -1.0
+    steps, changes = range(pairs), range(pairs, 2 * pairs)
+    bend = [(s, y) for s, y in zip(steps, changes, strict=True) if _bends_up(products, s, y)]
+    if not bend:
+        return mix / max(1.0, float(np.sqrt(products[-1, -1])))
+    shares = {}
+    for s, y in bend:
+        shares[s] = float(products[s] @ mix) / products[s, y]
+        mix[y] -= shares[s]
+    newest, change = bend[0]
+    mix *= products[newest, change] / products[change, change]
+    for s, y in reversed(bend):
+        mix[s] += shares[s] - float(products[y] @ mix) / products[s, y]
+    return mix
+
+
+def _bends_up(products: Array, step: int, change: int) -> bool:
+    return bool(products[step, change] > 1e-8 * np.sqrt(products[step, step] * products[change, change]))
+
+
+def _square(tables: Array, mix: Array) -> float:
+    """|theta + step|^2 from inner products whose last is theta."""
+    whole = np.append(mix, 1.0)
+    return float(whole @ tables @ whole)
+
+
+def _shorter(length: float, slope: float, gained: float) -> float:
+    """Where the parabola through slope and value has its lowest point, within reason."""
+    lowest = -slope * length**2 / (2 * (gained - slope * length))
+    return float(np.clip(lowest, 0.1 * length, 0.5 * length))

@@ -1,0 +1,1 @@
+"""Feature privacy: what noise is added, how often, and what it promises."""

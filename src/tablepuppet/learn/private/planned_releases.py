@@ -1,0 +1,261 @@
+"""The noisy releases of a fit as they are planned: of which table, how many, with which noise, at which cost.
+
+Comes in: a learner, a plan, and how many rows take part. Goes out: `PlannedFit`: the promise, and `Releases` for people
+and for programs. Costs are those that parties will charge at most: a column may turn out to be hidden by noise, and
+descent may end early. No data is here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from tablepuppet.learn.labels.joined import MOST_CLASSES
+from tablepuppet.learn.labels.noisy import class_mechanism, described
+from tablepuppet.learn.private.feature_promise import FeaturePromise
+from tablepuppet.learn.private.step_promise import StepPromise
+from tablepuppet.learn.private.usefulness import TableSize
+from tablepuppet.party.spec import Spec
+from tablepuppet.prep.private_encode import BINS, is_category
+from tablepuppet.privacy.accountant import Spending
+from tablepuppet.privacy.label import keep_probability, number_variance
+from tablepuppet.privacy.noise import sampling_epsilon
+from tablepuppet.privacy.settings import Privacy
+from tablepuppet.privacy.shares import TAIL_DELTA
+from tablepuppet.sql.catalog import Shard
+from tablepuppet.sql.plan import Plan
+from tablepuppet.sql.query import OutputColumn
+
+LABELS = "labels"
+
+
+class PlannedLearner(Protocol):
+    """A learner, as far as a plan needs it."""
+
+    learns_classes: bool
+
+    @property
+    def privacy(self) -> Privacy | None:
+        """What it shall promise."""
+        ...
+
+    @property
+    def promise_(self) -> FeaturePromise | None:
+        """What it has promised of features."""
+        ...
+
+    def spec(self, outputs: int) -> Spec:
+        """What each table's model is."""
+        ...
+
+    def promise_for(self, plan: Plan, rows: Mapping[str, int], privacy: Privacy | None) -> FeaturePromise | None:
+        """What may be told of features, for so many rows by table that take part."""
+        ...
+
+
+@dataclass(frozen=True)
+class Releases:
+    """Noisy values of one kind that a table will let out, at each of its parties."""
+
+    parties: tuple[str, ...]
+    table: str
+    what: str
+    releases: int
+    noise: str  # for people
+    multiplier: float | None  # of Gaussian noise
+    sampling: float | None
+    cost: Spending
+
+    def to_dict(self) -> dict[str, Any]:
+        """For programs."""
+        return {name: value for name, value in asdict(self).items() if name != "cost"}
+
+
+@dataclass(frozen=True)
+class Most:
+    """The largest that a table's releases can be: every number costs a little beside its noise."""
+
+    rows: int
+    width: int
+    outputs: int
+    parameters: int
+
+
+@dataclass(frozen=True)
+class PlannedFit:
+    """What a fit will release, and the promise that it comes from; None without feature privacy."""
+
+    promise: FeaturePromise | None
+    sizes: Mapping[str, TableSize]  # by alias of a table with features; parameters are the fewest there can be
+    releases: tuple[Releases, ...]
+
+    def costs(self, *, labels: bool) -> dict[tuple[str, str], Spending]:
+        """What each party's ledger will be charged for a table at most: for ``labels``, or for all else."""
+        found: dict[tuple[str, str], Spending] = {}
+        for each in self.releases:
+            for party in each.parties if (each.what == LABELS) == labels else ():
+                key = party, each.table.lower()
+                found[key] = found.get(key, Spending()) + each.cost
+        return found
+
+
+@dataclass(frozen=True)
+class Planning:
+    """What a fit is planned by: ``rows`` by alias, and how often predictions are asked for after it."""
+
+    learner: PlannedLearner
+    plan: Plan
+    rows: Mapping[str, int]
+    max_categories: int = 256
+    predictions: int = 0
+    most_rounds: int | None = None  # that parties allow, where their number is left open
+
+    def fit(self, privacy: Privacy) -> PlannedFit:
+        """The fit with this privacy. It may take seconds where parties sample rows."""
+        sizes = {alias: self._size(alias) for alias in dict.fromkeys(c.alias for c in self.plan.query.features)}
+        releases = [*label_releases(privacy, self.plan, self.classes)]
+        promise = self.learner.promise_for(self.plan, {alias: self.rows[alias] for alias in sizes}, privacy)
+        if promise is not None:
+            promise = promise.within(self.most_rounds)
+            spend_as_planned(promise, {alias: size.parameters for alias, size in sizes.items()}, self.predictions)
+            for alias, size in sizes.items():
+                releases += self._feature_releases(promise, alias, size)
+        return PlannedFit(promise, sizes, tuple(releases))
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes a classifier has, as the job or a policy lists them, two if nobody says."""
+        return self.listed_classes or 2 if self.learner.learns_classes else None
+
+    @property
+    def listed_classes(self) -> int | None:
+        """How many classes the job or a policy lists; None if neither does."""
+        privacy, label = self.learner.privacy, self.plan.query.label
+        if privacy is not None and privacy.label_classes is not None:
+            return len(privacy.label_classes)
+        if label is None:
+            return None
+        listed = [described(label.expression, shard.categories) for shard in self.plan.tables[label.alias].shards]
+        return max((len(each) for each in listed if each), default=None)
+
+    def _size(self, alias: str) -> TableSize:
+        table, classes = self.plan.tables[alias], self.classes
+        outputs = 1 if classes is None or classes == 2 else classes
+        parties = tuple(dict.fromkeys(shard.party for shard in table.shards))
+        parameters = math.prod(self.learner.spec(outputs).theta_shape(len(self._columns(alias))))
+        return TableSize(table.name, parties, self.rows[alias], parameters, len(table.shards))
+
+    def _columns(self, alias: str) -> list[OutputColumn]:
+        return [column for column in self.plan.query.features if column.alias == alias]
+
+    def _most(self, alias: str) -> Most:
+        query, privacy = self.plan.query, self.learner.privacy
+        lists = sum(is_category(column, query.categorical) for column in self._columns(alias))
+        width = len(self._columns(alias)) - lists + lists * self.max_categories
+        is_known = privacy is not None and privacy.is_label_private  # else labels say how many classes there are
+        outputs = 1 if not self.learner.learns_classes else (self.classes or 1) if is_known else MOST_CLASSES
+        rows = max(self.rows[alias], self.plan.tables[alias].rows)  # predictions may be for all of them
+        return Most(rows, width, outputs, math.prod(self.learner.spec(outputs).theta_shape(width)))
+
+    def _feature_releases(self, promise: FeaturePromise, alias: str, size: TableSize) -> Iterator[Releases]:
+        most = self._most(alias)
+        yield from self._statistics(promise, alias, size, most)
+        if isinstance(promise, StepPromise):
+            noise = promise.steps
+            assert noise is not None, "chosen in spend_as_planned"
+            sampling = None if noise.samplings[alias] >= 1 else noise.samplings[alias]
+            yield _gaussian(size, "steps", noise.steps, noise.multipliers[alias], most.parameters, sampling)
+            image, images = noise.image, noise.images
+        else:
+            yield _gaussian(size, "Gram matrix", 1, promise.noise.gram, most.width * (most.width + 1) // 2)
+            yield _gaussian(size, "gradients", promise.noise.steps, promise.noise.step, most.parameters)
+            image, images = promise.noise.image, promise.noise.images
+        if image is not None:
+            yield _gaussian(size, "predictions", images, image, most.rows * most.outputs)
+
+    def _statistics(self, promise: FeaturePromise, alias: str, size: TableSize, most: Most) -> Iterator[Releases]:
+        """Encoders' statistics: parties whose policies describe the same columns together."""
+        alike: dict[tuple[int, int, int], list[str]] = {}
+        for shard in self.plan.tables[alias].shards:
+            alike.setdefault(self._asked(promise, alias, shard), []).append(shard.party)
+        multiplier = promise.encoders.multipliers[alias]
+        text = f"Gaussian, {multiplier:.3g} times what a row may add"
+        for (ranges, moments, lists), parties in alike.items():
+            count = ranges + moments + lists
+            if count:
+                numbers = ranges * BINS + moments * 3 + lists * max(most.rows, 1)
+                cost = Spending.of_gaussian(multiplier, count) + Spending.of_pure(sampling_epsilon(numbers))
+                cost = cost + Spending(tail=lists * TAIL_DELTA)
+                yield Releases(tuple(parties), size.name, "encoders' statistics", count, text, multiplier, None, cost)
+
+    def _asked(self, promise: FeaturePromise, alias: str, shard: Shard) -> tuple[int, int, int]:
+        """(ranges, moments, lists of categories) that one party is asked for with noise.
+
+        Moments are asked of all parties where one of them gives no bounds.
+        """
+        found: Counter[str] = Counter()
+        for column in self._columns(alias):
+            if is_category(column, self.plan.query.categorical):
+                found["lists"] += described(column.expression, shard.categories) is None
+            else:
+                found["ranges"] += described(column.expression, shard.bounds) is None
+                found["moments"] += column.name not in promise.known
+        return found["ranges"], found["moments"], found["lists"]
+
+
+def known_columns(plan: Plan) -> frozenset[str]:
+    """Features of which the policies of all their parties say which values they may have."""
+    found = set()
+    for column in plan.query.features:
+        what = "categories" if is_category(column, plan.query.categorical) else "bounds"
+        shards = plan.tables[column.alias].shards
+        if all(described(column.expression, getattr(shard, what)) is not None for shard in shards):
+            found.add(column.name)
+    return frozenset(found)
+
+
+def spend_as_planned(promise: FeaturePromise, parameters: Mapping[str, int], predictions: int) -> None:
+    """Count all releases as if they had been made."""
+    promise.encoders.used.update(promise.expected)
+    if isinstance(promise, StepPromise):
+        noise = promise.choose(parameters)
+        noise.steps = promise.rounds * promise.steps_of_round
+        noise.images = promise.rounds + predictions
+        return
+    promise.noise.steps, promise.noise.images = promise.rounds, promise.rounds + predictions
+
+
+def _gaussian(
+    size: TableSize, what: str, count: int, multiplier: float, numbers: int, sampling: float | None = None
+) -> Releases:
+    """So many releases of at most ``numbers`` noisy numbers each."""
+    text = f"Gaussian, {multiplier:.3g} times what a row may add"
+    rounding = Spending.of_pure(sampling_epsilon(max(numbers, 1))).times(count)
+    cost = Spending.of_gaussian(multiplier, count, sampling) + rounding
+    return Releases(size.parties, size.name, what, count, text, multiplier, sampling, cost)
+
+
+def label_releases(privacy: Privacy, plan: Plan, classes: int | None) -> Iterator[Releases]:
+    """None if labels have no noise; ``classes`` of a classifier."""
+    label = plan.query.label
+    if privacy.label_epsilon is None or label is None:
+        return
+    table = plan.tables[label.alias]
+    parties = tuple(dict.fromkeys(shard.party for shard in table.shards))
+    text, cost = _label_noise(privacy, classes), Spending.of_pure(privacy.label_epsilon)
+    yield Releases(parties, table.name, LABELS, 1, text, None, None, cost)
+
+
+def _label_noise(privacy: Privacy, classes: int | None) -> str:
+    """What becomes of a label."""
+    assert privacy.label_epsilon is not None, "asked where labels have noise"
+    if classes is None:
+        if privacy.label_bounds is None:
+            return f"Laplace, of scale {1 / privacy.label_epsilon:.3g} times the width of the policy's bounds"
+        low, high = privacy.label_bounds
+        return f"Laplace, standard deviation {number_variance(privacy.label_epsilon, (low, high)) ** 0.5:.3g}"
+    keep = keep_probability(classes, privacy.label_epsilon, class_mechanism(privacy))
+    return f"the true class stays with probability {keep:.1%}"

@@ -1,0 +1,353 @@
+"""What a fit promises: whether its `Privacy` can be kept and is what tables demand, and what it comes to.
+
+Comes in: a learner's privacy and a plan. Goes out: a PrivacyError before anything is asked of a party, or ``privacy_``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sqlglot import exp
+
+from tablepuppet.errors import PrivacyError
+from tablepuppet.learn.private.feature_promise import FeaturePromise
+from tablepuppet.learn.private.report import PrivacyReport, in_one_line
+from tablepuppet.operators.secure_sum import check_shards
+from tablepuppet.privacy.settings import Privacy
+from tablepuppet.sql.expression import checked, columns_of
+from tablepuppet.sql.plan import Plan
+
+NOTHING = (
+    "No epsilon is promised: the model was fitted without differential privacy. Parties let out what docs/privacy.md "
+    "lists, and the coordinator is trusted not to solve it for rows."
+)
+LABELS_ONLY = (
+    "Labels were noised by their party before they left: whoever sees all that left, the model included, can tell two "
+    "tables that differ in one row's label only as well as label_epsilon allows (delta 0). Which rows take part, and "
+    "features, are taken as known: what is learned from features left without noise, so for them no epsilon holds."
+)
+SUMS_ONLY = (
+    "Secure sums ({}): what shards of the table add up reaches the coordinator as their sum only; that is no "
+    "differential privacy."
+)
+NOT_SUMMED = (
+    "Secure sums: none, as no table with features has several shards; what a table computes reaches the coordinator by "
+    "itself."
+)
+
+
+FEATURES = (
+    "Neighbours are two tables that differ in the feature cells of one row, which are replaced by a null record; keys, "
+    "labels, filters' outcomes and how often rows are joined are taken as known. Noise is Gaussian, of the party's own "
+    "drawing; every row's part of a sum was clipped after all it is joined with was added up. A row of "
+    "several shards is in one of them; a person with rows in several tables has the total."
+)
+NO_SAMPLES = "Nothing is gained from sampling."
+SAMPLES = "Each step used a sample of rows that the party drew, each row on its own (Poisson), and told nobody of."
+FEATURES_GIVEN = (
+    "Predictions left without noise: they are functions of the row itself, and a row of one table reaches another's "
+    "parameters through them. So epsilon is infinite, and epsilon_given_messages, the paper's accounting, holds for "
+    "somebody who sees a table's parameters and takes all predictions as known anyway."
+)
+FEATURES_WHOLE = (
+    "Predictions were clipped and noised too, each time they left, also after the fit: epsilon counts all of it and "
+    "grows with every evaluation or prediction."
+)
+GROUPS = (
+    "All of this is for one row of a table; somebody with k rows is promised less, as privacy_.for_rows(k) says: k "
+    "times the epsilon of a label, and for features that of noise k times smaller."
+)
+LABELS_TOO = "Labels left without noise: for a label no epsilon holds."
+LABELS_NOISED = "Labels were noised by their party before they left (delta 0)."
+
+
+def check_supported(privacy: object) -> None:
+    """PrivacyError unless learners can keep every part of it. The one place that says what is not there yet."""
+    if privacy is None:
+        return
+    if not isinstance(privacy, Privacy):
+        raise PrivacyError(f"privacy must be tp.Privacy(...) or None, not {type(privacy).__name__}")
+    if privacy.is_empty:
+        raise PrivacyError(
+            "this tp.Privacy promises nothing: set label_epsilon (labels are noised), feature_epsilon (what is learned "
+            "from features is noised) or secure_sum, or leave privacy out"
+        )
+    if privacy.prediction_epsilon is not None and privacy.feature_epsilon is None:
+        raise PrivacyError("prediction_epsilon is for predictions only: set feature_epsilon too, 1 is usual")
+
+
+def check_demanded(plan: Plan, privacy: Privacy | None) -> None:
+    """PrivacyError if a party demands noise, of labels or of what is learned from features, that is not asked for."""
+    label = None if plan.query.label is None else plan.query.label.alias
+    features = {column.alias for column in plan.query.features}
+    for alias, table in plan.tables.items():
+        needs = []
+        if alias == label and (privacy is None or privacy.label_epsilon is None):
+            needs.append("label_epsilon")
+        if alias in features:
+            asked = ("feature_epsilon", "prediction_epsilon")
+            needs += [name for name in asked if privacy is None or getattr(privacy, name) is None]
+        demanding = [shard.party for shard in table.shards if shard.require_dp]
+        if needs and demanding:
+            raise PrivacyError(
+                f"party {demanding[0]!r}, table {table.name!r}: its policy demands differential privacy; learn with "
+                f"privacy=tp.Privacy({', '.join(f'{name}=...' for name in needs)}) (policy rule require_dp)",
+                rule="require_dp",
+            )
+
+
+def check_sums_demanded(plan: Plan, privacy: Privacy | None) -> None:
+    """PrivacyError if a party demands secure sums, and they are not asked for or its table has too few shards."""
+    for alias in dict.fromkeys(column.alias for column in plan.query.features):
+        table = plan.tables[alias]
+        demanding = [shard.party for shard in table.shards if shard.secure_sum]
+        if demanding and (privacy is None or not privacy.secure_sum):
+            raise PrivacyError(
+                f"party {demanding[0]!r}, table {table.name!r}: its policy demands that sums over its rows leave only "
+                "within a sum over three or more shards; learn with privacy=tp.Privacy(secure_sum=True) (policy rule "
+                "secure_sum)",
+                rule="secure_sum",
+            )
+        if demanding:
+            check_shards(table, [shard.party for shard in table.shards])
+
+
+def check_label_apart(plan: Plan, privacy: Privacy | None) -> None:
+    """PrivacyError if labels are to be noised and the query tells of their columns in another way.
+
+    Whether a label is missing may be filtered by: that is taken as known.
+    """
+    label = plan.query.label
+    if privacy is None or not privacy.is_label_private or label is None:
+        return
+    table, own = plan.tables[label.alias].name, set(columns_of(label.expression))
+    for how, text in _uses_of_table(plan, table):
+        shared = sorted(own & set(_told_columns(text) if how == "filter" else columns_of(text)))
+        if shared and how != "label":
+            raise PrivacyError(
+                f"table {table!r}, column {shared[0]!r}: it makes the label, which is noised, and is used as a "
+                f"{how} too, which would tell of it without noise; leave it out there"
+            )
+
+
+def known_otherwise(plan: Plan, privacy: Privacy | None) -> list[str]:
+    """Features whose columns the query uses in another way too, as sentences, if features are protected.
+
+    Keys, filters' outcomes and labels are taken as known: what they tell of such a cell is not protected.
+    """
+    if privacy is None or not privacy.is_feature_private:
+        return []
+    found: dict[str, None] = {}
+    for feature in plan.query.features:
+        table, own = plan.tables[feature.alias].name, set(columns_of(feature.expression))
+        for how, text in _uses_of_table(plan, table):
+            for column in sorted(own & set(columns_of(text)) if how != "feature" else ()):
+                found[f"Column {column!r} of table {table!r} is a feature and a {how}: what that tells is known."] = (
+                    None
+                )
+    return list(found)
+
+
+def _uses_of_table(plan: Plan, name: str) -> Iterator[tuple[str, str]]:
+    """(how, expression) for all that a query does with a table, under whatever alias."""
+    for alias in (alias for alias, other in plan.tables.items() if other.name.lower() == name.lower()):
+        yield from _uses(plan, alias)
+        if plan.query.label is not None and plan.query.label.alias == alias:
+            yield "label", plan.query.label.expression
+
+
+def _uses(plan: Plan, alias: str) -> Iterator[tuple[str, str]]:
+    """(how, expression) for all that a query does with a table but the label."""
+    yield from (("feature", column.expression) for column in plan.query.features if column.alias == alias)
+    for branch in plan.query.branches:
+        if branch.filters.get(alias):
+            yield "filter", branch.filters[alias]
+        yield from (("join key", text) for key in branch.keys for text in key.members.get(alias, ()))
+
+
+def _told_columns(text: str) -> Iterable[str]:
+    """The columns of a filter that it tells more of than whether they are missing."""
+    for column in checked(text).find_all(exp.Column):
+        test = column.parent
+        while isinstance(test, exp.Paren):
+            test = test.parent
+        if not (isinstance(test, exp.Is) and isinstance(test.expression, exp.Null)):
+            yield from columns_of(column.sql(dialect="duckdb"))
+
+
+@dataclass(frozen=True)
+class TablePromise:
+    """What the rows of one table are promised: None for what nothing was told of, infinite for what had no noise.
+
+    ``feature`` counts everything that was told; ``feature_given_messages`` takes predictions as known (the paper's
+    accounting).
+    """
+
+    parties: tuple[str, ...]
+    label: float | None
+    feature: float | None
+    feature_given_messages: float | None
+    aliases: tuple[str, ...] = ()  # of its uses that have features
+
+    def told(self) -> dict[str, Any]:
+        """As a part of ``privacy_``."""
+        return {
+            "parties": list(self.parties),
+            "label": self.label,
+            "epsilon": self.feature,
+            "epsilon_given_messages": self.feature_given_messages,
+        }
+
+
+@dataclass(frozen=True)
+class TableUse:
+    """What a fit uses of one table."""
+
+    parties: tuple[str, ...]
+    label: bool
+    aliases: tuple[str, ...]  # of its uses that have features
+
+
+@dataclass(frozen=True)
+class Uses:
+    """What a fit uses, by table: all that ``privacy_`` needs of its plan."""
+
+    tables: Mapping[str, TableUse]
+    parties: tuple[str, ...]
+    known: tuple[str, ...]  # of features, by keys, filters and labels: as sentences
+    summed: tuple[str, ...] = ()  # tables whose shards reach the coordinator as their sum only
+
+    @classmethod
+    def of(cls, plan: Plan, privacy: Privacy | None, rosters: Collection[str] | None = None) -> Uses:
+        """By name: a table that is used twice has both of its uses.
+
+        ``rosters`` are the uses whose shards have agreed to mask their sums; if not known yet, those of several shards.
+        """
+        label = None if plan.query.label is None else plan.query.label.alias
+        features = {column.alias for column in plan.query.features}
+        tables = {}
+        for table in plan.tables.values():
+            uses = {alias for alias, other in plan.tables.items() if other.name == table.name}
+            parties = tuple(dict.fromkeys(shard.party for shard in table.shards))
+            tables[table.name] = TableUse(parties, label in uses, tuple(sorted(uses & features)))
+        summed: list[str] = []
+        if privacy is not None and privacy.secure_sum:
+            several = [alias for alias in features if len(plan.tables[alias].shards) > 1]
+            summed = sorted({plan.tables[alias].name for alias in (several if rosters is None else rosters)})
+        return cls(tables, plan.parties, tuple(known_otherwise(plan, privacy)), tuple(summed))
+
+
+def promised(
+    uses: Uses, privacy: Privacy | None, promise: FeaturePromise | None = None, rows: int = 1
+) -> PrivacyReport:
+    """``privacy_`` of a model, for somebody with ``rows`` rows in each table.
+
+    ``epsilon`` is that of the features of a row of any one table, with labels taken as known; ``total`` that of
+    somebody with a row in every table. ``label_epsilon`` is that of a label, with features taken as known; ``total``
+    has both together too.
+    """
+    label_epsilon, sums = None if privacy is None else privacy.label_epsilon, _of_sums(uses, privacy)
+    tables = {name: _of_table(use, label_epsilon, promise, rows) for name, use in uses.tables.items()}
+    values = {
+        "rows": rows,
+        "epsilon": max((table.feature or 0.0 for table in tables.values()), default=0.0),
+        "epsilon_given_messages": max((table.feature_given_messages or 0.0 for table in tables.values()), default=0.0),
+        "delta": promise.privacy.delta if promise else None if label_epsilon is None else 0.0,
+        "label_epsilon": None if label_epsilon is None else rows * label_epsilon,
+        "secure_sum": bool(uses.summed),
+        "tables": {name: table.told() for name, table in tables.items()},
+        "parties": {party: _of_party(tables.values(), party, promise, rows) for party in uses.parties},
+        "total": _total(tables.values(), promise, rows),
+        "assumptions": " ".join(filter(None, [_assumptions(privacy, promise), sums, *uses.known])),
+    }
+    values["promise"] = in_one_line(values, sums)
+    return reported(values, uses, privacy, promise)
+
+
+def reported(
+    values: Mapping[str, Any], uses: Uses, privacy: Privacy | None, promise: FeaturePromise | None
+) -> PrivacyReport:
+    """``privacy_`` that was computed before, as of a saved model."""
+    quick = promise is None or not promise.is_sampled
+    return PrivacyReport.of(values, partial(promised, uses, privacy, promise), shows_groups=quick)
+
+
+def _assumptions(privacy: Privacy | None, promise: FeaturePromise | None) -> str:
+    of_labels = privacy is not None and privacy.is_label_private
+    parts = [LABELS_ONLY if of_labels else NOTHING]
+    if promise is not None:
+        given = promise.privacy.prediction_epsilon is None
+        parts = [FEATURES, SAMPLES if promise.is_sampled else NO_SAMPLES, FEATURES_GIVEN if given else FEATURES_WHOLE]
+        parts.append(LABELS_NOISED if of_labels else LABELS_TOO)
+    if promise is not None or of_labels:
+        parts.append(GROUPS)
+    return " ".join(parts)
+
+
+def _of_sums(uses: Uses, privacy: Privacy | None) -> str:
+    """What secure sums came to, where they were asked for."""
+    if privacy is None or not privacy.secure_sum:
+        return ""
+    return SUMS_ONLY.format(", ".join(uses.summed)) if uses.summed else NOT_SUMMED
+
+
+def _of_table(use: TableUse, label_epsilon: float | None, promise: FeaturePromise | None, rows: int) -> TablePromise:
+    of_label = (math.inf if label_epsilon is None else rows * label_epsilon) if use.label else None
+    whole = given = math.inf if use.aliases else None
+    if promise is not None and use.aliases:
+        whole = promise.together(use.aliases, rows=rows)
+        given = promise.together(use.aliases, rows=rows, given_messages=True)
+    return TablePromise(use.parties, of_label, whole, given, use.aliases)
+
+
+def _of_party(
+    tables: Iterable[TablePromise], party: str, promise: FeaturePromise | None, rows: int
+) -> dict[str, float]:
+    """Somebody with a row in each table of one party, counted together at one delta."""
+    counted = [table for table in tables if party in table.parties]
+    if promise is None:
+        return _added_up(counted)
+    whole, given = _together(counted, promise, rows)
+    return {"epsilon": whole, "epsilon_given_messages": given}
+
+
+def _added_up(tables: Iterable[TablePromise]) -> dict[str, float]:
+    """Somebody with a row in each of these tables, by the sum of epsilons."""
+    counted = list(tables)
+    return {
+        "epsilon": sum(table.feature or 0.0 for table in counted),
+        "epsilon_given_messages": sum(table.feature_given_messages or 0.0 for table in counted),
+    }
+
+
+def _together(tables: Iterable[TablePromise], promise: FeaturePromise | None, rows: int) -> tuple[float, float]:
+    """(epsilon, epsilon given messages) of features, what tables told counted together at one delta."""
+    aliases = [alias for table in tables for alias in table.aliases]
+    if promise is None or not aliases:
+        return (math.inf, math.inf) if aliases else (0.0, 0.0)
+    whole = promise.together(aliases, rows=rows)
+    return whole, promise.together(aliases, rows=rows, given_messages=True)
+
+
+def _total(tables: Iterable[TablePromise], promise: FeaturePromise | None, rows: int) -> dict[str, float]:
+    """Somebody with a row in every table.
+
+    ``moments`` count what tables told together (FedOnce, Theorem 4) at one delta; the plain sum of epsilons holds at
+    the sum of deltas, ``sum_delta``. ``features_and_label`` adds the label: from all features of a row to none at the
+    cost of ``moments``, and then from one label to another at that of the label, whose delta is 0.
+    """
+    counted = list(tables)
+    whole, given = _together(counted, promise, rows)
+    label = sum(table.label or 0.0 for table in counted)
+    delta = 0.0 if promise is None else promise.privacy.delta * sum(len(table.aliases) for table in counted)
+    return _added_up(counted) | {
+        "moments": whole,
+        "moments_given_messages": given,
+        "sum_delta": delta,
+        "features_and_label": whole + label,
+        "features_and_label_given_messages": given + label,
+    }

@@ -1,0 +1,168 @@
+"""`PrivacyReport`: ``model.privacy_``, a dict that prints as a small table and says in one line for whom what holds.
+
+Comes in: epsilons by table, party and in total (promise.py). Goes out: the same, for people: as text, and as HTML in a
+notebook. `for_rows` states what somebody with several rows is promised. Nothing of a row is here.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+from tablepuppet.errors import PrivacyError
+from tablepuppet.runs.table_view import Align, TableView
+
+WIDTH = 118
+NOTHING = "Nothing is promised: the model was fitted without privacy."
+MOST_ROWS = 2**31 - 1  # of a table
+NO_NOISE = "No epsilon is promised: nothing has noise."
+GROUPS = (2, 10)  # rows of one person that the table tells of
+Again = Callable[[int], "PrivacyReport"]
+
+
+class PrivacyReport(dict[str, Any]):
+    """What a fit promised: a dict with the keys that docs/privacy.md lists, shown as a table."""
+
+    again: Again | None = None
+    shows_groups = False  # whether figures for several rows are quick to have
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], again: Again | None, *, shows_groups: bool) -> Self:
+        """``again`` computes the same for somebody with so many rows in each table."""
+        report = cls(values)
+        report.again, report.shows_groups = again, shows_groups
+        return report
+
+    def for_rows(self, rows: int) -> PrivacyReport:
+        """The same for somebody with ``rows`` rows in each table, at the same delta.
+
+        Labels cost ``rows`` times as much. Noisy sums are counted with a bound that is ``rows`` times as large; with
+        samples of rows this may take some seconds.
+        """
+        if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= MOST_ROWS:
+            told = "a larger one" if isinstance(rows, int) and rows > MOST_ROWS else repr(rows)
+            raise PrivacyError(f"rows must be a whole number of at least 1 and at most {MOST_ROWS:,}, not {told}")
+        if rows == self.get("rows", 1) or self.again is None:
+            return self
+        return self.again(rows)
+
+    def table_view(self) -> TableView:
+        """Epsilons by table, for one row and, where that is quick to have, for several.
+
+        Those for several are given predictions, if these had no noise and nothing holds without.
+        """
+        groups = GROUPS if self.shows_groups and self.get("rows", 1) == 1 else ()
+        of_groups = [self.for_rows(rows) for rows in groups]
+        given = math.isinf(self["epsilon"]) and math.isfinite(self["epsilon_given_messages"])
+        names = ["epsilon" if self.get("rows", 1) == 1 else f"epsilon, {_rows(self['rows'])}", *map(_rows, groups)]
+        names.insert(1 if given else len(names), "given predictions")
+        columns: dict[str, Align] = {
+            "what": "left",
+            "of table": "left",
+            **dict.fromkeys(names, "right"),
+            "delta": "right",
+        }
+        rows = []
+        for what, table, *keys in self._lines():
+            of_labels = what == "labels"  # these have no predictions to be given
+            others = keys if of_labels else [*keys[:-1], f"{keys[-1]}_given_messages"]
+            cells = [_of(self, keys), *(_of(each, others if given else keys) for each in of_groups)]
+            cells.insert(1 if given else len(cells), None if of_labels else _of(self, others))
+            rows.append([what, table, *map(shown, cells), f"{0 if of_labels else self['delta'] or 0:g}"])
+        return TableView("", columns, rows)
+
+    def _lines(self) -> list[tuple[str, ...]]:
+        """(what, table, where its epsilon is)."""
+        found: list[tuple[str, ...]] = []
+        for name, table in self["tables"].items():
+            if table["label"] is not None:
+                found.append(("labels", name, "tables", name, "label"))
+            if table["epsilon"] is not None:
+                found.append(("features", name, "tables", name, "epsilon"))
+        return [*found, ("features and label", "all tables", "total", "features_and_label")]
+
+    def __str__(self) -> str:
+        sentence = textwrap.fill(self.get("promise", ""), WIDTH)
+        if self["delta"] is None:
+            return sentence
+        return f"{sentence}\n{self.table_view().text()}\n{self._hint()}"
+
+    def _hint(self) -> str:
+        return (
+            "none: nothing is promised. Somebody with k rows in each table: model.privacy_.for_rows(k). In words: "
+            "model.privacy_['assumptions']."
+        )
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        sentence = f"<p>{html.escape(self.get('promise', ''))}</p>"
+        if self["delta"] is None:
+            return sentence
+        return f"{sentence}{self.table_view().html()}<p>{html.escape(self._hint())}</p>"
+
+
+def shown(epsilon: float | None) -> str:
+    """An epsilon for people.
+
+    >>> shown(1.23456), shown(math.inf), shown(None)
+    ('1.235', 'none', '')
+    """
+    return "" if epsilon is None else "none" if math.isinf(epsilon) else f"{epsilon:.4g}"
+
+
+def in_one_line(values: Mapping[str, Any], sums: str = "") -> str:
+    """For whom which promise holds, as somebody reads it who is no expert; ``sums`` says what secure sums came to."""
+    if values["delta"] is None:
+        return f"{NO_NOISE} {sums}" if sums else NOTHING
+    labels = [name for name, table in values["tables"].items() if table["label"] is not None]
+    features = [name for name, table in values["tables"].items() if table["epsilon"] is not None]
+    rows, parts = values["rows"], []
+    whose = "any one row" if rows == 1 else f"somebody with {_rows(rows)} in each table"
+    if labels:
+        label = values["label_epsilon"]
+        told = "nothing is promised" if label is None else _hidden("the label of", whose, label, 0.0)
+        parts.append(f"Labels ({', '.join(labels)}): {told}.")
+    if features:
+        parts.append(f"Features ({', '.join(features)}): {_of_features(values, whose)}.")
+    return " ".join([*parts, sums] if sums else parts)
+
+
+def _of_features(values: Mapping[str, Any], whose: str) -> str:
+    whole, given, delta = values["epsilon"], values["epsilon_given_messages"], values["delta"]
+    if math.isinf(given):
+        return "nothing is promised"
+    if math.isfinite(whole):
+        return _hidden("the values of", whose, whole, delta)
+    return (
+        "nothing is promised against the coordinator, who saw predictions without noise; beyond these, parameters "
+        f"change nobody's odds about {whose} by more than a factor of {_factor(given)} (epsilon_given_messages "
+        f"{given:.4g}), but for a chance of {delta:g}"
+    )
+
+
+def _hidden(what: str, whose: str, epsilon: float, delta: float) -> str:
+    but = f", but for a chance of {delta:g}" if delta else ""
+    return (
+        "all that left, the model included, changes the odds of anybody but the owner about "
+        f"{what} {whose} by a factor of {_factor(epsilon)} at most (epsilon {epsilon:.4g}){but}"
+    )
+
+
+def _factor(epsilon: float) -> str:
+    return f"{math.exp(min(epsilon, 700.0)):.2g}"
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
+
+
+def _of(report: Mapping[str, Any], keys: list[str]) -> float | None:
+    found: Any = report
+    for key in keys:
+        found = found.get(key) if found is not None else None
+    return None if found is None else float(found)

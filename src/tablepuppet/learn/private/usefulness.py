@@ -1,0 +1,231 @@
+"""Whether noise leaves something of a model, and what would help if not: judged from what the coordinator knows anyway.
+
+Comes in: losses on labels and predictions that were released, multipliers, counts of rows and columns. Goes out: the
+text of a warning, with figures. It is made of released values only, so it tells nothing more and costs nothing.
+
+The figures are rules of thumb for linear models of 3 to 60 columns and 100 to 10,000 rows:
+
+- A table whose steps have noise of nu = multiplier root(parameters) / (rows root(steps)), in units of the bound of one
+  row, keeps most of what it knows at a nu of 0.1, next to nothing at 0.3. nu falls with rows and epsilon alike.
+- A number without bounds in the policy needs about 20 multipliers of rows for its range to be seen, text about 28.
+- Noise on predictions does not average out over rows: at a noise as large as predictions half of them is left.
+- Labels with noise tell a share s^2 of what true ones do. Features that explain a tenth of the label are noticed from
+  about 20 rows a parameter, divided by that share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tablepuppet.learn.labels.noisy import class_mechanism
+from tablepuppet.learn.linear.ridge import LARGE
+from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.private.feature_promise import FeaturePromise
+from tablepuppet.learn.private.step_promise import StepPromise
+from tablepuppet.privacy.accountant import gaussian_epsilon
+from tablepuppet.privacy.label import keep_probability
+from tablepuppet.privacy.settings import Privacy
+
+LITTLE = 0.01  # of the loss of a constant: a model that gains less on labels without noise is no better
+FINE_NOISE, ALL_NOISE = 0.1, 1.5  # nu
+ROWS_FOR_RANGE, ROWS_FOR_LIST = 20, 28  # in multipliers
+ROWS_PER_PARAMETER = 20
+SPREAD = 32.0  # noise of epsilon 1, in variances of a label whose standard deviation is a quarter of its bounds
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """What noise works on in one table."""
+
+    name: str
+    parties: tuple[str, ...]
+    rows: int  # that take part
+    parameters: int
+    shards: int = 1
+    dropped: tuple[str, ...] = ()  # columns that noise hides
+
+
+def is_useless(loss: Loss, constant: float, gained: float, rows: int, searched: float) -> bool:
+    """Whether a mean loss that is lower than that of a constant by this share, over so many labels, is no better.
+
+    A model that is fitted to chance in ``searched`` directions seems to gain about that many nats in all (Akaike).
+    """
+    nats = -math.log(max(1 - gained, 1e-300)) / 2 if loss.quadratic else constant * gained
+    return rows * nats < searched or gained <= 0
+
+
+def noise_of_steps(promise: FeaturePromise, alias: str, table: TableSize) -> float:
+    """nu of a table: about the noise in its parameters, in units of what one row may add; 0 if it takes no steps."""
+    if not table.parameters or not table.rows:
+        return 0.0
+    if not isinstance(promise, StepPromise):
+        per_row = promise.noise.step / math.sqrt(promise.rounds)
+    elif promise.steps is None or alias not in promise.steps.multipliers:
+        return 0.0
+    else:
+        steps = promise.rounds * promise.steps_of_round
+        per_row = promise.steps.multipliers[alias] / (promise.samplings[alias] * math.sqrt(steps))
+    return per_row * math.sqrt(table.parameters * table.shards) / table.rows
+
+
+def is_all_noise(promise: FeaturePromise, tables: Mapping[str, TableSize]) -> bool:
+    """Whether the parameters of every table are next to nothing but noise: what such a model gains is luck.
+
+    Not so if rounds are enough to search all parameters without it.
+    """
+    learned = {alias: table for alias, table in tables.items() if table.parameters}
+    return bool(learned) and all(
+        table.parameters > promise.rounds and noise_of_steps(promise, alias, table) > ALL_NOISE
+        for alias, table in learned.items()
+    )
+
+
+def searched_directions(promise: FeaturePromise, tables: Mapping[str, TableSize]) -> float:
+    """How many directions of chance a fit can follow: those of parameters that noise does not hide, and its rounds."""
+    seen = sum(t.parameters / (1 + (noise_of_steps(promise, a, t) / FINE_NOISE) ** 2) for a, t in tables.items())
+    return promise.rounds + seen
+
+
+def image_noise(promise: FeaturePromise) -> float | None:
+    """Noise in predictions, in units of their usual size; None if they have none."""
+    noise = promise.steps if isinstance(promise, StepPromise) else promise.noise
+    if noise is None or noise.image is None:
+        return None
+    return noise.image if isinstance(promise, StepPromise) else LARGE * noise.image
+
+
+def help_for_features(promise: FeaturePromise, tables: Mapping[str, TableSize]) -> list[str]:
+    """What would help a fit with noise on features, as sentences; none if no noise is large."""
+    learned = any(table.parameters for table in tables.values())
+    found = [_for_predictions(promise) if learned else None, *(_for_columns(promise, a, t) for a, t in tables.items())]
+    return [text for text in (*found, *(_for_steps(promise, a, t) for a, t in tables.items())) if text]
+
+
+def _for_predictions(promise: FeaturePromise) -> str | None:
+    noise = image_noise(promise)
+    if noise is None or noise < 0.5:
+        return None
+    unit = 1.0 if isinstance(promise, StepPromise) else LARGE
+    enough = gaussian_epsilon(1 / unit, promise.privacy.delta, promise.rounds)
+    return (
+        f"Predictions have noise of {noise:.2g} times their own size, which leaves {1 / (1 + noise**2):.1%} of what "
+        f"they tell, however many rows there are: prediction_epsilon={enough:.2g} would leave half; without it nothing "
+        "is lost, and epsilon_given_messages is what holds."
+    )
+
+
+def help_for_clipping(promise: FeaturePromise, deviation: float, columns: int) -> list[str]:
+    """Whether a larger ``clip_norm`` would help a regressor, whose label has this standard deviation.
+
+    With noise on predictions a step is never longer than the tables' own, so what is cut off is lost.
+    """
+    usual = deviation * math.sqrt(columns)
+    if isinstance(promise, StepPromise) or promise.noise.image is None or promise.noise.clip >= usual / 2:
+        return []
+    return [
+        f"clip_norm={promise.noise.clip:g} cuts rows' gradients, whose usual length is the label's standard deviation "
+        f"times the root of the columns, about {usual:.2g}: use that."
+    ]
+
+
+def _for_columns(promise: FeaturePromise, alias: str, table: TableSize) -> str | None:
+    if not table.dropped or alias not in promise.encoders.multipliers:
+        return None
+    rows = rows_for_encoders(promise, alias)
+    if rows <= table.rows:  # then it was not for noise that they were left out
+        return None
+    epsilon = _feature_epsilon(promise) * rows / max(table.rows, 1)
+    return (
+        f"Table {table.name}: noise hides {len(table.dropped)} of its columns ({_listed(table.dropped)}). Bounds and "
+        f"categories in the policy of {_listed(table.parties)} cost nothing; else it needs {_about(rows)} rows that "
+        f"take part (there are {table.rows:,}), feature_epsilon={epsilon:.2g} or fewer columns."
+    )
+
+
+def rows_for_encoders(promise: FeaturePromise, alias: str) -> float:
+    """About how many rows a table needs for the ranges and categories of its columns to be seen through noise."""
+    most = ROWS_FOR_LIST if promise.lists[alias] else ROWS_FOR_RANGE
+    return most * promise.encoders.multipliers[alias]
+
+
+def _for_steps(promise: FeaturePromise, alias: str, table: TableSize) -> str | None:
+    noise = noise_of_steps(promise, alias, table)
+    if noise <= FINE_NOISE:
+        return None
+    factor = noise / FINE_NOISE
+    fewer = round(table.parameters / factor**2)
+    return (
+        f"Table {table.name}: noise hides what its {table.rows:,} rows tell of {_counted(table.parameters)}: "
+        f"{_about(table.rows * factor)} rows would do, or feature_epsilon={_feature_epsilon(promise) * factor:.2g}"
+        f"{f', or {_counted(fewer)}' if fewer >= 1 else ''}."
+    )
+
+
+def _feature_epsilon(promise: FeaturePromise) -> float:
+    return promise.privacy.feature_epsilon or 0.0
+
+
+def label_share(privacy: Privacy, classes: int | None) -> float:
+    """s^2: how much of what true labels tell noisy ones do; of numbers, for labels that fill a quarter of their bounds.
+
+    >>> round(label_share(Privacy(label_epsilon=2.0), 2), 2), round(label_share(Privacy(label_epsilon=2.0), None), 2)
+    (0.58, 0.11)
+    """
+    assert privacy.label_epsilon is not None, "asked where labels have noise"
+    if classes is None:
+        return 1 / (1 + SPREAD / privacy.label_epsilon**2)
+    keep = keep_probability(classes, privacy.label_epsilon, class_mechanism(privacy))
+    return (keep - (1 - keep) / (classes - 1)) ** 2
+
+
+def help_for_labels(privacy: Privacy, classes: int | None, rows: int, parameters: int) -> list[str]:
+    """What would help a fit with noise on labels, as sentences; none if rows are many enough."""
+    share = label_share(privacy, classes)
+    needed = ROWS_PER_PARAMETER * parameters / share
+    if rows >= needed or not rows:
+        return []
+    enough = ROWS_PER_PARAMETER * parameters / rows  # the share that would do
+    epsilon = f"label_epsilon={_label_epsilon(enough, classes):.2g}, or" if enough < 1 else "No label_epsilon would do;"
+    bounds = "" if classes is not None else ", or narrower label bounds"
+    return [
+        f"Labels have so much noise that {rows:,} of them tell as much as {_about(rows * share)} without: "
+        f"{_about(needed)} rows would do for {_counted(parameters)}, or {epsilon} fewer columns (about "
+        f"{max(1, round(rows * share / ROWS_PER_PARAMETER)):,}){bounds}."
+    ]
+
+
+def _label_epsilon(share: float, classes: int | None) -> float:
+    """The epsilon at which labels tell this share; of classes by randomised response."""
+    if classes is None:
+        return math.sqrt(SPREAD / (1 / share - 1))
+    root = math.sqrt(share)
+    return math.log((1 + (classes - 1) * root) / (1 - root))
+
+
+def loss_of_constant(loss: Loss, constant: np.ndarray) -> float:
+    """The mean loss where every row has the same score."""
+    rows = len(loss.labels)
+    return loss.value(np.zeros(rows if loss.outputs == 1 else (rows, loss.outputs), order="F") + constant)
+
+
+def _counted(parameters: int) -> str:
+    return "1 parameter" if parameters == 1 else f"{parameters:,} parameters"
+
+
+def _about(count: float) -> str:
+    """A number to two digits.
+
+    >>> _about(1234.5), _about(3.2)
+    ('about 1,200', 'about 3')
+    """
+    digits = max(0, len(str(int(count))) - 2)
+    return f"about {round(count / 10**digits) * 10**digits:,}"
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"

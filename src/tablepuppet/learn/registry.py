@@ -1,0 +1,14 @@
+"""The learners by name: what jobs can ask for, and what saved models can be loaded as."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+LEARNERS: dict[str, type[Any]] = {}
+Class = TypeVar("Class", bound=type[Any])
+
+
+def learner(made: Class) -> Class:
+    """Register a class under its name."""
+    LEARNERS[made.__name__] = made
+    return made

@@ -1,0 +1,22 @@
+"""What one round of a solver ends with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round of a solver ends with."""
+
+    number: int
+    objective: float  # loss and penalty
+    loss: float
+    scores: Array
+    intercept: Array
+    converged: bool

@@ -1,0 +1,138 @@
+"""How many rounds parties allow: each publishes how many replies it gives to a session and table.
+
+A learner says what a solver costs; out comes how many rounds fit, or a PrivacyError before the first of them. What the
+session has asked before counts too. Databases in the analyst's own process have no limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from tablepuppet.errors import PrivacyError
+from tablepuppet.operators.client import Client
+from tablepuppet.sql.plan import Plan
+
+RESERVE = 20  # replies that "auto" leaves for what follows a fit: evaluate, predict, coef_
+RULE = "max_prediction_rounds"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Replies of one table: once, and in every round."""
+
+    once: int
+    each: int
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.once + other.once, self.each + other.each)
+
+    def times(self, rounds: int) -> int:
+        """All replies of so many rounds."""
+        return self.once + self.each * rounds
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Replies of a table with one shard, and of every shard of one with several."""
+
+    alone: Cost
+    together: Cost
+
+
+VALIDATION = Costs(Cost(0, 1), Cost(0, 1))
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What one party still allows for one table of a session, and what is asked of it."""
+
+    party: str
+    table: str
+    limit: int
+    used: int
+    cost: Cost
+
+    @property
+    def left(self) -> int:
+        """Replies that are left."""
+        return self.limit - self.used
+
+    def most_rounds(self, reserve: int = 0) -> int:
+        """How many rounds fit."""
+        return max(0, (self.left - reserve - self.cost.once) // max(self.cost.each, 1))
+
+
+class Allowance:
+    """What all parties of some relations allow; ``asked`` are clients with what is asked of their tables."""
+
+    def __init__(self, asked: Iterable[tuple[Client, Iterable[str], Costs]]):
+        found: dict[tuple[str, str, str], Allowed] = {}
+        for client, aliases, costs in asked:
+            for key, one in _allowed(client, aliases, costs):
+                before = found.get(key)
+                total = one.cost if before is None else one.cost + before.cost
+                found[key] = Allowed(one.party, one.table, one.limit, one.used, total)
+        self.tables = list(found.values())
+
+    @classmethod
+    def of_plan(cls, plan: Plan, costs: Costs) -> Allowance:
+        """What parties allow a session that has asked nothing yet."""
+        found: dict[tuple[str, str], Allowed] = {}
+        for alias in dict.fromkeys(column.alias for column in plan.query.features):
+            shards = plan.tables[alias].shards
+            for shard in (shard for shard in shards if shard.max_rounds is not None):
+                cost, key = costs.alone if len(shards) == 1 else costs.together, (shard.party, shard.name.lower())
+                total = found[key].cost + cost if key in found else cost
+                found[key] = Allowed(shard.party, shard.name, shard.max_rounds or 0, 0, total)
+        made = cls([])
+        made.tables = list(found.values())
+        return made
+
+    def most_rounds(self) -> int | None:
+        """How many rounds "auto" may take; None if nobody limits them."""
+        if not self.tables:
+            return None
+        some = min(table.most_rounds(RESERVE) for table in self.tables)
+        return some or min(1, *(table.most_rounds() for table in self.tables))
+
+    def left(self) -> int | None:
+        """The fewest replies that a party still gives; None if nobody limits them."""
+        return min((table.left for table in self.tables), default=None)
+
+    def check(self, rounds: int, settings: Mapping[str, object], advice: str) -> None:
+        """PrivacyError if so many rounds could need more replies than a party gives."""
+        for table in self.tables:
+            need = table.cost.times(rounds)
+            if need > table.left:
+                raise PrivacyError(_refusal(table, need, rounds, settings, advice), rule=RULE)
+
+
+def _allowed(client: Client, aliases: Iterable[str], costs: Costs) -> Iterator[tuple[tuple[str, str, str], Allowed]]:
+    """The limits of the tables that a client asks; a table that is joined twice is counted once for all its uses."""
+    plan, replies = client.plan, client.outbox.replies
+    for alias in aliases:
+        shards = client.shards(alias)
+        cost = costs.alone if len(shards) == 1 else costs.together
+        names = {shard.party: shard for shard in plan.tables[alias].shards}
+        for party in (shard.party for shard in shards):
+            limit, table = names[party].max_rounds, names[party].name
+            if limit is None:
+                continue
+            uses = [scan.alias for scan in plan.of_party(party) if scan.table.lower() == table.lower()]
+            used = sum(replies[party, each] for each in uses)
+            yield (client.session, party, table.lower()), Allowed(party, table, limit, used, cost)
+
+
+def _refusal(table: Allowed, need: int, rounds: int, settings: Mapping[str, object], advice: str) -> str:
+    given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    used = f", of which {table.used:,} are used" if table.used else ""
+    fits = table.most_rounds()
+    ways = [f"set rounds={fits} or less"] if fits else []
+    ways += [advice] if advice else []
+    ways += ["open the relation again, which begins a new session"] if table.used else []
+    ways.append(f"ask the party's operator (policy rule {RULE})")
+    return (
+        f"party {table.party!r}, table {table.table!r}: a session gets {table.limit:,} replies{used}; {given} could "
+        f"need {need:,} for {rounds:,} rounds; {', or '.join(ways)}"
+    )

@@ -1,0 +1,85 @@
+"""How many rounds a fit takes and how large its batches are: what the settings say, or what suits the rows ("auto").
+
+"auto" never asks for more replies than the parties involved give; a setting that could is refused before the first
+round (allowance.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from tablepuppet.learn.solve.allowance import Allowance
+
+Auto = Literal["auto"]
+FEWEST_ROWS = 64  # of a batch that "auto" makes, unless there are fewer
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What "auto" takes where nobody limits it."""
+
+    batches: int  # of an epoch
+    epochs: int
+    long_epochs: int  # where joined rows are many: each tells less that is new
+    steps: int  # in all, at least: with few epochs batches are smaller
+    many: int = 100_000  # joined rows
+
+    def epochs_for(self, rows: int) -> int:
+        """Epochs for so many joined rows."""
+        return self.epochs if rows <= self.many else self.long_epochs
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The rounds, or epochs, that there may be at most, and the joined rows of a batch."""
+
+    rounds: int
+    batch_size: int
+    replies: int | None = None  # of a table, where a round may need more than usual
+
+
+def batches_of(rows: int, size: int) -> int:
+    """Batches of an epoch."""
+    return max(1, -(-rows // size))
+
+
+def rounds_that_fit(rounds: int | Auto, usual: int, allowance: Allowance, told: dict[str, object], advice: str) -> int:
+    """Rounds of a solver that has no batches."""
+    planned = _within(usual, allowance) if isinstance(rounds, str) else rounds
+    allowance.check(planned, told, advice)
+    return planned
+
+
+def _within(usual: int, allowance: Allowance) -> int:
+    """As many rounds as usual, or as parties allow; at least one, which may be refused."""
+    most = allowance.most_rounds()
+    return usual if most is None else max(1, min(usual, most))
+
+
+def epochs_that_fit(
+    rows: int, rounds: int | Auto, batch_size: int | Auto, usual: Usual, allowed: Callable[[int], Allowance],
+    told: dict[str, object],
+) -> Schedule:  # fmt: skip
+    """Epochs and batches of `sgd`; ``allowed`` is what parties allow with so many batches in an epoch."""
+    size = _size(rows, rounds, usual, allowed) if isinstance(batch_size, str) else batch_size
+    batches = batches_of(rows, size)
+    allowance = allowed(batches)
+    wanted = min(usual.epochs_for(rows), max(10, math.ceil(2 * usual.steps / batches)))
+    epochs = _within(wanted, allowance) if isinstance(rounds, str) else rounds
+    allowance.check(epochs, told, f"make batch_size larger than {size:,}")
+    return Schedule(epochs, size)
+
+
+def _size(rows: int, rounds: int | Auto, usual: Usual, allowed: Callable[[int], Allowance]) -> int:
+    """The rows of a batch: fewer batches where parties allow few replies."""
+    epochs = usual.epochs_for(rows) if isinstance(rounds, str) else rounds
+    batches = min(max(usual.batches, math.ceil(usual.steps / epochs)), max(1, rows // FEWEST_ROWS))
+    while batches > 1:
+        most = allowed(batches).most_rounds()
+        if most is None or most >= epochs:
+            break
+        batches -= 1
+    return batches_of(rows, batches)

@@ -1,0 +1,315 @@
+"""RFL-SGD: mini-batches of joined rows, with duplicates reduced inside each batch (solver="sgd"; Eq. 10-13, 17-19).
+
+A batch touches some base rows of every table, each perhaps several times. Tables hear of each such row once: the bytes
+of a batch follow its distinct base rows. The step for one batch and the predictions for the next share a trip; a table
+with several shards needs one more, to add its shards' gradients (Eq. 17).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.learn.linear.ridge import ConditionedRates, ridge_of
+from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.rounds import Round
+from tablepuppet.learn.tables.federated import FederatedModel
+from tablepuppet.learn.tables.part import Part, part_of
+from tablepuppet.learn.tables.rows import encoded
+from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
+from tablepuppet.operators.client import Replies
+from tablepuppet.operators.lou import Instead
+from tablepuppet.operators.secure_sum import Bounds
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import NEXT_IMAGE, PER_OUTPUT, SQUARE, Numbers
+from tablepuppet.privacy.secure_sum import FEWEST
+
+Array = NDArray[np.float64]
+Places = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some joined rows: for each table the distinct base rows they come from, and which each joined row means."""
+
+    rows: NDArray[np.intp]
+    places: Mapping[str, Places]  # distinct base rows, ascending
+    index: Mapping[str, NDArray[np.intp]]  # joined row of the batch -> which of them
+
+    def gather(self, predictions: Mapping[str, Floats], intercept: Array) -> Array:
+        """Scores of the batch's joined rows."""
+        outputs = len(intercept)
+        scores = np.zeros(len(self.rows) if outputs == 1 else (len(self.rows), outputs)) + intercept
+        for alias, values in predictions.items():
+            scores += values[self.index[alias]]
+        return scores
+
+    def scatter(self, alias: str, values: Array) -> Array:
+        """Values of joined rows summed at the distinct base rows (Eq. 10)."""
+        sums = np.zeros((len(self.places[alias]), *values.shape[1:]))
+        np.add.at(sums, self.index[alias], values)
+        return sums
+
+
+def batches(
+    mapping: TableMapping, tables: list[str], size: int, seed: int, epoch: int, secured: Iterable[str] = ()
+) -> Iterator[Batch]:
+    """The joined rows in an order drawn from the seed and the epoch, ``size`` at a time.
+
+    Of ``secured`` tables a batch has rows of three shards or more, or their sum would be that of one or two: it takes
+    more rows until it has, and what is left over at the end goes with the last.
+    """
+    order = np.random.default_rng([seed, epoch]).permutation(len(mapping))
+    owners = [mapping.tables[alias].owners[order] for alias in secured]
+    start, ends = 0, []
+    for end in [*range(size, len(order), size), len(order)]:
+        if all(len(np.unique(owner[start:end])) >= FEWEST for owner in owners):
+            ends.append(end)
+            start = end
+    for rows in np.split(order, ends[:-1]) if len(order) else ():
+        found = {alias: np.unique(mapping.tables[alias].index[rows], return_inverse=True) for alias in tables}
+        yield Batch(
+            rows, {a: places for a, (places, _) in found.items()}, {a: index for a, (_, index) in found.items()}
+        )
+
+
+@op(
+    "sgd.step",
+    releases=Release.PREDICTIONS,
+    returns={"image": NEXT_IMAGE, "square": SQUARE, "centre": Numbers((PER_OUTPUT,))},
+)
+def step(
+    table: LocalTable, view: str, encoding: str, model: str,
+    places: Places, rows: Array, next_places: Places, lr: float, momentum: float, l2: float,
+    curvature: float | None = None, damping: float = 0.0,
+) -> Values:  # fmt: skip
+    """One step from a batch (Eq. 12, 13), then predictions for the rows of the next.
+
+    With a ``curvature`` the step is conditioned; the mean prediction over joined rows is then returned too, for the
+    intercept to take.
+    """
+    part, data = part_of(table, model), encoded(table, view, encoding)
+    part.noisy = False
+    wide = rows.astype(np.float64)
+    if len(places):
+        sums = part.model.pull_back(part.theta, data.rows(places), wide)
+        take_step(part, sums, wide.sum(axis=0), lr, momentum, l2, curvature, damping)
+    image = part.model.predict(part.theta, data.rows(next_places)).astype(table.wire)
+    centre = np.zeros(1) if curvature is None else ridge_of(part).centre(part.theta)
+    return {"image": image, "square": part.square, "centre": centre}
+
+
+def take_step(
+    part: Part, sums: Array, total: Array, lr: float, momentum: float, l2: float, curvature: float | None = None,
+    damping: float = 0.0,
+) -> None:  # fmt: skip
+    """One step of a table's parameters, conditioned if there is a curvature."""
+    if curvature is None:
+        part.descend(sums, lr, momentum, l2)
+    else:
+        rates = ConditionedRates(lr, momentum, l2, curvature, damping)
+        part.theta = ridge_of(part).descended(part.theta, sums, total, rates)
+
+
+@dataclass(frozen=True)
+class Conditioned:
+    """How steps are fitted to the columns of a table (`Conditioner`): one learning rate then fits them all."""
+
+    curvature: float  # a bound of the loss's second derivative by one score
+    damping: float
+
+    def intercept_rate(self, lr: float) -> float:
+        """What a column of ones would have."""
+        return lr / (self.curvature * (1 + lr * self.damping))
+
+
+class Steps(Protocol):
+    """Whoever takes the steps that batches ask for."""
+
+    mapping: TableMapping
+    tables: list[str]
+    secured: list[str]  # tables whose shards mask their sums
+    momentum: float
+    conditioned: Conditioned | None
+    penalty: float  # l2 / 2 times the squared norm of the parameters that the last predictions are of
+    centre: Array  # (outputs,): how much of the predictions' mean the intercept has to take back
+
+    def exchange(
+        self, batch: Batch | None, wanted: Array | None, following: Batch | None, lr: float
+    ) -> Mapping[str, Floats]:
+        """Take the step that ``batch`` asks for; the predictions for the ``following`` batch."""
+        ...
+
+
+class Stochastic:
+    """The coordinator's side: asks for predictions of a batch, sends what the loss wants of its rows."""
+
+    def __init__(self, model: FederatedModel, momentum: float, conditioned: Conditioned | None = None):
+        self.model, self.momentum, self.conditioned = model, momentum, conditioned
+        self.mapping, self.tables = model.loj.mapping, model.tables
+        self.secured = [alias for alias in model.together if alias in model.lou.client.secured.parties]
+        self.penalty, self.centre = 0.0, np.zeros(model.outputs)
+        self._told: dict[str, Array] = {}  # by table: the last prediction of every base row
+        self._numbers: dict[str, dict[str, Any]] = {}  # by table: its squared norm and its mean prediction
+
+    def exchange(
+        self, batch: Batch | None, wanted: Array | None, following: Batch | None, lr: float
+    ) -> dict[str, Floats]:
+        """Take the step that ``batch`` asks for; the predictions for the ``following`` batch.
+
+        A table whose party is lost stands still, and the gradient of a shard that is lost is left out. The last
+        predictions of their rows stand in for new ones, or zeros.
+        """
+        model = self.model
+
+        def as_before(alias: str, shard: ShardRows) -> dict[str, Any]:
+            image = self._known(alias)[shard.slice][_within(following, alias, shard.slice)]
+            known = self._numbers.get(alias, {"square": 0.0})
+            if model.lou.client.outbox.when_lost.stand_in == "zeros":  # their mean is zero too
+                known = {"square": known["square"]}
+            return {**known, "image": image}
+
+        sums = {} if batch is None or wanted is None else {a: batch.scatter(a, wanted) for a in self.tables}
+        rates: dict[str, Any] = {"lr": lr, "momentum": self.momentum, "l2": model.l2}
+        if self.conditioned is not None:
+            rates |= {"curvature": self.conditioned.curvature, "damping": self.conditioned.damping}
+        alone = self._ask(
+            "sgd.step", model.alone,
+            lambda alias, part: self._sums(batch, sums, alias, part)
+            | {"next_places": _within(following, alias, part), "model": model.name, **rates},
+            as_before,
+        )  # fmt: skip
+        if batch is not None and wanted is not None:
+            replies = self._ask(
+                "model.gradient", model.together,
+                lambda alias, part: self._sums(batch, sums, alias, part) | self._told_part(alias),
+                lambda alias, _: {"sums": np.zeros_like(model.shared[alias].theta)},
+                lambda alias: model.gradient_bound(alias, sums[alias]),
+            )  # fmt: skip
+            for alias, part in model.shared.items():
+                take_step(part, model.lou.add(replies[alias], "sums"), wanted.sum(axis=0), **rates)
+        if following is None:
+            self._learn_numbers(alone)
+            return {}
+        together = self._ask(
+            "model.apply", model.together,
+            lambda alias, part: {"places": _within(following, alias, part), **self._told_part(alias)},
+            as_before,
+        )  # fmt: skip
+        found = model.joined(alone, model.alone) | model.joined(together, model.together)
+        self._learn_numbers(alone)
+        if model.lou.client.outbox.when_lost.stand_in == "cache":
+            for alias, values in found.items():
+                self._known(alias)[following.places[alias]] = values
+        return found
+
+    def _told_part(self, alias: str) -> dict[str, Any]:
+        """What shards are told of the parameters that they share."""
+        return {"spec": self.model.spec, "theta": self.model.shared[alias].theta}
+
+    def _learn_numbers(self, alone: Replies) -> None:
+        """What the replies say of all parameters: their penalty, and the mean of the predictions they make."""
+        model = self.model
+        for alias in model.alone:
+            reply = alone[alias][0]
+            self._numbers[alias] = {name: reply[name] for name in ("square", "centre") if name in reply}
+        squares = sum(float(numbers["square"]) for numbers in self._numbers.values())
+        squares += sum(part.square for part in model.shared.values())
+        self.penalty = 0.5 * model.l2 * squares
+        if self.conditioned is not None:
+            centres = [numbers.get("centre", np.zeros(model.outputs)) for numbers in self._numbers.values()]
+            centres += [ridge_of(part).centre(part.theta) for part in model.shared.values()]
+            self.centre = np.sum([np.zeros(model.outputs), *centres], axis=0)
+
+    def _known(self, alias: str) -> Array:
+        """The last prediction of every base row of a table; zeros where there is none."""
+        if alias not in self._told:
+            rows, outputs = self.mapping.tables[alias].rows, self.model.outputs
+            self._told[alias] = np.zeros(rows if outputs == 1 else (rows, outputs))
+        return self._told[alias]
+
+    def _ask(
+        self, name: str, aliases: list[str], arguments: Callable[[str, slice], dict[str, Any]], instead: Instead,
+        bounds: Bounds | None = None,
+    ) -> Replies:  # fmt: skip
+        model, chosen = self.model, set(aliases)
+        return model.lou.client.ask(
+            name,
+            lambda a, shard: arguments(a, shard.slice) | {"encoding": model.encoding.id} if a in chosen else None,
+            instead,
+            bounds,
+        )
+
+    def _sums(self, batch: Batch | None, sums: Mapping[str, Array], alias: str, part: slice) -> dict[str, Any]:
+        """What a shard hears of a batch: its rows in it, and what the loss wants of them."""
+        here = np.zeros(0, np.int32) if batch is None else batch.places[alias]
+        mine = (here >= part.start) & (here < part.stop)
+        wire = self.model.lou.wire
+        rows = sums[alias][mine].astype(wire) if alias in sums else np.zeros(0, wire)
+        return {"places": here[mine] - np.int32(part.start), "rows": rows}
+
+
+def _within(batch: Batch | None, alias: str, part: slice) -> Places:
+    """The base rows of a batch that a shard holds, counted from its start."""
+    places = np.zeros(0, np.int32) if batch is None else batch.places[alias]
+    return np.asarray(places[(places >= part.start) & (places < part.stop)] - np.int32(part.start))
+
+
+def falling(lr: float, epochs: int) -> list[float]:
+    """Learning rates by epoch: down to nothing along half a cosine."""
+    return [0.5 * lr * (1 + math.cos(math.pi * (epoch + 0.5) / epochs)) for epoch in range(epochs)]
+
+
+def descend_by_batches(
+    steps: Steps, loss: Loss, rates: Sequence[float], size: int, seed: int, report: Callable[[Round], bool]
+) -> Array:
+    """Mini-batch SGD, an epoch for each learning rate; the intercept.
+
+    The loss of a round is the mean over its batches as they came, and so is the penalty.
+    """
+    free, velocity, mapping = loss.best_constant(), np.zeros(loss.outputs), steps.mapping
+    intercept: Array = free
+    total = penalty = 0.0
+    scores = np.zeros((len(mapping),) if loss.outputs == 1 else (len(mapping), loss.outputs))
+    upcoming = _epochs(steps, size, seed, len(rates))
+    batch: Batch | None
+    epoch, batch, is_last = next(upcoming)
+    predictions = steps.exchange(None, None, batch, rates[0])
+    while batch is not None:
+        number, following, ends = next(upcoming, (epoch, None, True))
+        lr, part = rates[epoch - 1], loss.at(batch.rows)
+        here = batch.gather(predictions, intercept)
+        scores[batch.rows] = here
+        total += part.value(here) * len(batch.rows)
+        penalty += steps.penalty * len(batch.rows)
+        wanted = part.gradient(here)
+        inside, outside = (1.0, lr) if steps.conditioned is None else (steps.conditioned.intercept_rate(lr), 1.0)
+        velocity = steps.momentum * velocity + inside * wanted.sum(axis=0)
+        free = free - outside * velocity
+        predictions = steps.exchange(batch, wanted, following, lr)
+        intercept = free - steps.centre
+        if is_last:
+            done = Round(epoch, (total + penalty) / len(mapping), total / len(mapping), scores, intercept, False)
+            if report(done):
+                break
+            total = penalty = 0.0
+        epoch, batch, is_last = number, following, ends
+    return intercept
+
+
+def _epochs(steps: Steps, size: int, seed: int, epochs: int) -> Iterator[tuple[int, Batch, bool]]:
+    """The batches of all epochs: (number of the epoch, the batch, whether it is the epoch's last)."""
+    for epoch in range(1, epochs + 1):
+        order = batches(steps.mapping, steps.tables, size, seed, epoch, steps.secured)
+        batch = next(order)
+        for following in order:
+            yield epoch, batch, False
+            batch = following
+        yield epoch, batch, True

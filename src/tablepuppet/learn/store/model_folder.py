@@ -1,0 +1,139 @@
+"""The folder of a saved model as files: replaced all or nothing, whenever the process ends.
+
+``model.json`` names the folder inside that holds arrays and secrets; replacing it is the one moment of change.
+``saving.json`` stands there while a model is saved: if it is left behind, it tells what parties may keep of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import ConfigError
+from tablepuppet.privacy.private_file import sync_folder
+
+
+class ModelFolder:
+    """A model at a path, which may not be there yet."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @property
+    def is_model(self) -> bool:
+        """Whether a model is there, or was being saved there."""
+        return (self.path / "model.json").exists() or (self.path / "saving.json").exists()
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What ``model.json`` says; nothing if it cannot be read."""
+        return _read(self.path / "model.json")
+
+    @property
+    def saved(self) -> str:
+        """The name under which parties know the model of this folder; "" if they do not."""
+        return str(self.facts.get("saved") or _read(self.path / "saving.json").get("saved", ""))
+
+    def check_free(self) -> None:
+        """ConfigError if something else is there."""
+        if self.path.exists() and not self.is_model and (self.path.is_file() or any(self.path.iterdir())):
+            raise ConfigError(f"{str(self.path)!r} exists and is no model; choose another name")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the folder and keep others out; ConfigError if something else is there. One that stays empty goes."""
+        with _told(self.path):
+            self.check_free()
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(f"another process is saving a model as {str(self.path)!r}") from error
+            yield
+        finally:
+            os.close(handle)
+            with suppress(OSError):
+                self.path.rmdir()
+
+    def begin(self, name: str) -> str:
+        """Write down under which name parties will know the model: as before, or as ``name``."""
+        saved = self.saved or name
+        with _told(self.path):
+            _write(self.path / "saving.json", json.dumps({"saved": saved}).encode())
+            sync_folder(self.path)
+        return saved
+
+    def write(
+        self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], category_secrets: Mapping[str, str]
+    ) -> None:
+        """Replace what is there, all or nothing."""
+        inside = self.path / f"content-{secrets.token_hex(8)}"
+        with _told(self.path):
+            inside.mkdir()
+            with (inside / "arrays.npz").open("wb") as stream:
+                np.savez(stream, **arrays)  # type: ignore[arg-type]
+                stream.flush()
+                os.fsync(stream.fileno())
+            _write(inside / "secrets.json", json.dumps(category_secrets).encode(), 0o600)
+            sync_folder(inside)
+            text = json.dumps({**facts, "content": inside.name}, indent=2, default=_plain)
+            _write(self.path / "model.json", text.encode())
+            sync_folder(self.path)
+
+    def end(self) -> None:
+        """Remove what is no longer needed, or what a save that failed has left."""
+        content = self.facts.get("content")
+        for inside in self.path.glob("content-*"):
+            if inside.name != content:
+                shutil.rmtree(inside, ignore_errors=True)
+        for name in ("model.json.new", "saving.json.new", "saving.json"):
+            (self.path / name).unlink(missing_ok=True)
+
+    def read(self, facts: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+        """Arrays, and secrets of categories by party."""
+        inside = self.path / Path(facts["content"]).name
+        with np.load(inside / "arrays.npz", allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        return arrays, json.loads((inside / "secrets.json").read_text())
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    with suppress(OSError, ValueError):
+        found = json.loads(path.read_text())
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """A file, whole or not at all."""
+    draft = path.with_name(f"{path.name}.new")
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+    draft.replace(path)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot save the model as {str(path)!r}: {error.strerror}") from error
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else str(value)

@@ -1,0 +1,303 @@
+"""The coordinator's side of a model that is a sum over tables.
+
+The party of a table with one shard holds its parameters, the coordinator those of a table with several (LoU). What a
+party does is in ops.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PrivacyError
+from tablepuppet.learn.noise.plan import Noise
+from tablepuppet.learn.noise.predictions import calmed
+from tablepuppet.learn.tables.model import TableModel, model_of
+from tablepuppet.learn.tables.ops import restore_part
+from tablepuppet.learn.tables.part import Part, new_part
+from tablepuppet.learn.tables.stored import Kept, KeptNoise, Stored
+from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.operators.client import Client, Replies
+from tablepuppet.operators.loj import LearningOverJoin
+from tablepuppet.operators.lou import Instead, LearningOverUnion
+from tablepuppet.party.spec import Spec
+from tablepuppet.prep.encode import Encoding
+
+Array = NDArray[np.float64]
+
+
+class FederatedModel:
+    """Knows who holds what; asks for predictions, gathers them, and tells steps.
+
+    Scores are learned in units of the label: ``unit`` takes them back. ``noise`` is None where nothing is promised of
+    features.
+    """
+
+    def __init__(
+        self, client: Client, encoding: Encoding, wire: str, spec: Spec, l2: float, unit: float = 1.0,
+        noise: Noise | None = None,
+    ):  # fmt: skip
+        self.encoding, self.spec, self.l2, self.unit, self.noise = encoding, spec, l2, unit, noise
+        self.name = client.new_name()
+        self.loj, self.lou = LearningOverJoin(client.mapping), LearningOverUnion(client, wire)
+        tables = [alias for alias in client.mapping.tables if encoding.names(alias) and client.shards(alias)]
+        self.alone = [alias for alias in tables if self.lou.shards(alias) == 1]
+        self.together = [alias for alias in tables if alias not in self.alone]
+        self.mean = np.zeros(spec.outputs)  # of predictions over the rows that were learned from; the intercept has it
+        self._shared: dict[str, Part] = {}
+        self._changes = client.outbox.changes
+        self._told: dict[tuple[str, str, str], Floats] = {}  # by view, alias and party: the last predictions
+
+    def begin(self, seed: int, *, zero: bool = False) -> None:
+        """Make first parameters, from the seed; ``zero``: such as predict zero."""
+        self.lou.ask(
+            "model.start", self.alone, encoding=self.encoding.id, model=self.name, spec=self.spec, seed=seed, zero=zero
+        )
+        self._shared = {
+            alias: new_part(self.spec, seed, alias, len(self.encoding.numbers[alias]), self.width(alias), zero=zero)
+            for alias in self.together
+        }
+
+    @property
+    def shared(self) -> Mapping[str, Part]:
+        """Parts of the tables in `together`."""
+        return self._shared
+
+    @property
+    def outputs(self) -> int:
+        """Scores per joined row."""
+        return self.spec.outputs
+
+    @property
+    def tables(self) -> list[str]:
+        """Tables with at least one encoded column."""
+        return [*self.alone, *self.together]
+
+    def width(self, alias: str) -> int:
+        """Encoded columns of a table."""
+        return len(self.encoding.names(alias))
+
+    def rows(self, alias: str) -> int:
+        """Base rows of a table that take part."""
+        return self.lou.client.mapping.tables[alias].rows
+
+    def table_model(self, alias: str) -> TableModel:
+        """The model of a table."""
+        return model_of(self.spec, self.width(alias))
+
+    def gradient_bound(self, alias: str, rows: Floats) -> dict[str, float]:
+        """About how large the gradient of a table can be that is asked to answer ``rows``."""
+        return {"sums": self.lou.bound(rows) * self.table_model(alias).gradient_bound(self.shared[alias].theta)}
+
+    # Predictions.
+
+    def ask_applied(
+        self, thetas: Mapping[str, Array], instead: Instead | None = None, lou: LearningOverUnion | None = None
+    ) -> Replies:
+        """Ask for predictions of base rows for parameters that the coordinator tells."""
+        told = {alias: {"theta": theta, **self._with_noise(alias, theta)} for alias, theta in thetas.items()}
+        return (lou or self.lou).ask(
+            "model.apply",
+            told,
+            by_alias=told,
+            instead=self._unless_noisy(instead),
+            encoding=self.encoding.id,
+            spec=self.spec,
+        )
+
+    def ask_predicted(
+        self, aliases: list[str], instead: Instead | None, lou: LearningOverUnion | None = None
+    ) -> Replies:
+        """Ask for predictions of base rows for parameters that parties hold."""
+        told = {alias: self._with_noise(alias, None) for alias in aliases}
+        return (lou or self.lou).ask(
+            "model.predict", aliases, by_alias=told, instead=self._unless_noisy(instead), encoding=self.encoding.id,
+            model=self.name,
+        )  # fmt: skip
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether predictions have noise."""
+        return self.noise is not None and self.noise.image is not None
+
+    def _unless_noisy(self, instead: Instead | None) -> Instead | None:
+        """Nothing stands in for predictions with noise: what is believed of them depends on its size."""
+        return None if self.is_noisy else instead
+
+    def prediction_bound(self, alias: str, theta: Array | None) -> float | None:
+        """What noisy predictions are cut to, for parameters that are told, or that the party holds (None)."""
+        return None
+
+    def _with_noise(self, alias: str, theta: Array | None) -> dict[str, Any]:
+        if self.noise is None or self.noise.image is None:
+            return {}
+        return {"noise": self.noise.of_predictions(self.prediction_bound(alias, theta))}
+
+    def joined(self, replies: Mapping[str, list[Mapping[str, Any]]], aliases: Iterable[str]) -> dict[str, Floats]:
+        """The predictions in replies, over the rows of each table."""
+        return {alias: self.lou.concatenate(replies[alias], "image") for alias in aliases}
+
+    def nothing(self, shard: ShardRows) -> Array:
+        """Predictions of a shard that has none."""
+        rows = len(shard.row_ids)
+        return np.zeros(rows if self.outputs == 1 else (rows, self.outputs))
+
+    def instead(self, client: Client) -> Instead:
+        """What stands in for predictions of a shard that is lost: the last that it told, or zeros."""
+
+        def stand_in(alias: str, shard: ShardRows) -> dict[str, Any]:
+            told = self._told.get((client.view, alias, shard.party))
+            return {"image": self.nothing(shard) if told is None else told}
+
+        return stand_in
+
+    def predicted(self, client: Client, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
+        """The predictions in replies, over the rows of each table; they are kept in case a party is lost."""
+        if client.outbox.when_lost.stand_in == "cache":
+            for alias in aliases:
+                for shard, reply in zip(client.shards(alias), replies[alias], strict=True):
+                    self._told[client.view, alias, shard.party] = reply["image"]
+        return self.joined(replies, aliases)
+
+    def gathered(self, replies: Replies, still: Iterable[str] = ()) -> Array:
+        """The sum over tables for the joined rows it learns from; ``replies`` are those of tables in `alone`, but for
+        those that are ``still`` lost.
+        """
+        client, instead = self.lou.client, self.instead(self.lou.client)
+        shared = self.ask_applied({alias: part.theta for alias, part in self.shared.items()}, instead)
+        asked = [alias for alias in self.alone if alias not in still]
+        found = self.predicted(client, shared, self.together) | self.predicted(client, replies, asked)
+        found |= {alias: instead(alias, client.shards(alias)[0])["image"] for alias in still}
+        return self.loj.gather(found, self.outputs)
+
+    def predictions(self) -> Array:
+        """The sum over tables for the joined rows it learns from, as it stands."""
+        self._count_predictions()
+        return self.gathered(self.ask_predicted(self.alone, self.instead(self.lou.client)))
+
+    def _count_predictions(self) -> None:
+        """Once for all tables, whoever holds the parameters."""
+        if self.noise is not None and self.noise.image is not None:
+            self.noise.images += 1
+
+    def scores(self, client: Client, *, learning: bool = False) -> Array:
+        """The sum over tables for the rows of a relation, without the intercept; of noisy ones what is to be believed.
+
+        While ``learning``, something stands in for parties that are lost; predictions are not made without them.
+        """
+        if client.outbox is not self.lou.client.outbox:
+            self.lou.client.outbox.send()  # the last step may still wait there
+        client.models[self.name] = (self.encoding.id, self.spec)
+        lou = LearningOverUnion(client, self.lou.wire)
+        present = [alias for alias in self.tables if client.shards(alias)]
+        at_home = [alias for alias in self.alone if parties_of(client, alias) == parties_of(self.lou.client, alias)]
+        sent = [alias for alias in present if alias not in at_home]  # shards that did not train: they are told theta
+        thetas = self._thetas(sent)
+        instead = self.instead(client) if learning else None
+        self._count_predictions()
+        replies, told = self.ask_predicted(at_home, instead, lou), self.ask_applied(thetas, instead, lou)
+        found = self.predicted(client, told, thetas) | self.predicted(client, replies, at_home)
+        scores = LearningOverJoin(client.mapping).gather(found, self.outputs)
+        if self.is_noisy:
+            scores = calmed(scores, self.mean, self.noise_ratio)
+        return scores if self.unit == 1.0 else scores * self.unit
+
+    @property
+    def noise_ratio(self) -> float:
+        """The mean square of noise in predictions, in units of that of predictions without it."""
+        return 0.0
+
+    # Who is lost.
+
+    def all_return(self) -> bool:
+        """Whether nobody is lost; who is has one more timeout to come back."""
+        return self.lou.client.outbox.wait_for_all()
+
+    def was_steady(self) -> bool:
+        """Whether nobody was lost or came back since this was last asked."""
+        before, self._changes = self._changes, self.lou.client.outbox.changes
+        return before == self._changes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nobody is lost."""
+        return not self.lou.client.outbox.lost
+
+    # Parameters.
+
+    def _thetas(self, aliases: Iterable[str]) -> dict[str, Array]:
+        """theta of some tables; parties are asked only for those that the coordinator does not hold."""
+        listed = list(aliases)
+        alone = [alias for alias in listed if alias in self.alone]
+        noisy = self.noise is not None
+        replies = self.lou.ask("model.parameters", alone, model=self.name, noisy=noisy) if alone else {}
+        thetas = {alias: self.shared[alias].theta for alias in listed if alias in self.together}
+        return thetas | {alias: replies[alias][0]["theta"] for alias in alone}
+
+    def keep(self) -> None:
+        """Remember the parameters as they are. Nobody waits for it: it travels with what is asked next."""
+        self.lou.ask("model.keep", self.alone, model=self.name)
+        for part in self.shared.values():
+            part.kept = (part.theta, part.noisy)
+
+    def restore(self) -> None:
+        """Go back to the parameters that were remembered, without a trip of its own."""
+        self.lou.ask("model.restore", self.alone, model=self.name)
+        for part in self.shared.values():
+            restore_part("", part)
+
+    def parameters(self, aliases: Iterable[str] | None = None) -> dict[str, Array]:
+        """Parameters by table, of all tables or some, in the label's own units."""
+        found = self._thetas(self.tables if aliases is None else aliases)
+        return {alias: self.table_model(alias).rescaled(theta, self.unit) for alias, theta in found.items()}
+
+    @property
+    def keepers(self) -> list[str]:
+        """The parties elsewhere that hold parameters."""
+        client = self.lou.client
+        parties = dict.fromkeys(party for alias in self.alone for party in parties_of(client, alias))
+        return [party for party in parties if client.engine.local(party) is None]
+
+    def new_part(self) -> str:
+        """A name for what parties keep of it when it is saved."""
+        return self.lou.client.new_name()
+
+    def store(self, saved: str, part: str) -> Stored:
+        """Let parties elsewhere keep their part of it; the others, and those that cannot, tell their parameters."""
+        client, keepers = self.lou.client, self.keepers
+        asked = [alias for alias in self.alone if parties_of(client, alias)[0] in keepers]
+        replies = self.lou.ask(
+            "parts.store", asked, model=self.name, saved=saved, part=part, unit=self.unit, encoding=self.encoding.id
+        )
+        answers = {alias: Kept(parties_of(client, alias)[0], replies[alias][0]["kept"]) for alias in asked}
+        kept = {alias: answer for alias, answer in answers.items() if answer.fingerprint}
+        try:
+            thetas = self.parameters([alias for alias in self.tables if alias not in kept])
+        except PrivacyError as error:
+            unable = ", ".join(repr(answer.party) for answer in answers.values() if not answer.fingerprint)
+            if not unable:
+                raise
+            raise PrivacyError(
+                f"{error}; and {unable} cannot keep its part of the model: its operator must set state_dir",
+                rule=error.rule,
+            ) from error
+        return Stored(part, thetas, kept, self._noise_to_keep())
+
+    def _noise_to_keep(self) -> KeptNoise | None:
+        """How predictions get noise once the model is loaded, in the label's own units; None: they get none."""
+        if self.noise is None or self.noise.image is None:
+            return None
+        bounds = {alias: bound * self.unit for alias, bound in self.kept_bounds().items()}
+        return KeptNoise(self.noise.image, bounds, tuple((self.unit * self.mean).tolist()), self.noise_ratio)
+
+    def kept_bounds(self) -> dict[str, float]:
+        """What noisy predictions of each table are cut to; a model with noise has some."""
+        return {}
+
+
+def parties_of(client: Client, alias: str) -> list[str]:
+    """The parties whose shards of a table take part."""
+    return [shard.party for shard in client.shards(alias)]

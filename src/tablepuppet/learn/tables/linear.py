@@ -1,0 +1,66 @@
+"""The linear model of one table: h = T theta."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.party.allowance import check_memory
+from tablepuppet.party.spec import Linear
+from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.privacy.clip import clipped
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LinearRows:
+    """Products with T whose rows are bounded; |J_r^T Y_r| = |t_r| |Y_r|."""
+
+    width = 1
+
+    def predict(self, theta: Array, table: EncodedTable) -> Array:
+        """T theta."""
+        return table.times(theta)
+
+    def clipped_sums(self, theta: Array, table: EncodedTable, wanted: Array, clip: float) -> Array:
+        """T^T Y, with Y cut by the lengths of rows; that of null records is zero."""
+        return table.transposed_times(clipped(wanted, clip, table.norms()))
+
+
+@dataclass(frozen=True)
+class LinearTable:
+    """A linear model from the encoded columns of a table to scores."""
+
+    columns: int
+    outputs: int
+
+    by_row = LinearRows()
+
+    @property
+    def spec(self) -> Linear:
+        """A linear model."""
+        return Linear(self.outputs)
+
+    def start(self, seed: int, alias: str, numbers: int) -> Array:
+        """Zeros."""
+        check_memory(2 * 8 * self.columns * self.outputs)  # with a direction
+        return np.zeros(self.spec.theta_shape(self.columns))
+
+    def rescaled(self, theta: Array, unit: float) -> Array:
+        """unit theta."""
+        return theta * unit
+
+    def predict(self, theta: Array, table: EncodedTable) -> Array:
+        """T theta."""
+        return table.times(theta)
+
+    def pull_back(self, theta: Array, table: EncodedTable, wanted: Array) -> Array:
+        """T^T Y."""
+        return table.transposed_times(wanted)
+
+    def gradient_bound(self, theta: Array) -> float:
+        """It is just as long."""
+        return 1.0

@@ -1,0 +1,236 @@
+"""The network of one table, f_i(theta_i; x) of Eq. 2: tanh layers, then a linear output without bias.
+
+Parameters are one flat array. Only what goes forward and back needs torch, the extra ``deep``, which is imported when
+first used.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError
+from tablepuppet.learn.threads import one_thread
+from tablepuppet.party.allowance import check_memory, check_reply, check_time
+from tablepuppet.party.spec import Network
+from tablepuppet.prep.encoded_table import EncodedTable, check_length
+from tablepuppet.privacy.clip import ROUNDING, by_row, kept_shares, lengths_of, zeroed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array = NDArray[np.float64]
+MOST_PARAMETERS = 1 << 26  # half a GiB
+CHUNK = 1 << 16  # rows at a time, at most
+CELLS = 1 << 24  # numbers of one layer at a time, at most
+
+
+def need_torch() -> Any:
+    """The module torch; LearnError if it is not installed."""
+    try:
+        import torch
+    except ImportError as error:
+        raise LearnError("neural networks need torch: pip install 'tablepuppet[deep]'") from error
+    return torch
+
+
+@dataclass(frozen=True)
+class NetworkTable:
+    """A network from the encoded columns of a table to scores; layer k is (sizes[k], sizes[k + 1])."""
+
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def over(cls, width: int, hidden: Sequence[int], outputs: int) -> NetworkTable:
+        """The network of a table with ``width`` encoded columns; LearnError if it is too large."""
+        network = cls((width, *hidden, outputs))
+        parameters = network.parameters
+        if parameters > MOST_PARAMETERS:
+            raise LearnError(
+                f"a table's network has {parameters:,} parameters; at most {MOST_PARAMETERS:,} are allowed"
+            )
+        check_memory(2 * 8 * parameters)  # with a gradient
+        return network
+
+    @property
+    def parameters(self) -> int:
+        """How many there are."""
+        return self.spec.theta_shape(self.sizes[0])[0]
+
+    @property
+    def outputs(self) -> int:
+        """Scores per row."""
+        return self.sizes[-1]
+
+    @property
+    def spec(self) -> Network:
+        """Its hidden layers and outputs."""
+        return Network(self.sizes[1:-1], self.outputs)
+
+    @property
+    def by_row(self) -> NetworkRows:
+        """The same network with gradients that are bounded row by row."""
+        return NetworkRows(self)
+
+    def gradient_bound(self, theta: Array) -> float:
+        """Layers pass on at most their norm: tanh and its slope are at most 1."""
+        return math.prod(max(1.0, float(np.linalg.norm(weights))) for weights, _ in self.layers(theta)[1:])
+
+    def layers(self, theta: Any) -> list[tuple[Any, Any]]:
+        """(weights, bias) of each layer, cut from flat parameters, which must fit; the last has no bias."""
+        if tuple(theta.shape) != (self.parameters,):
+            raise LearnError(f"parameters of shape {tuple(theta.shape)} do not fit: {self.parameters:,} are needed")
+        cut, start = [], 0
+        for into, out in pairwise(self.sizes):
+            weights = theta[start : start + into * out].reshape(into, out)
+            start += into * out
+            last = start == len(theta)
+            cut.append((weights, None if last else theta[start : start + out]))
+            start += 0 if last else out
+        return cut
+
+    def start(self, seed: int, alias: str, numbers: int) -> Array:
+        """First parameters, from the seed and the name of the table: its shards all begin alike.
+
+        Weights of categories begin at zero: the order of categories of one frequency is not the same in every run.
+        """
+        rng = np.random.default_rng([seed, zlib.crc32(alias.encode())])
+        parts: list[Array] = []
+        for layer, (into, out) in enumerate(pairwise(self.sizes)):
+            rows = into if layer else numbers
+            bound = np.sqrt(6 / (rows + out))
+            parts.append(rng.uniform(-bound, bound, rows * out))
+            parts.append(np.zeros((into - rows) * out))
+            if layer < len(self.sizes) - 2:
+                parts.append(rng.uniform(-bound, bound, out))
+        return np.concatenate(parts)
+
+    def rescaled(self, theta: Array, unit: float) -> Array:
+        """Parameters whose scores are ``unit`` times as large."""
+        scaled = theta.copy()
+        scaled[len(theta) - self.sizes[-2] * self.outputs :] *= unit
+        return scaled
+
+    def predict(self, theta: Array, table: EncodedTable) -> Array:
+        """h: (rows,) for one output, else (rows, outputs)."""
+        torch = need_torch()
+        rows = len(table.dense)
+        check_reply(8 * rows * self.outputs)
+        scores = np.empty((rows,) if self.outputs == 1 else (rows, self.outputs))
+        with one_thread(torch), torch.no_grad():
+            for part in self._chunks(rows):
+                scores[part] = self._forward(torch.tensor(theta), table, part).numpy()
+        return scores
+
+    def pull_back(self, theta: Array, table: EncodedTable, wanted: Array) -> Array:
+        """The sum over rows of J_r^T Y_r (Eq. 12)."""
+        check_length("values", wanted, len(table.dense))
+        return self.gradient_of(theta, table, lambda part, _: wanted[part])
+
+    def gradient_of(self, theta: Array, table: EncodedTable, wanted: Callable[[slice, Array], Array]) -> Array:
+        """The gradient of a function of the predictions.
+
+        ``wanted`` gives Y, the derivative by the predictions of some rows, from these rows and their predictions.
+        """
+        torch = need_torch()
+        with one_thread(torch):
+            point = torch.tensor(theta, requires_grad=True)
+            point.grad = torch.zeros_like(point)
+            for part in self._chunks(len(table.dense)):
+                scores = self._forward(point, table, part)
+                pulled = torch.from_numpy(wanted(part, scores.detach().numpy()))
+                scores.backward(pulled)  # type: ignore[no-untyped-call]
+            return np.asarray(point.grad.numpy())
+
+    def _chunks(self, rows: int) -> Iterator[slice]:
+        """Rows at a time: few where a layer is wide, since what the way back needs of them is kept."""
+        size = max(1, min(CHUNK, CELLS // max(self.sizes)))
+        for start in range(0, rows, size):
+            check_time()
+            yield slice(start, min(start + size, rows))
+
+    def _forward(self, theta: Tensor, table: EncodedTable, part: slice) -> Tensor:
+        torch = need_torch()
+        (first, bias), *others = self.layers(theta)
+        numbers = table.dense.shape[1]
+        values: Tensor = torch.from_numpy(table.dense[part]) @ first[:numbers]
+        start, nothing = numbers, torch.zeros(1, first.shape[1], dtype=theta.dtype)
+        for codes, size in zip(table.codes, table.sizes, strict=True):
+            weights = torch.cat([first[start : start + size], nothing])
+            # the code -1, for none, finds the last row, all zeros
+            values = values + torch.nn.functional.embedding(torch.from_numpy(codes[part] % (size + 1)), weights)
+            start += size
+        for weights, following in others:
+            values = torch.tanh(values + bias) @ weights
+            bias = following
+        return values[:, 0] if self.outputs == 1 else values
+
+
+@dataclass(frozen=True)
+class NetworkRows:
+    """Sums of a network's gradients to which no row adds more than a bound.
+
+    No gradient of a single row is made: its part by the weights of a layer is the outer product of what goes into the
+    layer, a, and the derivative by what comes out, d. What is cut is then what is added up:
+
+        |J_r^T Y_r|^2 = sum over layers of (|a_r|^2 + 1) |d_r|^2        (the 1 is the bias; the last layer has none)
+    """
+
+    network: NetworkTable
+
+    @property
+    def width(self) -> int:
+        """That of all layers."""
+        return sum(self.network.sizes)
+
+    def predict(self, theta: Array, table: EncodedTable) -> Array:
+        """What comes out of the last layer."""
+        found = self._forward(theta, table)[-1]
+        return found[:, 0] if self.network.outputs == 1 else found
+
+    def clipped_sums(self, theta: Array, table: EncodedTable, wanted: Array, clip: float) -> Array:
+        """h^T Y, cut by row at every layer alike."""
+        inputs, slopes = self._backward(theta, table, wanted.reshape(len(wanted), self.network.outputs))
+        norms, biases = [table.norms(), *map(lengths_of, inputs)], [1.0] * len(inputs) + [0.0]
+        sizes = [np.hypot(norm, bias) for norm, bias in zip(norms, biases, strict=True)]
+        kept = kept_shares(_whole(sizes, slopes), clip)
+        cut = [by_row(slope, kept) for slope in slopes]
+        out = ~((_whole(sizes, cut) <= clip * (1 + ROUNDING)) & (norms[0] > 0))  # NaN fails too
+        cut, inputs = [zeroed(each, out) for each in cut], [zeroed(each, out) for each in inputs]
+        parts = [table.transposed_times(cut[0]), *(into.T @ slope for into, slope in zip(inputs, cut[1:], strict=True))]
+        flat = [parts[0].ravel()]
+        for slope, part in zip(cut, parts[1:], strict=False):
+            flat += [slope.sum(axis=0), part.ravel()]
+        return np.concatenate(flat)
+
+    def _forward(self, theta: Array, table: EncodedTable) -> list[Array]:
+        """What goes into each layer after the first, then what comes out of the last; by row."""
+        (weights, bias), *others = self.network.layers(theta)
+        found, values = [], table.times(weights)
+        for weights, following in others:
+            found.append(np.tanh(values + bias))
+            values, bias = found[-1] @ weights, following
+        return [*found, values]
+
+    def _backward(self, theta: Array, table: EncodedTable, wanted: Array) -> tuple[list[Array], list[Array]]:
+        """(what goes into each layer after the first, the derivative by what comes out of each layer), by row."""
+        layers, inputs = self.network.layers(theta), self._forward(theta, table)[:-1]
+        slopes = [wanted]
+        for (weights, _), into in zip(layers[:0:-1], inputs[::-1], strict=True):
+            slopes.append(slopes[-1] @ weights.T * (1 - into**2))
+        return inputs, slopes[::-1]
+
+
+def _whole(sizes: list[Array], slopes: list[Array]) -> Array:
+    """The length of every row's gradient over all layers."""
+    found = np.zeros(len(slopes[0]))
+    for size, slope in zip(sizes, slopes, strict=True):
+        found = np.hypot(found, size * lengths_of(slope))
+    return found

@@ -1,0 +1,63 @@
+"""What leaves a party with noise: gradients and predictions to which no row adds more than a bound.
+
+Comes in: encoded rows, parameters, and for each row what is wanted of its prediction, Y_r, in which everything that it
+is joined with is already added up. A null record, a row of missing values, adds exactly nothing; nor does a row whose
+gradient is not finite. n counts the table's rows. n Y_r is the gradient by a row's prediction as if every row were
+joined as often, so that ``clip`` means what it means for one table:
+
+    g = sum_r clip(n J_r^T Y_r) / n + noise
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.learn.tables.model import RowModel
+from tablepuppet.party.added_noise import SumNoise
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.prep.encoded_table import EncodedTable, check_length
+from tablepuppet.privacy.clip import blocks, clipped, zeroed
+
+Array = NDArray[np.float64]
+
+
+def noisy_gradient(
+    table: LocalTable, data: EncodedTable, model: RowModel, theta: Array, rows: Array, noise: SumNoise
+) -> Array:
+    """g of one shard."""
+    check_length("values", rows, len(data.dense))
+    outputs = model.predict(theta, data.rows(slice(0))).shape[1:]  # refused by shapes alone
+    if rows.shape[1:] != outputs:
+        raise ValueError("values and parameters have different numbers of outputs")
+
+    def parts() -> Iterator[Array]:
+        for block in blocks(len(data.dense), max(data.dense.shape[1], model.width)):
+            wanted = rows[block].astype(np.float64) * noise.table_rows
+            yield model.clipped_sums(theta, data.rows(block), wanted, noise.clip) / noise.table_rows
+
+    return table.noisy(parts, theta.shape, noise.clip / noise.table_rows, noise.multiplier, "gradient")
+
+
+def noisy_predictions(
+    table: LocalTable, data: EncodedTable, model: RowModel, theta: Array, bound: float, multiplier: float
+) -> Array:
+    """Predictions of rows, cut to ``bound`` and with noise; those of null records are zero."""
+    shape = (len(data.dense), *model.predict(theta, data.rows(slice(0))).shape[1:])  # refused by shapes alone
+
+    def parts() -> Iterator[Array]:
+        image = np.empty(shape)
+        for block in blocks(len(data.dense), model.width):
+            rows = data.rows(block)
+            image[block] = clipped(zeroed(model.predict(theta, rows), rows.norms() == 0), bound)
+        yield image
+
+    return table.noisy(parts, shape, bound, multiplier, "predictions").astype(table.wire)
+
+
+def predicted(model: RowModel, theta: Array, table: EncodedTable) -> Array:
+    """Predictions of all rows, some at a time, without noise."""
+    parts = [model.predict(theta, table.rows(block)) for block in blocks(len(table.dense), model.width)]
+    return np.concatenate(parts) if parts else model.predict(theta, table)

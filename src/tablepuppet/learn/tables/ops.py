@@ -1,0 +1,129 @@
+"""Ops that any table's model answers, with or without noise; what only one solver asks stands beside that solver.
+
+``model.predict`` uses parameters that the party holds, ``model.apply`` and ``model.gradient`` such as it is told: the
+coordinator holds the parameters of a table with several shards.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PartyError
+from tablepuppet.learn.tables.model import model_of
+from tablepuppet.learn.tables.noisy import noisy_gradient, noisy_predictions
+from tablepuppet.learn.tables.part import (
+    Part,
+    check_noisy,
+    keep_part,
+    new_part,
+    noisy_part,
+    part_for_predictions,
+    part_of,
+)
+from tablepuppet.learn.tables.rows import encoded, encoded_for_noise
+from tablepuppet.party.added_noise import PredictionNoise, SumNoise
+from tablepuppet.party.arguments import Seed
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import ASKED_IMAGE, IMAGE, THETA
+from tablepuppet.party.spec import Spec
+
+Array = NDArray[np.float64]
+Places = NDArray[np.int32]
+
+
+@op("model.start", releases=Release.COUNTS, returns={})
+def start(
+    table: LocalTable, view: str, encoding: str, model: str, spec: Spec, seed: Seed, zero: bool = False
+) -> Values:
+    """Begin a model at a table with one shard; ``zero``: with parameters that predict zero."""
+    data = encoded(table, view, encoding)
+    alias, numbers = table.snapshot.scan.alias, data.dense.shape[1]
+    keep_part(table, model, new_part(spec, seed, alias, numbers, data.width, zero=zero))
+    return {}
+
+
+@op("model.predict", releases=Release.PREDICTIONS, private=("noise",), returns={"image": IMAGE})
+def predict(table: LocalTable, view: str, encoding: str, model: str, noise: PredictionNoise | None = None) -> Values:
+    """h for parameters that the party holds or keeps; with noise they must have been learned with noise."""
+    if noise is None:
+        data = encoded(table, view, encoding)
+        part = part_for_predictions(table, model, data)
+        return {"image": part.model.predict(part.theta, data).astype(table.wire)}
+    data = encoded_for_noise(table, view, encoding)
+    part = part_for_predictions(table, model, data)
+    check_noisy(table.grant.party, part)
+    bound = noise.bound if noise.bound is not None else part.bound
+    return {"image": noisy_predictions(table, data, part.model.by_row, part.theta, bound, noise.multiplier)}
+
+
+@op("model.apply", releases=Release.PREDICTIONS, private=("noise",), returns={"image": ASKED_IMAGE})
+def apply(
+    table: LocalTable, view: str, encoding: str, spec: Spec, theta: Array, places: Places | None = None,
+    noise: PredictionNoise | None = None,
+) -> Values:  # fmt: skip
+    """h for parameters that the coordinator holds; of the rows at ``places`` only if there are such."""
+    data = encoded(table, view, encoding) if noise is None else encoded_for_noise(table, view, encoding)
+    model, data = model_of(spec, data.width), data if places is None else data.rows(places)
+    _check_shape(theta, spec.theta_shape(data.width))
+    if noise is None:
+        return {"image": model.predict(theta, data).astype(table.wire)}
+    if places is not None or noise.bound is None:
+        raise PartyError("predictions with noise are those of all rows, and have a bound")
+    return {"image": noisy_predictions(table, data, model.by_row, theta, noise.bound, noise.multiplier)}
+
+
+@op("model.gradient", releases=Release.GRADIENT_SUMS, private=("noise",), summed=("sums",), returns={"sums": THETA})
+def gradient(
+    table: LocalTable, view: str, encoding: str, spec: Spec, rows: Array, theta: Array | None = None,
+    places: Places | None = None, noise: SumNoise | None = None,
+) -> Values:  # fmt: skip
+    """A shard's part of the gradient of its table (Eq. 18); that of a linear model needs no parameters."""
+    data = encoded(table, view, encoding) if noise is None else encoded_for_noise(table, view, encoding)
+    model, shape = model_of(spec, data.width), spec.theta_shape(data.width)
+    theta = np.zeros(shape) if theta is None else theta
+    _check_shape(theta, shape)
+    if noise is None:
+        data = data if places is None else data.rows(places)
+        return {"sums": model.pull_back(theta, data, rows.astype(np.float64))}
+    if places is not None:
+        raise PartyError("a gradient with noise is that of all rows")
+    return {"sums": noisy_gradient(table, data, model.by_row, theta, rows, noise)}
+
+
+def _check_shape(theta: Array, shape: tuple[int, ...]) -> None:
+    if theta.shape != shape:
+        raise PartyError(f"parameters of shape {theta.shape} do not fit: {shape} is needed")
+
+
+@op("model.parameters", releases=Release.PARAMETERS, private=("noisy",), returns={"theta": THETA})
+def parameters(table: LocalTable, view: str, model: str, noisy: bool = False) -> Values:
+    """The parameters of a table; ``noisy``: which were made from noisy sums only, and nothing more is spent."""
+    part = noisy_part(table, model) if noisy else part_of(table, model)
+    return {"theta": part.theta}
+
+
+@op("model.keep", releases=Release.COUNTS, returns={})
+def keep(table: LocalTable, view: str, model: str) -> Values:
+    """Remember the parameters as they are."""
+    part = part_of(table, model)
+    part.kept = (part.theta, part.noisy)
+    return {}
+
+
+@op("model.restore", releases=Release.COUNTS, returns={})
+def restore(table: LocalTable, view: str, model: str) -> Values:
+    """Go back to the parameters that were remembered."""
+    part = part_of(table, model)
+    restore_part(table.grant.party, part)
+    return {}
+
+
+def restore_part(party: str, part: Part) -> None:
+    """Go back to the parameters that were remembered; PartyError if there are none."""
+    if part.kept is None:
+        raise PartyError(f"party {party!r} remembers no parameters of this model; fit it again")
+    theta, noisy = part.kept
+    part.theta, part.noisy, part.kept = theta, part.noisy and noisy, None

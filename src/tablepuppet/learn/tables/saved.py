@@ -1,0 +1,82 @@
+"""A model that was loaded: parties are told the parameters that the coordinator holds, and use those they keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.learn.noise.plan import Noise
+from tablepuppet.learn.noise.predictions import calmed
+from tablepuppet.learn.tables.federated import parties_of
+from tablepuppet.learn.tables.stored import KeptNoise, Stored
+from tablepuppet.operators.client import Client
+from tablepuppet.operators.loj import LearningOverJoin
+from tablepuppet.operators.lou import LearningOverUnion
+from tablepuppet.party.added_noise import PredictionNoise
+from tablepuppet.party.spec import Spec
+from tablepuppet.prep.encode import Encoding
+from tablepuppet.wire.engine import Engine
+
+Array = NDArray[np.float64]
+
+
+class SavedModel:
+    """Parameters of a model loaded from a folder, for predictions only."""
+
+    def __init__(self, spec: Spec, encoding: Encoding, stored: Stored, engine: Engine, wire: str):
+        self.spec, self.encoding, self.stored, self.engine, self.wire = spec, encoding, stored, engine, wire
+        self.spent: Noise | None = None  # where predictions with noise are counted
+
+    def scores(self, client: Client) -> Array:
+        """The sum over tables for the rows of a relation, without the intercept."""
+        client.models[self.stored.part] = (self.encoding.id, self.spec)
+        lou = LearningOverUnion(client, self.wire)
+        present = {alias for alias in (*self.stored.thetas, *self.stored.kept) if client.shards(alias)}
+        at_home = [a for a, kept in self.stored.kept.items() if parties_of(client, a) == [kept.party]]
+        thetas = dict(self.stored.thetas)
+        if present - set(at_home) - set(thetas):  # shards that did not train: they are told theta
+            thetas |= self.stored.fetched(self.engine, self._shape)
+        told = {alias: theta for alias, theta in thetas.items() if alias in present and alias not in at_home}
+        noise = self.stored.noise
+        if noise is not None:
+            assert self.spent is not None, "it comes with the noise"
+            self.spent.images += 1
+        kept = lou.ask(
+            "model.predict", at_home, by_alias={a: _with_noise(noise, a) for a in at_home}, encoding=self.encoding.id,
+            model=self.stored.part,
+        )  # fmt: skip
+        given = {alias: {"theta": theta, **_with_noise(noise, alias)} for alias, theta in told.items()}
+        images = lou.ask("model.apply", given, by_alias=given, encoding=self.encoding.id, spec=self.spec)
+        found = {alias: lou.concatenate(images[alias], "image") for alias in told}
+        found |= {alias: lou.concatenate(kept[alias], "image") for alias in at_home}
+        scores = LearningOverJoin(client.mapping).gather(found, self.spec.outputs)
+        return scores if noise is None else calmed(scores, np.array(noise.mean), noise.square)
+
+    def parameters(self) -> dict[str, Array]:
+        """Parameters by table; parties are asked for those that they keep."""
+        return dict(self.stored.thetas) | self.stored.fetched(self.engine, self._shape)
+
+    def _shape(self, alias: str) -> tuple[int, ...]:
+        """The shape of a table's parameters."""
+        return self.spec.theta_shape(len(self.encoding.names(alias)))
+
+    @property
+    def keepers(self) -> list[str]:
+        """The parties that keep their own part."""
+        return self.stored.parties
+
+    def new_part(self) -> str:
+        """A name for what parties keep of it when it is saved once more."""
+        return f"{self.engine.new_session()}.0"
+
+    def store(self, saved: str, part: str) -> Stored:
+        """Let parties keep their part once more; from now on this is the one that is used."""
+        self.stored = self.stored.copied(self.engine, saved, part)
+        return self.stored
+
+
+def _with_noise(noise: KeptNoise | None, alias: str) -> dict[str, Any]:
+    """Predictions get noise as in the run that fitted the model."""
+    return {} if noise is None else {"noise": PredictionNoise(noise.multiplier, noise.bounds[alias])}

@@ -1,0 +1,78 @@
+"""A party's parts of saved models.
+
+With ``parts.store`` a party writes one into its ``state_dir``, from where predictions take it in later sessions; the
+other ops are about what stands there and need no table. The coordinator's half is in stored.py.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tablepuppet.learn.tables.part import check_noisy, part_of
+from tablepuppet.party.arguments import Name, NoName
+from tablepuppet.party.kept import KeptCategories, KeptPart, Shelf
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import EACH, THETA, ByName, Word
+from tablepuppet.prep.encode import Encoded
+
+FINGERPRINT = Word(r"(?:[0-9a-f]{64})?")  # of what is kept; empty if nothing is
+
+
+@op("parts.store", releases=Release.COUNTS, returns={"kept": FINGERPRINT})
+def store(table: LocalTable, view: str, model: str, saved: Name, part: Name, unit: float, encoding: str = "") -> Values:
+    """Keep the part of a model on the shelf, as ``part`` of the model that is saved as ``saved``.
+
+    With it go the digests of the categories that ``encoding`` encodes by: the owner can find out what codes mean.
+
+    Answers with a fingerprint, which is empty where nothing is kept. A request that was answered before writes nothing:
+    the part may be forgotten since.
+    """
+    if table.is_repeat or not table.shelf.keeps:
+        return {"kept": ""}
+    found = part_of(table, model)
+    theta = found.model.rescaled(found.theta, unit)
+    kept = KeptPart.of(saved, part, table.snapshot.scan, theta, found.model.spec, noisy=found.noisy)
+    built = table.state.get(f"{view}/{encoding}")
+    if isinstance(built, Encoded):
+        named = tuple(KeptCategories(each.column, each.family, each.digests.tobytes()) for each in built.data.known)
+        kept = msgspec.structs.replace(kept, encoding=encoding, categories=named)
+    return {"kept": table.shelf.put(kept)}
+
+
+@op("parts.check", releases=Release.COUNTS, on_shelf=True, returns={"kept": ByName(FINGERPRINT)})
+def check(shelf: Shelf, part: Name) -> Values:
+    """Fingerprints of a part by table."""
+    return {"kept": {kept.scan.alias: fingerprint for kept, fingerprint in shelf.all(part)}}
+
+
+@op("parts.copy", releases=Release.COUNTS, on_shelf=True, returns={"kept": ByName(FINGERPRINT)})
+def copy(shelf: Shelf, part: Name, saved: Name, to: Name) -> Values:
+    """Keep a part again under another name."""
+    for kept, _ in shelf.all(part):
+        shelf.put(msgspec.structs.replace(kept, model=saved, part=to))
+    return check(shelf, to)
+
+
+@op("parts.settle", releases=Release.COUNTS, on_shelf=True, returns={})
+def settle(shelf: Shelf, saved: Name, keep: Name | NoName) -> Values:
+    """Forget all parts of a saved model but one; "" is none."""
+    shelf.settle(saved, keep)
+    return {}
+
+
+@op(
+    "parts.parameters",
+    releases=Release.PARAMETERS,
+    private=("noisy",),
+    on_shelf=True,
+    returns={EACH: THETA},
+)
+def parameters(shelf: Shelf, part: str, noisy: bool = False) -> Values:
+    """The parameters of a part, by table; ``noisy``: made from noisy sums only, and nothing more is spent."""
+    found = [kept for kept, _ in shelf.all(part)]
+    if noisy:
+        for kept in found:
+            check_noisy(kept.scan.party, kept)
+    return {kept.scan.alias: kept.theta for kept in found}

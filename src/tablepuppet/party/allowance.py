@@ -1,0 +1,153 @@
+"""What one request may take of a party's machine: seconds, memory, bytes of its reply.
+
+The service says what a request is allowed. Whatever takes long asks `check_time` between its steps, whatever is large
+asks `check_memory` or `check_reply` before it is made, releases with noise are counted by `count_release`, and a DuckDB
+that evaluates for a caller is interrupted when time is up. Errors say what the limit is, never how much there was: that
+may depend on rows. Outside of a request, and in the analyst's own process, nothing is bounded.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import duckdb
+
+from tablepuppet.errors import PartyError
+from tablepuppet.party.bounded import Account
+
+
+class TooMuchError(PartyError):
+    """What is read takes too much memory: that it does so tells of the rows."""
+
+
+@dataclass
+class Allowance:
+    """The limits of one request of a party; None: there is none."""
+
+    party: str
+    seconds: float | None = None
+    expression_bytes: int | None = None
+    reply_bytes: int | None = None
+    account: Account = field(default_factory=Account)  # what the caller holds in memory
+    releases: int | None = None  # with noise: each is charged on disk
+    made: int = field(default=0, init=False)  # of them so far
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that are left."""
+        return None if self.seconds is None else self.began + self.seconds - time.monotonic()
+
+    def too_long(self) -> PartyError:
+        """The error for a request that took its time."""
+        return PartyError(
+            f"party {self.party!r}: the request takes more than {self.seconds:g} s, the limit of the party "
+            "(limits.request_seconds); ask for less at once, or ask the party's operator"
+        )
+
+    def too_much(self, table: str = "") -> TooMuchError:
+        """The error for expressions that need too much memory."""
+        where = f"table {table!r}" if table else "its database"
+        return TooMuchError(
+            f"party {self.party!r}: what is read of {where} takes more than {self.expression_bytes:,} bytes, "
+            "the limit of the party (limits.expression_bytes); select less, filter, or ask the party's operator"
+        )
+
+
+_CURRENT: ContextVar[Allowance | None] = ContextVar("allowance", default=None)
+
+
+@contextmanager
+def allowed(allowance: Allowance) -> Iterator[None]:
+    """What is done inside has this allowance; an error that comes of its end says so."""
+    token = _CURRENT.set(allowance)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def current() -> Allowance | None:
+    """The allowance of the request that is computed in this thread."""
+    return _CURRENT.get()
+
+
+def check_time() -> None:
+    """PartyError if the time of the request is up."""
+    allowance = _CURRENT.get()
+    if allowance is not None and allowance.left is not None and allowance.left < 0:
+        raise allowance.too_long()
+
+
+def check_memory(size: int) -> None:
+    """PartyError if the caller may not hold so many bytes more; to be asked before they are taken."""
+    allowance = _CURRENT.get()
+    if allowance is not None:
+        allowance.account.check(size)
+
+
+def check_reply(size: int) -> None:
+    """PartyError if a reply of so many bytes may not leave; to be asked before it is computed."""
+    allowance = _CURRENT.get()
+    if allowance is not None and allowance.reply_bytes is not None and size > allowance.reply_bytes:
+        raise PartyError(
+            f"party {allowance.party!r}: the reply would have more than the {allowance.reply_bytes:,} bytes that the "
+            "party sends at once (limits.reply_bytes); ask for less, or ask the party's operator"
+        )
+
+
+def count_release() -> None:
+    """Count a release with noise; PartyError if the request has had as many as it may."""
+    allowance = _CURRENT.get()
+    if allowance is None or allowance.releases is None:
+        return
+    if allowance.made >= allowance.releases:
+        raise PartyError(
+            f"party {allowance.party!r}: the request asks for more than {allowance.releases:,} releases with noise, "
+            "the limit of the party (limits.releases_per_request); ask for fewer steps or columns at once, or ask the "
+            "party's operator"
+        )
+    allowance.made += 1
+
+
+@contextmanager
+def interrupted_in_time(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Let a database work for as long as the request may take; whatever it raises after that is a PartyError."""
+    allowance = _CURRENT.get()
+    if allowance is None:
+        yield
+        return
+    check_time()
+    done, left = threading.Event(), threading.TIMEOUT_MAX if allowance.left is None else allowance.left
+    watch = threading.Thread(target=_interrupt, args=(connection, left, done), daemon=True)
+    watch.start()
+    try:
+        yield
+    except Exception as error:
+        check_time()
+        if ran_out(error) and not isinstance(error, TooMuchError):
+            raise allowance.too_much() from None
+        raise
+    finally:
+        done.set()
+        watch.join()  # nobody interrupts a connection that is closed
+
+
+def ran_out(error: BaseException | None) -> bool:
+    """Whether memory is behind an error, whatever was made of it."""
+    while error is not None and not isinstance(error, duckdb.OutOfMemoryException | TooMuchError):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _interrupt(connection: duckdb.DuckDBPyConnection, seconds: float, done: threading.Event) -> None:
+    """Once time is up, end one statement after the other."""
+    pause = seconds
+    while not done.wait(max(pause, 0.0)):
+        connection.interrupt()
+        pause = 0.2

@@ -1,0 +1,106 @@
+"""Columns beside a snapshot: other columns of its table, for the very rows that a session has read.
+
+Comes in: a snapshot, and names of columns that it need not hold. The same scan is read again with these columns and
+held against the snapshot. Goes out, to code of the same party only: the columns, in the snapshot's own order; or an
+error if the table has changed. Rows that are equal in all that was read may stand for each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PartyError
+from tablepuppet.party.database import Database
+from tablepuppet.party.databases.names import find_names, find_table
+from tablepuppet.party.snapshot import Snapshot, add_column, take_snapshot
+from tablepuppet.sql.plan import Scan
+from tablepuppet.sql.scope import identifier
+from tablepuppet.sql.types import Family, family
+
+
+def columns_beside(snapshot: Snapshot, columns: Sequence[str], database: Database) -> pa.Table:
+    """Columns of the snapshot's table, named as asked, one value for each of its rows in its own order.
+
+    Raises PartyError if a column is not there or cannot be read, or if the rows are no longer those that were read.
+    """
+    places = [f"beside {number}" for number in range(len(columns))]
+    scan = _wider(snapshot.scan, dict(zip(places, columns, strict=True)), database)
+    with database.reader() as reader:
+        # as a session of a caller elsewhere reads it: with NULL where an expression would fail
+        now = take_snapshot(scan, reader, None, total=not snapshot.in_source_order)
+    order = _order(snapshot, now)
+    found = now.outputs.select(places).rename_columns(list(columns))
+    return found if order is None else found.take(pa.array(order))
+
+
+def _wider(scan: Scan, wanted: dict[str, str], database: Database) -> Scan:
+    """The scan with more outputs, each a column in the type that the database gives it."""
+    stored = {table.name: table for table in database.tables()}
+    table = stored[find_table(scan.party, stored, scan.table)]
+    spelled = find_names(scan.party, table.name, table.columns, wanted.values())
+    known = {name.lower(): name for name in scan.columns}
+    columns, outputs = dict(scan.columns), dict(scan.outputs)
+    for output, name in zip(wanted, spelled, strict=True):
+        declared = table.columns[name]
+        if family(declared) is Family.OTHER:
+            raise PartyError(
+                f"party {scan.party!r}: table {scan.table!r}, column {name!r} is {declared}, which cannot be told; "
+                "publish a SELECT that casts it"
+            )
+        read = known.setdefault(name.lower(), name)
+        columns.setdefault(read, declared)
+        outputs[output] = identifier(read).sql(dialect="duckdb")
+    return replace(scan, columns=columns, outputs=outputs)
+
+
+def _order(before: Snapshot, now: Snapshot) -> NDArray[np.int64] | None:
+    """Where each row of a snapshot stands in a new one; None: at the same place.
+
+    A source without an order of its own sorts by the columns that are read, so that more columns may change the order.
+    """
+    old, new = _content(before, before.scan), _content(now, before.scan)
+    if _is_same(before.positions, now.positions) and _digest(old) == _digest(new):
+        return None
+    if len(old) == len(new) and old.schema.types == new.schema.types:
+        sorted_old, sorted_new = _sorted(old), _sorted(new)
+        if _digest(old.take(pa.array(sorted_old))) == _digest(new.take(pa.array(sorted_new))):
+            order = np.empty(len(old), np.int64)
+            order[sorted_old] = sorted_new
+            return order
+    raise PartyError(
+        f"party {before.scan.party!r}: table {before.scan.table!r} has changed since the relation was opened; open it "
+        "again with fed.sql, and predict again"
+    )
+
+
+def _content(snapshot: Snapshot, scan: Scan) -> pa.Table:
+    """All that a scan read, as one table."""
+    outputs = [snapshot.outputs[name] for name in scan.outputs]
+    passes = [pa.chunked_array([pa.array(each)]) for each in snapshot.passes if each is not None]
+    columns = [*outputs, *snapshot.keys.columns, *passes]
+    names = [f"c{number}" for number in range(len(columns) + 1)]
+    return pa.table([*columns, pa.nulls(snapshot.rows, pa.bool_())], names=names)  # so that there is a column
+
+
+def _is_same(before: NDArray[np.int64] | None, now: NDArray[np.int64] | None) -> bool:
+    return (before is None) == (now is None) and (before is None or np.array_equal(before, now))  # type: ignore[arg-type]
+
+
+def _sorted(table: pa.Table) -> NDArray[np.int64]:
+    keys = [(name, "ascending") for name in table.column_names]
+    order: NDArray[np.int64] = pc.sort_indices(table, sort_keys=keys).to_numpy().astype(np.int64)
+    return order
+
+
+def _digest(table: pa.Table) -> bytes:
+    digest = hashlib.sha256(str(len(table)).encode())
+    for column in table.columns:
+        add_column(digest, column)
+    return digest.digest()

@@ -1,0 +1,154 @@
+"""Predictions that a party takes home: written beside its own keys, where its operator named a place.
+
+Comes in: predictions about rows of a session, from a coordinator. Goes out to the coordinator: nothing but whether it
+worked. The file or table has the key columns, which need not be published, ``prediction``, of classifiers
+``probability=<class>``, and ``run``, a name for the delivery. It is replaced whole, all or nothing. One run is written
+once, however often it is asked for; what was not written by a delivery is never written over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PartyError, PrivacyError
+from tablepuppet.party.beside import columns_beside
+from tablepuppet.party.database import Database
+from tablepuppet.party.databases.delivering import replace_rows
+from tablepuppet.party.delivered_file import SUFFIXES, check_place, replace_file
+from tablepuppet.party.grant import refusal
+from tablepuppet.party.snapshot import Snapshot
+from tablepuppet.privacy.private_file import sync_folder
+
+RULE = "predictions"
+RUN = "run"
+REMEMBERED = 1000  # runs of each table
+RECORD = "delivered.txt"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where predictions about a table's rows go: a file, or a table of the database at ``url``."""
+
+    keys: tuple[str, ...]
+    file: Path | None = None
+    table: str | None = None
+    url: str = ""
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with it in itself; "" if nothing is."""
+        if not self.keys or len({key.lower() for key in self.keys}) < len(self.keys):
+            return "keys: name one column or more, each once"
+        taken = [
+            key for key in self.keys if key.lower() in ("prediction", RUN) or key.lower().startswith("probability=")
+        ]
+        if taken:
+            return f"keys: {taken[0]!r} is the name of a column that a delivery adds; rename it in sql"
+        if (self.file is None) == (self.table is None):
+            return "file: name one place, a file or a table"
+        if self.file is not None and self.file.suffix not in SUFFIXES:
+            return f"file: it must end in {' or '.join(SUFFIXES)}"
+        if self.table is not None and not (self.table.isidentifier() and self.table.isascii() and len(self.table) < 64):
+            return "table: a name has letters, digits and _ only"
+        return ""
+
+
+class Deliveries:
+    """What a party writes down of predictions; ``database`` shows the key columns of every target."""
+
+    def __init__(self, party: str, targets: Mapping[str, Target], database: Database, state_dir: Path | None):
+        self.party, self.database = party, database
+        self.targets = {name.lower(): target for name, target in targets.items()}
+        self._record = None if state_dir is None else state_dir / RECORD
+        self._done = self._read()
+        self._lock = threading.Lock()
+
+    def check(self, table: str) -> None:
+        """PrivacyError if the operator named no place for predictions about a table, PartyError if it is no good."""
+        target = self._target(table)
+        if target.file is not None:
+            check_place(self.party, target.file, target.keys)
+
+    def _target(self, table: str) -> Target:
+        if table.lower() not in self.targets:
+            raise refusal(self.party, RULE, "its operator has named no place for predictions about its rows", table)
+        return self.targets[table.lower()]
+
+    def write(
+        self, caller: str, run: str, snapshot: Snapshot, places: NDArray[np.integer], predictions: pa.Table
+    ) -> str:
+        """Write predictions for the rows at ``places`` of a snapshot; the name of the delivery."""
+        table = snapshot.scan.table
+        target = self._target(table)
+        name = hashlib.sha256(f"{len(caller)} {caller} {run}".encode()).hexdigest()[:16]
+        with self._lock:
+            if (table.lower(), name) in self._done:
+                return name
+            order = np.argsort(places)  # of the source, whatever the row ids are
+            rows = columns_beside(snapshot, target.keys, self.database).take(pa.array(places[order]))
+            for column in predictions.column_names:
+                rows = rows.append_column(column, predictions[column].take(pa.array(order)))
+            rows = rows.append_column(RUN, pa.array([name]).take(pa.array(np.zeros(len(rows), np.int32))))
+            if target.file is not None:
+                replace_file(self.party, target.file, target.keys, rows, name)
+            elif target.table is not None:
+                replace_rows(self.party, target.url, target.table, rows, name)
+            self._remember(table.lower(), name)
+        return name
+
+    def _read(self) -> list[tuple[str, str]]:
+        if self._record is None or not self._record.exists():
+            return []
+        lines = self._record.read_text(encoding="utf-8").splitlines()
+        return [(table, name) for name, _, table in (line.partition(" ") for line in lines)]
+
+    def _remember(self, table: str, name: str) -> None:
+        """Remember the last runs of each table, on disk where there is a folder for it."""
+        mine = [each for each in self._done if each[0] == table][-REMEMBERED + 1 :]
+        self._done = [*(each for each in self._done if each[0] != table), *mine, (table, name)]
+        if self._record is None:
+            return
+        draft = self._record.with_suffix(".new")
+        try:
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
+                stream.write("".join(f"{run} {known}\n" for known, run in self._done).encode())
+                stream.flush()
+                os.fsync(stream.fileno())
+            draft.replace(self._record)
+            sync_folder(self._record.parent)
+        except OSError as error:
+            raise PartyError(
+                f"party {self.party!r} cannot write down that predictions were delivered ({error.strerror}); its "
+                "operator must make room"
+            ) from error
+
+
+@dataclass(frozen=True)
+class CallersDeliveries:
+    """The deliveries of one caller of a party; ``deliveries`` is None where nothing can be delivered."""
+
+    party: str
+    caller: str = ""
+    deliveries: Deliveries | None = None
+
+    def check(self, table: str) -> None:
+        """PrivacyError or PartyError unless predictions about a table can be delivered."""
+        self._known(table).check(table)
+
+    def write(self, run: str, snapshot: Snapshot, places: NDArray[np.integer], predictions: pa.Table) -> str:
+        """Write predictions for the rows at ``places`` of a snapshot; the name of the delivery."""
+        return self._known(snapshot.scan.table).write(self.caller, run, snapshot, places, predictions)
+
+    def _known(self, table: str) -> Deliveries:
+        if self.deliveries is None:
+            raise PrivacyError(f"party {self.party!r}, table {table!r}: nothing can be delivered here", rule=RULE)
+        return self.deliveries

@@ -1,0 +1,269 @@
+"""`LocalTable`: what an op sees of a party's table, and the one place where noise is added to what leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PartyError
+from tablepuppet.party.allowance import count_release
+from tablepuppet.party.blind import derive_key
+from tablepuppet.party.bounded import Bounded, Owned
+from tablepuppet.party.delivery import CallersDeliveries
+from tablepuppet.party.grant import Grant
+from tablepuppet.party.kept import Shelf
+from tablepuppet.party.policy import Level
+from tablepuppet.party.release_log import ReleaseLog, Unlogged
+from tablepuppet.party.secure_table import SecureTable
+from tablepuppet.party.snapshot import Snapshot
+from tablepuppet.privacy.accountant import Spending
+from tablepuppet.privacy.noise import (
+    SecureStream,
+    discrete_gaussian,
+    gaussian_grid,
+    gaussian_sigma,
+    poisson_sample,
+    sampling_epsilon,
+    summed_steps,
+)
+from tablepuppet.sql.plan import Scan
+
+Charge = Callable[[Spending, str, str | None, str], None]  # cost, purpose, release, the line of releases it is in
+Place = tuple[int, int]  # of an op in its session: the number of its request, and of its step
+
+
+def _uncharged(cost: Spending, purpose: str, release: str | None, line: str) -> None:
+    """Where nobody keeps a ledger."""
+
+
+def _uncounted(chosen: str) -> None:
+    """Where nobody counts splits."""
+
+
+def _unread(scan: Scan) -> Snapshot:
+    raise PartyError(f"party {scan.party!r}: its database is not there to be read again")
+
+
+def _nothing_beside(snapshot: Snapshot, columns: Sequence[str]) -> pa.Table:
+    return _unread(snapshot.scan).outputs
+
+
+@dataclass(frozen=True)
+class View:
+    """The rows of a snapshot that take part in one relation, and how often each is joined."""
+
+    row_ids: NDArray[np.integer]
+    counts: NDArray[np.integer]
+
+    @cached_property
+    def is_each_once(self) -> bool:
+        """Whether no row stands there twice."""
+        return bool(self.firsts.all())
+
+    @cached_property
+    def firsts(self) -> NDArray[np.bool_]:
+        """Where each row stands for the first time: a row that is listed again is no other row to hide among."""
+        if np.all(self.row_ids[1:] > self.row_ids[:-1]):  # as the rows of a mapping stand
+            return np.ones(len(self.row_ids), bool)
+        found = np.zeros(len(self.row_ids), bool)
+        found[np.unique(self.row_ids, return_index=True)[1]] = True
+        return found
+
+
+@dataclass
+class LocalTable:
+    """What an op sees: one shard of one table use, within one session."""
+
+    counted_elsewhere: ClassVar[bool] = True  # what refers to it does not hold it
+
+    snapshot: Snapshot
+    grant: Grant  # what the caller may do with it
+    secret: bytes  # for blinding
+    secure: SecureTable  # whether and how sums over its rows are masked
+    wire: str = "float64"  # precision of row arrays on the wire
+    run_key: bytes = b""  # for blinding join keys in this run only
+    views: Bounded = field(default_factory=Bounded)  # `View`s by the names of relations
+    state: Bounded = field(default_factory=Bounded)  # of this session
+    models: Owned = field(default_factory=lambda: Owned(Bounded(), {}, ""))  # of all sessions of the caller
+    category_secrets: dict[str, bytes] = field(default_factory=dict)  # of the party: those of loaded models
+    shelf: Shelf = field(default_factory=lambda: Shelf(""))  # of the caller: its parts of saved models
+    is_repeat: bool = False  # the request was answered before: what it did outside of the session is done
+    noise_secret: bytes = b""  # of the party, unknown to others: for noise that is the same whenever it is asked for
+    nonce: str = field(default_factory=lambda: secrets.token_hex(16))  # of the session: no two draw the same noise
+    charged: Charge = _uncharged
+    made: ReleaseLog = field(default_factory=Unlogged)  # releases with noise of this session, as they were sent
+    split_by: Callable[[str], None] = _uncounted  # told of a choice of rows by their places, before it leaves
+    read: Callable[[Scan], Snapshot] = _unread
+    read_beside: Callable[[Snapshot, Sequence[str]], pa.Table] = _nothing_beside
+    deliveries: CallersDeliveries = field(
+        default_factory=lambda: CallersDeliveries("")
+    )  # of the caller: predictions that the party takes home
+    _place: Place = field(default=(0, -1), init=False)  # of the op that runs
+    _releases: int = field(default=0, init=False)  # with noise, of this op so far
+
+    def view(self, name: str) -> View:
+        """The rows of a relation that was announced with the op ``rows.use``."""
+        if name not in self.views:
+            raise PartyError(f"party {self.snapshot.scan.party!r}: no rows are announced for relation {name!r}")
+        found: View = self.views[name]
+        return found
+
+    def begin(self, place: Place | None = None) -> None:
+        """Begin an op. Its place among the session's requests, which no other op has, names its releases with noise.
+
+        So the names of one that is refused are never used again, and a party that is started anew, which does not run
+        it again, gives the releases after it the names that they had. None: the next place.
+        """
+        place = (self._place[0], self._place[1] + 1) if place is None else place
+        if place <= self._place:
+            raise PartyError(f"party {self.snapshot.scan.party!r}: a request came twice; open the relation again")
+        self._place, self._releases = place, 0
+
+    def measure(self) -> None:
+        """Count what an op has used: models grow while they learn. PartyError if there is no room for it."""
+        for held in (self.views, self.state, self.models):
+            held.measure()
+
+    def free(self) -> None:
+        """Let go of everything, of models those that this session has made."""
+        self.views.clear()
+        self.state.clear()
+        self.models.close()
+
+    def rows_once(self, view: str) -> View:
+        """The rows of a relation, each listed once: a row that is listed twice would count twice in sums with noise."""
+        found = self.view(view)
+        if not found.is_each_once:
+            raise self.grant.refusal("require_dp", "a row is listed twice, which noise for one would not hide")
+        return found
+
+    @property
+    def must_hide(self) -> bool:
+        """Whether the policy demands noise on all that leaves: then nothing may depend on what a caller says."""
+        return self.grant.rules.budget.require_dp
+
+    def null_rows(self, outputs: Iterable[str], view: str) -> NDArray[np.bool_]:
+        """Which rows of a relation are null records: every cell that the outputs are computed from is NULL.
+
+        They add nothing to what leaves with noise, whatever an expression makes of NULL: then a row whose cells are
+        replaced by NULLs changes a release by no more than the row's own part. An output that reads no cell does not
+        count: a constant tells nothing of a row.
+        """
+        return np.take(self.snapshot.is_null(outputs), self.snapshot.place(self.view(view).row_ids))
+
+    def column(self, name: str, view: str) -> pa.ChunkedArray:
+        """An output column, for the rows of a relation, by row id."""
+        column, row_ids = self.snapshot.outputs[name], self.view(view).row_ids
+        if self.snapshot.in_source_order and len(row_ids) == self.snapshot.rows:
+            return column
+        return column.take(pa.array(self.snapshot.place(row_ids)))
+
+    def beside(self, columns: Sequence[str]) -> pa.Table:
+        """Other columns of the table, for the rows of the snapshot in its own order; see beside.py."""
+        return self.read_beside(self.snapshot, columns)
+
+    def charge(self, cost: Spending, purpose: str, release: str | None = None, line: str = "") -> None:
+        """Spend ``cost`` of the table's budget in the caller's name; PrivacyError if there is not as much left.
+
+        To be called before anything is computed from rows; when it returns, the charge is on disk. ``release`` names
+        one that is the same whenever it is asked for: it costs once. Of those in one ``line``, the last one counts:
+        those before it are not asked for again. Inside the coordinator's own process there is no budget, and no charge.
+        """
+        self.charged(cost, purpose, release, line)
+
+    @property
+    def _line(self) -> str:
+        return f"{self.nonce} {self.snapshot.scan.alias}"
+
+    def _next_release(self) -> str:
+        """A name that no other release with noise has."""
+        return f"{self._line} {self._place[0]}.{self._place[1]}.{self._releases}"
+
+    def sample(self, count: int, probability: float, given: bytes = b"") -> NDArray[np.int64]:
+        """Which of ``count`` rows are in the sample of the next release with noise: each on its own, unseen by others.
+
+        It is drawn from a stream of its own, of which ``given``, what the release is made of besides rows, is part.
+        """
+        mark = f"sample {self._next_release()} {hashlib.sha256(given).hexdigest()}"
+        key = hmac.digest(self.noise_secret, mark.encode(), "sha256")
+        return poisson_sample(count, probability, SecureStream.keyed(key))
+
+    def noisy(
+        self,
+        parts: Callable[[], Iterable[NDArray[np.float64]]],
+        shape: tuple[int, ...],
+        sensitivity: float,
+        multiplier: float,
+        purpose: str,
+        sampling: float | None = None,
+        tail: float = 0.0,
+        is_most: bool = False,
+    ) -> NDArray[np.float64]:
+        """The sum of ``parts``, arrays of ``shape``, with Gaussian noise of ``multiplier`` times their L2 sensitivity.
+
+        Each row is in one part. ``parts`` is called when all that could be refused has been, by arguments and public
+        sizes alone, and the release is charged; what it computes cannot fail, and no row adds more than
+        ``sensitivity``, a null record nothing. ``sampling`` is the probability with which `sample` chose the rows;
+        ``tail`` that of noise beyond a bound that the release depends on. With ``is_most`` the shape is the largest
+        that there may be: noise and cost follow from it, and how many numbers there are is private.
+
+        What leaves is written down first. A party that is killed and computes a session's requests again sends what it
+        has written down, whatever became of the rest: nothing is compared, and nothing is charged twice. A release that
+        it was killed in the middle of has left nothing; it is computed, and costs nothing more.
+        """
+        size = math.prod(shape)
+        sigma = gaussian_sigma(multiplier, sensitivity, size)
+        step = gaussian_grid(sigma, sensitivity)
+        cost = Spending.of_gaussian(multiplier, 1, sampling) + Spending.of_pure(sampling_epsilon(max(size, 1)))
+        cost = cost + Spending(tail=tail)
+        asked = (
+            f"{sensitivity!r} {multiplier!r} {sampling!r} {tail!r} {shape!r}"  # who asks for another one pays for it
+        )
+        name = f"{purpose} {self._next_release()} {asked}"
+        self._releases += 1
+        made = self.made.get(name)
+        if made is not None:
+            return made
+        count_release()
+        self.charge(cost, purpose, name, self._line)
+        values = summed_steps(parts(), None if is_most else shape, step)
+        mark = f"noise {name} {hmac.digest(self.noise_secret, name.encode() + values.tobytes(), 'sha256').hex()}"
+        key = hmac.digest(self.noise_secret, mark.encode(), "sha256")
+        noise = discrete_gaussian(SecureStream.keyed(key), values.size, sigma / step)
+        told = np.asarray((values + noise.reshape(values.shape)) * step, np.float64)
+        self.made.put(name, told, size)
+        return told
+
+    def category_key(self, blinding: str, column: str) -> bytes:
+        """The digest key of a column's categories under the secret that ``blinding`` names."""
+        secret = self.category_secrets.get(blinding) or category_secret(self.secret, blinding)
+        return category_key(secret, blinding, column)
+
+    @property
+    def must_mask(self) -> bool:
+        """Whether sums over its rows may leave masked only: by the policy, or since its shards have agreed so."""
+        return self.grant.rules.secure_sum or self.secure.is_bound
+
+    def level(self, output: str) -> Level:
+        """The policy's level of an output column: the strictest of the columns it is made of."""
+        return self.grant.outputs[output].rule.level
+
+
+def category_secret(blinding_key: bytes, blinding: str) -> bytes:
+    """The secret under which one model's categories are blinded: saved with the model where that is possible."""
+    return derive_key(blinding_key, "categories", blinding)
+
+
+def category_key(secret: bytes, blinding: str, column: str) -> bytes:
+    """The digest key of one column's categories."""
+    return derive_key(secret, "category", blinding, column)

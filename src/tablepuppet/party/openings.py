@@ -1,0 +1,87 @@
+"""What makes every session of a caller a new one: nonces that a party hands out, and names that were used.
+
+A nonce goes out with the catalog and comes back with `open`, together with those of the other parties; the digest keys
+of join keys are made of all of them. A party takes its own nonce once, only from the caller that it gave it to, and
+not together with another of its own, which it knows by a tag. So nobody can have keys of two queries blinded alike,
+whatever is asked and whoever else works along.
+
+All of it is in memory, and bounded: a party that is started anew knows no nonce, so none is taken twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import secrets
+import threading
+import time
+from collections.abc import Collection
+
+from tablepuppet.errors import PartyError
+from tablepuppet.party.grant import refusal
+
+RECENT = 86400.0  # seconds for which a nonce may be used
+MOST_NONCES = 256  # that a caller holds; with one more the oldest is forgotten
+MOST_NAMES = 10_000  # of sessions that are remembered, by caller
+_START = 32  # digits of a nonce before its tag, which is as long
+Names = dict[bytes, float]  # what is remembered, and when it began
+
+
+class Openings:
+    """Nonces that callers hold, and names of their sessions. For many threads."""
+
+    def __init__(self, party: str):
+        self._party, self._secret = party, secrets.token_bytes(32)
+        self._nonces: dict[str, Names] = {}
+        self._names: dict[str, Names] = {}
+        self._lock = threading.Lock()
+
+    def issue(self, caller: str) -> str:
+        """A nonce for one `open` of this caller."""
+        start = secrets.token_hex(_START // 2)
+        nonce = start + self._tag(start)
+        with self._lock:
+            _add(self._nonces.setdefault(caller, {}), _mark(nonce), MOST_NONCES)
+        return nonce
+
+    def check(self, caller: str, session: str, nonces: Collection[str], *, blinds: bool) -> None:
+        """Raise unless the caller may open a session of this name; one that ``blinds`` keys needs an own nonce."""
+        with self._lock:
+            self._check(caller, session, nonces, blinds=blinds)
+
+    def use(self, caller: str, session: str, nonces: Collection[str], *, blinds: bool, again: bool) -> None:
+        """The same, and remember that name and nonce are used up; a session that comes ``again`` has used them."""
+        with self._lock:
+            if not again:
+                self._check(caller, session, nonces, blinds=blinds)
+            held = self._nonces.get(caller, {})
+            for nonce in nonces:
+                held.pop(_mark(nonce), None)
+            _add(self._names.setdefault(caller, {}), _mark(session), MOST_NAMES)
+
+    def _check(self, caller: str, session: str, nonces: Collection[str], *, blinds: bool) -> None:
+        if _mark(session) in self._names.get(caller, {}):
+            raise PartyError(f"party {self._party!r}: a session opens once, and this name was used; take another")
+        held, oldest = self._nonces.get(caller, {}), time.monotonic() - RECENT
+        own = [nonce for nonce in nonces if hmac.compare_digest(nonce[_START:], self._tag(nonce[:_START]))]
+        if blinds and not (len(own) == 1 and held.get(_mark(own[0]), -math.inf) > oldest):
+            reason = (
+                "join keys are blinded under one nonce of this party, which it gives with its catalog for one use; "
+                "what came is used up, too old, or from before the party was started; run the query again"
+            )
+            raise refusal(self._party, "nonce", reason)
+
+    def _tag(self, start: str) -> str:
+        return hmac.digest(self._secret, start.encode(), "sha256").hex()[:_START]
+
+
+def _mark(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()[:16]
+
+
+def _add(names: Names, mark: bytes, most: int) -> None:
+    names.pop(mark, None)  # it is the newest now
+    names[mark] = time.monotonic()
+    while len(names) > most:
+        del names[next(iter(names))]

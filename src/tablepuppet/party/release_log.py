@@ -1,0 +1,34 @@
+"""What a session has released with noise, written down before it leaves: it may be sent again, and is made once.
+
+Comes in: names of releases, and their noisy values. Goes out: the values that a name had. All of it may be known to the
+caller; nothing that is not noisy is here. A party in the analyst's own process is never started anew, and keeps none.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class ReleaseLog(Protocol):
+    """The releases of one session."""
+
+    def get(self, name: str) -> NDArray[np.float64] | None:
+        """What a release was; None if there was none of that name."""
+        ...
+
+    def put(self, name: str, values: NDArray[np.float64], size: int) -> None:
+        """Write a release down as if it had ``size`` numbers, which is public; PartyError if that is impossible."""
+        ...
+
+
+class Unlogged:
+    """Where nothing outlives the process."""
+
+    def get(self, name: str) -> NDArray[np.float64] | None:
+        """Nothing."""
+
+    def put(self, name: str, values: NDArray[np.float64], size: int) -> None:
+        """Nothing is kept."""

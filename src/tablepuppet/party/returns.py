@@ -1,0 +1,346 @@
+"""What an op returns, declared with the op: the kinds of values that a reply may hold.
+
+Comes in: a value of a reply, the step that was asked, and what the coordinator knows of the shard. Goes out: nothing,
+or what is wrong; `reply_check.py` makes of it one error that names the party. A length is a number, the name of an
+argument whose length it is, the name of another value of the reply, or one of the words below. No number is without a
+bound: where none is declared, it is `LARGEST`, as for arguments. An op with a rule of its own declares a kind of its
+own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from tablepuppet.party.arguments import LARGEST, LONGEST
+
+ROWS = "rows"  # of the shard in the relation
+JOINED = "joined rows"  # that these rows are in
+BITS = "bits of rows"  # bytes that hold one bit for each row
+WIDTH = "width"  # encoded columns
+OUTPUTS = "outputs"  # no length if there is one output
+PER_OUTPUT = "one per output"  # or one for all
+PARAMETERS = "parameters"  # the shape of a table's parameters
+ROWS_ASKED = "rows asked for"  # those at `places` if that is given, else all
+ANY = "any"
+MOST = 1 << 31  # of any length
+LARGEST_SQUARE = 1e250  # a square, or a sum of such
+Length = int | str
+Bound = float | str  # a number, or one of ROWS and JOINED
+
+
+class Wrong(Exception):  # noqa: N818 - becomes an error that names the party
+    """What is wrong with a value of a reply."""
+
+
+class NotFinite(Exception):  # noqa: N818 - becomes an error that names the party
+    """A value that must be finite is not: data and settings may be the reason, not only the party."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A step as the coordinator asked it, and what it knows: None where it does not."""
+
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    rows: int | None = None
+    joined: int | None = None
+    width: int | None = None
+    outputs: int | None = None
+    parameters: tuple[int, ...] | None = None
+    type: str = ""  # of the column that the step names
+
+    def shapes(self, lengths: Sequence[Length], reply: Mapping[str, Any]) -> list[tuple[int | None, ...]]:
+        """The shapes that an array may have; None stands for any length."""
+        found: list[tuple[int | None, ...]] = [()]
+        for length in lengths:
+            ends = self._ends(length, reply)
+            found = [(*shape, *end) for shape in found for end in ends]
+        return found
+
+    def bound(self, bound: Bound | None) -> float | None:
+        """A bound as a number; None if there is none."""
+        if isinstance(bound, str):
+            return {ROWS: self.rows, JOINED: self.joined}[bound]
+        return bound
+
+    def _ends(self, length: Length, reply: Mapping[str, Any]) -> list[tuple[int | None, ...]]:
+        if isinstance(length, int):
+            return [(length,)]
+        places = self.arguments.get("places")
+        known: dict[str, list[tuple[int | None, ...]]] = {
+            ROWS: [(self.rows,)],
+            ROWS_ASKED: [(self.rows if places is None else len(places),)],
+            BITS: [(None if self.rows is None else -(-self.rows // 8),)],
+            WIDTH: [(self.width,)],
+            OUTPUTS: [(), (None,)] if self.outputs is None else [() if self.outputs == 1 else (self.outputs,)],
+            PER_OUTPUT: [(1,), (self.outputs,)],
+            PARAMETERS: [(None,), (None, None)] if self.parameters is None else [self.parameters],
+            ANY: [(None,)],
+        }
+        if length in known:
+            return known[length]
+        given = self.arguments.get(length, reply.get(length))
+        if isinstance(given, np.ndarray) and length in self.arguments and length not in LISTS:
+            return [given.shape]  # the same shape as an argument
+        sized = isinstance(given, list | tuple) or (isinstance(given, np.ndarray) and given.ndim)
+        return [(len(given) if sized else None,)]
+
+
+LISTS = ("places", "next_places", "ranks")  # arguments that are lists of rows: their length counts
+
+
+class Returned(Protocol):
+    """One value of a reply."""
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` or `NotFinite` unless the value is one that was asked for."""
+        ...
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """An array of numbers from ``least`` to ``most``; unless they are ``finite``, NaN and infinity may stand there."""
+
+    lengths: tuple[Length, ...]
+    kinds: str = "f"
+    finite: bool = True
+    least: float | None = None
+    most: Bound | None = None
+    size: float = LARGEST  # no number that is finite is larger
+    or_none: bool = False  # or an array of no numbers
+    places_in: str = ""  # an argument: the numbers are places in it
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` or `NotFinite` unless it is such an array."""
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in self.kinds:
+            raise Wrong("is no array of the kind of numbers that was asked for")
+        if self.or_none and value.shape == (0,):
+            return
+        _check_shape(value, asked.shapes(self.lengths, reply))
+        if self.finite and value.dtype.kind == "f" and not _is_ordinary(value, self.size):
+            raise NotFinite
+        most = asked.bound(self.most)
+        if self.places_in:
+            most = len(asked.arguments[self.places_in]) - 1
+        if self.least is not None and (value < self.least).any():
+            raise Wrong(f"has numbers below {self.least:g}")
+        if most is not None and (value > most).any():
+            raise Wrong(f"has numbers above {most:g}")
+
+
+@dataclass(frozen=True)
+class Words:
+    """An array of words of 64 bits, masked."""
+
+    lengths: tuple[Length, ...]
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is such an array."""
+        if not isinstance(value, np.ndarray) or value.dtype != np.uint64:
+            raise Wrong("is no array of masked words")
+        _check_shape(value, asked.shapes(self.lengths, reply))
+
+
+@dataclass(frozen=True)
+class Products:
+    """Inner products of some vectors with each other, two or more: none is larger than lengths allow."""
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` or `NotFinite` unless it is such an array."""
+        Numbers((ANY, ANY), size=LARGEST_SQUARE).check(value, asked, reply)
+        if not 2 <= len(value) == value.shape[1]:
+            raise Wrong(f"has shape {value.shape}, which inner products have not")
+        squares = np.diag(value).astype(np.float64)
+        if (squares < 0).any():
+            raise Wrong("has squares below 0")
+        lengths = np.sqrt(squares)
+        if (np.abs(value) > np.outer(lengths, lengths) * (1 + 1e-6) + 1e-300).any():
+            raise Wrong("has inner products that no vectors have")
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """An array of bytes, such as bits of rows; with ``ones`` as many bits are set as that argument is long."""
+
+    lengths: tuple[Length, ...]
+    ones: str = ""
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is such an array."""
+        if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
+            raise Wrong("is no array of bytes")
+        _check_shape(value, asked.shapes(self.lengths, reply))
+        if self.ones and np.count_nonzero(np.unpackbits(value, count=asked.rows)) != len(asked.arguments[self.ones]):
+            raise Wrong("does not choose as many rows as were asked for")
+
+
+@dataclass(frozen=True)
+class Digests:
+    """Digests of 16 bytes, rising, so that none is there twice."""
+
+    most: Bound = MOST
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is such an array."""
+        Bytes((ANY, 16)).check(value, asked, reply)
+        most = asked.bound(self.most)
+        if most is not None and len(value) > most:
+            raise Wrong(f"has more than {most:,} digests")
+        halves = np.ascontiguousarray(value).view(">u8")
+        high, low = halves[:, 0], halves[:, 1]
+        if not ((high[1:] > high[:-1]) | ((high[1:] == high[:-1]) & (low[1:] > low[:-1]))).all():
+            raise Wrong("has digests twice, or not in their order")
+
+
+@dataclass(frozen=True)
+class Codes:
+    """A whole number per row, below the length of another value plus ``more``; ``or_none``: none if that is empty."""
+
+    of: str
+    more: int = 0
+    or_none: bool = False
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is such an array."""
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
+            raise Wrong("is no array of whole numbers")
+        if self.or_none and not len(reply[self.of]):
+            _check_shape(value, [(0,)])
+            return
+        _check_shape(value, [(asked.rows,)])
+        if len(value) and (value.min() < 0 or value.max() >= len(reply[self.of]) + self.more):
+            raise Wrong(f"has numbers that {self.of} has no place for")
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A number from ``least`` to ``most``, true or false, or bytes."""
+
+    kind: type
+    least: float | None = None
+    most: Bound | None = None
+    size: float = LARGEST
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` or `NotFinite` unless it is one."""
+        kinds: Any = (int, float, np.integer, np.floating) if self.kind is float else self.kind
+        if not isinstance(value, kinds) or (self.kind is not bool and isinstance(value, bool)):
+            raise Wrong("is not of the kind that was asked for")
+        if self.kind is bytes and len(value) > LONGEST[bytes]:
+            raise Wrong(f"is longer than {LONGEST[bytes]:,} bytes")
+        if self.kind not in (int, float):
+            return
+        most = asked.bound(self.most)
+        if self.least is not None and value < self.least:
+            raise Wrong(f"is below {self.least:g}")
+        if most is not None and value > most:
+            raise Wrong(f"is above {most:,}")
+        if not abs(value) <= self.size:  # nor is it NaN
+            raise NotFinite
+
+
+@dataclass(frozen=True)
+class Word:
+    """A text of letters, digits and the like: a name or a fingerprint."""
+
+    pattern: str = r"[\w.-]{1,200}"
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is one."""
+        if not isinstance(value, str) or not re.fullmatch(self.pattern, value):
+            raise Wrong("is no such name")
+
+
+@dataclass(frozen=True)
+class ByName:
+    """A mapping of names to values of one kind."""
+
+    each: Returned
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is one."""
+        if not isinstance(value, Mapping):
+            raise Wrong("is no mapping of names to values")
+        for name, each in value.items():
+            Texts(LONGEST[str]).check([name], asked, reply)
+            self.each.check(each, asked, reply)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A list of texts of at most so many letters each."""
+
+    letters: int
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is one."""
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise Wrong("is no list of texts")
+        if any(len(each) > self.letters or not is_unicode(each) for each in value):
+            raise Wrong(f"has texts of more than {self.letters:,} letters, or half a letter")
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text has whole letters only."""
+    return text.isprintable() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+@dataclass(frozen=True)
+class Exactly:
+    """What the coordinator has said itself."""
+
+    value: Any
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it comes back as it was."""
+        if not _is_same(value, self.value):
+            raise Wrong("is not what was asked for")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A part of a column of values, which `told_column.py` holds against the rows when it is read."""
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """It is checked with the other parts."""
+
+
+Returns = Mapping[str, Returned]
+"""The values of a reply by name; `EACH` stands for names that are not known before."""
+EACH = "*"
+
+# What several ops return.
+IMAGE = Numbers((ROWS, OUTPUTS))
+ASKED_IMAGE = Numbers((ROWS_ASKED, OUTPUTS))
+NEXT_IMAGE = Numbers(("next_places", OUTPUTS))
+THETA = Numbers((PARAMETERS,))
+PRODUCTS = Products()
+SQUARE = Plain(float, 0.0, size=LARGEST_SQUARE)
+
+
+def _is_ordinary(value: np.ndarray[Any, Any], size: float) -> bool:
+    """Whether all numbers are finite and none is larger: NaN is neither above nor below."""
+    return not value.size or bool(float(value.min()) >= -size and float(value.max()) <= size)
+
+
+def _is_same(value: Any, known: Any) -> bool:
+    """Whether a plain value is another; arrays are none."""
+    if isinstance(known, Mapping):
+        same = isinstance(value, Mapping) and value.keys() == known.keys()
+        return same and all(_is_same(value[name], each) for name, each in known.items())
+    return type(value) is type(known) and bool(value == known)
+
+
+def _check_shape(value: np.ndarray[Any, Any], shapes: Sequence[tuple[int | None, ...]]) -> None:
+    for shape in shapes:
+        if len(shape) == value.ndim and all(
+            found <= MOST if length is None else found == length
+            for found, length in zip(value.shape, shape, strict=True)
+        ):
+            return
+    wanted = " or ".join(str(tuple(ANY if length is None else length for length in shape)) for shape in shapes)
+    raise Wrong(f"has shape {value.shape}, not {wanted}")

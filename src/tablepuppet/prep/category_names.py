@@ -1,0 +1,118 @@
+"""The names of categories: text that leaves a party only of columns that its policy makes public.
+
+Models know categories as digests, and call them by codes. The coordinator asks what some of them are called; the op
+finds those among its rows, and tells no category that fewer rows have than the policy's ``min_group``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PartyError, plain_text
+from tablepuppet.mapping.table_mapping import ShardRows
+from tablepuppet.operators.client import Client
+from tablepuppet.party.arguments import Within
+from tablepuppet.party.blind import blind
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import Numbers, Returns, Texts
+from tablepuppet.prep.statistics import key_family
+from tablepuppet.sql.expression import columns_of
+from tablepuppet.sql.plan import Plan
+from tablepuppet.sql.query import OutputColumn
+
+Blinding = Literal["text", "uuid", "number", "boolean", "date", "timestamp"]
+Digests = Annotated[NDArray[np.uint8], Within(dimensions=(2,))]
+MOST = 100_000  # categories at once
+MOST_TEXT = 1000  # characters of a name; longer ones are cut
+
+
+NAMED: Returns = {"places": Numbers(("names",), "iu", least=0, places_in="digests"), "names": Texts(MOST_TEXT)}
+
+
+@op("categories.names", releases=Release.CATEGORIES, columns=("column",), returns=NAMED)
+def told_names(table: LocalTable, view: str, column: str, family: Blinding, blinding: str, digests: Digests) -> Values:
+    """What those categories of a column are called whose ``digests`` are given, each with its place among these."""
+    if digests.shape[1] != 16 or len(digests) > MOST:
+        raise PartyError(f"party {table.grant.party!r}: name up to {MOST:,} categories by digests of 16 bytes")
+    values = table.column(column, view)
+    if family not in _families(values.type):
+        raise PartyError(f"party {table.grant.party!r}: column {column!r} is not blinded as {family}")
+    blinded = blind([values], [family], table.category_key(blinding, column))
+    rows = np.bincount(blinded.codes, minlength=len(blinded.digests) + 1)[:-1]
+    first = np.full(len(blinded.digests) + 1, -1)
+    first[blinded.codes[::-1]] = np.arange(len(blinded.codes))[::-1]
+    places, codes = _meeting(digests, blinded.digests)
+    kept = (rows[codes] > 0) & table.grant.is_group(rows[codes])
+    return {"places": places[kept].astype(np.int32), "names": names_of(values.take(pa.array(first[codes[kept]])))}
+
+
+def _families(kind: pa.DataType) -> tuple[str, ...]:
+    """The families under which values of a type are blinded."""
+    if pa.types.is_string(kind):
+        return ("text", "uuid")
+    if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+        return ("number",)
+    known = {"bool": "boolean", "date32[day]": "date"}
+    return ("timestamp",) if pa.types.is_timestamp(kind) else (known.get(str(kind), ""),)
+
+
+def _meeting(asked: NDArray[np.uint8], found: NDArray[np.uint8]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Where digests that both lists have stand in each of them."""
+    first, second = (np.ascontiguousarray(each).view("V16").ravel() for each in (asked, found))
+    _, places, codes = np.intersect1d(first, second, return_indices=True)
+    return places, codes
+
+
+def names_of(values: pa.ChunkedArray) -> list[str]:
+    """Values as texts of bounded length."""
+    return list(pc.utf8_slice_codeunits(values.cast(pa.string()), 0, MOST_TEXT).to_pylist())
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A column whose categories are known by digests under the secret that ``blinding`` names."""
+
+    column: OutputColumn
+    blinding: str
+    digests: NDArray[np.uint8]
+
+
+def is_public(plan: Plan, column: OutputColumn) -> bool:
+    """Whether every party that has the column publishes all that it is made of as public."""
+    used = {name.lower() for name in columns_of(column.expression)}
+    shards = plan.tables[column.alias].shards
+    return bool(used) and all(used <= {name.lower() for name in shard.public} for shard in shards)
+
+
+def _arguments(coded: Coded, alias: str, _: ShardRows) -> Mapping[str, Any] | None:
+    if alias != coded.column.alias:
+        return None
+    column = coded.column
+    told = {"column": column.name, "family": key_family(column), "blinding": coded.blinding}
+    return {**told, "digests": coded.digests}
+
+
+def ask_names(client: Client, coded: Iterable[Coded]) -> list[list[str | None]]:
+    """What categories are called, column by column in the order of digests; None where no party says."""
+    listed = list(coded)
+    asked = []
+    for each in listed:
+        asked.append(client.ask("categories.names", partial(_arguments, each)))
+    found = []
+    for each, replies in zip(listed, asked, strict=True):
+        names: list[str | None] = [None] * len(each.digests)
+        for reply in replies[each.column.alias]:
+            for place, name in zip(reply["places"].tolist(), reply["names"], strict=True):
+                names[place] = plain_text(name, MOST_TEXT)
+        found.append(names)
+    return found

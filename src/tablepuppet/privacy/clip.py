@@ -1,0 +1,77 @@
+"""Bounds of what single rows add to a release: no row adds more than its bound, whatever its numbers are.
+
+Comes in: numbers by row. Goes out: the same, each row cut to a length. What is not finite counts as a null record,
+which adds nothing. Lengths neither vanish nor overflow: where the plain sum of squares is no ordinary number, a row
+is divided by its largest number first. After a row is cut, its length is computed again and held against the bound.
+
+Sums are made of blocks of rows. A row is in one of them, so that what rounding adds to the difference of two sums which
+differ in one row is that of a block: less than `SLACK` of the bound, which the noise counts (`noise.gaussian_sigma`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+BLOCK = 1 << 14  # rows: the rounding errors of their sum are below BLOCK^2 2^-52, a share of 6e-8 of what a row may add
+NUMBERS = 1 << 22  # of a block
+ROUNDING = 1e-9  # relative: a row that was cut is no longer than its bound but for this
+_ORDINARY = (1e-200, 1e200)  # sums of squares that lost nothing
+
+
+def lengths_of(values: Array) -> Array:
+    """The length of every row of values, (rows,) or (rows, columns); infinite or NaN where a number is.
+
+    >>> lengths_of(np.array([[3e-170, 4e-170], [3e170, 4e170], [0.0, 0.0]])).tolist()
+    [5e-170, 5e+170, 0.0]
+    """
+    if values.ndim == 1:
+        return np.abs(values)
+    with np.errstate(all="ignore"):
+        squares = np.einsum("ij,ij->i", values, values)
+        found = np.sqrt(squares)
+        odd = np.flatnonzero(~((squares > _ORDINARY[0]) & (squares < _ORDINARY[1])))
+        if len(odd):
+            largest = np.abs(values[odd]).max(axis=1, initial=0.0)
+            scaled = values[odd] / np.where(largest > 0, largest, 1.0)[:, None]
+            found[odd] = np.sqrt(np.einsum("ij,ij->i", scaled, scaled)) * largest
+    return np.asarray(found, np.float64)
+
+
+def kept_shares(lengths: Array, bound: float) -> Array:
+    """What is kept of rows of these lengths, so that none is longer than ``bound``; nothing of those that have none."""
+    with np.errstate(all="ignore"):
+        shares = np.minimum(1.0, bound / np.where(lengths > 0, lengths, bound))
+        return np.where(lengths * shares <= bound * (1 + ROUNDING), shares, 0.0)  # NaN fails too
+
+
+def clipped(values: Array, bound: float, times: Array | float = 1.0) -> Array:
+    """Values of rows, each cut so that its length times ``times`` is at most ``bound``; zero where it has none.
+
+    >>> clipped(np.array([[3.0, 4.0], [np.nan, 0.0], [0.3, 0.4]]), 1.0).tolist()
+    [[0.6..., 0.8], [0.0, 0.0], [0.3, 0.4]]
+    """
+    with np.errstate(all="ignore"):
+        kept = by_row(values, kept_shares(lengths_of(values) * times, bound))
+        within = lengths_of(kept) * times <= bound * (1 + ROUNDING)
+    return kept if within.all() else zeroed(kept, ~within)
+
+
+def by_row(values: Array, factors: Array) -> Array:
+    """Every row of values times its factor."""
+    return np.asarray(values * (factors if values.ndim == 1 else factors[:, None]))
+
+
+def zeroed(values: Array, rows: NDArray[np.bool_]) -> Array:
+    """Values with zeros in some rows, whatever they held."""
+    return np.where(rows if values.ndim == 1 else rows[:, None], 0.0, values)
+
+
+def blocks(rows: int, width: int = 1) -> Iterator[slice]:
+    """The rows, a block at a time; fewer at a time where each needs room for ``width`` numbers."""
+    size = max(1, min(BLOCK, NUMBERS // max(width, 1)))
+    for start in range(0, rows, size):
+        yield slice(start, min(start + size, rows))

@@ -1,0 +1,61 @@
+"""`Funds`: what may be spent on a table by a caller, or by all callers together, and what they have spent.
+
+Comes in: a budget and the charges of a ledger. Goes out: whether a cost is within it, at the budget's delta. A party's
+ledger asks before every charge; the same is in the catalog that a caller gets, so that a coordinator asks the same
+question of a whole fit before its first charge. Charges follow from what callers asked for: no value of a row is here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tablepuppet.errors import PrivacyError
+from tablepuppet.privacy.accountant import Spending
+
+SLACK = 1 + 1e-9  # sums of floats: ten times 0.1 is within a budget of 1
+
+
+@dataclass(frozen=True)
+class Funds:
+    """A budget and what is spent of it; ``labels`` are marks of noisy labels that are paid for."""
+
+    whose: Literal["caller", "all"]
+    epsilon: float
+    delta: float
+    spent: Spending
+    labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (0 < self.epsilon < math.inf and 0 < self.delta < 1):
+            raise PrivacyError("its epsilon or delta is no number that can be")
+
+    @property
+    def left(self) -> float:
+        """What is left of epsilon.
+
+        >>> Funds("all", 1.0, 1e-6, Spending.of_pure(0.25)).left
+        0.75
+        """
+        return max(0.0, self.epsilon - self.spent.epsilon(self.delta))
+
+    def after(self, cost: Spending) -> float:
+        """What will be spent in all with this cost. Costs add up to less than the sum of their epsilons."""
+        return (self.spent + cost).epsilon(self.delta)
+
+    def allows(self, cost: Spending) -> bool:
+        """Whether the cost is within the budget."""
+        return self.after(cost) <= self.epsilon * SLACK
+
+
+PartysFunds = Mapping[tuple[str, str], Sequence[Funds]]
+"""What is left, by party and table in lower case."""
+
+
+def label_mark(expression: str, mechanism: str, epsilon: float) -> str:
+    """Which noisy labels of a table: they are the same, and cost nothing more, until the label's column changes."""
+    return hashlib.sha256(json.dumps([expression, mechanism, float(epsilon)]).encode()).hexdigest()[:32]

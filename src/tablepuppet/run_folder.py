@@ -1,0 +1,181 @@
+"""The run folder of a job: which run is in it, whether that is finished, and one process at a time that writes to it.
+
+``run.json`` says that a run is finished; it is written last. ``record`` holds a run that is under way, was stopped or
+broke off: the job as it was, and what parties elsewhere have answered, labels among it, for this user only. Where
+both are, a finished run is being replaced.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tablepuppet.cli.output import plain, typed
+from tablepuppet.errors import ConfigError
+from tablepuppet.learn.store.model_folder import ModelFolder
+from tablepuppet.wire.record import Record
+
+RECORD, FINISHED = "record", "run.json"
+
+
+class RunFolder:
+    """A run folder at a path, which may not be there yet."""
+
+    def __init__(self, path: Path):
+        self.path, self.record = path, path / RECORD
+        self._claim: int | None = None
+
+    @contextmanager
+    def begun(self, job: Path, *, overwrite: bool) -> Iterator[tuple[Record, list[str]]]:
+        """Begin the run of a job file: its record, and the sessions of a run that is given up for it.
+
+        If what is done inside fails, no run was begun. ConfigError if there is a run already, unless ``overwrite``, or
+        the folder cannot be written.
+        """
+        with self._writable():
+            self.path.mkdir(parents=True, exist_ok=True)
+        with self._taken(), self._writable():
+            self._check_free(overwrite)
+            self._check_names()
+            sessions = self.record / "sessions"
+            abandoned = sessions.read_text().split() if sessions.exists() else []
+            shutil.rmtree(self.record, ignore_errors=True)
+            self.record.mkdir(mode=0o700)
+            shutil.copyfile(job, self.record / "job.toml")
+            base = os.path.relpath(job.parent.resolve(), self.path.resolve())
+            (self.record / FINISHED).write_text(json.dumps({"base": base}))
+        try:
+            yield Record(self.record), abandoned
+        except BaseException:
+            self.forget()
+            raise
+
+    def problem(self) -> str | None:
+        """Why no run can be begun here without ``overwrite``, as far as a look tells; nothing is made."""
+        place = next(each for each in (self.path, *self.path.absolute().parents) if each.exists())
+        try:
+            with self._writable():
+                self._check_free(overwrite=False)
+                self._check_names()
+                if not place.is_dir() or not os.access(place, os.W_OK):
+                    code = errno.EACCES if place.is_dir() else errno.ENOTDIR
+                    raise OSError(code, os.strerror(code))
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    def resumed(self) -> Record:
+        """The record of the run that is not finished; ConfigError if there is none, or another process is at it."""
+        if not self._is_begun:
+            state = "is finished" if (self.path / FINISHED).exists() else "is no run folder"
+            raise ConfigError(f"{str(self.path)!r} {state}: there is nothing to resume")
+        with self._taken():
+            return Record(self.record)
+
+    def check_finished(self) -> None:
+        """ConfigError unless there is a finished run, and no newer one is under way."""
+        if self._is_begun:
+            raise ConfigError(
+                f"the run in {str(self.path)!r} is not finished: `{typed('resume', self.path)}` goes on with it"
+                f"{self.way_back}"
+            )
+        if not (self.path / FINISHED).exists():
+            raise ConfigError(f"{str(self.path)!r} is no run folder: it has no {FINISHED}; train a job first")
+
+    def base(self, holder: Path) -> Path:
+        """The folder that paths of the job start at."""
+        try:
+            base = Path(json.loads((holder / FINISHED).read_text())["base"])
+            return (self.path / base).resolve()
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise ConfigError(f"{str(holder / FINISHED)!r} cannot be read: {type(error).__name__}") from error
+
+    def write(self, figures: Mapping[str, Any], save: Callable[[Path], None]) -> None:
+        """Write what a run has come to; until all is there, it is not finished."""
+        with self._writable():
+            (self.path / FINISHED).unlink(missing_ok=True)
+            for name, value in figures.items():
+                (self.path / name).write_text(json.dumps(plain(value), indent=2))
+        save(self.path / "model")
+        with self._writable():
+            shutil.copyfile(self.record / "job.toml", self.path / "job.toml")
+            draft = self.path / f"{FINISHED}.new"
+            shutil.copyfile(self.record / FINISHED, draft)
+            draft.replace(self.path / FINISHED)
+
+    def forget(self) -> None:
+        """Remove the record, and the folder if there is nothing else in it."""
+        with suppress(OSError):
+            (self.record / FINISHED).unlink()  # first: what is left of a record is none
+        shutil.rmtree(self.record, ignore_errors=True)
+        with suppress(OSError):
+            self.path.rmdir()
+        self.leave()
+
+    def leave(self) -> None:
+        """Let other processes at it."""
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            os.close(claim)
+
+    @property
+    def way_back(self) -> str:
+        """The tail of a message: how to have the finished run back that another would replace, if there is one."""
+        if not (self.path / FINISHED).exists():
+            return ""
+        return f". The finished run from before is still there: remove the folder {str(self.record)!r} to have it back"
+
+    @property
+    def _is_begun(self) -> bool:
+        return (self.record / FINISHED).exists()
+
+    @contextmanager
+    def _taken(self) -> Iterator[None]:
+        """Keep other processes away, until `leave` if what is done inside goes well."""
+        self._claim = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            self.leave()
+            raise ConfigError(f"another process is training the run in {str(self.path)!r}") from error
+        except BaseException:
+            self.leave()
+            raise
+
+    def _check_free(self, overwrite: bool) -> None:
+        if overwrite:
+            return
+        where, anew = repr(str(self.path)), "`--overwrite` replaces it, or name another output in the job file"
+        if self._is_begun:
+            raise ConfigError(
+                f"{where} has a run that is not finished: `{typed('resume', self.path)}` goes on with it; {anew}"
+                f"{self.way_back}"
+            )
+        if (self.path / FINISHED).exists():
+            raise ConfigError(f"{where} has a finished run; {anew}")
+
+    def _check_names(self) -> None:
+        """ConfigError if something else has the name of a file that will be written."""
+        files = [self.path / name for name in ("job.toml", "history.json", "metrics.json", FINISHED)]
+        wrong = [path for path in files if path.is_dir()] + [self.record] * self.record.is_file()
+        if wrong:
+            raise ConfigError(f"{str(wrong[0])!r} is in the way of the run's own files; remove it")
+        ModelFolder(self.path / "model").check_free()
+
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(
+                f"the run folder {str(self.path)!r} cannot be written ({error.strerror}); name another output in the "
+                "job file"
+            ) from error

@@ -1,0 +1,183 @@
+"""Tables for people: text in a terminal, HTML in a notebook, from one description.
+
+What comes in are cells as text; whoever makes a table answers for what stands in it. Everything is escaped, so that a
+name which looks like markup is shown as it is, and controls of a terminal are taken out: parties write some names. The
+HTML has no colours of its own: it reads well on light and dark.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Literal
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from tablepuppet.errors import without_controls
+from tablepuppet.runs.wide_table import WideTable
+
+Align = Literal["left", "right"]
+_LINE = "rgba(128, 128, 128, 0.45)"
+_CELL = "padding: 0.25em 0.75em; vertical-align: top; background: none; color: inherit; border: none; "
+_CAPTION = "text-align: left; font-weight: bold; padding: 0.25em 0.75em; color: inherit;"
+_ALIGNED = {
+    "left": "text-align: left; white-space: normal; max-width: 60em;",
+    "right": "text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums;",
+}
+
+
+@dataclass(frozen=True)
+class TableView:
+    """A title, columns by name with the side they are aligned to, and rows of cells.
+
+    >>> view = TableView("Shops", {"name": "left", "rows": "right"}, [["<b>", "1,200"]])
+    >>> print(view.text())
+    Shops
+    ┏━━━━━━┳━━━━━━━┓
+    ┃ name ┃  rows ┃
+    ┡━━━━━━╇━━━━━━━┩
+    │ <b>  │ 1,200 │
+    └──────┴───────┘
+    >>> "&lt;b&gt;" in view.html()
+    True
+    """
+
+    title: str
+    columns: Mapping[str, Align]
+    rows: Sequence[Sequence[str]]
+
+    def rich(self) -> RichTable:
+        """The table for a terminal of any width."""
+        view = RichTable(title=_text(self.title) if self.title else None, title_justify="left")
+        for place, (name, align) in enumerate(self.columns.items()):
+            words = [word for row in self.rows for word in row[place].split()] if align == "right" else []
+            view.add_column(
+                _text(name), justify=align, min_width=max(map(len, words), default=None)
+            )  # no number is cut
+        for row in self.rows:
+            view.add_row(*map(_text, row))
+        return view
+
+    def text(self, width: int = 120) -> str:
+        """The table as plain text."""
+        out = io.StringIO()
+        # In a notebook rich would show the table there too, whatever the file.
+        Console(file=out, width=width, color_system=None, force_jupyter=False).print(WideTable(self.rich()))
+        return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines())
+
+    def html(self) -> str:
+        """The table for a notebook."""
+        sides = list(self.columns.values())
+        head = "".join(_cell("th", name, align) for name, align in self.columns.items())
+        rows = ("".join(_cell("td", cell, align) for cell, align in zip(row, sides, strict=True)) for row in self.rows)
+        body = "".join(f"<tr>{cells}</tr>" for cells in rows)
+        caption = f'<caption style="{_CAPTION}">{escape(without_controls(self.title))}</caption>' if self.title else ""
+        return (
+            '<div style="overflow-x: auto;"><table style="border-collapse: collapse; margin: 0; color: inherit;">'
+            f'{caption}<thead style="border-bottom: 1px solid {_LINE};"><tr>{head}</tr></thead>'
+            f"<tbody>{body}</tbody></table></div>"
+        )
+
+
+def _text(cell: str) -> Text:
+    return Text(without_controls(cell))
+
+
+def _cell(tag: str, text: str, align: Align) -> str:
+    return f'<{tag} style="{_CELL}{_ALIGNED[align]}">{escape(without_controls(text))}</{tag}>'
+
+
+class ShownAsTable(ABC):
+    """Something that prints as a table: text wherever text is shown, HTML in a notebook."""
+
+    @abstractmethod
+    def table_view(self) -> TableView:
+        """The table to show."""
+
+    def __rich__(self) -> WideTable:
+        return WideTable(self.table_view().rich())
+
+    def __str__(self) -> str:
+        return self.table_view().text()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return self.table_view().html()
+
+
+class Records(list[dict[str, Any]]):
+    """A list of dicts with the same keys, which a notebook shows as a table; a plain list in all else."""
+
+    def _repr_html_(self) -> str:
+        names = list(dict.fromkeys(name for record in self for name in record))
+        values = {name: [record.get(name) for record in self] for name in names}
+        cells = {name: [shown(value, 6) for value in column] for name, column in values.items()}
+        cells = {name: column for name, column in cells.items() if any(column)}  # what no record has is left out
+        sides = {name.replace("_", " "): _side(values[name]) for name in cells}
+        return TableView("", sides, list(zip(*cells.values(), strict=True))).html()
+
+
+class NamedNumbers(dict[str, Any]):
+    """Numbers, or arrays of one number per head, by name: a dict that is printed, and shown in a notebook, as a table.
+
+    ``meanings`` gives, when the table is shown, what some of the names mean.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        heads: Sequence[str] = ("value",),
+        meanings: Callable[[], Mapping[str, str]] = dict,
+    ):
+        super().__init__(values)
+        self.heads, self.meanings = list(heads), meanings
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NamedNumbers, (dict(self), self.heads)  # a copy need not know whom to ask
+
+    def __str__(self) -> str:
+        return self._view().text()
+
+    def _repr_html_(self) -> str:
+        return self._view().html()
+
+    def _view(self) -> TableView:
+        known = self.meanings()
+        rows = [[name, *(shown(float(number)) for number in np.ravel(value))] for name, value in self.items()]
+        sides: dict[str, Align] = {"": "left"}
+        if known:
+            sides["category"] = "left"
+            rows = [[row[0], known.get(row[0], ""), *row[1:]] for row in rows]
+        sides.update((head, "right") for head in self.heads)
+        return TableView("", sides, rows)
+
+
+def _side(values: Sequence[Any]) -> Align:
+    """Numbers to the right, all else to the left."""
+    return "right" if all(isinstance(value, int | float | None) for value in values) else "left"
+
+
+def shown(value: Any, digits: int = 4) -> str:
+    """A value as a cell of a table; fractions with so many significant digits.
+
+    >>> shown(None), shown("a"), shown(12345), shown(0.123456), shown(True), shown(["a", "b"])
+    ('', 'a', '12,345', '0.1235', 'yes', 'a, b')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(shown(each, digits) for each in value)
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:,.{digits}g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

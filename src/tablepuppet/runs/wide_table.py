@@ -1,0 +1,80 @@
+"""Tables wider than the screen: columns that do not fit come below, beside the first column again.
+
+Comes in: a table of texts. Goes out: the same table, without its frame if that makes it fit, or several tables below
+each other. Long texts are wrapped; no number or word is cut as long as the first column and one more fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Column, Table
+
+BETWEEN = 3  # letters between two columns: padding and a line
+FRAME = 4  # letters at both ends of a row
+LONG, NARROW = 40, 16  # a cell of more letters than LONG is wrapped, in a column that may be as narrow as NARROW
+UNBOUNDED = 10_000
+
+
+class WideTable:
+    """A table that is shown in as many parts as the width asks for."""
+
+    def __init__(self, table: Table):
+        self._table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from self._parts(console, options)
+
+    def _parts(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        if Measurement.get(console, options.update(width=UNBOUNDED), self._table).maximum <= options.max_width:
+            yield self._table
+            return
+        columns = [_fitted(column, console, options) for column in self._table.columns]
+        widths = [column.min_width or 0 for column in columns]
+        whole, most = sum(widths) + BETWEEN * (len(widths) - 1), options.max_width
+        framed = not most - FRAME < whole <= most
+        parts = [list(range(len(widths)))] if whole <= most else _cut(widths, most - FRAME)
+        for number, places in enumerate(parts):
+            title = None if number else self._table.title
+            yield self._part([(columns[place], self._table.columns[place]) for place in places], title, framed=framed)
+
+    def _part(self, columns: list[tuple[Column, Column]], title: object, *, framed: bool) -> Table:
+        part = Table(*(fitted.copy() for fitted, _ in columns), show_edge=framed, pad_edge=framed)
+        part.title, part.title_justify = title, self._table.title_justify  # type: ignore[assignment]
+        for row in zip(*(column.cells for _, column in columns), strict=True):
+            part.add_row(*row)
+        return part
+
+
+def _fitted(column: Column, console: Console, options: ConsoleOptions) -> Column:
+    """The column with the least width that it needs, which is its width unless it is wrapped.
+
+    Cells are one line each unless they are long; the words of a header may be below each other.
+    """
+    unbounded, found = options.update(width=UNBOUNDED), column.copy()
+    cells = [Measurement.get(console, unbounded, cell) for cell in column.cells]
+    longest = max((cell.maximum for cell in cells), default=0)
+    is_long = longest > LONG
+    needed = max((cell.minimum for cell in cells), default=0) if is_long else longest
+    header = Measurement.get(console, unbounded, column.header).minimum
+    found.min_width = max(header, needed, NARROW if is_long else 0)
+    found.width = None if is_long else found.min_width
+    return found
+
+
+def _cut(widths: list[int], most: int) -> list[list[int]]:
+    """Places of columns by part. Each part begins with the first column, and has one more, whether it fits or not.
+
+    >>> _cut([4, 5, 5, 5], 20)
+    [[0, 1, 2], [0, 3]]
+    """
+    parts, used = [[0]], widths[0]
+    for place, width in enumerate(widths[1:], 1):
+        if len(parts[-1]) > 1 and used + BETWEEN + width > most:
+            parts.append([0])
+            used = widths[0]
+        parts[-1].append(place)
+        used += BETWEEN + width
+    return parts

@@ -1,0 +1,93 @@
+"""What a misspelt name might have meant: of columns, fields of files, settings, and arguments of public calls.
+
+Comes in: a name that somebody wrote, and those that there are. Goes out: the tail of an error, never a value.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import ParamSpec, TypeVar
+
+from tablepuppet.errors import ArgumentError
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+Class = TypeVar("Class", bound=type)
+MOST_MEANT, LEAST_PART = 3, 4
+ELSEWHERE = {
+    **dict.fromkeys(("max_iter", "epochs", "n_epochs", "n_iter", "num_epochs"), "rounds"),
+    **dict.fromkeys(("C", "alpha", "weight_decay", "reg_lambda"), "l2"),
+    **dict.fromkeys(("learning_rate", "learning_rate_init", "eta0"), "lr"),
+    **dict.fromkeys(("random_state", "random_seed"), "seed"),
+    **dict.fromkeys(("target", "y"), "label"),
+    "test_size": "test",
+    "hidden_layer_sizes": "hidden",
+    "n_iter_no_change": "patience",
+    "query": "text",
+}
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The tail of an error about an unknown name: the closest one and those that it is a part of, or all of them.
+
+    >>> did_you_mean("pric", ["price", "day"]), did_you_mean("x", ["price", "day"])
+    ("; did you mean 'price'?", '; there are: price, day')
+    >>> did_you_mean("epsilon", ["label_epsilon", "delta", "feature_epsilon"])
+    "; did you mean 'label_epsilon' or 'feature_epsilon'?"
+    """
+    names, spelt = list(known), name.lower()
+    parts = [each for each in names if spelt in each.lower()] if len(name) >= LEAST_PART else []
+    close = difflib.get_close_matches(spelt, [each.lower() for each in names], n=1)
+    found = [next(each for each in names if each.lower() == close[0])] if close else []
+    if len(meant := list(dict.fromkeys([*found, *parts]))) <= MOST_MEANT:
+        found = meant
+    if found:
+        return f"; did you mean {' or '.join(map(repr, found))}?"
+    return f"; there are: {', '.join(names)}" if names else ""
+
+
+def setting_meant(name: str, known: Iterable[str]) -> str:
+    """The same of a setting or an argument, which may have the name that it has in scikit-learn or torch.
+
+    >>> setting_meant("max_iter", ["rounds", "seed"])
+    "; here it is 'rounds'"
+    """
+    names = list(known)
+    here = ELSEWHERE.get(name)
+    return f"; here it is {here!r}" if here in names else did_you_mean(name, names)
+
+
+def names_checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """A function or method that raises ArgumentError for an argument that it does not have, with what was meant."""
+    called = function.__name__
+    known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @functools.wraps(function)
+    def checked(*values: Arguments.args, **named: Arguments.kwargs) -> Result:
+        _check(called, named, known)
+        return function(*values, **named)
+
+    return checked
+
+
+def class_checked(made: Class) -> Class:
+    """A class whose making is checked in the same way."""
+    initialise: Callable[..., None] = made.__init__  # type: ignore[misc]
+    known = [name for name in inspect.signature(initialise).parameters if name != "self"]
+
+    @functools.wraps(initialise)
+    def checked(*values: object, **named: object) -> None:
+        _check(made.__name__, named, known)
+        initialise(*values, **named)
+
+    made.__init__ = checked  # type: ignore[misc]
+    return made
+
+
+def _check(called: str, named: Iterable[str], known: Sequence[str]) -> None:
+    for name in named:
+        if name not in known:
+            raise ArgumentError(f"{called} has no argument {name!r}{setting_meant(name, known)}")
