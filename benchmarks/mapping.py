@@ -137,9 +137,9 @@ def report_memory(urls: dict[str, str], sql: str) -> None:
     peak = peak_memory() - before
     snapshots = 0
     for scan in relation.plan.scans:
-        party = relation.client.engine.local(scan.party)
-        assert party is not None
-        snapshot = party.table(relation.client.session, scan.alias).snapshot
+        table = relation.client.engine.capabilities(scan.party).table
+        assert table is not None
+        snapshot = table(relation.client.session, scan.alias).snapshot
         snapshots += snapshot.outputs.nbytes + snapshot.keys.nbytes
         snapshots += sum(key.codes.nbytes + key.digests.nbytes for key in snapshot.blind_keys(b"", ""))
     kept = relation.mapping.nbytes + snapshots

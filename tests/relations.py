@@ -31,8 +31,11 @@ from numpy.typing import NDArray
 import tablepuppet as tp
 from tablepuppet.party.added_noise import PredictionNoise
 from tablepuppet.party.request import Reply, Request, Step
+from tablepuppet.party.service import HERE, Party
 from tablepuppet.wire.closing import closer
-from tablepuppet.wire.engine import InProcessEngine
+from tablepuppet.wire.engine import Engine
+from tablepuppet.wire.in_process import InProcessTransport
+from tablepuppet.wire.messages import Sizes
 
 Parties = Mapping[str, Mapping[str, pa.Table]]
 Place = tuple[str, int]  # party, row in the source
@@ -71,11 +74,22 @@ def federation(folder: Path, parties: Parties, kind: str = "parquet", **settings
     return tp.Federation(urls, **settings)
 
 
+def in_process(parties: Mapping[str, Party], caller: str = HERE) -> Engine:
+    """An engine of parties in this process, which are called in somebody's name."""
+    return Engine({name: InProcessTransport(party, caller) for name, party in parties.items()})
+
+
+def party_of(engine: Engine, name: str) -> Party:
+    """A party in this process, for tests that look into it."""
+    transport = engine.transports[name]
+    assert isinstance(transport, InProcessTransport)
+    return transport.party
+
+
 def hide_order(fed: tp.Federation) -> None:
     """Let parties give row ids in a secret order, as they do where the coordinator is another process."""
     for name in fed.engine.parties:
-        party = fed.engine.local(name)
-        assert party is not None
+        party = party_of(fed.engine, name)
         party._row_secret = f"the secret of {name}".encode()
 
 
@@ -113,21 +127,22 @@ def multipliers(arguments: Mapping[str, Any]) -> tuple[float | None, float | Non
 def record_wire(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     """Every message between coordinator and parties from now on."""
     messages: list[Message] = []
-    call = InProcessEngine.call
+    measured = Engine.measured
 
-    def recording(engine: InProcessEngine, party: str, request: Request) -> Reply:
+    def recording(engine: Engine, party: str, request: Request, patience: float | None = None) -> tuple[Reply, Sizes]:
         verb = [] if request.verb == "run" else [Step(request.verb, "", request.arguments)]
         steps = [*verb, *request.steps]
         reply: Sequence[Mapping[str, Any] | None] = [None] * len(steps)
         try:
-            reply = found = call(engine, party, request)
+            found = measured(engine, party, request, patience)
+            reply = found[0]
         finally:
             for number, (step, values) in enumerate(zip(steps, reply, strict=True), start=1):
                 messages.append(Message(party, step, values, number == len(steps)))
         return found
 
     keep(recording)
-    monkeypatch.setattr(InProcessEngine, "call", recording)
+    monkeypatch.setattr(Engine, "measured", recording)
     return messages
 
 
@@ -242,8 +257,7 @@ def base_rows(relation: tp.Relation, alias: str) -> list[Place]:
     """The places of the rows of a table that take part, in the order of the mapping."""
     found = []
     for shard in relation.mapping.tables[alias].shards:
-        party = relation._session.engine.local(shard.party)
-        assert party is not None
+        party = party_of(relation._session.engine, shard.party)
         snapshot = party.table(relation._session.id, alias).snapshot
         found += [(shard.party, int(row)) for row in snapshot.position(shard.row_ids)]
     return found

@@ -225,7 +225,8 @@ def test_nothing_planted_is_seen(
 ) -> None:  # fmt: skip
     """Catalog, joins, explain, describe, split, encoding and many failures let out no value of a row."""
     entry = PartyEntry(publish(request, tmp_path, kind), LEVELS)
-    fed = tp.Federation({"p": entry}, callbacks=[net.events.append], memory_limit=2000)
+    fed = tp.Federation({"p": entry}, memory_limit=2000)
+    fed.events.subscribe(net.events.append, trips=True)
     net.texts += [repr(fed), str(fed.catalog()), fed.catalog()._repr_html_(), str(fed.catalog().to_arrow().to_pylist())]
     use(net, fed)
     for sql in FAILING if kind == "duckdb" else FAILING[::4]:  # the same DuckDB evaluates them everywhere

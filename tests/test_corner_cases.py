@@ -11,6 +11,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.federation import PartyEntry
+from tests.relations import party_of
 
 
 def make(folder: Path, **parties: str) -> dict[str, str]:
@@ -159,8 +160,7 @@ def test_fingerprints_tell_whether_the_data_changed(tmp_path: Path) -> None:
         folder.mkdir()
         fed = tp.Federation(make(folder, a=f"CREATE TABLE t AS {table}", b="CREATE TABLE u AS SELECT 1 AS k"))
         relation = fed.sql("SELECT t.x FROM t JOIN u USING (k)")
-        party = fed.engine.local("a")
-        assert party is not None
+        party = party_of(fed.engine, "a")
         found.append(party.table(relation.client.session, "t").snapshot.fingerprint)
     assert found[0] == found[1]
     assert len(set(found)) == 3

@@ -23,6 +23,7 @@ from tests.relations import (
     federation,
     hide_order,
     number_of,
+    party_of,
     places,
     sums_by_place,
     weight_of,
@@ -178,7 +179,7 @@ def test_rows_of_remote_parties_are_not_told(shop: tp.Federation, monkeypatch: p
 
 def test_a_dropped_relation_frees_its_snapshots(shop: tp.Federation) -> None:
     """Parties keep a snapshot as long as a relation over it is alive, a split included, and no longer."""
-    parties = [shop.engine.local(name) for name in ORDERS]
+    parties = [party_of(shop.engine, name) for name in ORDERS]
     collect_garbage()
     before = [len(party._sessions) for party in parties if party]
     relation = shop.sql(JOIN)
@@ -194,7 +195,7 @@ def test_a_dropped_relation_frees_its_snapshots(shop: tp.Federation) -> None:
 
 def test_a_failed_query_leaves_no_snapshot(shop: tp.Federation) -> None:
     """When one party fails to read, the others' snapshots are freed too."""
-    parties = [shop.engine.local(name) for name in ORDERS]
+    parties = [party_of(shop.engine, name) for name in ORDERS]
     collect_garbage()
     before = [len(party._sessions) for party in parties if party]
     with pytest.raises(tp.PartyError, match="fails on its rows"):

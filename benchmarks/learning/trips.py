@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import tablepuppet.wire.engine
 from tablepuppet.wire.distance import communication_seconds
 from tablepuppet.wire.engine import Engine
 
@@ -28,20 +27,20 @@ class Trips:
 @contextmanager
 def counted() -> Iterator[Trips]:
     """Count trips for as long as the context lasts."""
-    trips, bare = Trips(), tablepuppet.wire.engine._outcomes
+    trips, bare = Trips(), Engine.trip
 
-    def outcomes(engine: Engine, calls: Any, *rest: Any) -> Any:
-        before, number = engine.traffic.bytes, engine.traffic.trips
-        replies = bare(engine, calls, *rest)
-        if engine.traffic.trips > number:
+    def trip(engine: Engine, calls: Any, *rest: Any, **more: Any) -> Any:
+        before = engine.traffic.bytes
+        outcomes = bare(engine, calls, *rest, **more)
+        if calls:
             trips.made.append((_purpose(calls), engine.traffic.bytes - before))
-        return replies
+        return outcomes
 
     try:
-        tablepuppet.wire.engine._outcomes = outcomes  # type: ignore[assignment]
+        Engine.trip = trip  # type: ignore[method-assign]
         yield trips
     finally:
-        tablepuppet.wire.engine._outcomes = bare
+        Engine.trip = bare  # type: ignore[method-assign]
 
 
 def _purpose(calls: Any) -> str:

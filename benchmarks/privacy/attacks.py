@@ -20,7 +20,8 @@ from tablepuppet.party.policy import ColumnRule, Policy, TableRule
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.service import Party
 from tablepuppet.privacy.label import keep_probability
-from tablepuppet.wire.engine import InProcessEngine
+from tablepuppet.wire.engine import Engine
+from tablepuppet.wire.in_process import InProcessTransport
 
 ROWS, COLUMNS = 200, 60  # half of the rows are members: a model of so many columns knows them by heart
 NAMES = [f"x{i}" for i in range(COLUMNS)]
@@ -35,7 +36,7 @@ def _federation(folder: Path, tables: dict[str, pa.Table], bounds: tuple[float, 
         pyarrow.parquet.write_table(table, folder / name / f"{name}.parquet")
         parties[name] = Party(name, open_database(name, f"parquet:///{folder / name}"), key, policy)
     fed = tp.Federation({name: f"parquet:///{folder / name}" for name in tables})
-    fed.engine = InProcessEngine(parties)
+    fed.engine = Engine({name: InProcessTransport(party) for name, party in parties.items()})
     return fed
 
 
@@ -74,19 +75,19 @@ def membership(folder: Path, trials: int) -> dict[str, dict[str, float]]:
 def heard(party: str) -> Iterator[list[Any]]:
     """What a party is told of its rows in rounds, from now on."""
     found: list[Any] = []
-    call = InProcessEngine.call
+    call = InProcessTransport.call
 
-    def listening(engine: InProcessEngine, name: str, request: Request) -> Reply:
-        if name == party:
+    def listening(transport: InProcessTransport, request: Request, patience: float | None = None) -> Reply:
+        if transport.party.name == party:
             steps = [step.arguments for step in request.steps if {"rows", "model"} <= set(step.arguments)]
             found.extend(arguments["rows"] for arguments in steps)
-        return call(engine, name, request)
+        return call(transport, request, patience)
 
-    InProcessEngine.call = listening  # type: ignore[method-assign, assignment]
+    InProcessTransport.call = listening  # type: ignore[method-assign]
     try:
         yield found
     finally:
-        InProcessEngine.call = call  # type: ignore[method-assign]
+        InProcessTransport.call = call  # type: ignore[method-assign]
 
 
 def label_inference(folder: Path) -> dict[str, float]:

@@ -37,11 +37,13 @@ from tablepuppet.spelling import class_checked, names_checked
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import Plan, plan
-from tablepuppet.wire.engine import InProcessEngine, Remote, call_all
-from tablepuppet.wire.flight_engine import ClientTls, RemoteParty
+from tablepuppet.wire.engine import Engine, call_all
+from tablepuppet.wire.flight_transport import ClientTls, FlightTransport
+from tablepuppet.wire.in_process import InProcessTransport
 from tablepuppet.wire.outbox import StandIn, WhenLost
 from tablepuppet.wire.protocol import LostError
 from tablepuppet.wire.record import Record
+from tablepuppet.wire.transport import Transport
 
 Wire = Literal["float32", "float64"]
 OnPartyLost = Literal["fail", "wait", "cache", "zeros"]
@@ -155,23 +157,25 @@ class Federation:
         entries = {name: PartyEntry(entry) if isinstance(entry, str) else entry for name, entry in parties.items()}
         blinding_key = _blinding_key(entries, key_file)
         trial = TrialAuthority()
-        here = {
-            name: _open_party(name, entry, blinding_key, trial)
+        here: dict[str, Transport] = {
+            name: InProcessTransport(_open_party(name, entry, blinding_key, trial))
             for name, entry in entries.items()
             if not entry.is_remote
         }
         credentials = None if tls is None else Tls.of(tls).read()
-        remote: dict[str, Remote] = {
-            name: RemoteParty(name, entry.url, credentials, timeout, wait=on_party_lost == "wait", silent=self._warn)
+        remote: dict[str, Transport] = {
+            name: FlightTransport(
+                name, entry.url, credentials, timeout, wait=on_party_lost == "wait", silent=self._warn
+            )
             for name, entry in entries.items()
             if entry.is_remote
         }
         if record is None:
-            self.engine = InProcessEngine(here, remote)
+            self.engine = Engine(here | remote, events=self.events)
         else:
             losses = self._stand_in is not None
-            recorded = {name: record.of(name, party, losses=losses) for name, party in remote.items()}
-            self.engine = InProcessEngine(here, recorded, record.new_session)
+            recorded = {name: record.of(name, transport, losses=losses) for name, transport in remote.items()}
+            self.engine = Engine(here | recorded, record.new_session, self.events)
 
     def _warn(self, message: str) -> None:
         self.events.emit("warning", "party.silent", message)
@@ -210,7 +214,7 @@ class Federation:
     @property
     def has_services(self) -> bool:
         """Whether some of the parties are services elsewhere."""
-        return any(self.engine.local(party) is None for party in self.engine.parties)
+        return any(map(self.engine.is_service, self.engine.parties))
 
     def __repr__(self) -> str:
         return f"<Federation: {', '.join(self.engine.parties)}>"

@@ -226,10 +226,10 @@ class Run:
     def _close_abandoned(self) -> None:
         """Tell parties elsewhere that nobody comes back to a run that is replaced; who is gone has nothing to free."""
         engine = self.federation.engine
-        elsewhere = [party for party in engine.parties if engine.local(party) is None]
+        services = [party for party in engine.parties if engine.is_service(party)]
         for session in self._abandoned:
             with suppress(TablePuppetError):
-                try_all(engine, [(party, Request("close", session)) for party in elsewhere])
+                try_all(engine, [(party, Request("close", session)) for party in services])
 
     def _train(self) -> dict[str, Any]:
         self._close_abandoned()

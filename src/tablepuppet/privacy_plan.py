@@ -157,7 +157,7 @@ def plan_privacy(path: Path, tell: Callable[[str], None] = lambda _: None) -> Pr
         job.sql, job.label, categorical=job.categorical, drop=job.drop, max_categories=job.max_categories
     )
     planning = job.check(learner, planned.plan)
-    here = all(federation.engine.local(party) is not None for party in planned.plan.parties)
+    here = not any(map(federation.engine.is_service, planned.plan.parties))
     found, problem = _planned(planning, learner.privacy, tell, here), RunFolder(path.parent / job.output).problem()
     return found if problem is None else replace(found, warnings=(*found.warnings, f"train: {problem}"))
 

@@ -274,7 +274,7 @@ class Relation:
                 read = self._session.rows_read[shard.party, alias]
                 shards[shard.party, alias] = ShardSize(read, len(shard.row_ids))
         wire_bytes = np.dtype(self._session.settings.wire).itemsize
-        local = frozenset(party for party in self.plan.parties if self._session.engine.local(party))
+        local = frozenset(party for party in self.plan.parties if not self._session.engine.is_service(party))
         return explain(self.plan, Sizes(len(self), self.mapping.nbytes, shards, wire_bytes), local)
 
     def describe(self) -> Description:
@@ -290,14 +290,14 @@ class Relation:
         for alias, table in self.mapping.tables.items():
             names, places = [], [np.zeros(0, np.int64)]
             for number, shard in enumerate(table.shards):
-                party = self._session.engine.local(shard.party)
-                if party is None:
+                positions = self._session.engine.capabilities(shard.party).positions
+                if positions is None:
                     raise PrivacyError(
                         f"rows() tells where rows stand in their sources; party {shard.party!r} runs elsewhere and "
                         f"keeps that to itself"
                     )
                 names.append(np.full(len(shard.row_ids), number, np.int32))
-                places.append(party.table(self._session.id, alias).snapshot.position(shard.row_ids))
+                places.append(positions(self._session.id, alias, shard.row_ids))
             owners = pa.array([shard.party for shard in table.shards], pa.string())
             columns[f"{alias}.party"] = owners.take(pa.array(np.concatenate(names)[table.index]))
             columns[f"{alias}.row"] = pa.array(np.concatenate(places)[table.index])
@@ -315,11 +315,11 @@ class Relation:
         table = self.mapping.tables[alias]
         size = round(test * table.rows)
         ranks = _ranks(np.random.default_rng(seed).permutation(table.rows)[:size], table.shards)
-        replies = self.client.ask(
+        sampled = self.client.ask(
             "rows.sample", lambda name, shard: {"ranks": ranks[shard.party]} if name == alias else None
         )
         held_out = np.zeros(table.rows, bool)
-        for shard, reply in zip(self.client.shards(alias), replies[alias], strict=True):
+        for shard, reply in zip(self.client.shards(alias), sampled.read()[alias], strict=True):
             held_out[shard.slice] = np.unpackbits(reply["chosen"], count=len(shard.row_ids)).astype(bool)
         rest, chosen = (Relation(self._session, self.mapping.where(alias, side)) for side in (~held_out, held_out))
         return rest, chosen

@@ -25,8 +25,7 @@ from tablepuppet.party.service import Party
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy_plan import _planned
 from tablepuppet.relation import Relation
-from tests.party.policed import CallingEngine
-from tests.relations import write_party
+from tests.relations import in_process, write_party
 
 SQL = "SELECT v.x, v.kind, v.y, v.bad, c.z FROM visits v JOIN cards c ON v.k = c.k"
 TWICE = "SELECT v.x, v.y, c.z, d.z AS other FROM visits v JOIN cards c ON v.k = c.k JOIN cards d ON v.back = d.k"
@@ -66,7 +65,7 @@ class World:
     def federation(self, caller: str = "analyst") -> tp.Federation:
         """As a caller sees it."""
         fed = tp.Federation(dict.fromkeys(self.parties, "parquet:///unused"))
-        fed.engine = CallingEngine(self.parties, caller)
+        fed.engine = in_process(self.parties, caller)
         return fed
 
     def spent(self, caller: str = "") -> dict[tuple[str, str], Spending]:

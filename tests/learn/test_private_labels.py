@@ -16,11 +16,11 @@ import tablepuppet as tp
 from tablepuppet.baselines import Centralized
 from tablepuppet.jobs import Run
 from tablepuppet.party.ledger import FILE, Ledger
-from tablepuppet.party.service import Party
 from tablepuppet.party.whole import whole_fingerprint
 from tablepuppet.privacy.label import keep_probability, number_variance
-from tests.party.policed import CallingEngine, open_party, write_file
-from tests.relations import federation, record_wire, warnings_of, write_party
+from tablepuppet.wire.in_process import InProcessTransport
+from tests.party.policed import open_party, write_file
+from tests.relations import federation, in_process, party_of, record_wire, warnings_of, write_party
 
 ROWS = 4000
 CLASSES = ("high", "low", "mid")
@@ -75,10 +75,9 @@ class Bank:
     def federation(self, caller: str = "analyst") -> tp.Federation:
         """The federation of bank and shop, with a bank that was just started."""
         fed = tp.Federation({"shop": f"parquet:///{self.folder}/shop"})
-        shop, bank = fed.engine.local("shop"), open_party(self.file)
-        assert isinstance(shop, Party)
+        shop, bank = party_of(fed.engine, "shop"), open_party(self.file)
         bank._blinding_key = shop._blinding_key
-        fed.engine = CallingEngine({"bank": bank, "shop": shop}, caller)
+        fed.engine = in_process({"bank": bank, "shop": shop}, caller)
         return fed
 
     def relation(self, select: str = "k.f, c.grade", label: str = "grade", where: str = "") -> tp.Relation:
@@ -102,8 +101,7 @@ def labels(relation: tp.Relation, privacy: tp.Privacy) -> dict[int, Any]:
     assert relation.query.label is not None
     asked = learner._ask_labels(relation.client, relation.query.label)
     loss = learner._prepare(relation.client, relation.query.label, asked)
-    bank = relation.client.engine.local("bank")
-    assert bank is not None
+    bank = party_of(relation.client.engine, "bank")
     table = bank.table(relation.client.session, "c", "analyst")
     mapped = relation.mapping.tables["c"]
     ids = table.snapshot.position(mapped.shards[0].row_ids)[mapped.index]
@@ -193,8 +191,7 @@ def test_a_ledger_lets_nobody_test_guesses_of_labels(tmp_path: Path) -> None:
     bank = Bank(tmp_path)
     relation = bank.relation()
     tp.LogisticRegression(rounds=1, privacy=PRIVATE).fit(relation)
-    party = relation.client.engine.local("bank")
-    assert party is not None
+    party = party_of(relation.client.engine, "bank")
     snapshot = party.table(relation.client.session, "c", "analyst").snapshot
     state = whole_fingerprint(snapshot, "grade", lambda scan: snapshot)
     assert state.encode() not in (tmp_path / "state" / FILE).read_bytes()
@@ -297,13 +294,13 @@ def test_no_true_label_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     true = cards()["score"].to_numpy()
     relation = bank.relation("k.f, c.score", "score")
     replies: list[Any] = []
-    call = CallingEngine.call
+    call = InProcessTransport.call
 
     def recording(*told: Any) -> Any:
         replies.append(call(*told))
         return replies[-1]
 
-    monkeypatch.setattr(CallingEngine, "call", recording)
+    monkeypatch.setattr(InProcessTransport, "call", recording)
     train, test = relation.split()
     model = tp.LinearRegression(privacy=tp.Privacy(label_epsilon=4.0, label_bounds=(0.0, 10.0))).fit(train)
     model.evaluate(test)
@@ -321,7 +318,7 @@ def test_no_true_label_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(tp.PrivacyError, match="demands differential privacy"):
         model.evaluate(test)
     with pytest.raises(tp.PrivacyError, match="LABELS only with noise"):
-        relation.client.ask("label.numbers", lambda alias, _: {"column": "score"} if alias == "c" else None)["c"]
+        relation.client.ask("label.numbers", lambda alias, _: {"column": "score"} if alias == "c" else None).read()
 
 
 def test_what_a_model_says(bank: Bank, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from tablepuppet.prep.encode import Encoded
 from tablepuppet.prep.encoded_table import EncodedTable
 from tablepuppet.privacy.accountant import gaussian_epsilon
 from tests.privacy.bounded import bounded_federation
-from tests.relations import federation, multipliers, record_wire, warnings_of
+from tests.relations import federation, multipliers, party_of, record_wire, warnings_of
 from tests.test_canary import Net, assert_unseen
 
 ROWS = 3000
@@ -150,8 +150,7 @@ def test_one_row_joined_ten_thousand_times_counts_once(tmp_path: Path) -> None:
         fed = bounded_federation(tmp_path / str(often), {"p": {"a": a}, "q": {"b": b}}, rules)
         relation = fed.sql("SELECT b.z, a.y FROM a JOIN b USING (k)", label="y")
         model = tp.LinearRegression(rounds=1, privacy=tp.Privacy(feature_epsilon=1.0)).fit(relation)
-        party, client = fed.engine.local("q"), relation.client
-        assert party is not None
+        party, client = party_of(fed.engine, "q"), relation.client
         kept = party.table(client.session, "b").state[f"{client.view}/{model.encoding_.id}"]
         table = Exact(cast(Encoded, kept).data)
         wanted = np.bincount(relation.mapping.tables["b"].index) * -100.0 / rows

@@ -17,8 +17,7 @@ from tablepuppet.party.audit import AuditLog
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.published import open_deliveries, open_published
 from tablepuppet.party.service import Party
-from tests.party.policed import CallingEngine
-from tests.relations import write_party
+from tests.relations import in_process, write_party
 
 ORDERS, ITEMS = 120, 12
 SQL = "SELECT o.price, i.weight, i.kind, o.returned FROM orders o JOIN items i USING (item_id)"
@@ -105,7 +104,7 @@ def opened(file: Path) -> Party:
 def called(*parties: Party, caller: str = "analyst") -> tp.Federation:
     """A federation of parties, as a caller sees it."""
     fed = tp.Federation({party.name: "parquet:///unused" for party in parties})
-    fed.engine = CallingEngine({party.name: party for party in parties}, caller)
+    fed.engine = in_process({party.name: party for party in parties}, caller)
     return fed
 
 

@@ -67,7 +67,7 @@ def test_replies_come_by_table_and_shard(relation: tp.Relation) -> None:
         seen.append(alias)
         return {"columns": ["x"]} if alias == "t" else None
 
-    replies = relation.client.ask("statistics.numbers", arguments)
+    replies = relation.client.ask("statistics.numbers", arguments).read()
     assert seen == ["t", "t", "u"]
     assert [len(replies["t"]), len(replies["u"])] == [2, 0]
     assert [float(reply["sums"][0, 0]) for reply in replies["t"]] == [601.0, 301.0]

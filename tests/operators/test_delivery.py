@@ -119,7 +119,7 @@ def test_a_run_is_written_once(tmp_path: Path) -> None:
     """The same run again, after another delivery and after a restart too, changes nothing; another run replaces."""
     fed = shop(tmp_path, HOME, ALLOWED)
     rel = fed.sql(SQL, label="returned")
-    rel.client.ask("rows.use", rel.client._rows)["o"]
+    rel.client.ask("rows.use", rel.client._rows).read()
     rows = len(rel.client.shards("o")[0].row_ids)
 
     def written() -> set[tuple[str, float]]:
@@ -135,13 +135,13 @@ def test_a_run_is_written_once(tmp_path: Path) -> None:
     assert written() == {(second["run"], 3.0)}
     anew = called(opened(tmp_path / "store.toml"), opened(tmp_path / "supplier.toml"))
     rel = anew.sql(SQL, label="returned")
-    rel.client.ask("rows.use", rel.client._rows)["o"]
+    rel.client.ask("rows.use", rel.client._rows).read()
     run(anew, rel, "deliver.write", run="a", values=np.full(rows, 5.0), classes=None)
     assert written() == {(second["run"], 3.0)}
     (tmp_path / "store-state" / "delivered.txt").unlink()  # as if killed between the file and the record of it
     anew = called(opened(tmp_path / "store.toml"), opened(tmp_path / "supplier.toml"))
     rel = anew.sql(SQL, label="returned")
-    rel.client.ask("rows.use", rel.client._rows)["o"]
+    rel.client.ask("rows.use", rel.client._rows).read()
     run(anew, rel, "deliver.write", run="b", values=np.full(rows, 6.0), classes=None)
     assert written() == {(second["run"], 3.0)}
 
@@ -188,7 +188,7 @@ def test_arguments_that_are_no_predictions(tmp_path: Path) -> None:
     """The op refuses, by the arguments alone, what is not a finite number for each row or class, and writes nothing."""
     fed = shop(tmp_path, HOME, ALLOWED)
     rel = fed.sql(SQL, label="returned")
-    rel.client.ask("rows.use", rel.client._rows)["o"]
+    rel.client.ask("rows.use", rel.client._rows).read()
     rows = len(rel.client.shards("o")[0].row_ids)
     good, both = np.zeros(rows), np.full((rows, 2), 0.5)
     bad: list[tuple[Any, Any, Any]] = [

@@ -146,7 +146,7 @@ def test_a_hidden_column_is_refused_at_the_party(tmp_path: Path) -> None:
     fed = shop(tmp_path, columns=columns)
     rel = fed.sql(SQL, label="returned")
     client = rel.client
-    client.ask("rows.use", client._rows)["o"]
+    client.ask("rows.use", client._rows).read()
     messages = []
     for name in ("ratio", "no_such"):
         step = Step("rows.ids", "o", {"view": client.view, "columns": [name]})
@@ -164,7 +164,7 @@ def test_arguments_that_are_no_list_of_columns(tmp_path: Path, columns: object) 
     fed = shop(tmp_path)
     rel = fed.sql(SQL, label="returned")
     client = rel.client
-    client.ask("rows.use", client._rows)["o"]
+    client.ask("rows.use", client._rows).read()
     step = Step("rows.ids", "o", {"view": client.view, "columns": columns})
     with pytest.raises(tp.PartyError):
         fed.engine.call("store", Request("run", client.session, {}, (step,), 9))
@@ -176,7 +176,7 @@ def test_a_table_that_demands_noise_tells_no_ids(tmp_path: Path) -> None:
     rel = fed.sql(SQL, label="returned")
     client = rel.client
     with pytest.raises(tp.PrivacyError, match=r"does not release IDS, which cannot be told with noise.*require_dp"):
-        client.ask("rows.ids", lambda alias, _: {"columns": ["order_id"]} if alias == "o" else None)["o"]
+        client.ask("rows.ids", lambda alias, _: {"columns": ["order_id"]} if alias == "o" else None).read()
 
 
 def test_in_process_databases(tmp_path: Path) -> None:

@@ -16,9 +16,11 @@ import tablepuppet as tp
 from tablepuppet.party.policy import TableRule
 from tablepuppet.party.request import Reply, Request, Step
 from tablepuppet.party.spec import Linear
-from tablepuppet.wire.engine import InProcessEngine
+from tablepuppet.wire.engine import Engine
+from tablepuppet.wire.in_process import InProcessTransport
+from tablepuppet.wire.messages import Sizes
 from tests.learn.materialised import ALL, JOIN, shop
-from tests.relations import Message, federation, keep, record_wire, write_party
+from tests.relations import Message, federation, keep, party_of, record_wire, write_party
 from tests.wire.losing import LosingParty, losing
 from tests.wire.services import KEY
 
@@ -134,7 +136,7 @@ def test_no_batch_is_of_one_shard(relation: tp.Relation, monkeypatch: pytest.Mon
 
 def ask(relation: tp.Relation, op: str, **arguments: Any) -> list[Mapping[str, Any]]:
     """Ask the shards of orders for something, as no learner does."""
-    return relation.client.ask(op, lambda alias, _: arguments if alias == "o" else None)["o"]
+    return relation.client.ask(op, lambda alias, _: arguments if alias == "o" else None).read()["o"]
 
 
 @pytest.mark.parametrize(
@@ -186,13 +188,13 @@ def test_a_mask_is_not_used_again(relation: tp.Relation) -> None:
             }
             if alias == "o"
             else None,
-        )["o"]  # fmt: skip
+        ).read()  # fmt: skip
 
 
 @pytest.fixture
 def strict(fed: tp.Federation) -> Iterator[tp.Federation]:
     """The federation, with parties whose policies demand secure sums."""
-    parties = [party for name in fed.engine.parties if (party := fed.engine.local(name)) is not None]
+    parties = [party_of(fed.engine, name) for name in fed.engine.parties]
     before = [party._guard.policy for party in parties]
     for party in parties:
         party._guard.policy = replace(party._guard.policy, others=TableRule(secure_sum=True))
@@ -221,7 +223,7 @@ def test_a_policy_demands_secure_sums(strict: tp.Federation, privacy: tp.Privacy
 
 def test_a_table_without_features_demands_none(strict: tp.Federation) -> None:
     """Its labels and keys are no sums: a fit from others' columns needs no secure sums for it."""
-    parties = [party for name in strict.engine.parties if (party := strict.engine.local(name)) is not None]
+    parties = [party_of(strict.engine, name) for name in strict.engine.parties]
     for party in parties:
         tables = {"orders": TableRule(secure_sum=True)}
         party._guard.policy = replace(party._guard.policy, tables=tables, others=TableRule())
@@ -269,10 +271,9 @@ def test_shards_here_and_elsewhere_are_refused(tmp_path: Path) -> None:
     """A database in this process has no certificate that parties elsewhere know: refused before a key is made."""
     urls = {name: write_party(tmp_path, name, tables) for name, tables in shop(3, together=True).items()}
     fed, parties = losing(urls)
-    here = tp.Federation({"owner1": urls["owner1"]}).engine.local("owner1")
-    assert here is not None
+    here = party_of(tp.Federation({"owner1": urls["owner1"]}).engine, "owner1")
     here._blinding_key = KEY
-    fed.engine = InProcessEngine({"owner1": here}, {name: parties[name] for name in ("owner0", "owner2")})
+    fed.engine = Engine({"owner1": InProcessTransport(here), **{name: parties[name] for name in ("owner0", "owner2")}})
     told = r"'orders' has shards in this process \(owner1\) and elsewhere \(owner0, owner2\).*party serve"
     with pytest.raises(tp.PrivacyError, match=told):
         tp.LinearRegression(privacy=SECURE).fit(fed.sql(SQL, label="paid"))
@@ -337,14 +338,14 @@ def test_a_session_is_learned_from_twice(relation: tp.Relation) -> None:
 
 def between(monkeypatch: pytest.MonkeyPatch, change: Callable[[str, Step], Mapping[str, Any]]) -> None:
     """Somebody between the parties, who changes the arguments of steps."""
-    call = InProcessEngine.call
+    measured = Engine.measured
 
-    def changing(engine: InProcessEngine, party: str, request: Request) -> Reply:
+    def changing(engine: Engine, party: str, request: Request, patience: float | None = None) -> tuple[Reply, Sizes]:
         steps = tuple(Step(step.op, step.table, change(party, step)) for step in request.steps)
-        return call(engine, party, msgspec.structs.replace(request, steps=steps))
+        return measured(engine, party, msgspec.structs.replace(request, steps=steps), patience)
 
     keep(changing)
-    monkeypatch.setattr(InProcessEngine, "call", changing)
+    monkeypatch.setattr(Engine, "measured", changing)
 
 
 def test_somebody_in_the_middle_is_refused(relation: tp.Relation, monkeypatch: pytest.MonkeyPatch) -> None:

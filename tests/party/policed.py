@@ -13,11 +13,8 @@ import tablepuppet as tp
 from tablepuppet.party.audit import AuditLog
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.published import open_published
-from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.service import Party
-from tablepuppet.wire.engine import InProcessEngine
-from tablepuppet.wire.messages import meter
-from tests.relations import write_party
+from tests.relations import in_process, write_party
 
 ROWS = 60
 CANARY = "canary-кана́рейка"
@@ -85,24 +82,10 @@ def open_party(file: Path) -> Party:
     )
 
 
-class CallingEngine(InProcessEngine):
-    """Calls parties of this process in somebody's name."""
-
-    def __init__(self, parties: dict[str, Party], caller: str):
-        super().__init__(parties)
-        self._caller = caller
-
-    def call(self, party: str, request: Request, patience: float | None = None) -> Reply:
-        """Hand the request to the party."""
-        reply = self._parties[party].answer(self._caller, request)
-        meter(self.traffic, party, request, reply)
-        return reply
-
-
 def federation(party: Party, caller: str = "analyst") -> tp.Federation:
     """A federation of one party, as a caller sees it."""
     fed = tp.Federation({party.name: "parquet:///unused"})
-    fed.engine = CallingEngine({party.name: party}, caller)
+    fed.engine = in_process({party.name: party}, caller)
     return fed
 
 

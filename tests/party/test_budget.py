@@ -15,6 +15,7 @@ from tablepuppet.party.ops import REGISTRY, Op
 from tablepuppet.party.release import Release
 from tablepuppet.privacy.accountant import Spending
 from tests.party.policed import COLUMNS, audit_lines, federation, open_party, write_file
+from tests.relations import party_of
 
 DEMANDING = "budget = { require_dp = true, epsilon = 2.0, epsilon_per_caller = 1.5 }"
 STATE = 'state_dir = "state"'
@@ -59,8 +60,7 @@ def test_nothing_is_charged_in_the_own_process(file: Path) -> None:
     """A database that the analyst opened has no budget and no ledger."""
     fed = tp.Federation({"bank": f"parquet:///{file.parent}/bank"})
     relation = fed.sql(SQL, label="fraud")
-    party = fed.engine.local("bank")
-    assert party is not None
+    party = party_of(fed.engine, "bank")
     party.table(relation.client.session, "cards").charge(Spending.of_pure(1e9), "labels")
     assert not list(file.parent.glob("state/*"))
 

@@ -284,8 +284,6 @@ def test_a_known_category_is_known_in_few_rows(tmp_path: Path) -> None:
     fed = federation(open_party(write_file(tmp_path, table="min_rows = 3", limits="max_filters = 30")))
     model = tp.LinearRegression().fit(fed.sql("SELECT region, fraud FROM cards", label="fraud"))
     everywhere = model.predict(fed.sql("SELECT region, fraud FROM cards", label="fraud"))
-    party = fed.engine.local("bank")
-    assert party is not None
     few = model.predict(fed.sql("SELECT region, fraud FROM cards WHERE day = 6", label="fraud"))
     assert len(few) == 8
     assert set(np.round(few, 5)) <= set(np.round(everywhere, 5))

@@ -23,7 +23,7 @@ from tablepuppet.sql.catalog import Catalog, Shard
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import Scan, plan
 from tests import mariadb_server
-from tests.relations import federation, places, write_party
+from tests.relations import federation, party_of, places, write_party
 
 Execute = Callable[[str], None]
 TABLES = (
@@ -194,8 +194,7 @@ def test_a_snapshot_keeps_what_ops_need_and_no_more(tmp_path: Path) -> None:
     """Columns of filters are not kept as values; those of keys stay for the fingerprint, apart from the outputs."""
     fed = federation(tmp_path, {"p0": {"t": pa.table({"k": [1, 2], "f": [0, 1], "x": [0.5, 1.5], "unused": [7, 7]})}})
     relation = fed.sql("SELECT a.x FROM t a JOIN t b ON a.k = b.k WHERE a.f = 1")
-    party = fed.engine.local("p0")
-    assert party is not None
+    party = party_of(fed.engine, "p0")
     snapshots = {alias: party.table(relation._session.id, alias).snapshot for alias in "ab"}
     assert dict(snapshots["a"].scan.columns) == {"x": "DOUBLE", "f": "BIGINT", "k": "BIGINT"}
     assert dict(snapshots["b"].scan.columns) == {"k": "BIGINT"}

@@ -13,7 +13,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.federation import PartyEntry
 from tests.operators.shop import ITEM_COLUMNS, ORDER_COLUMNS, SQL, called, items, log, opened, orders, party_file
-from tests.relations import write_party
+from tests.relations import party_of, write_party
 
 
 def federation(folder: Path, **supplier: Any) -> tp.Federation:
@@ -106,7 +106,7 @@ def test_the_party_refuses(tmp_path: Path, uses: Any, table: str, rule: str) -> 
     rel = fed.sql(SQL, label="returned")
     asked = {"column": "kind", "family": "text", "blinding": "b", "digests": np.zeros((1, 16), np.uint8)}
     with pytest.raises(tp.PrivacyError, match=f"CATEGORIES.*rule {rule}"):
-        rel.client.ask("categories.names", lambda alias, _: asked if alias == "i" else None)["i"]
+        rel.client.ask("categories.names", lambda alias, _: asked if alias == "i" else None).read()["i"]
 
 
 def test_small_groups_have_no_name(tmp_path: Path) -> None:
@@ -114,13 +114,12 @@ def test_small_groups_have_no_name(tmp_path: Path) -> None:
     fed = policed(tmp_path, {"uses": ["feature"], "level": "public"}, "")
     rel = fed.sql(SQL, label="returned")
     told: dict[str, Any] = {"column": "kind", "family": "text", "blinding": "b", "most": None}
-    digests = rel.client.ask("statistics.categories", lambda a, _: told if a == "i" else None)["i"][0]["digests"]
-    local = fed.engine.local("supplier")
-    assert local is not None
+    digests = rel.client.ask("statistics.categories", lambda a, _: told if a == "i" else None).read()["i"][0]["digests"]
+    local = party_of(fed.engine, "supplier")
 
     def names(**changed: Any) -> Any:
         asked = {"column": "kind", "family": "text", "blinding": "b", "digests": digests} | changed
-        return rel.client.ask("categories.names", lambda alias, _: asked if alias == "i" else None)["i"][0]
+        return rel.client.ask("categories.names", lambda alias, _: asked if alias == "i" else None).read()["i"][0]
 
     assert sorted(names()["names"]) == ["kind0", "kind1", "kind2"]
     assert names(digests=digests[:1])["places"].tolist() == [0]

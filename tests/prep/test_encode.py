@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import tablepuppet as tp
 from tablepuppet.prep.encode import Encoding, apply_encoding, fit_encoding
-from tests.relations import Parties, federation, hide_order, materialised, warnings_of
+from tests.relations import Parties, federation, hide_order, materialised, party_of, warnings_of
 
 
 def fit(relation: tp.Relation) -> Encoding:
@@ -36,8 +36,7 @@ def encoded(relation: tp.Relation, encoding: Encoding) -> dict[str, NDArray[np.f
         names = encoding.names(alias)
         parts = [np.zeros((0, len(names)))]
         for shard in relation.client.shards(alias):
-            party = relation._session.engine.local(shard.party)
-            assert party is not None
+            party = party_of(relation._session.engine, shard.party)
             table = party.table(relation._session.id, alias).state[f"{relation._view}/{encoding.id}"].data
             assert table.width == len(names)
             parts.append(table.matrix())

@@ -23,9 +23,8 @@ from tablepuppet.prep import private_encode
 from tablepuppet.prep.encode import Encoding
 from tablepuppet.prep.private_encode import BINS, EncoderNoise, bins_of, range_of
 from tablepuppet.privacy.shares import TAIL
-from tablepuppet.wire.engine import InProcessEngine
 from tests.privacy.bounded import KEY, bounded_federation
-from tests.relations import Parties, record_wire, warnings_of
+from tests.relations import Parties, in_process, party_of, record_wire, warnings_of
 
 ROWS = 4000
 CELLS = st.lists(st.floats(allow_nan=True, allow_infinity=True) | st.none(), min_size=1, max_size=8)
@@ -94,7 +93,7 @@ def test_noisy_statistics_are_near_the_truth(tmp_path: Path, shards: int) -> Non
 def test_a_shard_without_bounds_is_paid_for(tmp_path: Path, bounded: str) -> None:
     """If one shard's policy has bounds and the other's has not, in either order, what the latter told is counted."""
     fed = bounded_federation(tmp_path, halves(), {})
-    fed.engine = InProcessEngine(
+    fed.engine = in_process(
         {
             name: Party(
                 name, open_database(name, f"parquet:///{tmp_path / name}"), KEY, Policy(others=TableRule(rules))
@@ -220,8 +219,7 @@ def test_strange_numbers_are_no_error(tmp_path: Path, solver: Any) -> None:
     privacy = tp.Privacy(feature_epsilon=5.0, prediction_epsilon=5.0)
     model = tp.LinearRegression(solver=solver, privacy=privacy).fit(relation)
     assert math.isfinite(model.evaluate(relation)["rmse"])
-    party = fed.engine.local("p")
-    assert party is not None
+    party = party_of(fed.engine, "p")
     client = relation.client
     ages = party.table(client.session, "people").state[f"{client.view}/{model.encoding_.id}"].data.dense[:4, 0]
     np.testing.assert_allclose(ages, [0.0, 0.0, 0.0, math.sqrt(3)])

@@ -11,8 +11,7 @@ import tablepuppet as tp
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.policy import ColumnRule, Policy, TableRule
 from tablepuppet.party.service import Party
-from tablepuppet.wire.engine import InProcessEngine
-from tests.relations import Parties, write_party
+from tests.relations import Parties, in_process, write_party
 
 KEY = b"the key that all parties share.."
 
@@ -23,9 +22,7 @@ def bounded_federation(folder: Path, parties: Parties, rules: Mapping[str, Colum
     urls = {name: write_party(folder, name, tables) for name, tables in parties.items()}
     policy = Policy(others=TableRule(dict(rules)))
     fed = tp.Federation(urls)
-    fed.engine = InProcessEngine(
-        {name: Party(name, open_database(name, url), KEY, policy) for name, url in urls.items()}
-    )
+    fed.engine = in_process({name: Party(name, open_database(name, url), KEY, policy) for name, url in urls.items()})
     return fed
 
 

@@ -15,6 +15,7 @@ from tablepuppet.party.ops import find_op
 from tablepuppet.party.policy import ColumnRule
 from tablepuppet.party.spec import Linear
 from tests.privacy.bounded import bounded_federation
+from tests.relations import party_of
 
 DELTA = 1e-5
 OFTEN, ONCE = 40, 199  # joined rows of the row that is looked for, and of all others together
@@ -48,8 +49,7 @@ class World:
 
     def table(self, alias: str) -> LocalTable:
         """The table at its party."""
-        party = self.fed.engine.local("p" if alias == "a" else "q")
-        assert party is not None
+        party = party_of(self.fed.engine, "p" if alias == "a" else "q")
         return party.table(self.relation.client.session, alias)
 
     def start(self, alias: str, noise: FeatureNoise) -> dict[str, Any]:

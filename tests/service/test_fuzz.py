@@ -25,8 +25,8 @@ from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import plan
 from tablepuppet.wire.codec import ARRAY, ArrayHeader, Encoded, decode_header, encode
-from tablepuppet.wire.flight_engine import RemoteParty
 from tablepuppet.wire.flight_server import frames_of
+from tablepuppet.wire.flight_transport import FlightTransport
 from tablepuppet.wire.protocol import _ERRORS, VERSION, request_message
 from tests.service.processes import Services
 
@@ -43,7 +43,7 @@ class Target:
     def __init__(self, services: Services):
         self.party = services.parties["store"]
         url, tls = f"grpc+tls://127.0.0.1:{self.party.port}", services.certificates.client("analyst").read()
-        self.remote = RemoteParty("store", url, tls, 30.0)
+        self.remote = FlightTransport("store", url, tls, 30.0)
         self.client = flight.FlightClient(
             url, tls_root_certs=tls.authority, cert_chain=tls.certificate, private_key=tls.key
         )

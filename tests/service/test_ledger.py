@@ -47,7 +47,7 @@ def labels(fed: tp.Federation) -> bytes:
     learner = tp.LogisticRegression(privacy=PRIVACY)
     assert relation.query.label is not None
     asked = learner._ask_labels(relation.client, relation.query.label)
-    return bytes(asked["cards"][0]["codes"].tobytes())
+    return bytes(asked.read()["cards"][0]["codes"].tobytes())
 
 
 @pytest.mark.parametrize(

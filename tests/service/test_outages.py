@@ -15,7 +15,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.party.request import Request
-from tablepuppet.wire.serve import _told
+from tablepuppet.wire.serve import _log_session
 from tests.service.processes import Services
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sets limits of other processes")
@@ -99,7 +99,7 @@ def test_a_session_name_in_the_log(services: Services) -> None:
     """A name that a caller chose cannot write lines of its own into the log, or control a terminal."""
     fed = services.federation()
     scans = fed.plan(SQL).plan.scans
-    remote = fed.engine._remote["store"]
+    remote = fed.engine.transports["store"]
     with pytest.raises(tp.PartyError):
         remote.call(Request("open", "\x1b[2J\nsession ok", {"scans": scans, "wire": "float64"}, (), 0))
     assert answers(services)
@@ -112,6 +112,6 @@ def test_a_session_name_in_the_log(services: Services) -> None:
 def test_what_the_log_says_of_a_session(caplog: pytest.LogCaptureFixture) -> None:
     """Names of callers and sessions reach the log without controls, and not whole."""
     with caplog.at_level("INFO", logger="tablepuppet.party"):
-        _told("an\x1balyst", "\x1b[2J\nsession of another", "opened")
+        _log_session("an\x1balyst", "\x1b[2J\nsession of another", "opened")
     assert caplog.records[0].getMessage().isprintable()
     assert "another" not in caplog.text

@@ -21,6 +21,7 @@ from tablepuppet.party.service import Party
 from tablepuppet.privacy.trial_identity import TrialAuthority
 from tablepuppet.wire.codec import decode, encode
 from tablepuppet.wire.protocol import error_message, read_reply, read_request, reply_message, request_message
+from tablepuppet.wire.transport import Transport
 from tests.relations import write_party
 
 Lie = Callable[[Any], Any]
@@ -28,8 +29,8 @@ ORDERS, ITEMS = 60, 12
 MOST_CALLS = 2000  # of one use: several times as many as any has
 
 
-class Liar:
-    """A party elsewhere, as `RemoteParty` would call it; the reply to one op is changed, each time it comes.
+class Liar(Transport):
+    """A party elsewhere, as `FlightTransport` would call it; the reply to one op is changed, each time it comes.
 
     Both ways go over the codec, so that errors and values are those that arrive.
     """
@@ -55,9 +56,6 @@ class Liar:
                 if name in self.lies:
                     message[2][place] = self.lies[name](part)
         return read_reply(message, request, self.party.name)
-
-    def take_back(self, losses: int) -> None:
-        """There is no record."""
 
 
 def tables() -> dict[str, dict[str, pa.Table]]:
@@ -98,7 +96,7 @@ class World:
         for name, party in self.parties.items():
             liar = Liar(party, seen)
             liar.lies = {op: lie for (who, op), lie in lies.items() if who == name}
-            fed.engine._remote[name] = liar
+            fed.engine.transports[name] = liar
         return fed, seen
 
     def use(self, name: str, lies: Mapping[tuple[str, str], Lie]) -> dict[str, tuple[str, Any]]:

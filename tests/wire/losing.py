@@ -13,14 +13,15 @@ from tablepuppet.party.service import Party
 from tablepuppet.privacy.trial_identity import TrialAuthority
 from tablepuppet.wire.codec import decode
 from tablepuppet.wire.desk import Desk
-from tablepuppet.wire.engine import InProcessEngine
+from tablepuppet.wire.engine import Engine
 from tablepuppet.wire.protocol import LostError, read_reply
+from tablepuppet.wire.transport import Transport
 from tests.wire.services import KEY
 
 TRIAL = TrialAuthority()
 
 
-class LosingParty:
+class LosingParty(Transport):
     """A party elsewhere. While it is ``lost``, requests do not arrive; if it is ``mute``, its replies do not."""
 
     def __init__(self, name: str, url: str):
@@ -40,14 +41,11 @@ class LosingParty:
             raise LostError(f"party {self.name!r} does not answer")
         return reply
 
-    def take_back(self, losses: int) -> None:
-        """There is no record of them."""
-
 
 def losing(urls: Mapping[str, str], **settings: Any) -> tuple[tp.Federation, dict[str, LosingParty]]:
     """A federation of such parties."""
     settings = {"wire": "float64", "timeout": 0.2, **settings}
     fed = tp.Federation(urls, **settings)
     parties = {name: LosingParty(name, url) for name, url in urls.items()}
-    fed.engine = InProcessEngine({}, parties)
+    fed.engine = Engine(parties)
     return fed, parties

@@ -20,8 +20,8 @@ from tablepuppet.party.config import Limits
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.request import Request
 from tablepuppet.privacy.certificates import _builder, _load_authority, _subject, issue, private_pem
-from tablepuppet.wire.flight_engine import ClientTls, RemoteParty
 from tablepuppet.wire.flight_server import PROOF, FlightServer
+from tablepuppet.wire.flight_transport import ClientTls, FlightTransport
 from tests.relations import write_party
 from tests.wire.services import Certificates, calling, served
 
@@ -60,9 +60,9 @@ def read(tls: Tls) -> ClientTls:
     return ClientTls(*(Path(path).read_bytes() for path in (tls.cert, tls.key, tls.ca)))
 
 
-def remote(server: FlightServer, tls: Tls | None, timeout: float = 60.0) -> RemoteParty:
+def remote(server: FlightServer, tls: Tls | None, timeout: float = 60.0) -> FlightTransport:
     scheme = "grpc" if tls is None else "grpc+tls"
-    return RemoteParty("p", f"{scheme}://127.0.0.1:{server.port}", None if tls is None else read(tls), timeout)
+    return FlightTransport("p", f"{scheme}://127.0.0.1:{server.port}", None if tls is None else read(tls), timeout)
 
 
 def mixed(files: Tls, other: Certificates) -> Tls:
@@ -128,7 +128,7 @@ def test_a_common_name_is_no_name(
     builder = _builder(_subject("analyst"), authority.subject, own.public_key(), TWO_DAYS_AGO, 30)
     nameless = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
     nobody = ClientTls(nameless, private_pem(own), authority.public_bytes(serialization.Encoding.PEM))
-    party = RemoteParty("p", f"grpc+tls://127.0.0.1:{server.port}", nobody, 20.0)
+    party = FlightTransport("p", f"grpc+tls://127.0.0.1:{server.port}", nobody, 20.0)
     with pytest.raises(tp.PrivacyError, match="first entry of its SubjectAlternativeName must be a DNS name"):
         party.call(Request("describe"))
     analyst = read(certificates.client("analyst"))

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from tablepuppet.wire.closing import Closer
-from tests.relations import collect_garbage, federation
+from tests.relations import collect_garbage, federation, party_of
 
 ROWS = {"t": pa.table({"k": [1, 2], "x": [0.5, 1.5]})}
 
@@ -20,8 +20,7 @@ ROWS = {"t": pa.table({"k": [1, 2], "x": [0.5, 1.5]})}
 def test_found_while_a_lock_is_held_that_closing_needs(tmp_path: Path) -> None:
     """The last reference goes away while traffic is counted: it is closed all the same, and nothing waits for ever."""
     fed = federation(tmp_path, {"p": ROWS})
-    party, kept = fed.engine.local("p"), [fed.sql("SELECT x FROM t")]
-    assert party is not None
+    party, kept = party_of(fed.engine, "p"), [fed.sql("SELECT x FROM t")]
 
     def drop() -> None:
         with fed.engine.traffic._lock:
@@ -38,8 +37,7 @@ def test_found_while_a_lock_is_held_that_closing_needs(tmp_path: Path) -> None:
 def test_a_new_session_comes_after_those_that_end(tmp_path: Path) -> None:
     """Relations in a loop, each dropped for the next: a party never has two."""
     fed = federation(tmp_path, {"p": ROWS})
-    party = fed.engine.local("p")
-    assert party is not None
+    party = party_of(fed.engine, "p")
     for _ in range(5):
         relation = None
         relation = fed.sql("SELECT x FROM t")

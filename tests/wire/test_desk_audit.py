@@ -19,8 +19,8 @@ from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import plan
 from tablepuppet.wire.codec import decode, encode
 from tablepuppet.wire.desk import Desk
-from tablepuppet.wire.flight_engine import RemoteParty
 from tablepuppet.wire.flight_server import FlightServer
+from tablepuppet.wire.flight_transport import FlightTransport
 from tablepuppet.wire.journal import Journal
 from tablepuppet.wire.protocol import VERSION, BusyError, read_reply
 from tests.party.policed import ROWS, audit_lines, open_party, write_file
@@ -145,7 +145,7 @@ def served(party: Party, certificates: Certificates) -> FlightServer:
 
 
 def call(server: FlightServer, tls: Tls, message: Any) -> Any:
-    remote = RemoteParty("bank", f"grpc+tls://127.0.0.1:{server.port}", tls.read(), 20.0)
+    remote = FlightTransport("bank", f"grpc+tls://127.0.0.1:{server.port}", tls.read(), 20.0)
     return remote._exchange(encode(message), 20.0)
 
 

@@ -15,8 +15,8 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.party.request import Request
 from tablepuppet.wire.doorkeeper import Doorkeeper
-from tablepuppet.wire.flight_engine import RemoteParty
 from tablepuppet.wire.flight_server import FlightServer
+from tablepuppet.wire.flight_transport import FlightTransport
 from tests.relations import write_party
 from tests.wire.services import Certificates, served
 
@@ -65,9 +65,9 @@ def until(fact: Callable[[], bool]) -> bool:
     return False
 
 
-def caller(server: FlightServer, certificates: Certificates, timeout: float = 20.0) -> RemoteParty:
+def caller(server: FlightServer, certificates: Certificates, timeout: float = 20.0) -> FlightTransport:
     tls = certificates.client("analyst").read()
-    return RemoteParty("p", f"grpc+tls://127.0.0.1:{server.port}", tls, timeout)
+    return FlightTransport("p", f"grpc+tls://127.0.0.1:{server.port}", tls, timeout)
 
 
 def seen(door: Doorkeeper, count: int) -> None:

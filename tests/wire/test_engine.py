@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,14 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.party.request import Reply, Request
-from tablepuppet.wire.engine import InProcessEngine, call_all
+from tablepuppet.privacy.private_file import write_new_file
+from tablepuppet.wire.engine import Engine, call_all
 from tablepuppet.wire.messages import size_of
+from tablepuppet.wire.record import Record
 from tablepuppet.wire.traffic import Traffic
-from tests.relations import Message, collect_garbage, federation, record_wire
+from tablepuppet.wire.transport import Capabilities, Transport
+from tests.learn.materialised import ALL, JOIN, shop
+from tests.relations import Message, collect_garbage, federation, record_wire, write_party
 
 PARTIES = {
     "p0": {"t": pa.table({"k": [1, 2, 2], "x": [0.5, 1.5, 2.5]})},
@@ -54,14 +59,17 @@ def test_traffic_adds_up() -> None:
 def test_replies_keep_the_order_of_calls() -> None:
     """Many calls at once are answered in the order in which they were made; an error of one is raised."""
 
-    class Echo(InProcessEngine):
-        def call(self, party: str, request: Request, patience: float | None = None) -> Reply:
-            if party == "bad":
-                raise tp.PartyError("party 'bad' does not answer")
-            return [{"party": party}]
+    class Echo(Transport):
+        def __init__(self, name: str):
+            self.name = name
 
-    engine = Echo({})
+        def call(self, request: Request, patience: float | None = None) -> Reply:
+            if self.name == "bad":
+                raise tp.PartyError("party 'bad' does not answer")
+            return [{"party": self.name}]
+
     names = [f"p{i}" for i in range(50)]
+    engine = Engine({name: Echo(name) for name in (*names, "bad")})
     assert [reply[0]["party"] for reply in call_all(engine, [(name, Request("describe")) for name in names])] == names
     assert call_all(engine, []) == []
     with pytest.raises(tp.PartyError, match="'bad'"):
@@ -115,3 +123,50 @@ def test_nothing_of_the_length_of_the_join_travels(tmp_path: Path, monkeypatch: 
     relation.describe()
     relation.split()
     assert max(nbytes(message, way) for message in messages for way in ("up", "down")) <= 200 * 4
+
+
+def test_capabilities_are_those_of_the_transport(tmp_path: Path) -> None:
+    """A party in this process tells positions and secrets; a service does neither; a record adds what it can do."""
+    fed = tp.Federation(
+        {"here": write_party(tmp_path, "here", PARTIES["p0"]), "there": "grpc://127.0.0.1:1"}, key_file=key(tmp_path)
+    )
+    here, there = fed.engine.capabilities("here"), fed.engine.capabilities("there")
+    assert (fed.engine.is_service("here"), fed.engine.is_service("there")) == (False, True)
+    assert None not in (here.positions, here.table, here.category_secrets)
+    assert there == Capabilities()
+    recorded = Record(tmp_path / "record").of("there", fed.engine.transports["there"]).capabilities
+    assert recorded.drop_losses is not None
+    assert replace(recorded, drop_losses=None) == there
+
+
+def key(folder: Path) -> Path:
+    write_new_file(folder / "blinding.key", b"k" * 32, "a key")
+    return folder / "blinding.key"
+
+
+class Doubled(Transport):
+    """A new way to a party: it asks another transport, and remembers what for."""
+
+    def __init__(self, other: Transport):
+        self._other, self.capabilities, self.verbs = other, other.capabilities, list[str]()
+
+    def call(self, request: Request, patience: float | None = None) -> Reply:
+        self.verbs.append(request.verb)
+        return self._other.call(request, patience)
+
+
+def test_a_transport_is_one_method(tmp_path: Path) -> None:
+    """Whatever answers requests is a party to learn from: nothing else of the engine is needed."""
+    found = []
+    for number in range(2):
+        fed = federation(tmp_path, shop(1))
+        new = {name: Doubled(transport) for name, transport in fed.engine.transports.items()}
+        if number:
+            fed.engine = Engine(new)
+        relation = fed.sql(f"SELECT {ALL}, o.returned {JOIN}", label="returned")
+        model = tp.LogisticRegression().fit(relation)
+        found.append((model.coef_, fed.traffic, relation.rows()))
+    assert {verb for transport in new.values() for verb in transport.verbs} >= {"describe", "open", "run"}
+    assert found[0][1:] == found[1][1:]
+    for name, value in found[0][0].items():
+        np.testing.assert_array_equal(found[1][0][name], value)

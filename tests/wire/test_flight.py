@@ -23,12 +23,11 @@ from tablepuppet.party.request import Request, Step
 from tablepuppet.party.service import Party
 from tablepuppet.wire.codec import SMALL, decode, encode
 from tablepuppet.wire.desk import Desk
-from tablepuppet.wire.flight_engine import RemoteParty
 from tablepuppet.wire.flight_server import FlightServer
+from tablepuppet.wire.flight_transport import FlightTransport
 from tablepuppet.wire.protocol import VERSION, BusyError, read_reply
 from tests.learn.materialised import ALL, JOIN, shop
-from tests.party.policed import CallingEngine
-from tests.relations import collect_garbage, write_party
+from tests.relations import collect_garbage, in_process, party_of, write_party
 from tests.wire.services import KEY, Certificates, calling, served
 
 SQL = f"SELECT {ALL}, o.returned {JOIN}"
@@ -71,10 +70,10 @@ def test_the_same_as_in_one_process(
     predictions and bytes of one process.
     """
     near_fed = tp.Federation(urls, wire=wire)
-    parties = {name: party for name in urls if (party := near_fed.engine.local(name))}
+    parties = {name: party_of(near_fed.engine, name) for name in urls}
     for name, party in parties.items():  # the order of rows is a secret of party and caller: these have the same
         party._row_secret = name.encode()
-    near_fed.engine = CallingEngine(parties, "analyst")
+    near_fed.engine = in_process(parties, "analyst")
     found = []
     for fed in (calling(services, certificates, wire=wire), near_fed):
         relation = fed.sql(SQL, label="returned")
@@ -229,7 +228,7 @@ def test_a_request_that_overtakes_another_is_refused(urls: dict[str, str], tmp_p
     """
     with served({"bank0": urls["bank0"]}, state=tmp_path) as servers:
         party = servers["bank0"].desk.party
-        far = RemoteParty("bank0", f"grpc://127.0.0.1:{servers['bank0'].port}", None, 60.0)
+        far = FlightTransport("bank0", f"grpc://127.0.0.1:{servers['bank0'].port}", None, 60.0)
         rows = far.call(opening(party))[0]["rows"]["cards"]
         with pytest.raises(tp.PartyError, match=r"request 2 of .* came after request 0; .* overtook another"):
             far.call(using(rows, 2, "w"))
@@ -286,7 +285,7 @@ def test_a_busy_party_is_asked_again(urls: dict[str, str]) -> None:
 def test_silent_sessions_expire(bank: Party) -> None:
     """A session that nobody uses is freed, and its caller is told so."""
     ended: list[tuple[str, str, str]] = []
-    desk = Desk(bank, Limits(idle=0.05), told=lambda *what: ended.append(what))
+    desk = Desk(bank, Limits(idle=0.05), log=lambda *what: ended.append(what))
     rows = outcome(desk, opening(bank))[0]["rows"]["cards"]
     time.sleep(0.1)
     with pytest.raises(tp.PartyError, match="silent for too long"):

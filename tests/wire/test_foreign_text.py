@@ -21,7 +21,7 @@ from tablepuppet.party.request import Request
 from tablepuppet.party.spec import Linear
 from tablepuppet.runs.events import Event, Events
 from tablepuppet.runs.table_view import TableView
-from tablepuppet.wire.flight_engine import RemoteParty
+from tablepuppet.wire.flight_transport import FlightTransport
 from tests.wire.hostile import Attacker, write_bank
 
 CONTROLS = "\x1b]0;taken\x07\x1b[2J\x1b[8m\r\u202e"
@@ -103,7 +103,7 @@ class Failing(flight.FlightServerBase):  # type: ignore[misc]
 def test_words_of_the_wire(words: str) -> None:
     """What gRPC passes on of a failure is short and can be printed."""
     with Failing(words) as server:
-        party = RemoteParty("bank", f"grpc://127.0.0.1:{server.port}", None, timeout=0.2)
+        party = FlightTransport("bank", f"grpc://127.0.0.1:{server.port}", None, timeout=0.2)
         with pytest.raises(tp.PartyError, match="'bank'") as caught:
             party.call(Request("describe"))
     assert str(caught.value).isprintable()

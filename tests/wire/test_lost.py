@@ -13,7 +13,7 @@ import pytest
 import tablepuppet as tp
 from benchmarks.proxy import Proxy
 from tablepuppet.party.request import Request, Step
-from tablepuppet.wire.engine import InProcessEngine
+from tablepuppet.wire.engine import Engine
 from tablepuppet.wire.outbox import Outbox, WhenLost
 from tablepuppet.wire.protocol import LostError
 from tablepuppet.wire.record import Record
@@ -93,7 +93,7 @@ def put_on_record(fed: tp.Federation, parties: dict[str, LosingParty], folder: P
     """As after a start: answers are read from the record as far as it goes."""
     record = Record(folder)
     remote = {name: record.of(name, party, losses=True) for name, party in parties.items()}
-    fed.engine = InProcessEngine({}, remote, record.new_session)
+    fed.engine = Engine(remote, record.new_session)
 
 
 def test_a_run_on_record_is_lost_again(urls: dict[str, str], tmp_path: Path) -> None:

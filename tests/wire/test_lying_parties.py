@@ -15,9 +15,9 @@ import tablepuppet.learn.party_ops
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.wire.codec import encode
-from tablepuppet.wire.engine import InProcessEngine
-from tablepuppet.wire.flight_engine import RemoteParty
+from tablepuppet.wire.flight_transport import FlightTransport
 from tablepuppet.wire.protocol import VERSION, read_reply
+from tablepuppet.wire.transport import Transport
 from tests.relations import write_party
 from tests.wire.test_replies import Liar
 
@@ -32,16 +32,15 @@ TABLES = {
 SQL = "SELECT o.price, i.size, i.kind, o.y FROM orders o JOIN items i USING (item)"
 
 
-class LyingEngine(InProcessEngine):
-    """Party ``store`` changes its reply to one op, or to ``open``."""
+class LyingTransport(Transport):
+    """The party at the end of a transport changes its reply to one op, or to ``open``."""
 
-    lies: dict[str, Lie]
+    def __init__(self, honest: Transport, lies: dict[str, Lie]):
+        self._honest, self.lies, self.capabilities = honest, lies, honest.capabilities
 
-    def call(self, party: str, request: Request, patience: float | None = None) -> Reply:
+    def call(self, request: Request, patience: float | None = None) -> Reply:
         """The reply, with a lie in it."""
-        reply = super().call(party, request, patience)
-        if party != "store":
-            return reply
+        reply = self._honest.call(request, patience)
         names = [step.op for step in request.steps]
         names = names if request.verb == "run" else [request.verb, *names]
         return [self.lies[n](dict(part)) if n in self.lies else part for n, part in zip(names, reply, strict=True)]
@@ -51,9 +50,8 @@ class LyingEngine(InProcessEngine):
 def fed(tmp_path: Path) -> Iterator[Callable[..., tp.Federation]]:
     def lying(**lies: Lie) -> tp.Federation:
         fed = tp.Federation({name: write_party(tmp_path, name, tables) for name, tables in TABLES.items()})
-        fed.engine.__class__ = LyingEngine
-        assert isinstance(fed.engine, LyingEngine)
-        fed.engine.lies = {name.replace("_", ".", 1): lie for name, lie in lies.items()}
+        told = {name.replace("_", ".", 1): lie for name, lie in lies.items()}
+        fed.engine.transports["store"] = LyingTransport(fed.engine.transports["store"], told)
         return fed
 
     return lying  # type: ignore[return-value]
@@ -155,6 +153,6 @@ def test_words_of_a_party_are_cut_and_cleaned() -> None:
 def test_catalogs_that_cannot_be(told: Any) -> None:
     """Tables with impossible numbers of rows, or names that would control a terminal, are refused."""
     with Liar(encode([VERSION, "ok", told]).header) as server:
-        party = RemoteParty("bank", f"grpc://127.0.0.1:{server.port}", None, timeout=5.0)
+        party = FlightTransport("bank", f"grpc://127.0.0.1:{server.port}", None, timeout=5.0)
         with pytest.raises(tp.PartyError, match="'bank'"):
             party.call(Request("describe"))

@@ -16,8 +16,8 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.party.request import Request, Step
 from tablepuppet.wire.codec import ARRAY, SMALL, ArrayHeader, encode
-from tablepuppet.wire.flight_engine import MOST_FRAME, RemoteParty
 from tablepuppet.wire.flight_server import frames_of
+from tablepuppet.wire.flight_transport import MOST_FRAME, FlightTransport
 from tablepuppet.wire.protocol import VERSION
 
 
@@ -54,7 +54,7 @@ def holding(*shape: int) -> bytes:
 def test_a_strange_reply_is_an_error_that_names_the_party(frame: bytes, words: str) -> None:
     """Damaged, absurd or of another version: one clear error, no traceback of a library."""
     with Liar(frame) as server:
-        party = RemoteParty("bank", f"grpc://127.0.0.1:{server.port}", None, timeout=0.2)
+        party = FlightTransport("bank", f"grpc://127.0.0.1:{server.port}", None, timeout=0.2)
         with pytest.raises(tp.PartyError, match=words) as caught:
             party.call(Request("describe"))
         assert "bank" in str(caught.value) or words == "some words"
@@ -98,7 +98,7 @@ STREAMS: dict[str, Any] = {
 def test_a_stream_without_measure_is_an_error_that_names_the_party(stream: str) -> None:
     """Endless, huge or deep: what is read is bounded, and the error is one of ours."""
     with Endless(STREAMS[stream]) as server:
-        party = RemoteParty("bank", f"grpc://127.0.0.1:{server.port}", None, timeout=2.0)
+        party = FlightTransport("bank", f"grpc://127.0.0.1:{server.port}", None, timeout=2.0)
         with pytest.raises(tp.PartyError, match="'bank'"):
             party.call(Request("describe"))
 
@@ -110,6 +110,6 @@ def test_frames_of_another_kind_are_no_message() -> None:
         next(frames_of(reader))
     step = Step("model.predict", "t", {"rows": np.zeros(SMALL)})
     with Endless(None) as server:
-        party = RemoteParty("bank", f"grpc://127.0.0.1:{server.port}", None, timeout=1.0)
+        party = FlightTransport("bank", f"grpc://127.0.0.1:{server.port}", None, timeout=1.0)
         with pytest.raises(tp.PartyError, match="'bank'"):
             party.call(Request("run", "s", {}, (step,), 1))

@@ -24,6 +24,7 @@ from tablepuppet.learn.solve.allowance import Allowance
 from tablepuppet.learn.tables.stored import Held, Model
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.encode import Encoding
+from tablepuppet.runs.records import RoundRecord
 from tablepuppet.runs.table_view import Records
 
 if TYPE_CHECKING:
@@ -84,20 +85,16 @@ class Diary:
         """Another round; nothing asks to stop."""
         now = time.perf_counter()
         self.learner.converged_ = done.converged
-        self.learner.history_.append(
-            {
-                "round": done.number,
-                "seconds": now - self.since,
-                "loss": done.loss,
-                "objective": done.objective,
-                "metric": self.learner.metric(self.loss, done.loss, done.scores),
-                **{"validation_loss": None, "validation_metric": None, "epsilon": None},
-                **dict.fromkeys(("bytes_up", "bytes_down", "messages"), 0),
-                "solver": self.learner.solver_,
-                "converged": done.converged,
-                "lost": [],
-            }
+        record = RoundRecord(
+            round=done.number,
+            seconds=now - self.since,
+            loss=done.loss,
+            objective=done.objective,
+            metric=self.learner.metric(self.loss, done.loss, done.scores),
+            solver=self.learner.solver_,
+            converged=done.converged,
         )
+        self.learner.history_.append(record.to_dict())
         self.since = now
         return False
 

@@ -24,11 +24,11 @@ def joined_tables(client: Client, encoding: Encoding) -> dict[str, EncodedTable]
 def _table(client: Client, encoding: Encoding, alias: str) -> EncodedTable:
     shards = []
     for shard in client.shards(alias):
-        local = client.engine.local(shard.party)
-        if local is None:
+        table = client.engine.capabilities(shard.party).table
+        if table is None:
             raise PrivacyError(
                 f"party {shard.party!r} runs elsewhere: its rows cannot be pooled for a centralised baseline"
             )
-        shards.append(encoded(local.table(client.session, alias), client.view, encoding.id))
+        shards.append(encoded(table(client.session, alias), client.view, encoding.id))
     codes = [np.concatenate(parts) for parts in zip(*(shard.codes for shard in shards), strict=True)]
     return EncodedTable(np.concatenate([shard.dense for shard in shards]), tuple(codes), shards[0].sizes)

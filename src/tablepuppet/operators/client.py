@@ -1,12 +1,12 @@
 """The client operator: every shard of every table computes the same op on its own rows (Table 4).
 
 The coordinator's side of `run`. It splits arrays over a table's rows into its shards and leaves shards alone that have
-no row in the relation. Whatever is asked before a reply is read shares a trip.
+no row in the relation. Whatever is asked before replies are read shares a trip.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -26,29 +26,22 @@ from tablepuppet.sql.plan import Plan
 from tablepuppet.wire.engine import Engine
 from tablepuppet.wire.outbox import Answer, Outbox
 
+Replies = dict[str, list[Mapping[str, Any]]]
+"""By alias, one reply per shard that takes part."""
 
-class Replies(Mapping[str, list[Mapping[str, Any]]]):
-    """By alias, one reply per shard that takes part; the first that is read makes the trip."""
+
+class Pending:
+    """What shards were asked, and will reply. Only `read` makes a trip."""
 
     def __init__(self, answers: Mapping[str, list[Answer]]):
         self._answers = answers
 
-    def __getitem__(self, alias: str) -> list[Mapping[str, Any]]:
-        return [answer.read() for answer in self._answers[alias]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._answers)
-
-    def __len__(self) -> int:
-        return len(self._answers)
-
-    def read(self) -> None:
-        """Make the trip now."""
-        for answer in (answer for answers in self._answers.values() for answer in answers):
-            answer.read()
+    def read(self) -> Replies:
+        """The replies, by alias. Unless they are there, this sends all that waits, of other asks too: one trip."""
+        return {alias: [answer.read() for answer in answers] for alias, answers in self._answers.items()}
 
     def missed(self, alias: str) -> list[bool]:
-        """For each of these replies, whether it only stands in for that of a party that is lost."""
+        """For each reply that was read, whether it only stands in for that of a party that is lost."""
         return [answer.missed for answer in self._answers[alias]]
 
 
@@ -92,7 +85,7 @@ class Client:
         arguments: Callable[[str, ShardRows], Mapping[str, Any] | None],
         instead: Callable[[str, ShardRows], Mapping[str, Any]] | None = None,
         bounds: Bounds | None = None,
-    ) -> Replies:
+    ) -> Pending:
         """Run ``op`` at every shard; ``arguments`` gives those of one shard, or None to leave it out.
 
         ``instead`` gives the reply that stands in for that of a shard whose party is lost. ``bounds`` are for an op
@@ -103,14 +96,14 @@ class Client:
             self.ask("rows.use", self._rows)
         answers: dict[str, list[Answer]] = {alias: [] for alias in self.mapping.tables}
         for alias in self.mapping.tables:
-            given = [(shard, told) for shard in self.shards(alias) if (told := arguments(alias, shard)) is not None]
-            masked = self.secured.wanted(alias, tuple(shard.party for shard, _ in given), bounds) if given else {}
-            for shard, told in given:
-                step = Step(op, alias, {"view": self.view, **told, **masked})
+            asked = [(shard, given) for shard in self.shards(alias) if (given := arguments(alias, shard)) is not None]
+            masked = self.secured.wanted(alias, tuple(shard.party for shard, _ in asked), bounds) if asked else {}
+            for shard, given in asked:
+                step = Step(op, alias, {"view": self.view, **given, **masked})
                 stand_in = None if instead is None else partial(instead, alias, shard)
                 check = self._check(step, shard)
                 answers[alias].append(self.outbox.ask(shard.party, step, stand_in, check))
-        return Replies(answers)
+        return Pending(answers)
 
     def _check(self, step: Step, shard: ShardRows) -> Callable[[Mapping[str, Any]], None]:
         """What holds the reply to a step against what was asked, and what is known of the shard and the model."""
@@ -163,7 +156,7 @@ class Client:
         return {column.name: column.type for column in self.plan.query.outputs}
 
     def _rows(self, alias: str, shard: ShardRows) -> Mapping[str, Any]:
-        """Which rows of a shard take part and how often: told once, before the first op."""
+        """Which rows of a shard take part and how often: sent once, before the first op."""
         counts = self.mapping.counts(alias)[shard.slice]
         read = self.rows_read[shard.party, alias]
         narrow = counts.astype(np.min_scalar_type(int(counts.max(initial=0))))

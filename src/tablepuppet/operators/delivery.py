@@ -115,13 +115,12 @@ class Delivery:
                 "command line) to average them"
             )
         begun = client.ask("deliver.begin", lambda name, each: {} if name == alias and each is shard else None)
-        told = {"receiver": str(begun[alias][0]["party"])}
+        permit = {"receiver": str(begun.read()[alias][0]["party"])}
         asked = set(features)
         permits = client.ask(
-            "deliver.permit", lambda name, each: told if name in asked and each.party != shard.party else None
+            "deliver.permit", lambda name, each: permit if name in asked and each.party != shard.party else None
         )
-        for name in asked:
-            _ = permits[name]
+        permits.read()
         return cls(client, alias, shard, client.new_name())
 
     def send(self, values: NDArray[np.float64], classes: NDArray[Any] | None) -> dict[str, Any]:
@@ -129,11 +128,11 @@ class Delivery:
         counts = self.client.mapping.counts(self.alias)[self.shard.slice]
         sums = self.client.mapping.scatter_sum(self.alias, values)[self.shard.slice]
         means = sums / (counts if values.ndim == 1 else counts[:, None])
-        told = {"run": self.run, "values": np.ascontiguousarray(means), "classes": _plain(classes)}
-        replies = self.client.ask(
-            "deliver.write", lambda name, each: told if name == self.alias and each is self.shard else None
+        sent = {"run": self.run, "values": np.ascontiguousarray(means), "classes": _plain(classes)}
+        written = self.client.ask(
+            "deliver.write", lambda name, each: sent if name == self.alias and each is self.shard else None
         )
-        [reply] = replies[self.alias]
+        [reply] = written.read()[self.alias]
         table = self.client.plan.tables[self.alias].name
         figures = {name: int(reply[name]) for name in ("written", "without")}
         return {"party": self.shard.party, "table": table, "run": str(reply["run"]), **figures}

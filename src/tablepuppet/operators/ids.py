@@ -1,7 +1,7 @@
 """Columns to know predictions by: values of any column of a query's tables, for the rows that take part.
 
 The op reads them at the party, where the policy gives the column the use ``id``. The coordinator puts the shards of
-a table together and gathers to joined rows. Nothing else of the row is told, and nothing is kept.
+a table together and gathers to joined rows. Nothing else of the row is sent, and nothing is stored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.plan import Plan
 
 Names = Annotated[Sequence[str], Meta(min_length=1, max_length=100)]
-"""Columns that are told at once."""
+"""Columns that are asked for at once."""
 
 
 @op("rows.ids", releases=Release.IDS, fields=("columns",), use=Use.ID, returns={EACH: Column()})
@@ -78,7 +78,8 @@ def joined_ids(client: Client, names: Sequence[str]) -> pa.Table:
     by_alias: dict[str, list[str]] = {}
     for field in asked.values():
         by_alias.setdefault(field.alias, []).append(field.column)
-    replies = client.ask("rows.ids", lambda alias, _: {"columns": by_alias[alias]} if alias in by_alias else None)
+    pending = client.ask("rows.ids", lambda alias, _: {"columns": by_alias[alias]} if alias in by_alias else None)
+    replies = pending.read()
     base = {alias: _of_shards(client, alias, columns, replies[alias]) for alias, columns in by_alias.items()}
     index = {alias: pa.array(client.mapping.tables[alias].index) for alias in by_alias}
     return pa.table({name: base[field.alias][field.column].take(index[field.alias]) for name, field in asked.items()})

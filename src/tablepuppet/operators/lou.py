@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
-from tablepuppet.operators.client import Client, Replies
+from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.secure_sum import Bounds
 from tablepuppet.privacy.secure_sum import add_words
 
@@ -38,7 +38,7 @@ class LearningOverUnion:
         instead: Instead | None = None,
         bounds: Bounds | None = None,
         **values: Any,
-    ) -> Replies:
+    ) -> Pending:
         """Run ``op`` at the shards of ``aliases``: ``rows`` gives each its part of an array over the table's rows,
         ``by_alias`` values of one table, ``values`` those of all. ``instead`` stands in for shards that are lost;
         ``bounds`` are for an op whose replies are only added up (see `Client.ask`).

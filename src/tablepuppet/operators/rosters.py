@@ -40,7 +40,7 @@ def make_rosters(client: Client, aliases: Iterable[str]) -> list[str]:
 
 def _check_places(client: Client, alias: str, parties: Sequence[str]) -> None:
     """PrivacyError if some shards of a table are in this process and others elsewhere: no authority vouches for all."""
-    here = [party for party in parties if client.engine.local(party) is not None]
+    here = [party for party in parties if not client.engine.is_service(party)]
     if here and len(here) < len(parties):
         elsewhere = [party for party in parties if party not in here]
         raise PrivacyError(
@@ -53,7 +53,7 @@ def _check_places(client: Client, alias: str, parties: Sequence[str]) -> None:
 def _check_stand_ins(client: Client, secured: set[str]) -> None:
     """PrivacyError if something shall stand in for lost parties, and nothing can for any that may be lost."""
     mode = client.outbox.when_lost.stand_in
-    elsewhere = {party for party in client.plan.parties if client.engine.local(party) is None}
+    elsewhere = set(filter(client.engine.is_service, client.plan.parties))
     if mode is not None and elsewhere and elsewhere <= secured:
         raise PrivacyError(
             f"on_party_lost={mode!r} cannot be kept with secure sums: {', '.join(sorted(elsewhere))} are part of one, "
@@ -66,10 +66,12 @@ def _exchange(client: Client, aliases: list[str]) -> None:
     if not aliases:
         return
     hellos = client.ask("secure.hello", lambda alias, _: {} if alias in aliases else None)
-    told = {
-        alias: [(reply["certificates"], reply["public"], reply["signature"]) for reply in hellos[alias]]
-        for alias in aliases
+    keys = {
+        alias: [(reply["certificates"], reply["public"], reply["signature"]) for reply in replies]
+        for alias, replies in hellos.read().items()
+        if alias in aliases
     }
-    rosters = client.ask("secure.roster", lambda alias, _: {"hellos": told[alias]} if alias in told else None)
-    signed = {alias: [(reply["name"], reply["signature"]) for reply in rosters[alias]] for alias in aliases}
+    rosters = client.ask("secure.roster", lambda alias, _: {"hellos": keys[alias]} if alias in keys else None)
+    replies = rosters.read()
+    signed = {alias: [(reply["name"], reply["signature"]) for reply in replies[alias]] for alias in aliases}
     client.ask("secure.confirm", lambda alias, _: {"signatures": signed[alias]} if alias in signed else None)

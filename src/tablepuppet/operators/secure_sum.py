@@ -26,7 +26,7 @@ class SecureTables:
     _asked: Counter[str] = field(default_factory=Counter)
 
     def wanted(self, alias: str, parties: tuple[str, ...], bounds: Bounds | None) -> dict[str, Any]:
-        """What shards must be told to mask their next sums; nothing if the table has no roster."""
+        """What shards must be sent to mask their next sums; nothing if the table has no roster."""
         if bounds is None or alias not in self.parties:
             return {}
         self.check(alias, parties)

@@ -109,9 +109,9 @@ def ask_names(client: Client, coded: Iterable[Coded]) -> list[list[str | None]]:
     for each in listed:
         asked.append(client.ask("categories.names", partial(_arguments, each)))
     found = []
-    for each, replies in zip(listed, asked, strict=True):
+    for each, pending in zip(listed, asked, strict=True):
         names: list[str | None] = [None] * len(each.digests)
-        for reply in replies[each.column.alias]:
+        for reply in pending.read()[each.column.alias]:
             for place, name in zip(reply["places"].tolist(), reply["names"], strict=True):
                 names[place] = plain_text(name, MOST_TEXT)
         found.append(names)

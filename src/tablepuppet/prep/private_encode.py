@@ -21,7 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError, PrivacyError
-from tablepuppet.operators.client import Client, Replies
+from tablepuppet.operators.client import Client, Pending
 from tablepuppet.party.arguments import List, Multiplier
 from tablepuppet.party.blind import Blinded, blind
 from tablepuppet.party.local_table import LocalTable
@@ -264,7 +264,7 @@ def fit_private_encoding(
         if column.name not in asked:
             numbers_of[column.alias] += fitted.get(column.name, [])
             continue
-        replies = asked[column.name][column.alias]
+        replies = asked[column.name].read()[column.alias]
         if not all(reply["known"] for reply in replies):
             noise.use(column.alias, tail=True)
         found = merge_categories([{**reply, "missing": 0.0, "top": 0.0} for reply in replies])
@@ -282,7 +282,7 @@ def fit_private_encoding(
     return encoding
 
 
-def _ask_categories(client: Client, column: OutputColumn, blinding: str, noise: EncoderNoise) -> Replies:
+def _ask_categories(client: Client, column: OutputColumn, blinding: str, noise: EncoderNoise) -> Pending:
     asked: dict[str, Any] = {"column": column.name, "family": key_family(column), "blinding": blinding}
     asked["multiplier"] = noise.multipliers[column.alias]
     return client.ask("private.categories", lambda alias, _: asked if alias == column.alias else None)
@@ -300,7 +300,7 @@ def _fit_numbers(
         lambda alias, _: {
             "columns": [column.name for column in by_alias[alias]], "multiplier": noise.multipliers[alias],
         } if alias in by_alias else None,
-    )  # fmt: skip
+    ).read()  # fmt: skip
     found: dict[str, list[NumberEncoder]] = {}
     open_: dict[str, list[tuple[OutputColumn, float, float]]] = {}
     for alias, listed in by_alias.items():
@@ -350,7 +350,7 @@ def _fit_moments(
             "highs": np.array([high for _, _, high in columns[alias]]),
             "multiplier": noise.multipliers[alias],
         } if alias in columns else None,
-    )  # fmt: skip
+    ).read()  # fmt: skip
     found = {}
     for alias, listed in columns.items():
         sums = np.sum([reply["sums"] for reply in replies[alias]], axis=0)

@@ -190,21 +190,22 @@ class CategorySummary:
 
 
 class NumberStatistics:
-    """Statistics of numeric columns: asked for when made, read when looked at."""
+    """Statistics of numeric columns: asked for when made; `read` may make a trip."""
 
     def __init__(self, client: Client, columns: Iterable[OutputColumn]):
         self._by_alias: dict[str, list[str]] = {}
         for column in columns:
             self._by_alias.setdefault(column.alias, []).append(column.name)
-        self._replies = client.ask(
+        self._pending = client.ask(
             "statistics.numbers",
             lambda alias, _: {"columns": self._by_alias[alias]} if alias in self._by_alias else None,
         )
 
     def read(self) -> dict[str, NumberSummary]:
         """By column."""
+        replies = self._pending.read()
         return {
-            name: merge_numbers([reply["sums"][place] for reply in self._replies[alias]])
+            name: merge_numbers([reply["sums"][place] for reply in replies[alias]])
             for alias, names in self._by_alias.items()
             for place, name in enumerate(names)
         }
@@ -228,21 +229,16 @@ def merge_numbers(shards: Sequence[NDArray[np.float64]]) -> NumberSummary:
 
 
 class CategoryStatistics:
-    """Distinct values of one column: asked for when made, read when looked at."""
+    """Distinct values of one column: asked for when made; `read` may make a trip."""
 
     def __init__(self, client: Client, column: OutputColumn, blinding: str, most: int | None):
         asked = {"column": column.name, "family": key_family(column), "blinding": blinding, "most": most}
         self._alias, self.blinding = column.alias, blinding
-        self._replies = client.ask("statistics.categories", lambda alias, _: asked if alias == column.alias else None)
-
-    @property
-    def shards(self) -> list[Mapping[str, Any]]:
-        """What each shard said."""
-        return self._replies[self._alias]
+        self._pending = client.ask("statistics.categories", lambda alias, _: asked if alias == column.alias else None)
 
     def read(self) -> CategorySummary:
         """Over all shards."""
-        return merge_categories(self.shards)
+        return merge_categories(self._pending.read()[self._alias])
 
 
 def merge_categories(shards: Sequence[Mapping[str, Any]]) -> CategorySummary:

@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 from tablepuppet.errors import without_controls
 from tablepuppet.runs import interrupts
+from tablepuppet.runs.records import TripRecord
 
-Kind = Literal["progress", "info", "warning"]
+Kind = Literal["progress", "info", "warning", "trip"]
 _LOG = logging.getLogger("tablepuppet")
-_LEVELS = {"progress": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+_LEVELS = {"progress": logging.DEBUG, "trip": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 
 
 @dataclass(frozen=True)
@@ -36,17 +37,24 @@ class Events:
     """Hands each event to every reader, and to the log ``tablepuppet``."""
 
     def __init__(self, readers: Iterable[Reader] = ()):
-        self._readers = list(readers)
+        self._readers, self._trip_readers = list(readers), list[Reader]()
         self._lock = threading.Lock()
 
-    def subscribe(self, reader: Reader) -> Callable[[], None]:
-        """Add a reader; the answer takes it away again."""
+    def subscribe(self, reader: Reader, *, trips: bool = False) -> Callable[[], None]:
+        """Add a reader; call the result to remove it. With ``trips`` it also gets an event for each call of a party."""
+        lists = [self._readers, self._trip_readers] if trips else [self._readers]
         with self._lock:
-            self._readers.append(reader)
-        return lambda: self._readers.remove(reader)
+            for each in lists:
+                each.append(reader)
+
+        def remove() -> None:
+            for each in lists:
+                each.remove(reader)
+
+        return remove
 
     def progress(self, name: str, message: str, total: int) -> Callable[[int], None]:
-        """A stage of ``total`` steps begins; the answer tells readers how many are done."""
+        """A stage of ``total`` steps begins; call the result with the number of steps that are done."""
 
         def done(steps: int) -> None:
             self.emit("progress", name, message, done=steps, total=total)
@@ -54,11 +62,23 @@ class Events:
         done(0)
         return done
 
+    @property
+    def wants_trips(self) -> bool:
+        """Whether somebody reads trips, a reader or the log: else no event of them need be made."""
+        return bool(self._trip_readers) or _LOG.isEnabledFor(logging.DEBUG)
+
+    def emit_trip(self, trip: TripRecord) -> None:
+        """Emit what one call of a party has cost."""
+        size = trip.bytes_up + trip.bytes_down
+        outcome = f"{size:,} bytes" if trip.answered else "no reply"
+        message = f"party {trip.party!r}: {', '.join(trip.ops)}: {outcome} in {trip.seconds:.3g} s"
+        self.emit("trip", "trip", message, **trip.to_dict())
+
     def emit(self, kind: Kind, name: str, message: str, **fields: Any) -> None:
-        """Tell every reader; a signal to stop that got lost is raised here."""
+        """Call every reader; a signal to stop that got lost is raised here."""
         interrupts.check()
         message = without_controls(message)  # parties write names in it
         event = Event(kind, name, message, fields)
         _LOG.log(_LEVELS[kind], "%s", message)
-        for reader in list(self._readers):
+        for reader in list(self._trip_readers if kind == "trip" else self._readers):
             reader(event)

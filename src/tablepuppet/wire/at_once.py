@@ -29,7 +29,7 @@ class Trip(Generic[Result]):
         self.outcomes: list[Any] = [None] * len(calls)
         self._left = len(calls)
         self._lock, self._all_ended = threading.Lock(), threading.Lock()
-        self._told: SimpleQueue[int] = SimpleQueue()
+        self._ended: SimpleQueue[int] = SimpleQueue()
         if calls:
             self._all_ended.acquire()
 
@@ -40,18 +40,18 @@ class Trip(Generic[Result]):
         except BaseException as error:
             self.outcomes[number] = error
 
-    def tell(self) -> None:
-        """Tell that a call has ended. Whoever waits for all is woken up by the last."""
+    def count(self) -> None:
+        """Count a call that has ended. Whoever waits for all is woken up by the last."""
         with self._lock:
             self._left -= 1
-            self._told.put(len(self.calls) - self._left)
+            self._ended.put(len(self.calls) - self._left)
             if not self._left:
                 self._all_ended.release()
 
-    def follow(self, told: Callable[[int], None]) -> None:
-        """Wait until all calls have ended; ``told`` hears how many have, each time one does."""
+    def follow(self, ended: Callable[[int], None]) -> None:
+        """Wait until all calls have ended; ``ended`` receives how many have, each time one does."""
         for _ in self.calls:
-            told(self._told.get())
+            ended(self._ended.get())
 
     def wait(self) -> None:
         """Wait until all calls have ended."""
@@ -88,7 +88,7 @@ class Threads:
                 queue.put((trip, number))
             else:
                 trip.make(number)
-                trip.tell()
+                trip.count()
 
     def _grow(self) -> bool:
         name = f"tablepuppet-call-{len(self._all)}"
@@ -106,7 +106,7 @@ class Threads:
             trip.make(number)
             with self._lock:
                 self._free += queue is self._queue
-            trip.tell()
+            trip.count()
             del asked, trip  # an idle thread keeps no reply
 
     def _stop(self) -> None:
@@ -137,11 +137,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def at_once(
-    calls: Sequence[Callable[[], Result]], told: Callable[[int], None] | None = None
+    calls: Sequence[Callable[[], Result]], ended: Callable[[int], None] | None = None
 ) -> list[Result | BaseException]:
     """What the calls return or raise, in their order, once all have ended.
 
-    ``told`` hears how many have ended, each time one does.
+    ``ended`` receives how many have ended, each time one does.
 
     >>> at_once([lambda: 1, lambda: 2])
     [1, 2]
@@ -150,7 +150,7 @@ def at_once(
     trip = Trip(calls)
     _threads().start(trip)
     try:
-        trip.follow(told) if told else trip.wait()
+        trip.follow(ended) if ended else trip.wait()
     finally:  # also if the user interrupts it
         trip.wait()
     interrupts.check()

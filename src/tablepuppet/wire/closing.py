@@ -19,7 +19,7 @@ Close = Callable[[], object]
 
 
 class Closer:
-    """A thread that closes what it is told, one after the other."""
+    """A thread that closes sessions, one after the other."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Close | None] = SimpleQueue()
@@ -38,7 +38,7 @@ class Closer:
             self._queue.put(close)
 
     def wait(self) -> None:
-        """Wait until all is closed that was told so far."""
+        """Wait until all is closed that was given so far."""
         if not self._ended:
             done = threading.Event()
             self._queue.put(done.set)

@@ -46,16 +46,16 @@ class Line:
 
 
 class Desk:
-    """Answers callers; computing is left to the party. ``told`` hears of sessions that begin and end."""
+    """Answers callers; computing is left to the party. ``log`` receives sessions that begin and end."""
 
     def __init__(
         self,
         party: Party,
         limits: Limits,
         journal: Journal | None = None,
-        told: Callable[[str, str, str], None] = lambda caller, session, what: None,
+        log: Callable[[str, str, str], None] = lambda caller, session, what: None,
     ):
-        self.party, self.limits, self.journal, self.told = party, limits, journal, told
+        self.party, self.limits, self.journal, self.log = party, limits, journal, log
         self._lines: dict[Key, Line] = {}
         self._calls: Counter[str] = Counter()  # that are answered now, by caller
         self._lock = threading.Lock()
@@ -180,7 +180,7 @@ class Desk:
             return encode(reply_message(self.party.answer(caller, request, outcome, replies, again=again, made=made)))
         except TablePuppetError:
             raise
-        except Exception as error:  # whatever it says may quote a row: only its kind is told
+        except Exception as error:  # whatever it says may quote a row: only its kind is sent
             place = traceback.extract_tb(error.__traceback__)[-1]
             log.error("%s at %s:%s", type(error).__name__, place.filename, place.lineno)
             raise PartyError(
@@ -207,7 +207,7 @@ class Desk:
             if request.verb == "open" and not self._is_written_down(key):
                 self._check_room(key[0])
                 self._lines[key] = Line()
-                self.told(*key, "opened")
+                self.log(*key, "opened")
                 return self._lines[key]
         return self._restored(key, request.sequence)
 
@@ -246,7 +246,7 @@ class Desk:
                 if refusal is not None:
                     reply = encode(refusal)
                 line.done, line.reply = number, reply if number == asked else None
-            self.told(*key, "restored")
+            self.log(*key, "restored")
             return line
         except BaseException:
             self.close(key, "lost")
@@ -262,7 +262,7 @@ class Desk:
         if forget and self.journal is not None:
             self.journal.drop(key)
         if known is not None:
-            self.told(*key, why)
+            self.log(*key, why)
 
     def expire(self) -> None:
         """Free sessions that were silent for too long."""

@@ -1,139 +1,138 @@
-"""The engine: how the coordinator calls parties. This one holds them in its own process.
+"""The `Engine`: a router that calls parties by name, each over its own transport.
 
-Every engine answers the same requests with the same replies and meters every message alike.
+Comes in: requests for parties. Goes out: their replies, every message metered alike whatever the transport, and a
+``trip`` event for each call of a trip, which names ops and sizes only. A new way to reach parties is a new `Transport`.
 """
 
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from os import cpu_count
-from threading import BoundedSemaphore
-from typing import Protocol
+from typing import NamedTuple
 
 from tablepuppet.party.request import Reply, Request
-from tablepuppet.party.service import HERE, Party
+from tablepuppet.runs.events import Events
+from tablepuppet.runs.records import TripRecord
 from tablepuppet.wire.at_once import at_once
-from tablepuppet.wire.messages import meter
+from tablepuppet.wire.messages import NOTHING, Sizes, meter, names_of
 from tablepuppet.wire.protocol import LostError
 from tablepuppet.wire.traffic import Traffic
+from tablepuppet.wire.transport import Capabilities, Transport
 
-_CORES = BoundedSemaphore(cpu_count() or 1)  # parties in this process share its cores; those elsewhere have their own
-
-
-class Remote(Protocol):
-    """A party in another process."""
-
-    def call(self, request: Request, patience: float | None = None) -> Reply:
-        """One request, one reply; LostError if it is silent for its timeout, or tried once for ``patience`` seconds."""
-        ...
-
-    def take_back(self, losses: int) -> None:
-        """Take the last losses off the record, if there is one."""
-        ...
+Calls = Sequence[tuple[str, Request]]
 
 
-class Engine(Protocol):
-    """Calls parties by name."""
+class Engine:
+    """Calls parties by name. ``events`` receive what every trip has cost."""
 
-    traffic: Traffic
+    def __init__(
+        self,
+        transports: Mapping[str, Transport],
+        new_session: Callable[[], str] = lambda: secrets.token_hex(16),
+        events: Events | None = None,
+    ):
+        self.transports = dict(transports)
+        self.new_session = new_session  # a name for a session at all parties, which nobody can guess
+        self._events = events or Events()
+        self.traffic = Traffic()
+        self.keep_open = False  # sessions of services outlive this process: somebody will come back to them
 
     @property
     def parties(self) -> Sequence[str]:
         """The names of all parties."""
-        ...
+        return list(self.transports)
+
+    def capabilities(self, party: str) -> Capabilities:
+        """What can be done with a party beyond calling it."""
+        return self.transports[party].capabilities
+
+    def is_service(self, party: str) -> bool:
+        """Whether somebody runs the party as a service, rather than this federation having opened a database."""
+        return self.capabilities(party).is_service
 
     def call(self, party: str, request: Request, patience: float | None = None) -> Reply:
-        """One request, one reply; a party elsewhere is tried once for ``patience`` seconds, if that is given."""
-        ...
+        """One request, one reply, metered both ways; see `Transport.call`."""
+        return self.measured(party, request, patience)[0]
 
-    def take_back(self, party: str, losses: int) -> None:
-        """Forget that a party was lost, so many times: the run ends because of it."""
-        ...
+    def measured(self, party: str, request: Request, patience: float | None = None) -> tuple[Reply, Sizes]:
+        """The reply to a request, and the bytes of both."""
+        if request.verb == "close" and self.keep_open and self.is_service(party):
+            return [{}], NOTHING
+        reply = self.transports[party].call(request, patience)
+        return reply, meter(self.traffic, party, request, reply)
 
-    def local(self, party: str) -> Party | None:
-        """The party itself, if it lives in this process."""
-        ...
+    def drop_losses(self, party: str, losses: int) -> None:
+        """Drop the last losses of a party from its record, if there is one: the run ends because of them."""
+        drop = self.capabilities(party).drop_losses
+        if drop is not None:
+            drop(losses)
 
-    def new_session(self) -> str:
-        """A name for a session at all parties, which nobody can guess."""
-        ...
+    def trip(
+        self, calls: Calls, patience: float | None = None, answered: Callable[[int], None] | None = None
+    ) -> list[Reply | BaseException]:
+        """Calls at the same time: the reply or the error of each, in their order.
+
+        ``answered`` receives how many have answered, each time one does.
+        """
+        if not calls:
+            return []
+        number = self.traffic.add_trip()
+        made: list[_Made] = at_once(  # type: ignore[assignment] # they raise nothing
+            [partial(self._timed, party, request, patience) for party, request in calls], answered
+        )
+        if self._events.wants_trips:  # here and not in a call: readers are called by one thread
+            for (party, request), each in zip(calls, made, strict=True):
+                self._events.emit_trip(each.record(number, party, request))
+        return [each.outcome for each in made]
+
+    def _timed(self, party: str, request: Request, patience: float | None) -> _Made:
+        began = time.perf_counter()
+        outcome: Reply | BaseException
+        try:
+            outcome, sizes = self.measured(party, request, patience)
+        except BaseException as error:
+            outcome, sizes = error, NOTHING
+        return _Made(outcome, sizes, time.perf_counter() - began)
 
 
-def call_all(
-    engine: Engine, calls: Sequence[tuple[str, Request]], answered: Callable[[int], None] | None = None
-) -> list[Reply]:
+class _Made(NamedTuple):
+    """A call that has ended."""
+
+    outcome: Reply | BaseException
+    sizes: Sizes
+    seconds: float
+
+    def record(self, number: int, party: str, request: Request) -> TripRecord:
+        """What an event may say of it: sizes and names of ops, no values."""
+        return TripRecord(
+            trip=number,
+            party=party,
+            ops=names_of(request),
+            bytes_up=self.sizes.up,
+            bytes_down=self.sizes.down,
+            seconds=self.seconds,
+            answered=not isinstance(self.outcome, BaseException),
+        )
+
+
+def call_all(engine: Engine, calls: Calls, answered: Callable[[int], None] | None = None) -> list[Reply]:
     """Many calls at the same time, one trip; replies in the order of the calls.
 
-    ``answered`` is told how many have answered, each time one does. If calls fail, the first of their errors is
+    ``answered`` receives how many have answered, each time one does. If calls fail, the first of their errors is
     raised after all have ended.
     """
-    return [_reply(outcome) for outcome in _outcomes(engine, calls, None, answered)]
+    return [_reply(outcome) for outcome in engine.trip(calls, answered=answered)]
 
 
-def try_all(
-    engine: Engine, calls: Sequence[tuple[str, Request]], patience: float | None = None
-) -> list[Reply | LostError]:
-    """The same, where a party that is lost has its error in the place of its reply; see `Engine.call`."""
-    outcomes = _outcomes(engine, calls, patience)
+def try_all(engine: Engine, calls: Calls, patience: float | None = None) -> list[Reply | LostError]:
+    """The same, where a party that is lost has its error in the place of its reply; see `Transport.call`."""
+    outcomes = engine.trip(calls, patience)
     return [outcome if isinstance(outcome, LostError) else _reply(outcome) for outcome in outcomes]
-
-
-def _outcomes(
-    engine: Engine,
-    calls: Sequence[tuple[str, Request]],
-    patience: float | None,
-    answered: Callable[[int], None] | None = None,
-) -> list[Reply | BaseException]:
-    if calls:
-        engine.traffic.add_trip()
-    settings = [] if patience is None else [patience]
-    return at_once([partial(engine.call, *call, *settings) for call in calls], answered)
 
 
 def _reply(outcome: Reply | BaseException) -> Reply:
     if isinstance(outcome, BaseException):
         raise outcome
     return outcome
-
-
-class InProcessEngine:
-    """Parties in this process, with no servers and no copies; `remote` ones live elsewhere."""
-
-    def __init__(
-        self,
-        parties: Mapping[str, Party],
-        remote: Mapping[str, Remote] | None = None,
-        new_session: Callable[[], str] = lambda: secrets.token_hex(16),
-    ):
-        self._parties, self._remote = dict(parties), dict(remote or {})
-        self.new_session = new_session
-        self.traffic = Traffic()
-        self.keep_open = False  # sessions elsewhere outlive this process: somebody will come back to them
-
-    @property
-    def parties(self) -> Sequence[str]:
-        """The names of all parties."""
-        return [*self._parties, *self._remote]
-
-    def take_back(self, party: str, losses: int) -> None:
-        """Take the last losses of a party off its record."""
-        self._remote[party].take_back(losses)
-
-    def local(self, party: str) -> Party | None:
-        """The party itself."""
-        return self._parties.get(party)
-
-    def call(self, party: str, request: Request, patience: float | None = None) -> Reply:
-        """Hand the request to the party, and meter both ways."""
-        remote = self._remote.get(party)
-        if request.verb == "close" and remote is not None and self.keep_open:
-            return [{}]
-        if remote is not None:
-            reply = remote.call(request, patience)
-        else:
-            with _CORES:
-                reply = self._parties[party].answer(HERE, request)
-        meter(self.traffic, party, request, reply)
-        return reply

@@ -127,7 +127,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         try:
             reply = self.desk.answer(*self._asked(context, frames))
         except Exception as error:  # of whatever class: Flight would send its traceback
-            reply = encode(error_message(_told(error)))
+            reply = encode(error_message(_sendable(error)))
             self._skip(frames)
         return reply.frames()
 
@@ -204,7 +204,7 @@ def _why_not(host: str, port: int) -> str:
     return ""
 
 
-def _told(error: Exception) -> TablePuppetError:
+def _sendable(error: Exception) -> TablePuppetError:
     if isinstance(error, TablePuppetError):
         return error
     return PartyError(f"the request cannot be read or answered ({type(error).__name__})")

@@ -7,7 +7,7 @@ refused is cut down to the steps that were answered, and the words of the refusa
 
 A request is handed to the operating system before it is computed, so the end of the process loses nothing. It is not
 forced to disk, which would take longer than a round: a machine that loses power may forget the last requests, and the
-caller is then told that one was lost. Each caller's sessions have so many bytes of room.
+caller then gets an error that one was lost. Each caller's sessions have so many bytes of room.
 """
 
 from __future__ import annotations

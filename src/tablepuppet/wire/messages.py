@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from tablepuppet.wire.traffic import Traffic
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One part of a request: what it lets out, how it is headed, and its values."""
+    """One part of a request: what its reply releases, its header, and its values."""
 
     release: Release
     header: tuple[str, ...]
@@ -36,13 +36,32 @@ def parts_of(request: Request) -> list[Part]:
     return [Part(release, (request.verb, request.session), request.arguments), *steps]
 
 
-def meter(traffic: Traffic, party: str, request: Request, reply: Sequence[Mapping[str, Any]]) -> None:
+class Sizes(NamedTuple):
+    """Bytes of a request (down) and its reply (up)."""
+
+    down: int
+    up: int
+
+
+NOTHING = Sizes(0, 0)
+
+
+def names_of(request: Request) -> tuple[str, ...]:
+    """The verb of a request unless that is `run`, and the names of its ops, each once."""
+    verb = () if request.verb == "run" else (request.verb,)
+    return tuple(dict.fromkeys((*verb, *(step.op for step in request.steps))))
+
+
+def meter(traffic: Traffic, party: str, request: Request, reply: Sequence[Mapping[str, Any]]) -> Sizes:
     """Count a request and its reply, each part with its release; the message itself counts with the last part."""
-    parts = parts_of(request)
+    parts, down, up = parts_of(request), 0, 0
     for number, (part, values) in enumerate(zip(parts, reply, strict=True), start=1):
         messages = int(number == len(parts))
-        traffic.add(party, "down", part.release.label, size_of(part.header, part.values), messages)
-        traffic.add(party, "up", part.release.label, size_of((), values), messages)
+        sizes = Sizes(size_of(part.header, part.values), size_of((), values))
+        traffic.add(party, "down", part.release.label, sizes.down, messages)
+        traffic.add(party, "up", part.release.label, sizes.up, messages)
+        down, up = down + sizes.down, up + sizes.up
+    return Sizes(down, up)
 
 
 def size_of(header: tuple[str, ...], values: Mapping[str, Any]) -> int:

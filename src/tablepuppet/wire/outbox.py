@@ -1,11 +1,11 @@
-"""Fewer trips: what is asked before an answer is read travels together; and parties that are lost for a while.
+"""The outbox of a session: batches steps into trips, and goes on while a party is lost.
 
-`ask` only puts a step down. When the first answer is read, every party gets all its steps in one request, and all
-parties at the same time. So what nobody waits for, such as telling a party to encode its rows, costs no trip.
+`ask` only queues a step. When the first answer is read, every party gets all its queued steps in one request, and all
+parties at the same time. So a step whose answer nobody reads, such as one to encode rows, costs no trip.
 
-A step may say what stands in for its answer if the party is lost. Such a party is tried again with every trip, briefly.
-When it is back it first gets the request that it has not answered, then the steps that nobody could stand in for.
-Nothing stands in for a party that is `needed`: when it is lost, the session is over.
+A step may have a substitute for its answer, used if the party is lost. Such a party is tried again with every trip,
+briefly. When it answers again, it first gets the request that it has not answered, then the steps without substitute.
+A party that is `needed` has none: when it is lost, the session is over.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LONGEST_REST = 10  # trips without a try
 
 
 class Answer:
-    """What a step will be answered with; reading it sends what waits."""
+    """The reply to one step, once there is one; only `read` makes a trip."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Answer:
         self._outbox, self._party, self._instead, self._check = outbox, party, instead, check
         self._values: Values | None = None
         self._error: BaseException | None = None
-        self.missed = False  # whether something else stands in for the answer
+        self.missed = False  # whether a substitute stands in for the answer
 
     @property
     def is_open(self) -> bool:
@@ -53,7 +53,7 @@ class Answer:
         return self._values is None and self._error is None
 
     def read(self) -> Values:
-        """The answer, or what stands in for it; raises what went wrong on its trip."""
+        """The answer, or its substitute; raises what went wrong on its trip. Sends what waits unless it is there."""
         if self.is_open:
             self._outbox.fetch(self, self._party)
         if self.is_open:
@@ -63,17 +63,21 @@ class Answer:
         assert self._values is not None, "a sent step is answered, has failed, or its party is lost"
         return self._values
 
-    def settle(self, values: Values | None, error: BaseException | None) -> None:
-        """What came back; what is not a reply to this step is an error to whoever reads it."""
-        self._values, self._error = values, error
-        if values is not None and self._check is not None:
-            try:
+    def resolve(self, values: Values) -> None:
+        """Store the reply; one that this step cannot have is an error to whoever reads it."""
+        try:
+            if self._check is not None:
                 self._check(values)
-            except TablePuppetError as wrong:
-                self._values, self._error = None, wrong
+            self._values = values
+        except TablePuppetError as error:
+            self._error = error
 
-    def stand_in(self) -> bool:
-        """Take what stands in for the answer; false if nothing does."""
+    def fail(self, error: BaseException) -> None:
+        """Store why there is no reply."""
+        self._error = error
+
+    def substitute(self) -> bool:
+        """Use the substitute of the answer; false if there is none."""
         if self._instead is None:
             return False
         self._values, self.missed = self._instead(), True
@@ -84,7 +88,7 @@ Asked = list[tuple[Step, Answer]]
 
 
 @dataclass
-class Away:
+class LostParty:
     """A party that is lost: the request that it has not answered, and how long it is left alone."""
 
     request: Request
@@ -97,13 +101,13 @@ class Away:
         """Whether the answer is one of the request that it has not answered, and it was not tried since."""
         return not self.tries and any(answer is each for _, each in self.asked)
 
-    def back(self, reply: Reply) -> None:
-        """It has answered; what stood in for answers stays."""
+    def answered(self, reply: Reply) -> None:
+        """It answers again; substitutes that were used stay."""
         for (_, answer), values in zip(self.asked, reply, strict=True):
             if answer.is_open:
-                answer.settle(values, None)
+                answer.resolve(values)
 
-    def still(self) -> None:
+    def failed_again(self) -> None:
         """It was tried in vain: a try may take a second, so they grow rare."""
         self.tries += 1
         self.rest = min(self.tries - 1, LONGEST_REST)
@@ -111,11 +115,14 @@ class Away:
 
 @dataclass(frozen=True)
 class WhenLost:
-    """What stands in for a party that stays silent (None: the run ends), and who is told that one is lost or back."""
+    """What stands in for a party that stays silent (None: the run ends).
+
+    ``notify`` is called with a party and how it was lost, and with None when it is back.
+    """
 
     stand_in: StandIn | None = None
     timeout: float = 60.0
-    told: Callable[[str, LostError | None], None] = lambda party, error: None
+    notify: Callable[[str, LostError | None], None] = lambda party, error: None
 
 
 class Outbox:
@@ -124,7 +131,7 @@ class Outbox:
     def __init__(self, engine: Engine, session: str, when_lost: WhenLost | None = None):
         self._engine, self.session, self.when_lost = engine, session, when_lost or WhenLost()
         self._waiting: dict[str, Asked] = {}
-        self._away: dict[str, Away] = {}
+        self._lost: dict[str, LostParty] = {}
         self._missed: set[str] = set()
         self._losses: Counter[str] = Counter()  # calls in vain
         self.changes = 0  # how often a party was lost or came back
@@ -146,7 +153,7 @@ class Outbox:
         instead: Callable[[], Values] | None = None,
         check: Callable[[Values], None] | None = None,
     ) -> Answer:
-        """Put a step down for a party; ``instead`` gives what stands in for its answer if the party is lost.
+        """Queue a step for a party; ``instead`` gives the substitute of its answer if the party is lost.
 
         ``check`` raises if an answer is none that the step can have.
         """
@@ -159,34 +166,32 @@ class Outbox:
     @property
     def lost(self) -> dict[str, LostError]:
         """The parties that are lost now, and how."""
-        return {party: away.error for party, away in self._away.items()}
+        return {party: lost.error for party, lost in self._lost.items()}
 
     def take_missed(self) -> set[str]:
         """The parties that are lost, or were since this was last asked."""
         with self._lock:
-            missed, self._missed = self._missed | set(self._away), set()
+            missed, self._missed = self._missed | set(self._lost), set()
         return missed
 
     def fetch(self, answer: Answer, party: str) -> None:
-        """Send what waits. If nothing stands in for the answer of a party that was lost before, it has one more
-        timeout.
-        """
+        """Send what waits. If the answer of a party that was lost before has no substitute, it has one more timeout."""
         with self._lock:
-            away, losses = self._away.get(party), self._losses[party]
-            if away is not None and away.has_just_lost(answer):
+            lost, losses = self._lost.get(party), self._losses[party]
+            if lost is not None and lost.has_just_lost(answer):
                 losses -= 1  # another reader has sent it
             else:
                 self.send()
-                if away is not None and answer.is_open and self._wait(lambda: party not in self._away):
+                if lost is not None and answer.is_open and self._wait(lambda: party not in self._lost):
                     self.send()
             if answer.is_open:
-                self._engine.take_back(party, self._losses[party] - losses)
-                self._away[party].tries += 1  # what is taken back is so once
+                self._engine.drop_losses(party, self._losses[party] - losses)
+                self._lost[party].tries += 1  # a loss is dropped once
 
     def wait_for_all(self) -> bool:
         """Give parties that are lost one more timeout; whether all are here."""
         with self._lock:
-            return self._wait(lambda: not self._away)
+            return self._wait(lambda: not self._lost)
 
     def _wait(self, enough: Callable[[], bool]) -> bool:
         """Try parties that are lost for a timeout. Tries are counted: a run that is repeated from its record has as
@@ -197,19 +202,19 @@ class Outbox:
             if enough():
                 break
             began = time.monotonic()
-            for away in self._away.values():
-                away.rest = 0
-            self._bring_back()
+            for lost in self._lost.values():
+                lost.rest = 0
+            self._retry_lost()
             if not enough():
                 time.sleep(max(0.0, pause - (time.monotonic() - began)))
         return enough()
 
     def send(self) -> None:
-        """One trip with everything that waits. What failed is told to whoever reads an answer of this trip."""
+        """One trip with everything that waits. An error is raised again for whoever reads an answer of this trip."""
         with self._lock:
-            self._bring_back()
-            ready = {party: asked for party, asked in self._waiting.items() if party not in self._away}
-            self._waiting = {party: self._not_stood_in(party) for party in self._waiting if party in self._away}
+            self._retry_lost()
+            ready = {party: asked for party, asked in self._waiting.items() if party not in self._lost}
+            self._waiting = {party: self._without_substitute(party) for party in self._waiting if party in self._lost}
             self._sent.update(ready.keys())
             calls = [
                 (party, Request("run", self.session, {}, tuple(step for step, _ in asked), self._sent[party]))
@@ -219,14 +224,14 @@ class Outbox:
                 replies = self._replies(calls)
             except (TablePuppetError, KeyboardInterrupt) as error:
                 for _, answer in (each for asked in ready.values() for each in asked):
-                    answer.settle(None, error)
+                    answer.fail(error)
                 raise
             for (party, request), asked, reply in zip(calls, ready.values(), replies, strict=True):
                 if isinstance(reply, LostError):
-                    self._lose(party, Away(request, asked, reply))
+                    self._lose(party, LostParty(request, asked, reply))
                     continue
                 for (_, answer), values in zip(asked, reply, strict=True):
-                    answer.settle(values, None)
+                    answer.resolve(values)
 
     def _replies(self, calls: list[tuple[str, Request]]) -> list[Reply | LostError]:
         if self._over is not None:
@@ -242,34 +247,34 @@ class Outbox:
             raise next(iter(losses.values()))
         return replies
 
-    def _lose(self, party: str, away: Away) -> None:
+    def _lose(self, party: str, lost: LostParty) -> None:
         self._losses[party] += 1
-        self._away[party] = away
-        for _, answer in away.asked:
-            answer.stand_in()
-        self._tell(party, away.error)
+        self._lost[party] = lost
+        for _, answer in lost.asked:
+            answer.substitute()
+        self._changed(party, lost.error)
 
-    def _tell(self, party: str, error: LostError | None) -> None:
+    def _changed(self, party: str, error: LostError | None) -> None:
         self._missed.add(party)
         self.changes += 1
-        self.when_lost.told(party, error)
+        self.when_lost.notify(party, error)
 
-    def _not_stood_in(self, party: str) -> Asked:
-        """What waits for a party that is lost, after all that something can stand in for."""
-        return [(step, answer) for step, answer in self._waiting[party] if not answer.stand_in()]
+    def _without_substitute(self, party: str) -> Asked:
+        """What waits for a party that is lost, after substitutes were used where there are some."""
+        return [(step, answer) for step, answer in self._waiting[party] if not answer.substitute()]
 
-    def _bring_back(self) -> None:
+    def _retry_lost(self) -> None:
         """Try parties that are lost. The request that one has not answered must come first: it may have arrived."""
         due = []
-        for party, away in self._away.items():
-            if not away.rest:
+        for party, lost in self._lost.items():
+            if not lost.rest:
                 due.append(party)
-            away.rest = max(away.rest - 1, 0)
-        replies = try_all(self._engine, [(party, self._away[party].request) for party in due], BRIEFLY) if due else []
+            lost.rest = max(lost.rest - 1, 0)
+        replies = try_all(self._engine, [(party, self._lost[party].request) for party in due], BRIEFLY) if due else []
         for party, reply in zip(due, replies, strict=True):
             if isinstance(reply, LostError):
                 self._losses[party] += 1
-                self._away[party].still()
+                self._lost[party].failed_again()
             else:
-                self._away.pop(party).back(reply)
-                self._tell(party, None)
+                self._lost.pop(party).answered(reply)
+                self._changed(party, None)

@@ -27,9 +27,9 @@ def read_version(message: Any) -> None:
     """PartyError unless the message is one of this version."""
     found = message[0] if isinstance(message, list) and message else None
     if found != VERSION:
-        told = f"version {found}" if isinstance(found, int) else "no version that can be read"
+        spoken = f"version {found}" if isinstance(found, int) else "no version that can be read"
         raise PartyError(
-            f"the request has {told} of the protocol, this party speaks version {VERSION}; "
+            f"the request has {spoken} of the protocol, this party speaks version {VERSION}; "
             "install the same version of tablepuppet on both sides"
         )
 
@@ -60,7 +60,7 @@ for _type in (_Head, _Opening, list[Shard], Nonce | None):
 
 
 def read_request(message: Any) -> Request:
-    """The request that a message tells; PartyError if it tells none."""
+    """The request in a message; PartyError if there is none."""
     read_version(message)
     try:
         head = msgspec.convert(message, _Head)
@@ -102,10 +102,10 @@ _ERRORS: dict[str, type[TablePuppetError]] = {
 }
 
 
-def _published(told: dict[str, Any], party: str) -> list[Shard]:
+def _published(described: dict[str, Any], party: str) -> list[Shard]:
     """The tables that a party publishes; PartyError for what no party of ours would."""
     try:
-        shards = msgspec.convert(told["tables"], list[Shard])
+        shards = msgspec.convert(described["tables"], list[Shard])
     except PrivacyError as error:  # of what was spent of a budget
         raise PartyError(f"party {party!r} publishes a budget that cannot be: {error}; ask its operator") from None
     for shard in shards:
@@ -117,27 +117,27 @@ def _published(told: dict[str, Any], party: str) -> list[Shard]:
                 f"empty, too long or has characters that cannot be printed ({plain_text(shard.name, 40)}); ask its "
                 "operator"
             )
-    if not isinstance(told["key"], str):
+    if not isinstance(described["key"], str):
         raise TypeError
     return shards
 
 
 def read_reply(message: Any, request: Request, party: str) -> Reply:
-    """The reply that a message tells; raises the error that it tells."""
+    """The reply in a message; raises the error if it holds one."""
     strange = PartyError(f"party {party!r} answers in a way that cannot be understood; is it of the same version?")
     if not isinstance(message, list) or len(message) != 3 or message[0] != VERSION:
         raise strange
-    _, outcome, told = message
+    _, outcome, content = message
     if outcome != "ok":
-        words = plain_text(str(told)) if isinstance(told, str) else ""
+        words = plain_text(str(content)) if isinstance(content, str) else ""
         raise _ERRORS.get(str(outcome), PartyError)(words if party in words else f"party {party!r}: {words}")
     parts = len(request.steps) + (request.verb != "run")
-    if not isinstance(told, list) or len(told) != parts or not all(isinstance(part, dict) for part in told):
+    if not isinstance(content, list) or len(content) != parts or not all(isinstance(part, dict) for part in content):
         raise strange
     try:
         if request.verb == "describe":
-            nonce = msgspec.convert(told[0].get("nonce"), Nonce | None)
-            return [told[0] | {"tables": _published(told[0], party), "nonce": nonce}]
-        return told
+            nonce = msgspec.convert(content[0].get("nonce"), Nonce | None)
+            return [content[0] | {"tables": _published(content[0], party), "nonce": nonce}]
+        return content
     except (msgspec.ValidationError, TypeError, LookupError):
         raise strange from None

@@ -1,4 +1,4 @@
-"""The record of a run: what parties elsewhere have answered, so that a run whose coordinator died can go on.
+"""The recorded transport: keeps what services have answered, so that a run whose coordinator died can go on.
 
 Nothing of an algorithm is saved. A run that is resumed starts from the beginning and asks the same questions; answers
 that are on record are read instead of asked for, until the record ends. The parties stand where they stood, and the
@@ -13,6 +13,7 @@ import hashlib
 import os
 import secrets
 import struct
+from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
@@ -22,8 +23,8 @@ import pyarrow as pa
 from tablepuppet.errors import LearnError
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.wire.codec import Encoded, decode_header, encode
-from tablepuppet.wire.engine import Remote
 from tablepuppet.wire.protocol import LostError, read_reply, reply_message, request_message
+from tablepuppet.wire.transport import Transport
 
 NO_REPLY = Encoded(b"", [])
 _FRAME = struct.Struct("<32sQQ")  # digest of the request, lengths of the reply's header and arrays
@@ -47,30 +48,31 @@ class Record:
         self._used += 1
         return self._known[self._used - 1]
 
-    def of(self, name: str, party: Remote, *, losses: bool = False) -> RecordedParty:
-        """A party whose answers are recorded, with ``losses`` also that it gave none."""
-        return RecordedParty(name, party, self.folder / f"{name}.replies", losses=losses)
+    def of(self, name: str, transport: Transport, *, losses: bool = False) -> RecordedTransport:
+        """A transport whose replies are recorded, with ``losses`` also that there was none."""
+        return RecordedTransport(name, transport, self.folder / f"{name}.replies", losses=losses)
 
 
-class RecordedParty:
-    """Answers from the record as far as it goes, then asks."""
+class RecordedTransport(Transport):
+    """Answers from the record as far as it goes, then calls another transport and records its replies."""
 
-    def __init__(self, name: str, party: Remote, path: Path, *, losses: bool = False):
-        self._name, self._party, self._path, self._losses = name, party, path, losses
+    def __init__(self, name: str, transport: Transport, path: Path, *, losses: bool = False):
+        self._name, self._transport, self._path, self._losses = name, transport, path, losses
+        self.capabilities = replace(transport.capabilities, drop_losses=self._drop_losses)
         self._reading: BufferedReader | None = path.open("rb") if path.exists() else None
         self._writing: BinaryIO | None = None
 
     def call(self, request: Request, patience: float | None = None) -> Reply:
         """The reply on record, or one that is recorded now."""
         if request.verb == "close":
-            return self._party.call(request, patience)
+            return self._transport.call(request, patience)
         digest = _digest(encode(request_message(request)))
         if self._reading is not None:
             reply = self._recorded(self._reading, request, digest)
             if reply is not None:
                 return reply
         try:
-            reply = self._party.call(request, patience)
+            reply = self._transport.call(request, patience)
         except LostError:
             if self._losses:
                 self._write(digest, NO_REPLY)
@@ -78,8 +80,8 @@ class RecordedParty:
         self._write(digest, encode(reply_message(reply)))
         return reply
 
-    def take_back(self, losses: int) -> None:
-        """Take the last losses off the record: the run ends because of them, and shall ask again if it is resumed."""
+    def _drop_losses(self, losses: int) -> None:
+        """Drop the last losses from the record: the run ends because of them, and asks again if it is resumed."""
         if self._writing is not None:
             os.truncate(self._path, self._path.stat().st_size - losses * _FRAME.size)
 

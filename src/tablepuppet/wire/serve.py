@@ -1,6 +1,6 @@
 """A party as a process of its own, from its party file to its end: `tablepuppet party serve`.
 
-Logs one line when a session begins or ends, tells the service manager when it is ready, and stops on SIGTERM, SIGINT
+Logs one line when a session begins or ends, notifies the service manager when it is ready, and stops on SIGTERM, SIGINT
 and SIGHUP: no new request is taken, running ones are finished, sessions are freed.
 """
 
@@ -54,13 +54,13 @@ def start(settings: PartyFile) -> FlightServer:
         open_deliveries(settings),
     )
     journal = None if state is None else Journal(state / "sessions", settings.name, settings.limits.journal_bytes)
-    desk = Desk(party, settings.limits, journal, _told)
+    desk = Desk(party, settings.limits, journal, _log_session)
     server_tls = None if tls is None else ServerTls(tls.certificate, tls.key, tls.authorities)
     return FlightServer(desk, settings.listen, server_tls, insecure=settings.insecure)
 
 
 def serve(settings: PartyFile, ready: Callable[[str], None]) -> None:
-    """Serve until a signal asks to stop; ``ready`` is told the address once requests are answered."""
+    """Serve until a signal asks to stop; ``ready`` receives the address once requests are answered."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
@@ -87,7 +87,7 @@ def _watch(server: FlightServer, door: Doorkeeper, stop: threading.Event) -> Non
             door.sweep()
             server.desk.expire()
             failed = ""
-        except Exception as error:  # the party must not end: it is told once, and tried again
+        except Exception as error:  # the party must not end: it is logged once, and tried again
             if failed != type(error).__name__:
                 failed = type(error).__name__
                 log.error("cannot look after sessions now (%s); the party goes on", failed)
@@ -118,7 +118,7 @@ def _row_secret(state: Path | None) -> bytes:
     return read_private_file(path, "the secret order of rows")
 
 
-def _told(caller: str, session: str, what: str) -> None:
+def _log_session(caller: str, session: str, what: str) -> None:
     log.info("session %s of %s: %s", plain_text(session, 9), plain_text(caller, 64), what)
 
 

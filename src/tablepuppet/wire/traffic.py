@@ -23,10 +23,11 @@ class Traffic:
             total[0] += size
             total[1] += messages
 
-    def add_trip(self) -> None:
-        """Count one trip: calls of some parties at the same time."""
+    def add_trip(self) -> int:
+        """Count one trip, calls of some parties at the same time; its number."""
         with self._lock:
             self._trips += 1
+            return self._trips
 
     @property
     def trips(self) -> int:

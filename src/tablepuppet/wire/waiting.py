@@ -30,7 +30,7 @@ class Waiting:
         self._say, self._how_long = say, how_long
         self._whom = f"party {party!r} at {parts.hostname}:{parts.port}"
         self._lock, self._failures, self._is_said = threading.Lock(), 0, False
-        self._timer = threading.Timer(SOON, self._tell, ["no answer yet"])
+        self._timer = threading.Timer(SOON, self._say_once, ["no answer yet"])
         self._timer.daemon = True
 
     def __enter__(self) -> Waiting:
@@ -46,9 +46,9 @@ class Waiting:
         """A try has failed, and another will be made."""
         self._failures += 1
         if self._failures > 1:
-            self._tell(reason(error))
+            self._say_once(reason(error))
 
-    def _tell(self, why: str) -> None:
+    def _say_once(self, why: str) -> None:
         with self._lock:
             said, self._is_said = self._is_said, True
         if not said:

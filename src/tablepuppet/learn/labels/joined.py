@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError
-from tablepuppet.operators.client import Client, Replies
+from tablepuppet.operators.client import Client, Pending
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Use
@@ -119,7 +119,7 @@ class Classes:
     numbers: NDArray[np.integer]
 
 
-def ask_numbers(client: Client, label: OutputColumn, question: Question = ("label.numbers", {})) -> Replies:
+def ask_numbers(client: Client, label: OutputColumn, question: Question = ("label.numbers", {})) -> Pending:
     """Ask for labels that are numbers; LearnError if they are none."""
     check_numbers(label)
     return _ask(client, label, question)
@@ -131,17 +131,18 @@ def check_numbers(label: OutputColumn) -> None:
         raise LearnError(f"label {label.qualified} is {label.type}: regression needs a number; use a classifier")
 
 
-def _ask(client: Client, label: OutputColumn, question: Question) -> Replies:
+def _ask(client: Client, label: OutputColumn, question: Question) -> Pending:
     """Ask the shards that have the label."""
     op_name, asked = question
     return client.ask(op_name, lambda alias, _: {"column": label.name} | asked if alias == label.alias else None)
 
 
-def joined_numbers(client: Client, label: OutputColumn, replies: Replies) -> NDArray[np.float64]:
+def joined_numbers(client: Client, label: OutputColumn, asked: Pending) -> NDArray[np.float64]:
     """The label of every joined row as a number; LearnError if one is missing."""
-    values = np.concatenate([reply["labels"].astype(np.float64) for reply in replies[label.alias]])
+    replies = asked.read()[label.alias]
+    values = np.concatenate([reply["labels"].astype(np.float64) for reply in replies])
     owners = client.owners(label.alias)
-    _refuse_missing(sum(reply["missing"] for reply in replies[label.alias]), label, owners)
+    _refuse_missing(sum(reply["missing"] for reply in replies), label, owners)
     if not np.isfinite(values).all():
         raise LearnError(f"label {label.qualified} has values that are not finite; filter them in WHERE {owners}")
     if np.abs(values).max(initial=0.0) > LARGEST:
@@ -153,7 +154,7 @@ def joined_numbers(client: Client, label: OutputColumn, replies: Replies) -> NDA
 
 def ask_classes(
     client: Client, label: OutputColumn, question: Question = ("label.classes", {"most": MOST_CLASSES})
-) -> Replies:
+) -> Pending:
     """Ask for labels that are classes; LearnError if they are none."""
     check_classes(label)
     return _ask(client, label, question)
@@ -165,9 +166,9 @@ def check_classes(label: OutputColumn) -> None:
         raise LearnError(f"label {label.qualified} is {label.type}, which has no classes")
 
 
-def joined_classes(client: Client, label: OutputColumn, asked: Replies, least: int = 2) -> Classes:
+def joined_classes(client: Client, label: OutputColumn, asked: Pending, least: int = 2) -> Classes:
     """The class of every joined row; LearnError if labels are missing, of fewer than ``least`` or very many classes."""
-    replies = asked[label.alias]
+    replies = asked.read()[label.alias]
     owners = client.owners(label.alias)
     _refuse_missing(sum(reply["missing"] for reply in replies), label, owners)
     most = max(reply["found"] for reply in replies)

@@ -170,7 +170,7 @@ def regression_metrics(client: Client, label: OutputColumn, scores: Array) -> di
             if alias == label.alias
             else None
         ),
-    )[label.alias]
+    ).read()[label.alias]
     error, labels, squared, rows = (
         sum(reply[name] for reply in asked) for name in ("error", "labels", "label_squares", "rows")
     )
@@ -196,7 +196,7 @@ def class_metrics(client: Client, label: OutputColumn, classes: NDArray[Any], pr
         }
         if alias == label.alias
         else None,
-    )[label.alias]  # fmt: skip
+    ).read()[label.alias]  # fmt: skip
     rows = sum(reply["rows"] for reply in replies)
     areas = replies[0]["areas"] if len(replies) == 1 and len(replies[0]["areas"]) else np.full(len(classes), np.nan)
     return {

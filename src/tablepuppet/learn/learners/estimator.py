@@ -42,7 +42,7 @@ from tablepuppet.learn.solve.schedule import Schedule, Usual, epochs_that_fit, r
 from tablepuppet.learn.store.model_file import save
 from tablepuppet.learn.tables.saved import SavedModel
 from tablepuppet.learn.tables.stored import Model, Stored
-from tablepuppet.operators.client import Client, Replies
+from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.delivery import Delivery
 from tablepuppet.operators.ids import joined_ids
 from tablepuppet.operators.rosters import make_rosters
@@ -269,15 +269,15 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         """PrivacyError unless the settings allow noise on features."""
 
     @abstractmethod
-    def _ask_labels(self, client: Client, label: OutputColumn) -> Replies:
+    def _ask_labels(self, client: Client, label: OutputColumn) -> Pending:
         """Ask for labels of the kind that is learned."""
 
     @abstractmethod
-    def _prepare(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
+    def _prepare(self, client: Client, label: OutputColumn, asked: Pending) -> Loss:
         """The loss over the rows that are learned from."""
 
     @abstractmethod
-    def _held_out(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
+    def _held_out(self, client: Client, label: OutputColumn, asked: Pending) -> Loss:
         """The loss over rows that are not learned from."""
 
     @abstractmethod

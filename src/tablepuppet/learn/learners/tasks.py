@@ -25,7 +25,7 @@ from tablepuppet.learn.learners.predictions import Predictions
 from tablepuppet.learn.loss.logistic import Logistic
 from tablepuppet.learn.loss.losses import Loss, Squared
 from tablepuppet.learn.loss.softmax import Softmax
-from tablepuppet.operators.client import Client, Replies
+from tablepuppet.operators.client import Client, Pending
 from tablepuppet.pieces import over_pieces
 from tablepuppet.relation import Relation
 from tablepuppet.spelling import names_checked
@@ -45,15 +45,15 @@ class Regressor(Learner):
         if self.privacy is not None and self.privacy.is_label_private:
             check_label(self.privacy, plan, classes=False)
 
-    def _ask_labels(self, client: Client, label: OutputColumn) -> Replies:
+    def _ask_labels(self, client: Client, label: OutputColumn) -> Pending:
         if self.privacy is None or not self.privacy.is_label_private:
             return ask_numbers(client, label)
         return ask_numbers(client, label, number_question(self.privacy))
 
-    def _prepare(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
+    def _prepare(self, client: Client, label: OutputColumn, asked: Pending) -> Loss:
         return Squared(joined_numbers(client, label, asked))
 
-    def _held_out(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
+    def _held_out(self, client: Client, label: OutputColumn, asked: Pending) -> Loss:
         return Squared(joined_numbers(client, label, asked))
 
     def metric(self, loss: Loss, value: float, scores: Array) -> float:
@@ -106,17 +106,17 @@ class Classifier(Learner):
         if self.privacy is not None and self.privacy.is_label_private:
             check_label(self.privacy, plan, classes=True)
 
-    def _ask_labels(self, client: Client, label: OutputColumn) -> Replies:
+    def _ask_labels(self, client: Client, label: OutputColumn) -> Pending:
         if self.privacy is None or not self.privacy.is_label_private:
             return ask_classes(client, label)
         return ask_classes(client, label, class_question(self.privacy))
 
-    def _prepare(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
+    def _prepare(self, client: Client, label: OutputColumn, asked: Pending) -> Loss:
         found = joined_classes(client, label, asked)
         self.classes_ = found.values
         return self._log_loss(found.numbers)
 
-    def _held_out(self, client: Client, label: OutputColumn, asked: Replies) -> Loss:
+    def _held_out(self, client: Client, label: OutputColumn, asked: Pending) -> Loss:
         return self._log_loss(self._known(client, label, asked, "in the validation relation"))
 
     def _log_loss(self, numbers: NDArray[np.integer]) -> Loss:
@@ -125,7 +125,7 @@ class Classifier(Learner):
             return Logistic(numbers.astype(np.float64), keep)
         return Softmax(numbers, len(self.classes_), keep)
 
-    def _known(self, client: Client, label: OutputColumn, asked: Replies, where: str) -> NDArray[np.integer]:
+    def _known(self, client: Client, label: OutputColumn, asked: Pending, where: str) -> NDArray[np.integer]:
         """The class number of every joined row; LearnError for a class that the model was not fitted on."""
         found = joined_classes(client, label, asked, least=1)
         new = np.setdiff1d(found.values, self.classes_)

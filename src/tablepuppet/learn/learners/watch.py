@@ -15,6 +15,7 @@ from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.rounds import Round
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Event, Kind
+from tablepuppet.runs.records import RoundRecord
 
 CONVERGED, EARLY, USED_UP, LOST = "converged", "early stop", "rounds used up", "party lost"
 STATES = {
@@ -62,7 +63,7 @@ def counted(rounds: int) -> str:
 class Watch:
     """Looks at a learner after every round; ``validation`` are rows to stop early by.
 
-    ``prepared`` is told when the first round is there: what came before it is a stage of its own.
+    ``prepared`` is called when the first round is there: what came before it is a stage of its own.
     """
 
     def __init__(
@@ -85,33 +86,34 @@ class Watch:
         return up, down, sum(entry["messages"] for entry in entries)
 
     def of(self, model: Watched) -> Callable[[Round], bool]:
-        """What a solver tells the rounds of this model to; true asks it to stop."""
+        """What a solver calls after each round of this model; true asks it to stop."""
         return lambda done: self._round(model, done)
 
     def _round(self, model: Watched, done: Round) -> bool:
-        held_out = self._held_out(model, done)
+        validation_loss, validation_metric = self._held_out(model, done)
         traffic, now = self._traffic(), time.perf_counter()
         up, down, messages = (new - old for new, old in zip(traffic, self.before, strict=True))
-        entry = {
-            "round": done.number,
-            "seconds": now - self.since,
-            "loss": done.loss,
-            "objective": done.objective,
-            "metric": self.learner.metric(self.loss, done.loss, done.scores),
-            **held_out,
-            "bytes_up": up,
-            "bytes_down": down,
-            "messages": messages,
-            "epsilon": self.learner.epsilon_so_far,
-            "solver": self.learner.solver_,
-            "converged": done.converged,
-            "lost": self._lost(),
-        }
+        record = RoundRecord(
+            round=done.number,
+            seconds=now - self.since,
+            loss=done.loss,
+            objective=done.objective,
+            metric=self.learner.metric(self.loss, done.loss, done.scores),
+            validation_loss=validation_loss,
+            validation_metric=validation_metric,
+            bytes_up=up,
+            bytes_down=down,
+            messages=messages,
+            epsilon=self.learner.epsilon_so_far,
+            solver=self.learner.solver_,
+            converged=done.converged,
+            lost=self._lost(),
+        )
         if not self.learner.history_:
             self._prepared(1)
-        self.learner.history_.append(entry)
+        self.learner.history_.append(record.to_dict())
         self.before, self.since = traffic, now
-        self._tell(entry)
+        self._emit_round(record)
         if self.validation is not None and self.validation.is_enough(done):
             self._stopped = EARLY
         return self._stopped == EARLY
@@ -123,28 +125,25 @@ class Watch:
             outboxes.add(self.validation.client.outbox)
         return sorted(set().union(*(outbox.take_missed() for outbox in outboxes)))
 
-    def _held_out(self, model: Watched, done: Round) -> dict[str, float | None]:
-        """How the model does on the validation rows."""
+    def _held_out(self, model: Watched, done: Round) -> tuple[float | None, float | None]:
+        """Loss and metric of the model on the validation rows."""
         if self.validation is None:
-            return {"validation_loss": None, "validation_metric": None}
+            return None, None
         seen = self.validation.look(model, done)
-        metric = self.learner.metric(self.validation.loss, seen.loss, seen.scores)
-        return {"validation_loss": seen.loss, "validation_metric": metric}
+        return seen.loss, self.learner.metric(self.validation.loss, seen.loss, seen.scores)
 
-    def _tell(self, entry: dict[str, Any]) -> None:
-        message = (
-            f"round {entry['round']}: loss {entry['loss']:.6g}, {self.learner.metric_name} {entry['metric']:.4g}, "
-        )
-        if entry["validation_loss"] is not None:
-            message += f"validation loss {entry['validation_loss']:.6g}, "
-        if entry["lost"]:
-            message += f"without {', '.join(entry['lost'])}, "
-        message += f"{(entry['bytes_up'] + entry['bytes_down']) / 1e6:.3g} MB"
-        fields = entry | {"done": entry["round"], "total": self.learner.most_rounds}
+    def _emit_round(self, record: RoundRecord) -> None:
+        message = f"round {record.round}: loss {record.loss:.6g}, {self.learner.metric_name} {record.metric:.4g}, "
+        if record.validation_loss is not None:
+            message += f"validation loss {record.validation_loss:.6g}, "
+        if record.lost:
+            message += f"without {', '.join(record.lost)}, "
+        message += f"{(record.bytes_up + record.bytes_down) / 1e6:.3g} MB"
+        fields = record.to_dict() | {"done": record.round, "total": self.learner.most_rounds}
         self._emit("progress", "fit", message, fields)
 
     def _emit(self, kind: Kind, name: str, message: str, fields: dict[str, Any]) -> None:
-        """Tell the federation's readers, and the learner's own."""
+        """Emit to the federation's readers, and the learner's own."""
         self.relation.events.emit(kind, name, message, **fields)
         for callback in self.learner.callbacks:
             callback(Event(kind, name, message, fields))

@@ -183,7 +183,7 @@ class Consensus:
         replies = self.lou.ask(
             "ridge.consensus", told, rows, told, self._as_before,
             lambda alias: self._bounds(alias, told[alias], None if rows is None else rows[alias]), **self.common,
-        )  # fmt: skip
+        ).read()  # fmt: skip
         for alias, each in told.items():
             shards = zip(self.lou.client.shards(alias), replies[alias], strict=True)
             self._told |= {(alias, shard.party): reply["sum"] for shard, reply in shards}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.products import check_products
 from tablepuppet.mapping.table_mapping import ShardRows
-from tablepuppet.operators.client import Replies
+from tablepuppet.operators.client import Pending
 
 Array = NDArray[np.float64]
 Place = tuple[str, str]  # alias, party
@@ -41,7 +41,7 @@ class LostParties:
         """What stands in for a direction."""
         return {"image": self.model.nothing(shard), "products": None}
 
-    def ask_missed(self) -> Replies:
+    def ask_missed(self) -> Pending:
         """Ask shards that are lost for what the scores lack of them; to be read after the images of this round."""
         model = self.model
 
@@ -53,13 +53,13 @@ class LostParties:
 
         return model.lou.client.ask("model.apply", arguments, self.instead)
 
-    def look(self, directions: Replies, images: Replies, missed: Replies) -> None:
+    def look(self, directions: Pending, images: Pending, missed: Pending) -> None:
         """Learn from the replies of a round who is lost."""
         model, before = self.model, (self.still, set(self._since))
         self.still = {alias for alias in model.alone if any(directions.missed(alias))}
-        self._missed = {}
+        self._missed, replies, late_replies = {}, directions.read(), missed.read()
         for alias in model.together:
-            late = iter(missed[alias])
+            late = iter(late_replies[alias])
             for shard, is_lost in zip(model.lou.client.shards(alias), images.missed(alias), strict=True):
                 place = (alias, shard.party)
                 told = next(late)["image"] if place in self._since else None
@@ -69,7 +69,7 @@ class LostParties:
                     del self._since[place]
                     self._add(alias, shard, told)
         self.changed = before != (self.still, set(self._since))
-        self._products |= {a: directions[a][0]["products"] for a in model.alone if a not in self.still}
+        self._products |= {a: replies[a][0]["products"] for a in model.alone if a not in self.still}
 
     def _add(self, alias: str, shard: ShardRows, told: Array) -> None:
         if alias not in self._missed:

@@ -25,7 +25,7 @@ from tablepuppet.learn.noise.predictions import DirectionNoise
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.part import Part
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
-from tablepuppet.operators.client import Client, Replies
+from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.spec import Linear
 from tablepuppet.prep.encode import Encoding
@@ -61,9 +61,9 @@ class Sums:
     @cached_property
     def parts(self) -> dict[str, Part]:
         """By table."""
-        found = {}
+        found, grams = {}, self._grams.read()
         for alias in self.aliases:
-            gram = self.lou.add(self._grams[alias], "gram")
+            gram = self.lou.add(grams[alias], "gram")
             if self.noise is None:
                 found[alias] = new_ridge_part(gram, self.encoding.means(alias), self.spec.outputs)
             else:
@@ -83,7 +83,7 @@ class Sums:
         sums = self.lou.ask(
             "model.gradient", self.aliases, rows, told, self._left_out if noise is None else None,
             lambda alias: {"sums": self._bound(alias, rows[alias])}, encoding=self.encoding.id, spec=self.spec,
-        )  # fmt: skip
+        ).read()  # fmt: skip
         for alias, part in self.parts.items():
             ridge_of(part).turn(part.theta, self.lou.add(sums[alias], "sums"), self.l2, curvature)
         return 0.0
@@ -130,7 +130,8 @@ class LinearModel(FederatedModel):
     @property
     def largest(self) -> float:
         """No direction of the joined table is longer than this, since its tables' blocks are not."""
-        alone = sum(self._started[alias][0]["largest"] for alias in self.alone)
+        started = self._started.read()
+        alone = sum(started[alias][0]["largest"] for alias in self.alone)
         return float(1.0 + alone + self._union.largest)
 
     def direction(
@@ -140,17 +141,18 @@ class LinearModel(FederatedModel):
 
         X p is written to ``out`` if that is given.
         """
-        replies = self._ask_directions(rows, curvature)
+        turned = self._ask_directions(rows, curvature)
         self.unsettled = self._union.turn(rows, curvature)
         directions = {alias: ridge_of(part).direction for alias, part in self.shared.items()}
         moved, missed = self.ask_applied(directions, self.lost.instead), self.lost.ask_missed()
-        images = self.joined(moved, self.together) | self.joined(replies, self.alone)
-        self.lost.look(replies, moved, missed)
+        images, replies = self.joined(moved.read(), self.together), turned.read()
+        images |= self.joined(replies, self.alone)
+        self.lost.look(turned, moved, missed)
         told = {alias: replies[alias][0]["products"] for alias in self.alone if alias not in self.lost.still}
         shared = [ridge_of(part).products(part.theta) for part in self.shared.values()]
         return self.loj.gather(images, self.outputs, out), self.lost.total(told, shared, self._steps)
 
-    def _ask_directions(self, rows: Mapping[str, Floats], curvature: Curvature) -> Replies:
+    def _ask_directions(self, rows: Mapping[str, Floats], curvature: Curvature) -> Pending:
         """Ask tables with one shard."""
         noise, told = self.noise, dict[str, dict[str, Any]]()
         if noise is not None:
@@ -184,7 +186,8 @@ class LinearModel(FederatedModel):
         if self.noise is None or self.noise.image is None:
             return None
         multiplier = self.noise.image
-        found = {alias: multiplier * float(self._directions[alias][0]["bound"]) for alias in self.alone}
+        replies = self._directions.read()
+        found = {alias: multiplier * float(replies[alias][0]["bound"]) for alias in self.alone}
         for alias, part in self.shared.items():
             found[alias] = multiplier * LARGE * ridge_of(part).size(ridge_of(part).direction)
         size = sum(deviation**2 for deviation in found.values()) / self.noise_ratio
@@ -206,7 +209,7 @@ class LinearModel(FederatedModel):
 
     def kept_bounds(self) -> dict[str, float]:
         """By the noisy Gram matrices."""
-        sizes = self.lou.ask("ridge.size", self.alone, model=self.name)
+        sizes = self.lou.ask("ridge.size", self.alone, model=self.name).read()
         bounds = {alias: LARGE * float(sizes[alias][0]["size"]) for alias in self.alone}
         return bounds | {alias: LARGE * ridge_of(part).size(part.theta) for alias, part in self.shared.items()}
 

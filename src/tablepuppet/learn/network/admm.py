@@ -170,10 +170,10 @@ class Sharing:
             "pull": rho / len(wanted),
             "steps": self.inner.steps,
         }
-        replies = model.lou.ask("proximal.solve", model.alone, rows, instead=self._as_before, l2=model.l2, **common)
+        solved = model.lou.ask("proximal.solve", model.alone, rows, instead=self._as_before, l2=model.l2, **common)
         if model.together:
             self._agree(rows, rho, common)
-        predictions = model.gathered(replies)
+        predictions, replies = model.gathered(solved), solved.read()
         self._squares |= {alias: replies[alias][0]["square"] for alias in model.alone}
         square = sum(self._squares.values())
         square += sum(part.square for part in model.shared.values())
@@ -189,11 +189,12 @@ class Sharing:
         pull = AUTO_INNER_RHO * rho + L2_SHARE * model.l2 if isinstance(self.inner.rho, str) else self.inner.rho
         for number in range(self.inner.rounds):
             told = {alias: {"theta": part.theta} for alias, part in model.shared.items()}
-            replies = model.lou.ask(
+            pending = model.lou.ask(
                 "proximal.consensus", model.together, None if number else rows, told, self._own_before,
                 self._bounds,
                 inner_rho=pull, spec=model.spec, **common,
             )  # fmt: skip
+            replies = pending.read()
             for alias, part in model.shared.items():
                 shards = zip(model.lou.client.shards(alias), replies[alias], strict=True)
                 self._sums |= {(alias, shard.party): reply["sum"] for shard, reply in shards}

@@ -104,7 +104,7 @@ class FullBatch:
         model, rows = self.model, self.model.loj.scatter(wanted, self.model.tables)
         self.asked += 1
         memory = 1 if self.changed else MEMORY
-        replies = model.lou.ask(
+        turned = model.lou.ask(
             "lbfgs.turn", model.alone, rows, instead=lambda *_: {},
             encoding=model.encoding.id, model=model.name, l2=model.l2, memory=memory,
         )  # fmt: skip
@@ -113,11 +113,12 @@ class FullBatch:
             "model.gradient", model.together, rows, told, self._left_out,
             lambda alias: model.gradient_bound(alias, rows[alias]), encoding=model.encoding.id, spec=model.spec,
         )  # fmt: skip
+        replies, added = turned.read(), sums.read()
         answers = {alias: replies[alias][0] for alias in model.alone}
         self._products = {alias: answer["products"] for alias, answer in answers.items() if answer}
         products = [*self._products.values()]
         for alias, part in model.shared.items():
-            products.append(turn_part(part, model.lou.add(sums[alias], "sums"), model.l2, memory))
+            products.append(turn_part(part, model.lou.add(added[alias], "sums"), model.l2, memory))
         own = self._pairs.turn(self.intercept, np.atleast_1d(wanted.sum(axis=0)), memory)
         self._still = set(model.alone) - set(self._products)
         self.changed, self._changes = self._changes != model.lou.client.outbox.changes, model.lou.client.outbox.changes
@@ -140,13 +141,13 @@ class FullBatch:
         self.intercept = self._pairs.moved(mix)
         for part in model.shared.values():
             part.theta = part.remembered(Pairs).moved(mix)
-        replies = model.lou.ask(
+        moved = model.lou.ask(
             "lbfgs.move", self._products, instead=model.instead(model.lou.client),
             encoding=model.encoding.id, model=model.name, mix=mix,
         )  # fmt: skip
         last = len(mix) + 1
         self._squares |= {alias: _square(each[-last:, -last:], mix) for alias, each in self._products.items()}
-        return np.asarray(model.gathered(replies, self._still) + self.intercept)
+        return np.asarray(model.gathered(moved, self._still) + self.intercept)
 
 
 def descend_full_batch(

@@ -14,7 +14,7 @@ from tablepuppet.learn.noise.plan import StepNoise
 from tablepuppet.learn.noise.predictions import believed, left_in_mean
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.mapping.table_mapping import Floats
-from tablepuppet.operators.client import Client, Replies
+from tablepuppet.operators.client import Client, Pending
 from tablepuppet.party.spec import Spec
 from tablepuppet.prep.encode import Encoding
 
@@ -77,16 +77,16 @@ class SampledModel(FederatedModel):
     def step(self, wanted: Array, pull: float, pace: Pace) -> Array:
         """The sum over tables of their predictions, after steps that answer ``wanted``."""
         rows = self.loj.scatter(wanted, self.tables)
-        replies = self._ask_steps(rows, pull, pace)
+        stepped = self._ask_steps(rows, pull, pace)
         for number in range(pace.steps):
             self._step_shared(None if number else rows, pull, pace, number)
         self.noise.steps += pace.steps
         self.noise.images += 1
-        predictions = self.gathered(replies)
+        predictions, replies = self.gathered(stepped), stepped.read()
         self._squares = {alias: replies[alias][0]["square"] for alias in self.alone}
         return predictions
 
-    def _ask_steps(self, rows: Mapping[str, Floats], pull: float, pace: Pace) -> Replies:
+    def _ask_steps(self, rows: Mapping[str, Floats], pull: float, pace: Pace) -> Pending:
         told = {alias: {"rates": pace.rates[alias], **self._sum_noise(alias)} for alias in self.alone}
         if self.noise.image is not None:
             noise = self.noise.of_predictions(self.noise.clip)
@@ -106,7 +106,7 @@ class SampledModel(FederatedModel):
         sums = self.lou.ask(
             "steps.gradient", self.together, rows, told, encoding=self.encoding.id, model=self.name, spec=self.spec,
             pull=pull, bounds=self._largest,
-        )  # fmt: skip
+        ).read()  # fmt: skip
         for alias, part in self.shared.items():
             rate = float(pace.rates[alias][number])
             part.descend(self.lou.add(sums[alias], "sums"), rate, pace.momentum, self.l2)

@@ -22,7 +22,7 @@ from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.part import Part, part_of
 from tablepuppet.learn.tables.rows import encoded
 from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
-from tablepuppet.operators.client import Replies
+from tablepuppet.operators.client import Pending, Replies
 from tablepuppet.operators.lou import Instead
 from tablepuppet.operators.secure_sum import Bounds
 from tablepuppet.party.local_table import LocalTable
@@ -192,19 +192,20 @@ class Stochastic:
                 lambda alias, part: self._sums(batch, sums, alias, part) | self._told_part(alias),
                 lambda alias, _: {"sums": np.zeros_like(model.shared[alias].theta)},
                 lambda alias: model.gradient_bound(alias, sums[alias]),
-            )  # fmt: skip
+            ).read()  # fmt: skip
             for alias, part in model.shared.items():
                 take_step(part, model.lou.add(replies[alias], "sums"), wanted.sum(axis=0), **rates)
         if following is None:
-            self._learn_numbers(alone)
+            self._learn_numbers(alone.read())
             return {}
         together = self._ask(
             "model.apply", model.together,
             lambda alias, part: {"places": _within(following, alias, part), **self._told_part(alias)},
             as_before,
         )  # fmt: skip
-        found = model.joined(alone, model.alone) | model.joined(together, model.together)
-        self._learn_numbers(alone)
+        replies = alone.read()
+        found = model.joined(replies, model.alone) | model.joined(together.read(), model.together)
+        self._learn_numbers(replies)
         if model.lou.client.outbox.when_lost.stand_in == "cache":
             for alias, values in found.items():
                 self._known(alias)[following.places[alias]] = values
@@ -238,7 +239,7 @@ class Stochastic:
     def _ask(
         self, name: str, aliases: list[str], arguments: Callable[[str, slice], dict[str, Any]], instead: Instead,
         bounds: Bounds | None = None,
-    ) -> Replies:  # fmt: skip
+    ) -> Pending:  # fmt: skip
         model, chosen = self.model, set(aliases)
         return model.lou.client.ask(
             name,

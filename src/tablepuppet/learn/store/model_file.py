@@ -81,9 +81,9 @@ def load(path: str | Path, federation: Connected) -> Fitted:
         raise ConfigError(f"{str(path)!r} is no model that can be read: {type(error).__name__}") from error
     _check_parties(federation.engine, stored, secrets)
     for party, secret in secrets.items():
-        local = federation.engine.local(party)
-        assert local is not None, "it was checked"
-        local.adopt_category_secret(learner.encoding_.id, bytes.fromhex(secret))
+        known = federation.engine.capabilities(party).category_secrets
+        assert known is not None, "it was checked"
+        known.adopt_category_secret(learner.encoding_.id, bytes.fromhex(secret))
     stored.check(federation.engine)
     return learner
 
@@ -114,10 +114,10 @@ def _check_parties(engine: Engine, stored: Stored, secrets: Mapping[str, str]) -
         if party not in engine.parties:
             raise LearnError(f"the model needs party {party!r}, which this federation does not have")
     for party in secrets:
-        if engine.local(party) is None:
+        if engine.capabilities(party).category_secrets is None:
             raise LearnError(f"the model was fitted with party {party!r} in its process, which is elsewhere now")
     for party in stored.parties:
-        if engine.local(party) is not None:
+        if not engine.is_service(party):
             raise LearnError(f"party {party!r} keeps its part of the model as a service, which this federation lacks")
 
 
@@ -258,9 +258,9 @@ def _secrets(learner: Fitted) -> dict[str, str]:
     """The category secrets of parties in this process; one elsewhere keeps its own."""
     found = {}
     for party in learner.parties_:
-        local = learner.engine_.local(party)
-        if local is not None:
-            found[party] = local.category_secret(learner.encoding_.id).hex()
+        known = learner.engine_.capabilities(party).category_secrets
+        if known is not None:
+            found[party] = known.category_secret(learner.encoding_.id).hex()
     return found
 
 

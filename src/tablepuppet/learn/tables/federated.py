@@ -20,7 +20,7 @@ from tablepuppet.learn.tables.ops import restore_part
 from tablepuppet.learn.tables.part import Part, new_part
 from tablepuppet.learn.tables.stored import Kept, KeptNoise, Stored
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
-from tablepuppet.operators.client import Client, Replies
+from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.party.spec import Spec
@@ -96,7 +96,7 @@ class FederatedModel:
 
     def ask_applied(
         self, thetas: Mapping[str, Array], instead: Instead | None = None, lou: LearningOverUnion | None = None
-    ) -> Replies:
+    ) -> Pending:
         """Ask for predictions of base rows for parameters that the coordinator tells."""
         told = {alias: {"theta": theta, **self._with_noise(alias, theta)} for alias, theta in thetas.items()}
         return (lou or self.lou).ask(
@@ -110,7 +110,7 @@ class FederatedModel:
 
     def ask_predicted(
         self, aliases: list[str], instead: Instead | None, lou: LearningOverUnion | None = None
-    ) -> Replies:
+    ) -> Pending:
         """Ask for predictions of base rows for parameters that parties hold."""
         told = {alias: self._with_noise(alias, None) for alias in aliases}
         return (lou or self.lou).ask(
@@ -136,7 +136,7 @@ class FederatedModel:
             return {}
         return {"noise": self.noise.of_predictions(self.prediction_bound(alias, theta))}
 
-    def joined(self, replies: Mapping[str, list[Mapping[str, Any]]], aliases: Iterable[str]) -> dict[str, Floats]:
+    def joined(self, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
         """The predictions in replies, over the rows of each table."""
         return {alias: self.lou.concatenate(replies[alias], "image") for alias in aliases}
 
@@ -162,14 +162,14 @@ class FederatedModel:
                     self._told[client.view, alias, shard.party] = reply["image"]
         return self.joined(replies, aliases)
 
-    def gathered(self, replies: Replies, still: Iterable[str] = ()) -> Array:
-        """The sum over tables for the joined rows it learns from; ``replies`` are those of tables in `alone`, but for
-        those that are ``still`` lost.
+    def gathered(self, pending: Pending, still: Iterable[str] = ()) -> Array:
+        """The sum over tables for the joined rows it learns from; ``pending`` are the replies of tables in `alone`, but
+        for those that are ``still`` lost.
         """
         client, instead = self.lou.client, self.instead(self.lou.client)
         shared = self.ask_applied({alias: part.theta for alias, part in self.shared.items()}, instead)
         asked = [alias for alias in self.alone if alias not in still]
-        found = self.predicted(client, shared, self.together) | self.predicted(client, replies, asked)
+        found = self.predicted(client, shared.read(), self.together) | self.predicted(client, pending.read(), asked)
         found |= {alias: instead(alias, client.shards(alias)[0])["image"] for alias in still}
         return self.loj.gather(found, self.outputs)
 
@@ -198,8 +198,8 @@ class FederatedModel:
         thetas = self._thetas(sent)
         instead = self.instead(client) if learning else None
         self._count_predictions()
-        replies, told = self.ask_predicted(at_home, instead, lou), self.ask_applied(thetas, instead, lou)
-        found = self.predicted(client, told, thetas) | self.predicted(client, replies, at_home)
+        held, sent_to = self.ask_predicted(at_home, instead, lou), self.ask_applied(thetas, instead, lou)
+        found = self.predicted(client, sent_to.read(), thetas) | self.predicted(client, held.read(), at_home)
         scores = LearningOverJoin(client.mapping).gather(found, self.outputs)
         if self.is_noisy:
             scores = calmed(scores, self.mean, self.noise_ratio)
@@ -233,8 +233,9 @@ class FederatedModel:
         listed = list(aliases)
         alone = [alias for alias in listed if alias in self.alone]
         noisy = self.noise is not None
-        replies = self.lou.ask("model.parameters", alone, model=self.name, noisy=noisy) if alone else {}
+        pending = self.lou.ask("model.parameters", alone, model=self.name, noisy=noisy) if alone else None
         thetas = {alias: self.shared[alias].theta for alias in listed if alias in self.together}
+        replies = pending.read() if pending else {}
         return thetas | {alias: replies[alias][0]["theta"] for alias in alone}
 
     def keep(self) -> None:
@@ -259,7 +260,7 @@ class FederatedModel:
         """The parties elsewhere that hold parameters."""
         client = self.lou.client
         parties = dict.fromkeys(party for alias in self.alone for party in parties_of(client, alias))
-        return [party for party in parties if client.engine.local(party) is None]
+        return [party for party in parties if client.engine.is_service(party)]
 
     def new_part(self) -> str:
         """A name for what parties keep of it when it is saved."""
@@ -269,9 +270,10 @@ class FederatedModel:
         """Let parties elsewhere keep their part of it; the others, and those that cannot, tell their parameters."""
         client, keepers = self.lou.client, self.keepers
         asked = [alias for alias in self.alone if parties_of(client, alias)[0] in keepers]
-        replies = self.lou.ask(
+        stored = self.lou.ask(
             "parts.store", asked, model=self.name, saved=saved, part=part, unit=self.unit, encoding=self.encoding.id
         )
+        replies = stored.read()
         answers = {alias: Kept(parties_of(client, alias)[0], replies[alias][0]["kept"]) for alias in asked}
         kept = {alias: answer for alias, answer in answers.items() if answer.fingerprint}
         try:

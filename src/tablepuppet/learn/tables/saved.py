@@ -49,8 +49,9 @@ class SavedModel:
         )  # fmt: skip
         given = {alias: {"theta": theta, **_with_noise(noise, alias)} for alias, theta in told.items()}
         images = lou.ask("model.apply", given, by_alias=given, encoding=self.encoding.id, spec=self.spec)
-        found = {alias: lou.concatenate(images[alias], "image") for alias in told}
-        found |= {alias: lou.concatenate(kept[alias], "image") for alias in at_home}
+        replies, at_homes = images.read(), kept.read()
+        found = {alias: lou.concatenate(replies[alias], "image") for alias in told}
+        found |= {alias: lou.concatenate(at_homes[alias], "image") for alias in at_home}
         scores = LearningOverJoin(client.mapping).gather(found, self.spec.outputs)
         return scores if noise is None else calmed(scores, np.array(noise.mean), noise.square)
 

@@ -1,4 +1,4 @@
-"""The engine for parties elsewhere: one call per request over one kept connection, with a deadline for each.
+"""The transport to a service: one Flight call per request over one kept connection, with a deadline for each.
 
 A call that fails on the way is tried again with growing pauses until the federation's timeout; the party answers a
 repeat from store. What a party itself refuses is an error at once.
@@ -28,6 +28,7 @@ from tablepuppet.wire.codec import CHUNK, Encoded, decode_header, encode
 from tablepuppet.wire.flight_server import PROOF, REQUEST, frames_of
 from tablepuppet.wire.hang_up import hangs_up
 from tablepuppet.wire.protocol import BusyError, LostError, read_reply, request_message
+from tablepuppet.wire.transport import Transport
 from tablepuppet.wire.waiting import Waiting, reason
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds
@@ -35,7 +36,7 @@ MOST_REPLY = 4 << 30  # bytes
 MOST_REPLY_HEADER = 8 << 20  # bytes; as objects they may take a hundred times as many
 MOST_FRAME = MOST_REPLY_HEADER + (64 << 10)  # bytes that are read at once, with what Flight adds
 DAMAGED = (PartyError, ValueError, OverflowError, MemoryError, RecursionError)  # what reading no message raises
-CLOSING = 3.0  # seconds to wait for a party that is told goodbye
+CLOSING = 3.0  # seconds to wait for a party whose session is closed
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class ClientTls:
         return Identity(self.certificate, self.key, self.authority).proof(host)
 
 
-class RemoteParty:
-    """A party behind a URL. With ``wait`` one that is silent is waited for, however long it takes."""
+class FlightTransport(Transport):
+    """The way to a service at a URL. With ``wait`` one that is silent is waited for, however long it takes."""
 
     def __init__(
         self,
@@ -115,9 +116,6 @@ class RemoteParty:
                     self._silent(f"party {self.name!r} is silent; waiting for it")
             time.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, LONGEST_PAUSE)
-
-    def take_back(self, losses: int) -> None:
-        """There is no record of them."""
 
     def _exchange(self, message: Encoded, timeout: float) -> Any:
         """The message that answers a message. One that is all header takes a kind of call that costs less."""

@@ -1,0 +1,131 @@
+"""Events of rounds and trips: typed, documented, and for readers that ask for them."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import tablepuppet as tp
+from tablepuppet.runs.events import Events
+from tablepuppet.runs.records import RoundRecord, TripRecord
+from tests.learn.materialised import ALL, JOIN, shop
+from tests.relations import federation
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
+PARTIES = {
+    "p0": {"t": pa.table({"k": [1, 2, 2], "x": [0.5, 1.5, 2.5]})},
+    "p1": {"u": pa.table({"k": [1, 2], "y": [1, 2]})},
+}
+
+
+def emitted() -> set[str]:
+    """The names of all events that the package emits."""
+    found = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            place = {"emit": 1, "_emit": 1, "progress": 0}.get(node.func.attr)
+            if place is not None and len(node.args) > place and isinstance(node.args[place], ast.Constant):
+                found.add(str(node.args[place].value))  # type: ignore[attr-defined]
+    return found
+
+
+def documented(title: str) -> list[str]:
+    """The fields that the docs list under a title."""
+    section = DOCS.split(f"## {title}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    return [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+
+
+def test_every_event_is_documented() -> None:
+    """Each name that is emitted has a line in docs/events.md, and each line an event."""
+    lines = set(re.findall(r"^\| \w+(?:, \w+)* \| `([\w.]+)` \|", DOCS, re.MULTILINE))
+    assert {"fit", "trip", "party.lost"} <= lines
+    assert emitted() == lines
+
+
+def test_every_field_is_documented() -> None:
+    """The docs list the fields of rounds and trips, in their order."""
+    assert documented("A round") == list(RoundRecord.__struct_fields__)
+    assert documented("A trip") == list(TripRecord.__struct_fields__)
+
+
+def test_a_trip_is_an_event_for_each_party(tmp_path: Path) -> None:
+    """With the number of the trip, the ops and the bytes that are metered; the sum of them is the traffic."""
+    fed = federation(tmp_path, PARTIES)
+    events: list[tp.Event] = []
+    fed.events.subscribe(events.append, trips=True)
+    fed.sql("SELECT t.x, u.y FROM t JOIN u USING (k)").describe()
+    trips = [event for event in events if event.kind == "trip"]
+    assert [(event.fields["trip"], event.fields["party"]) for event in trips] == [
+        (1, "p0"), (1, "p1"), (2, "p0"), (2, "p1"), (3, "p0"), (3, "p1"),
+    ]  # fmt: skip
+    assert [event.fields["ops"] for event in trips[::2]] == [
+        ("describe",), ("open", "keys.blind"), ("rows.use", "statistics.numbers"),
+    ]  # fmt: skip
+    for event in trips:
+        assert list(event.fields) == list(TripRecord.__struct_fields__)
+        assert event.fields["answered"]
+        assert event.fields["seconds"] > 0
+    metered = {(entry["party"], entry["direction"]): 0 for entry in fed.traffic}
+    for entry in fed.traffic:
+        metered[entry["party"], entry["direction"]] += entry["bytes"]
+    for (party, direction), size in metered.items():
+        assert size == sum(e.fields[f"bytes_{direction}"] for e in trips if e.fields["party"] == party)
+
+
+def test_a_call_that_fails_is_an_event_too(tmp_path: Path) -> None:
+    """It says that there was no reply, and nothing of why: an error may be long."""
+    fed = federation(tmp_path, PARTIES)
+    events: list[tp.Event] = []
+    fed.events.subscribe(events.append, trips=True)
+    with pytest.raises(tp.PartyError):
+        fed.sql("SELECT CAST(CAST(x AS VARCHAR) AS DATE) AS d FROM t")
+    last = next(event for event in reversed(events) if event.kind == "trip")
+    assert (last.fields["answered"], last.fields["bytes_up"], last.fields["bytes_down"]) == (False, 0, 0)
+    assert last.message.startswith("party 'p0': open, keys.blind: no reply in")
+
+
+def test_trips_go_to_those_who_ask(tmp_path: Path) -> None:
+    """Other readers get all events but trips; a reader that is removed gets none."""
+    others: list[tp.Event] = []
+    fed = federation(tmp_path, PARTIES, callbacks=[others.append])
+    mine: list[tp.Event] = []
+    stop = fed.events.subscribe(mine.append, trips=True)
+    len(fed.sql("SELECT x FROM t"))
+    assert {event.kind for event in others} == {"progress", "info"}
+    assert [event for event in mine if event.kind != "trip"] == others
+    stop()
+    size = len(mine)
+    len(fed.sql("SELECT x FROM t"))
+    assert len(mine) == size
+
+
+def test_nothing_is_made_of_trips_that_nobody_reads(caplog: pytest.LogCaptureFixture) -> None:
+    """Only a reader of trips, or a log at DEBUG, wants them."""
+    with caplog.at_level(logging.INFO, "tablepuppet"):
+        events = Events([lambda _: None])
+        assert not events.wants_trips
+        stop = events.subscribe(lambda _: None, trips=True)
+        assert events.wants_trips
+        stop()
+        assert not events.wants_trips
+    with caplog.at_level(logging.DEBUG, "tablepuppet"):
+        assert events.wants_trips
+
+
+def test_a_round_is_made_once(tmp_path: Path) -> None:
+    """The fields of its event are its entry in `history_`, which has those of the record."""
+    relation = federation(tmp_path, shop(1)).sql(f"SELECT {ALL}, o.returned {JOIN}", label="returned")
+    rounds: list[tp.Event] = []
+    model = tp.LogisticRegression(callbacks=[rounds.append], rounds=3, tol=0.0).fit(relation)
+    fits = [dict(event.fields) for event in rounds if event.name == "fit"]
+    assert [{name: fields[name] for name in RoundRecord.__struct_fields__} for fields in fits] == model.history_
+    assert [(fields["done"], fields["total"]) for fields in fits] == [(1, 3), (2, 3), (3, 3)]
