@@ -12,14 +12,14 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.party.request import Reply, Request
-from tablepuppet.privacy.private_file import write_new_file
 from tablepuppet.wire.engine import Engine, call_all
+from tablepuppet.wire.flight_transport import FlightTransport
 from tablepuppet.wire.messages import size_of
 from tablepuppet.wire.record import Record
 from tablepuppet.wire.traffic import Traffic
 from tablepuppet.wire.transport import Capabilities, Transport
 from tests.learn.materialised import ALL, JOIN, shop
-from tests.relations import Message, collect_garbage, federation, record_wire, write_party
+from tests.relations import Message, collect_garbage, federation, record_wire
 
 PARTIES = {
     "p0": {"t": pa.table({"k": [1, 2, 2], "x": [0.5, 1.5, 2.5]})},
@@ -127,21 +127,17 @@ def test_nothing_of_the_length_of_the_join_travels(tmp_path: Path, monkeypatch: 
 
 def test_capabilities_are_those_of_the_transport(tmp_path: Path) -> None:
     """A party in this process tells positions and secrets; a service does neither; a record adds what it can do."""
-    fed = tp.Federation(
-        {"here": write_party(tmp_path, "here", PARTIES["p0"]), "there": "grpc://127.0.0.1:1"}, key_file=key(tmp_path)
+    fed = federation(tmp_path, PARTIES)
+    engine = Engine(
+        {"here": fed.engine.transports["p0"], "there": FlightTransport("there", "grpc://127.0.0.1:1", None, 1.0)}
     )
-    here, there = fed.engine.capabilities("here"), fed.engine.capabilities("there")
-    assert (fed.engine.is_service("here"), fed.engine.is_service("there")) == (False, True)
+    assert (engine.is_service("here"), engine.is_service("there")) == (False, True)
+    here, there = engine.capabilities("here"), engine.capabilities("there")
     assert None not in (here.positions, here.table, here.category_secrets)
     assert there == Capabilities()
-    recorded = Record(tmp_path / "record").of("there", fed.engine.transports["there"]).capabilities
+    recorded = Record(tmp_path / "record").of("there", engine.transports["there"]).capabilities
     assert recorded.drop_losses is not None
     assert replace(recorded, drop_losses=None) == there
-
-
-def key(folder: Path) -> Path:
-    write_new_file(folder / "blinding.key", b"k" * 32, "a key")
-    return folder / "blinding.key"
 
 
 class Doubled(Transport):
@@ -158,10 +154,11 @@ class Doubled(Transport):
 def test_a_transport_is_one_method(tmp_path: Path) -> None:
     """Whatever answers requests is a party to learn from: nothing else of the engine is needed."""
     found = []
-    for number in range(2):
-        fed = federation(tmp_path, shop(1))
-        new = {name: Doubled(transport) for name, transport in fed.engine.transports.items()}
-        if number:
+    for name in ("usual", "new"):
+        (tmp_path / name).mkdir()
+        fed = federation(tmp_path / name, shop(1))
+        new = {party: Doubled(transport) for party, transport in fed.engine.transports.items()}
+        if name == "new":
             fed.engine = Engine(new)
         relation = fed.sql(f"SELECT {ALL}, o.returned {JOIN}", label="returned")
         model = tp.LogisticRegression().fit(relation)
