@@ -28,7 +28,7 @@ LEARNERS = {"LogisticRegression": "returned", "LinearRegression": "amount"}
 DIMENSIONS = {"customers": ("customer_id", "age", 200_000), "products": ("product_id", "price", 20_000),
               "stores": ("store_id", "size", 1_000)}  # fmt: skip
 SQL = """
-    SELECT f.x, f.y, c.age, p.price, s.size, f.{label}
+    SELECT c.age, p.price, s.size, f.{label}
     FROM sales f JOIN customers c USING (customer_id) JOIN products p USING (product_id) JOIN stores s USING (store_id)
 """
 
@@ -41,16 +41,15 @@ def uniform(row: str, stream: int) -> str:
 def write_star(folder: Path, rows: int) -> dict[str, str]:
     """The tables as DuckDB files, by party: their URLs."""
     tables = {}
-    keys, signal = [], "1.5 * x - y"
+    keys, signals = [], []
     for stream, (table, (key, column, size)) in enumerate(DIMENSIONS.items(), start=10):
         tables[table] = f"SELECT i AS {key}, {uniform('i', stream)} AS {column} FROM range({size}) t(i)"
         keys.append(f"(hash(i * 64 + {stream}) % {size})::BIGINT AS {key}")
-        signal += f" + {uniform(key, stream)}"
-    facts = f"SELECT i, {', '.join(keys)}, {uniform('i', 1)} AS x, {uniform('i', 2)} AS y FROM range({rows}) t(i)"
-    noise = uniform("i", 3)
+        signals.append(uniform(key, stream))
+    facts, noise = f"SELECT i, {', '.join(keys)} FROM range({rows}) t(i)", uniform("i", 1)
     tables["sales"] = (
-        f"SELECT * EXCLUDE (i, signal), {noise} < 1 / (1 + exp(1.7 - signal)) AS returned, signal + {noise} AS amount "
-        f"FROM (SELECT *, {signal} AS signal FROM ({facts}))"
+        f"SELECT * EXCLUDE (i, signal), {noise} < 1 / (1 + exp(1.5 - signal)) AS returned, signal + {noise} AS amount "
+        f"FROM (SELECT *, {' + '.join(signals)} AS signal FROM ({facts}))"
     )
     for table, sql in tables.items():
         with duckdb.connect(str(folder / f"{table}.duckdb")) as connection:

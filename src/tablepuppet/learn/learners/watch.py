@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.learners.validation import Validation, Watched
-from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.rounds import Round
 from tablepuppet.relation import Relation
@@ -45,8 +45,8 @@ class Learning(Protocol):
         """What the rounds until now have cost."""
         ...
 
-    def metric(self, loss: Loss, value: float, scores: NDArray[np.float64]) -> float:
-        """The metric of scores whose mean loss is ``value``."""
+    def metric(self, loss: JoinedLoss, value: float) -> float:
+        """The metric of the rows' scores, whose mean loss is ``value``."""
         ...
 
 
@@ -69,7 +69,7 @@ class Watch:
         self,
         learner: Learning,
         relation: Relation,
-        loss: Loss,
+        loss: JoinedLoss,
         validation: Validation | None,
         prepared: Callable[[int], None],
     ):
@@ -97,7 +97,7 @@ class Watch:
             "seconds": now - self.since,
             "loss": done.loss,
             "objective": done.objective,
-            "metric": self.learner.metric(self.loss, done.loss, done.scores),
+            "metric": self.learner.metric(self.loss, done.loss),
             **held_out,
             "bytes_up": up,
             "bytes_down": down,
@@ -127,9 +127,9 @@ class Watch:
         """How the model does on the validation rows."""
         if self.validation is None:
             return {"validation_loss": None, "validation_metric": None}
-        seen = self.validation.look(model, done)
-        metric = self.learner.metric(self.validation.loss, seen.loss, seen.scores)
-        return {"validation_loss": seen.loss, "validation_metric": metric}
+        value = self.validation.measure(model, done)
+        metric = self.learner.metric(self.validation.loss, value)
+        return {"validation_loss": value, "validation_metric": metric}
 
     def _tell(self, entry: dict[str, Any]) -> None:
         message = (
