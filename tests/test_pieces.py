@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 import threading
 
+import numpy as np
 import pytest
 
 from tablepuppet.pieces import on_all_cores, over_pieces, pieces
@@ -25,14 +28,59 @@ def test_results_come_in_order() -> None:
 
 
 def test_errors_of_any_thread_are_raised() -> None:
-    """A piece that fails fails the whole, also on another thread than the one that asked."""
-    asked = threading.get_ident()
+    """A piece that fails fails the whole, whichever thread works on it."""
+    for first in (True, False):
+        threads: list[int] = []
 
-    def fail(item: int, here: bool) -> None:
-        if (threading.get_ident() == asked) == here and item > 10:
-            raise ValueError("a piece failed")
-        threading.Event().wait(0.001)
+        def fail(item: int, threads: list[int] = threads, first: bool = first) -> None:
+            threads.append(threading.get_ident())
+            if (threads[-1] == threads[0]) == first and item > 10:
+                raise ValueError("a piece failed")
+            threading.Event().wait(0.001)
 
-    for here in (True, False):
         with pytest.raises(ValueError, match="a piece failed"):
-            on_all_cores(lambda item, here=here: fail(item, here), range(100))  # type: ignore[misc]
+            on_all_cores(fail, range(100))
+
+
+def test_memory_of_a_moment_is_not_mapped_for_every_piece() -> None:
+    """What a piece needs for a moment is used again by the next: it is not given back to the kernel in between."""
+    rows = 1 << 22
+
+    def work(part: slice) -> float:
+        values = np.ones(part.stop - part.start)
+        values += np.ones(len(values))
+        return float(values.sum())
+
+    over_pieces(work, rows)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    assert sum(found for _, found in over_pieces(work, rows)) == 2 * rows
+    pages = 2 * 8 * rows / resource.getpagesize()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < pages / 2
+
+
+def test_nothing_runs_after_an_interruption() -> None:
+    """Who interrupts the wait gets its error once no piece is worked on any more, and the rest are left alone."""
+    running, seen = threading.Event(), list[int]()
+
+    def work(item: int) -> None:
+        seen.append(item)
+        running.set()
+        threading.Event().wait(0.01)
+
+    class Interruption(BaseException):
+        pass
+
+    def interrupted(*_: object) -> None:
+        raise Interruption
+
+    before = signal.signal(signal.SIGALRM, interrupted)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(Interruption):
+            on_all_cores(work, range(10_000))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    done = len(seen)
+    threading.Event().wait(0.1)
+    assert running.is_set()
+    assert len(seen) == done < 10_000

@@ -96,31 +96,31 @@ def newton_steps(train: tp.Relation, task: str) -> float:
     module, owner, name = (logistic, Logistic, "_unlikely")
     if task != "good":
         module, owner, name = (softmax, Softmax, "_exponentials")
-    bare, pull = getattr(module, name), owner.pull
+    bare, step = getattr(module, name), owner.proximal_step
 
     def count(scores: Any, *rest: Any) -> Any:
-        if getattr(inside, "pull", False):
+        if getattr(inside, "step", False):
             with lock:
                 seen[0] += scores.shape[-1]
         return bare(scores, *rest)
 
-    def watched(self: Any, start: Any, away: Any, rho: float, look: Any = None) -> Any:
-        inside.pull = True
-        if look is not None:
+    def watched(self: Any, start: Any, away: Any, rho: float, labels: Any, known: Any = None) -> Any:
+        inside.step = True
+        if known is not None:
             with lock:
                 seen[0] += len(start)
         try:
-            return pull(self, start, away, rho, look)
+            return step(self, start, away, rho, labels, known)
         finally:
-            inside.pull = False
+            inside.step = False
 
     try:
         setattr(module, name, count)
-        owner.pull = watched  # type: ignore[method-assign]
+        owner.proximal_step = watched  # type: ignore[method-assign]
         rounds = len(learner(task, solver="admm", rounds=3).fit(train).history_)
     finally:
         setattr(module, name, bare)
-        owner.pull = pull  # type: ignore[method-assign]
+        owner.proximal_step = step  # type: ignore[method-assign]
     return seen[0] / len(train) / rounds
 
 

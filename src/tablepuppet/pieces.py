@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from itertools import count
+from threading import Event
 from typing import TypeVar
 
 PIECE = 1 << 17  # numbers at a time: with fewer, threads mostly wait for Python
@@ -15,13 +16,13 @@ Found = TypeVar("Found")
 
 
 @cache
-def _others() -> ThreadPoolExecutor:
-    """Threads that help the one that asks; kept, since a pass over the rows takes only milliseconds."""
-    return ThreadPoolExecutor(max_workers=max(1, _cores() - 1))
+def _workers() -> ThreadPoolExecutor:
+    """One thread for each core; kept, since a pass over the rows takes only milliseconds."""
+    return ThreadPoolExecutor(max_workers=_cores())
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_others.cache_clear)  # threads do not survive a fork
+    os.register_at_fork(after_in_child=_workers.cache_clear)  # threads do not survive a fork
 
 
 def _cores() -> int:
@@ -34,20 +35,25 @@ def on_all_cores(work: Callable[[Item], Found], items: Sequence[Item]) -> list[F
     >>> on_all_cores(lambda item: item * 2, [1, 2, 3])
     [2, 4, 6]
     """
+    if len(items) < 2:
+        return [work(item) for item in items]
     found: dict[int, Found] = {}
-    turns = count()
+    turns, stopped = count(), Event()
 
     def take_turns() -> None:
-        while (turn := next(turns)) < len(items):
+        while (turn := next(turns)) < len(items) and not stopped.is_set():
             found[turn] = work(items[turn])
 
-    helpers = [_others().submit(take_turns) for _ in range(min(len(items), _cores()) - 1)]
+    # Not on the thread that asks: glibc gives memory that the main thread frees back to the kernel at once, and what a
+    # piece needs for a moment would have to be mapped again for every piece.
+    workers = [_workers().submit(take_turns) for _ in range(min(len(items), _cores()))]
     try:
-        take_turns()
-    finally:
-        for helper in helpers:
-            helper.cancel()
-        failed = [error for helper in helpers if not helper.cancelled() and (error := helper.exception())]
+        wait(workers)
+    except BaseException:  # who interrupts the wait may change what the pieces are made of
+        stopped.set()
+        wait(workers)
+        raise
+    failed = [error for worker in workers if (error := worker.exception())]
     if failed:
         raise failed[0]
     return [found[turn] for turn in range(len(items))]

@@ -11,6 +11,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.learn.noise.predictions import DirectionNoise, calmed, left_in_mean
+from tablepuppet.operators.joined_rows import SCORES, JoinedRows
 from tablepuppet.operators.loj import LearningOverJoin
 from tests.relations import federation
 
@@ -67,16 +68,21 @@ def test_parameters_noised_is_not_much_worse_than_a_constant(tmp_path: Path, sol
 
 def noisy_images(relation: tp.Relation, deviations: dict[str, float], runs: int) -> np.ndarray[Any, Any]:
     """Nothing but noise, gathered to joined rows: (runs, joined_rows)."""
-    rng, loj = np.random.default_rng(0), LearningOverJoin(relation.mapping)
-    rows = {alias: relation.mapping.tables[alias].rows for alias in deviations}
-    return np.stack([loj.gather({a: rng.normal(0, d, rows[a]) for a, d in deviations.items()}, 1) for _ in range(runs)])
+    rng, joined = np.random.default_rng(0), JoinedRows(relation.mapping)
+    rows, found = {alias: relation.mapping.tables[alias].rows for alias in deviations}, []
+    for _ in range(runs):
+        LearningOverJoin(joined).gather({a: rng.normal(0, d, rows[a]) for a, d in deviations.items()})
+        found.append(joined.hand_over(SCORES))
+    return np.stack(found)
 
 
 def test_variances_are_those_of_noise(tmp_path: Path) -> None:
     """Mean square, mean and slope of gathered noise vary as is said, though some rows are joined very often."""
     relation, deviations = shop(tmp_path), {"o": 0.5, "c": 2.0}
     gradient = np.random.default_rng(1).normal(size=len(relation)) / len(relation)
-    noise = DirectionNoise.of(LearningOverJoin(relation.mapping), deviations, 1.0, gradient)
+    rows = JoinedRows(relation.mapping)
+    rows.set_scores(gradient)
+    noise = DirectionNoise.of(LearningOverJoin(rows), deviations, 1.0, SCORES)
     found = noisy_images(relation, deviations, 2000)
     np.testing.assert_allclose(noise.square, (found**2).mean(), rtol=0.1)
     np.testing.assert_allclose(noise.of_mean, found.mean(axis=1).var(), rtol=0.15)
@@ -87,9 +93,9 @@ def test_variances_are_those_of_noise(tmp_path: Path) -> None:
 def test_what_is_believed() -> None:
     """Without noise all is as it was seen; the more noise, the shorter a step and the closer scores to their mean."""
     clear, drowned = DirectionNoise(0.0, 1.0, 0.0, 0.0), DirectionNoise(100.0, 1.0, 25.0, 4.0)
-    assert clear.bend(2.0, 1.0) == 2.0
+    assert clear.curvature(2.0, 1.0) == 2.0
     assert clear.kept_mean == 1.0
-    assert drowned.bend(101.0, 1.0) == pytest.approx(26.0)
+    assert drowned.curvature(101.0, 1.0) == pytest.approx(26.0)
     assert drowned.kept_mean == 0.2
     scores, mean = np.array([1.0, 5.0]), np.array([2.0])
     np.testing.assert_array_equal(calmed(scores, mean, 0.0), scores)

@@ -10,56 +10,57 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize, minimize_scalar
 
 from tablepuppet.learn.loss.logistic import Logistic
-from tablepuppet.learn.loss.losses import Loss, Squared
+from tablepuppet.learn.loss.losses import Squared
 from tablepuppet.learn.loss.softmax import Softmax
+from tests.learn.labelled import Labelled
 
 Array = NDArray[np.float64]
 ROWS = 7
 
 
-def squared() -> Loss:
-    return Squared(np.linspace(-2, 3, ROWS))
+def squared() -> Labelled:
+    return Labelled(Squared(), np.linspace(-2, 3, ROWS))
 
 
-def logistic() -> Loss:
-    return Logistic(np.array([0, 1, 1, 0, 1, 0, 1], float))
+def logistic() -> Labelled:
+    return Labelled(Logistic(), np.array([0, 1, 1, 0, 1, 0, 1], np.int8))
 
 
-def softmax_two() -> Loss:
-    return Softmax(np.array([0, 1, 1, 0, 1, 0, 1]), 2)
+def softmax_two() -> Labelled:
+    return Labelled(Softmax(2), np.array([0, 1, 1, 0, 1, 0, 1], np.int8))
 
 
-def softmax_five() -> Loss:
-    return Softmax(np.array([0, 4, 2, 3, 1, 4, 0]), 5)
+def softmax_five() -> Labelled:
+    return Labelled(Softmax(5), np.array([0, 4, 2, 3, 1, 4, 0]))
 
 
-def logistic_noisy() -> Loss:
-    return Logistic(np.array([0, 1, 1, 0, 1, 0, 1], float), keep=0.9)
+def logistic_noisy() -> Labelled:
+    return Labelled(Logistic(keep=0.9), np.array([0, 1, 1, 0, 1, 0, 1]))
 
 
-def softmax_noisy() -> Loss:
-    return Softmax(np.array([0, 2, 2, 1, 1, 1, 0]), 3, keep=0.9)
+def softmax_noisy() -> Labelled:
+    return Labelled(Softmax(3, keep=0.9), np.array([0, 2, 2, 1, 1, 1, 0]))
 
 
-LOSSES: list[Callable[[], Loss]] = [squared, logistic, softmax_two, softmax_five, logistic_noisy, softmax_noisy]
+LOSSES: list[Callable[[], Labelled]] = [squared, logistic, softmax_two, softmax_five, logistic_noisy, softmax_noisy]
 every_loss = pytest.mark.parametrize("make", LOSSES)
 
 
-def scores_for(loss: Loss, seed: int = 0, size: float = 2.0) -> Array:
+def scores_for(loss: Labelled, seed: int = 0, size: float = 2.0) -> Array:
     shape = (ROWS,) if loss.outputs == 1 else (ROWS, loss.outputs)
     return np.random.default_rng(seed).normal(scale=size, size=shape)
 
 
-def proximal(loss: Loss, target: Array, rho: float, start: Array) -> Array:
+def proximal(loss: Labelled, target: Array, rho: float, start: Array) -> Array:
     """The z with the least loss(z) + rho / 2 |z - target|^2."""
     pulled = target - start
-    loss.pull(start, pulled, rho)
+    loss.loss.proximal_step(start, pulled, rho, loss.labels)
     return target - pulled
 
 
 def test_squared_value() -> None:
     """Half the mean squared error."""
-    assert Squared(np.array([1.0, 2.0])).value(np.array([0.0, 4.0])) == pytest.approx((1 + 4) / 4)
+    assert Squared().value(np.array([0.0, 4.0]), np.array([1.0, 2.0])) == pytest.approx((1 + 4) / 4)
 
 
 def test_log_loss_values() -> None:
@@ -67,13 +68,13 @@ def test_log_loss_values() -> None:
     scores, labels = np.array([0.3, -1.2, 2.0]), np.array([1, 0, 0])
     chance = 1 / (1 + np.exp(-scores))
     expected = -np.mean(np.log(np.where(labels == 1, chance, 1 - chance)))
-    assert Logistic(labels.astype(float)).value(scores) == pytest.approx(expected, rel=1e-14)
+    assert Logistic().value(scores, labels) == pytest.approx(expected, rel=1e-14)
     wide = np.stack([np.zeros(3), scores], axis=1)
-    assert Softmax(labels, 2).value(wide) == pytest.approx(expected, rel=1e-14)
+    assert Softmax(2).value(wide, labels) == pytest.approx(expected, rel=1e-14)
 
 
 @every_loss
-def test_gradient_is_the_slope_of_the_value(make: Callable[[], Loss]) -> None:
+def test_gradient_is_the_slope_of_the_value(make: Callable[[], Labelled]) -> None:
     """By central differences, in every score."""
     loss = make()
     scores = scores_for(loss)
@@ -86,11 +87,11 @@ def test_gradient_is_the_slope_of_the_value(make: Callable[[], Loss]) -> None:
 
 
 @every_loss
-def test_hessian_is_the_slope_of_the_gradient(make: Callable[[], Loss]) -> None:
+def test_hessian_is_the_slope_of_the_gradient(make: Callable[[], Labelled]) -> None:
     """Products with directions, form on constants and mean all come from the matrix of second differences."""
     loss = make()
     scores = scores_for(loss)
-    hessian, size = loss.look(scores).hessian, scores.size
+    hessian, size = loss.evaluate(scores).hessian, scores.size
     units = np.eye(size).reshape(size, *scores.shape)
     rows = [loss.gradient(scores + 1e-5 * unit) - loss.gradient(scores - 1e-5 * unit) for unit in units]
     matrix = np.array(rows).reshape(size, size) / 2e-5
@@ -100,23 +101,23 @@ def test_hessian_is_the_slope_of_the_gradient(make: Callable[[], Loss]) -> None:
     np.testing.assert_allclose(turned, ROWS * directions @ matrix, atol=1e-8)
     constants = np.kron(np.ones((ROWS, 1)), np.eye(loss.outputs))  # (rows * outputs, outputs)
     np.testing.assert_allclose(hessian.on_constants(), ROWS * constants.T @ matrix @ constants, atol=1e-8)
-    assert hessian.mean() == pytest.approx(np.trace(matrix) / loss.outputs, abs=1e-9)
-    assert np.linalg.eigvalsh(matrix).max() * ROWS <= loss.most_curvature + 1e-9
+    assert hessian.trace() == pytest.approx(ROWS * np.trace(matrix), abs=1e-8)
+    assert np.linalg.eigvalsh(matrix).max() * ROWS <= loss.loss.most_curvature + 1e-9
 
 
 @every_loss
-def test_derivatives_stay_finite_far_out(make: Callable[[], Loss]) -> None:
+def test_derivatives_stay_finite_far_out(make: Callable[[], Labelled]) -> None:
     """At scores of 1e4 nothing overflows, and the loss is what its linear part says."""
     loss = make()
     scores = scores_for(loss, size=1e4)
     with np.errstate(over="raise", invalid="raise"):
         assert np.isfinite(loss.value(scores))
         assert np.isfinite(loss.gradient(scores)).all()
-        assert np.isfinite(loss.look(scores).hessian.on_constants()).all()
+        assert np.isfinite(loss.evaluate(scores).hessian.on_constants()).all()
 
 
 @every_loss
-def test_best_constant_has_no_slope(make: Callable[[], Loss]) -> None:
+def test_best_constant_has_no_slope(make: Callable[[], Labelled]) -> None:
     """At the best constant the gradient adds up to zero, in every output."""
     loss = make()
     constant = loss.best_constant()
@@ -129,13 +130,13 @@ def test_best_constant_has_no_slope(make: Callable[[], Loss]) -> None:
 
 def test_best_constant_without_a_class() -> None:
     """A class that no row has gets a score that is finite and very low."""
-    constant = Softmax(np.array([0, 2, 2]), 3).best_constant()
+    constant = Labelled(Softmax(3), np.array([0, 2, 2])).best_constant()
     assert np.isfinite(constant).all()
     assert constant[1] < -100
 
 
 @every_loss
-def test_at_is_the_loss_of_some_rows(make: Callable[[], Loss]) -> None:
+def test_at_is_the_loss_of_some_rows(make: Callable[[], Labelled]) -> None:
     """Losses of parts, weighted by their rows, add up to the whole."""
     loss = make()
     scores, order = scores_for(loss), np.random.default_rng(2).permutation(ROWS)
@@ -151,7 +152,7 @@ def test_at_is_the_loss_of_some_rows(make: Callable[[], Loss]) -> None:
 @pytest.mark.parametrize("rho", [1e-3, 0.1, 1.0, 30.0, 1e4])
 @pytest.mark.parametrize("size", [0.5, 50.0])
 @every_loss
-def test_proximal_is_a_minimum(make: Callable[[], Loss], rho: float, size: float) -> None:
+def test_proximal_is_a_minimum(make: Callable[[], Labelled], rho: float, size: float) -> None:
     """Row by row the slope of loss + rho / 2 |z - target|^2 vanishes, from a start at the target or far from it."""
     loss = make()
     target = scores_for(loss, seed=3, size=size)
@@ -162,7 +163,7 @@ def test_proximal_is_a_minimum(make: Callable[[], Loss], rho: float, size: float
 
 
 @every_loss
-def test_proximal_equals_a_general_minimiser(make: Callable[[], Loss]) -> None:
+def test_proximal_equals_a_general_minimiser(make: Callable[[], Labelled]) -> None:
     """The same point that scipy finds, for each row alone."""
     loss, rho = make(), 0.3
     target = scores_for(loss, seed=3)
@@ -170,7 +171,7 @@ def test_proximal_equals_a_general_minimiser(make: Callable[[], Loss]) -> None:
     for row in range(ROWS):
         part, goal = loss.at(np.array([row])), target[row]
 
-        def height(z: Array, part: Loss = part, goal: Array = goal) -> float:
+        def height(z: Array, part: Labelled = part, goal: Array = goal) -> float:
             scores = np.reshape(z, (1,) if part.outputs == 1 else (1, -1))
             return part.value(scores) + rho / 2 * float(np.sum((z - goal) ** 2))
 
@@ -189,8 +190,23 @@ def test_the_mean_over_noise_is_the_true_loss(classes: int) -> None:
 
     def loss(label: int, keep: float) -> float:
         labels = np.array([label])
-        return (Logistic(labels.astype(float), keep) if classes == 2 else Softmax(labels, 3, keep)).value(scores)
+        return (Logistic(keep) if classes == 2 else Softmax(3, keep)).value(scores, labels)
 
     chances = [keep if label == true[0] else (1 - keep) / (classes - 1) for label in range(classes)]
     mean = sum(chance * loss(label, keep) for label, chance in enumerate(chances))
     assert mean == pytest.approx(loss(true[0], 1.0), rel=1e-12)
+
+
+@every_loss
+def test_what_is_kept_gives_the_same_derivatives(make: Callable[[], Labelled]) -> None:
+    """Gradient, Hessian and proximal steps from what an evaluation kept are those of the evaluation, bit for bit."""
+    case = make()
+    scores, kept = scores_for(case), np.empty((case.loss.kept, 2 * ROWS))[:, :ROWS]
+    made = case.loss.evaluate(scores, case.labels, kept)
+    again = case.loss.evaluated(scores, case.labels, kept)
+    np.testing.assert_array_equal(again.gradient, made.gradient)
+    np.testing.assert_array_equal(again.hessian.on_constants(), made.hessian.on_constants())
+    steps = [np.ones_like(scores) for _ in range(2)]
+    for away, known in zip(steps, (None, again), strict=True):
+        case.loss.proximal_step(scores, away, 3.0, case.labels, known)
+    np.testing.assert_allclose(steps[0], steps[1], atol=1e-12)

@@ -12,6 +12,7 @@ import tablepuppet as tp
 from tablepuppet.learn.loss.losses import Squared
 from tablepuppet.learn.loss.softmax import Softmax
 from tablepuppet.learn.private.descent import Gradient
+from tests.learn.labelled import Labelled
 from tests.learn.test_step_promise import DELTA, federation_of, relation, relation_of, stated
 from tests.relations import record_wire
 
@@ -103,10 +104,12 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
 def test_what_tables_minimise_is_never_below_the_loss(tables: int) -> None:
     """The gradient with its pull bounds the loss from above, whatever the tables do together."""
     rng = np.random.default_rng(0)
-    for loss, shape in ((Squared(rng.normal(size=20)), (20,)), (Softmax(rng.integers(0, 3, 20), 3), (20, 3))):
+    cases = (Labelled(Squared(), rng.normal(size=20)), Labelled(Softmax(3), rng.integers(0, 3, 20)))
+    for loss, shape in zip(cases, ((20,), (20, 3)), strict=True):
         scores, moves = rng.normal(size=shape), rng.normal(size=(tables, *shape))
-        wish = Gradient(loss, tables)
-        bound = (
-            loss.value(scores) + np.vdot(wish.at(scores), moves.sum(axis=0)) + 0.5 * wish.pull * np.vdot(moves, moves)
-        )
+        joined = loss.joined()
+        joined.rows.set_scores(scores)
+        value, wish = joined.evaluate(), Gradient(joined, tables)
+        wanted = np.concatenate(joined.rows.each(lambda block, column: block[column], wish.column()))
+        bound = value + np.vdot(wanted, moves.sum(axis=0)) + 0.5 * wish.pull * np.vdot(moves, moves)
         assert loss.value(scores + moves.sum(axis=0)) <= bound + 1e-12

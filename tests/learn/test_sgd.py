@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 import tablepuppet as tp
 from tablepuppet.learn.loss.logistic import Logistic
-from tablepuppet.learn.loss.losses import Loss, Squared
+from tablepuppet.learn.loss.losses import Squared
 from tablepuppet.learn.loss.softmax import Softmax
-from tablepuppet.learn.solve.sgd import batches
+from tablepuppet.operators.batches import batches
+from tests.learn.labelled import Labelled
 from tests.learn.materialised import ALL, JOIN, Array, JoinedTable, class_numbers, learner, shop, theta_of
 from tests.relations import federation, record_wire
 
@@ -31,15 +32,14 @@ def relation_of(fed: tp.Federation, label: str) -> tp.Relation:
     return fed.sql(f"SELECT {ALL}, o.{label} {JOIN}", label=label)
 
 
-def loss_of(labels: NDArray[Any], classes: int | None) -> Loss:
+def loss_of(labels: NDArray[Any], classes: int | None) -> Labelled:
     if classes is None:
-        return Squared(labels.astype(float))
-    numbers = class_numbers(labels)[1]
-    return Logistic(numbers.astype(float)) if classes == 2 else Softmax(numbers, classes)
+        return Labelled(Squared(), labels.astype(float))
+    return Labelled(Logistic() if classes == 2 else Softmax(classes), class_numbers(labels)[1])
 
 
 def plain_sgd(
-    table: Array, loss: Loss, epochs: int, lr: float, momentum: float, l2: float
+    table: Array, loss: Labelled, epochs: int, lr: float, momentum: float, l2: float
 ) -> tuple[Array, Array, float]:
     """Textbook SGD with momentum on joined rows, with the batches and the learning rates of the learner.
 

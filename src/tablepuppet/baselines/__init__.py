@@ -18,6 +18,7 @@ from tablepuppet.learn.learners.estimator import Learner, label_of, need_relatio
 from tablepuppet.learn.learners.network import NetworkLearner
 from tablepuppet.learn.learners.settings import NotFittedError
 from tablepuppet.learn.learners.watch import CONVERGED, USED_UP
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.losses import Loss, Squared
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.allowance import Allowance
@@ -76,7 +77,7 @@ class Centralized(BaseEstimator):  # type: ignore[misc]
 class Diary:
     """Keeps the history of a learner that is trained on pooled rows: nothing travels."""
 
-    def __init__(self, learner: Learner, loss: Loss):
+    def __init__(self, learner: Learner, loss: JoinedLoss):
         self.learner, self.loss, self.since = learner, loss, time.perf_counter()
         learner.solver_ = learner.solver if learner.solver == "sgd" and isinstance(learner, NetworkLearner) else "lbfgs"
         learner.converged_, learner.history_ = False, Records()
@@ -90,7 +91,7 @@ class Diary:
             seconds=now - self.since,
             loss=done.loss,
             objective=done.objective,
-            metric=self.learner.metric(self.loss, done.loss, done.scores),
+            metric=self.learner.metric(self.loss, done.loss),
             solver=self.learner.solver_,
             converged=done.converged,
         )
@@ -124,26 +125,26 @@ class PooledLinear(Held):
 
 
 def _train_linear(
-    learner: Learner, client: Client, encoding: Encoding, loss: Loss, report: Callable[[Round], bool]
+    learner: Learner, client: Client, encoding: Encoding, loss: JoinedLoss, report: Callable[[Round], bool]
 ) -> tuple[Model, Array]:
     tables = joined_tables(client, encoding)
     rows = len(client.mapping)
     pooled = np.concatenate([np.zeros((rows, 0)), *(table.matrix() for table in tables.values())], axis=1)
     theta, intercept, converged = _minimise(pooled, loss, learner.l2)
-    scores = pooled @ theta + intercept
-    value = loss.value(scores)
+    loss.rows.set_scores(pooled @ theta + intercept)
+    value = loss.evaluate()
     objective = value + 0.5 * learner.l2 * float(np.vdot(theta, theta))
-    report(Round(1, objective, value, scores, intercept, converged))
+    report(Round(1, objective, value, intercept, converged))
     ends = np.cumsum([table.width for table in tables.values()], dtype=int)
     parts = np.split(theta, ends)[:-1]  # what follows the last table is nothing
     return PooledLinear(encoding, dict(zip(tables, parts, strict=True)), loss.outputs), intercept
 
 
-def _minimise(table: Array, loss: Loss, l2: float) -> tuple[Array, Array, bool]:
+def _minimise(table: Array, joined: JoinedLoss, l2: float) -> tuple[Array, Array, bool]:
     """theta and intercept with the least mean loss plus l2 / 2 |theta|^2; whether they were found."""
+    loss, labels, outputs = joined.pointwise, joined.rows.whole().labels, joined.outputs
     if isinstance(loss, Squared):
-        return *_ridge(table, loss.labels, l2), True
-    outputs = loss.outputs
+        return *_ridge(table, labels, l2), True
     basis = _preconditioner(table, l2, loss)
     width = basis.shape[1]
 
@@ -154,12 +155,12 @@ def _minimise(table: Array, loss: Loss, l2: float) -> tuple[Array, Array, bool]:
     def objective(point: Array) -> tuple[float, Array]:
         theta, intercept = unpack(point)
         scores = table @ theta + intercept
-        gradient = loss.gradient(scores)
+        gradient = loss.gradient(scores, labels)
         slope = basis.T @ (table.T @ gradient + l2 * theta)
-        value = loss.value(scores) + 0.5 * l2 * float(np.vdot(theta, theta))
+        value = loss.value(scores, labels) + 0.5 * l2 * float(np.vdot(theta, theta))
         return value, np.concatenate([slope.ravel(), np.atleast_1d(gradient.sum(axis=0))])
 
-    begin = np.concatenate([np.zeros(width * outputs), loss.best_constant()])
+    begin = np.concatenate([np.zeros(width * outputs), joined.best_constant()])
     options = {"maxiter": 500, "gtol": 1e-9, "ftol": 1e-15, "maxcor": 30}
     found = minimize(objective, begin, jac=True, method="L-BFGS-B", options=options)
     return *unpack(np.asarray(found.x)), bool(found.success)

@@ -10,13 +10,14 @@ from scipy.optimize import minimize
 
 from tablepuppet.baselines.pooled import joined_tables
 from tablepuppet.learn.learners.network import NetworkLearner
-from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.rounds import Round
-from tablepuppet.learn.solve.sgd import Batch, Conditioned, descend_by_batches
+from tablepuppet.learn.solve.sgd import Conditioned, descend_by_batches
 from tablepuppet.learn.tables.part import Part, new_part
 from tablepuppet.learn.tables.stored import Held
 from tablepuppet.mapping.table_mapping import Floats, MappedTable, ShardRows, TableMapping
+from tablepuppet.operators.batches import Batch
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.encode import Encoding
 from tablepuppet.prep.encoded_table import EncodedTable
@@ -48,7 +49,7 @@ class PooledNetworks(Held):
 
 
 def train_networks(
-    learner: NetworkLearner, client: Client, encoding: Encoding, loss: Loss, report: Callable[[Round], bool]
+    learner: NetworkLearner, client: Client, encoding: Encoding, loss: JoinedLoss, report: Callable[[Round], bool]
 ) -> tuple[PooledNetworks, Array]:
     """(the networks, their intercept)."""
     loss, unit = in_units(loss)
@@ -102,11 +103,11 @@ class PooledSteps:
 
 
 def _minimise_networks(
-    model: PooledNetworks, tables: Mapping[str, EncodedTable], rows: int, loss: Loss, l2: float, rounds: int,
+    model: PooledNetworks, tables: Mapping[str, EncodedTable], rows: int, loss: JoinedLoss, l2: float, rounds: int,
     report: Callable[[Round], bool],
 ) -> Array:  # fmt: skip
     """Some iterations of L-BFGS on all parameters at once; the intercept."""
-    parts = model.parts
+    parts, labels = model.parts, loss.rows.whole().labels
     ends = np.cumsum([len(part.theta) for part in parts.values()], dtype=int)
 
     def objective(point: Array) -> tuple[float, Array]:
@@ -114,18 +115,20 @@ def _minimise_networks(
         for part, theta in zip(parts.values(), thetas, strict=True):
             part.theta = theta
         scores = model.predict(tables, rows) + intercept
-        wanted = loss.gradient(scores)
+        wanted = loss.pointwise.gradient(scores, labels)
         slopes = [
             part.model.pull_back(part.theta, tables[alias], wanted) + l2 * part.theta for alias, part in parts.items()
         ]
         penalty = 0.5 * l2 * sum(float(theta @ theta) for theta in thetas)
-        return loss.value(scores) + penalty, np.concatenate([*slopes, np.atleast_1d(wanted.sum(axis=0))])
+        return loss.pointwise.value(scores, labels) + penalty, np.concatenate(
+            [*slopes, np.atleast_1d(wanted.sum(axis=0))]
+        )
 
     begin = np.concatenate([*(part.theta for part in parts.values()), loss.best_constant()])
     options = {"maxiter": rounds, "maxfun": 2 * rounds + 10, "gtol": 1e-10, "ftol": 1e-14}
     found = minimize(objective, begin, jac=True, method="L-BFGS-B", options=options)
     reached, _ = objective(np.asarray(found.x))  # leaves its parameters in the parts
     intercept = np.asarray(found.x)[-loss.outputs :]
-    scores = model.predict(tables, rows) + intercept
-    report(Round(1, reached, loss.value(scores), scores, intercept, bool(found.success)))
+    loss.rows.set_scores(model.predict(tables, rows) + intercept)
+    report(Round(1, reached, loss.evaluate(), intercept, bool(found.success)))
     return intercept

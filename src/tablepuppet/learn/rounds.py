@@ -17,6 +17,5 @@ class Round:
     number: int
     objective: float  # loss and penalty
     loss: float
-    scores: Array
     intercept: Array
     converged: bool

@@ -52,6 +52,8 @@ class MappedTable:
     @cached_property
     def counts(self) -> NDArray[np.int64]:
         """How often each base row occurs among the joined rows (Eq. 11)."""
+        if self.is_identity:
+            return np.broadcast_to(np.int64(1), self.rows)  # takes no memory
         counts = np.zeros(self.rows, np.int64)
         for part in self.parts:
             counts += np.bincount(self.index[part], minlength=self.rows)

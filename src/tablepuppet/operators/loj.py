@@ -1,65 +1,97 @@
 """The LoJ operator: learning over a join is learning on its tables (Table 4).
 
-Gather: predictions of base rows become scores of joined rows. Scatter: what the loss wants of joined rows is summed
-at base rows (Eq. 10, 14), so that a party hears of each of its rows once, however often it is joined.
+Gather: predictions of base rows become scores of joined rows, as the head says (head.py). Scatter: the gradient at
+joined rows is summed at base rows (Eq. 10, 14), so that a party hears of each of its rows once, however often it is
+joined.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.mapping.table_mapping import Floats, TableMapping
-from tablepuppet.pieces import over_pieces
+from tablepuppet.operators.head import Head, SumHead
+from tablepuppet.operators.joined_rows import SCORES, Block, Column, JoinedRows
+
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class LearningOverJoin:
     """Moves values between the joined rows and the tables of a relation."""
 
-    mapping: TableMapping
+    rows: JoinedRows
+    head: Head = field(default_factory=SumHead)
 
-    def gather(
-        self, predictions: Mapping[str, Floats], outputs: int, out: NDArray[np.float64] | None = None
-    ) -> NDArray[np.float64]:
-        """The sum over tables of their predictions, for every joined row; written to ``out`` if that is given."""
-        shape = (len(self.mapping),) if outputs == 1 else (len(self.mapping), outputs)
-        scores = np.empty(shape, order="F") if out is None else out
-        if not predictions:
-            scores[:] = 0.0
-        for column in range(outputs):
-            target = scores if outputs == 1 else scores[:, column]
-            one = {alias: values if outputs == 1 else values[:, column] for alias, values in predictions.items()}
-            self._add_up(one, target)
-        return scores
+    @property
+    def mapping(self) -> TableMapping:
+        """Which base rows each joined row comes from."""
+        return self.rows.mapping
 
-    def _add_up(self, predictions: Mapping[str, Floats], target: NDArray[np.float64]) -> None:
-        bases = {alias: np.ascontiguousarray(values, np.float64) for alias, values in predictions.items()}
+    def gather(self, predictions: Mapping[str, Floats], into: Column = SCORES, constant: Array | None = None) -> None:
+        """Scores of all joined rows from the predictions of tables' base rows, written into a column.
 
-        def add_up(part: slice) -> None:
-            for number, (alias, values) in enumerate(bases.items()):
-                table = self.mapping.tables[alias]
-                # mode="clip" skips the bounds check
-                found = values[part] if table.is_identity else values.take(table.index[part], mode="clip")
-                if number:
-                    target[part] += found
-                else:
-                    target[part] = found
+        A ``constant``, (outputs,), is added to the scores.
+        """
+        by_output = {alias: _by_output(values) for alias, values in predictions.items()}
+        if isinstance(into, str):
+            self.rows.reserve(into)
+        self.rows.each(_gather, self.head, by_output, into, constant)
 
-        over_pieces(add_up, len(target))
+    def add(self, predictions: Mapping[str, Floats]) -> None:
+        """Move scores by changes of the predictions of tables' base rows."""
+        self.rows.each(_add, self.head, {alias: _by_output(values) for alias, values in predictions.items()})
 
-    def scatter(self, values: Floats, aliases: Iterable[str]) -> dict[str, NDArray[np.float64]]:
-        """Values of joined rows, summed at the base rows of each table."""
-        return {alias: self.mapping.scatter_sum(alias, values) for alias in aliases}
+    def scatter(self, column: Column, aliases: Iterable[str]) -> dict[str, Array]:
+        """A gradient by scores as the gradient by predictions of each table, summed at its base rows."""
+        gradient, found = self.rows.whole()[column], {}
+        for alias in aliases:
+            by_predictions = self.head.backward(alias, gradient)
+            sums = self.mapping.scatter_sum(alias, by_predictions)
+            found[alias] = sums.copy(order="K") if sums is by_predictions else sums  # the column will change
+        return found
 
-    def scatter_centred(self, values: Floats, aliases: Iterable[str]) -> dict[str, NDArray[np.float64]]:
-        """The same of values from which their mean over joined rows is taken."""
-        sums = self.scatter(values, aliases)
+    def scatter_centred(self, column: Column, aliases: Iterable[str]) -> dict[str, Array]:
+        """The same of a gradient from which its mean over joined rows is taken: a constant is the intercept's."""
+        sums = self.scatter(column, aliases)
         total = next(iter(sums.values())).sum(axis=0) if sums else 0.0
-        return {
-            alias: found - np.multiply.outer(self.mapping.counts(alias), total / len(self.mapping))
-            for alias, found in sums.items()
-        }
+        for alias, found in sums.items():
+            if self.mapping.tables[alias].is_identity:
+                found -= total / len(self.mapping)
+            else:
+                found -= np.multiply.outer(self.mapping.counts(alias), total / len(self.mapping))
+        return sums
+
+
+def _by_output(values: Floats) -> Array:
+    """Predictions as (outputs, base rows), each output by itself in memory."""
+    return np.ascontiguousarray(values[None] if values.ndim == 1 else values.T, np.float64)
+
+
+def _gather(block: Block, head: Head, predictions: Mapping[str, Array], into: Column, constant: Array | None) -> None:
+    scores = block.stored(into)
+    head.forward(_gathered(block, predictions), scores)
+    if constant is not None:
+        scores += constant[:, None]
+
+
+def _add(block: Block, head: Head, changes: Mapping[str, Array]) -> None:
+    scores = block.stored(SCORES)
+    change = np.empty_like(scores)
+    head.forward(_gathered(block, changes), change)
+    scores += change
+
+
+def _gathered(block: Block, predictions: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+    """By alias, the predictions of a table for the rows of a block: (outputs, rows)."""
+    for alias, values in predictions.items():
+        table = block.mapping.tables[alias]
+        # mode="clip" skips the bounds check
+        yield (
+            alias,
+            values[:, block.part] if table.is_identity else values.take(table.index[block.part], 1, mode="clip"),
+        )

@@ -50,7 +50,7 @@ class LearningOverUnion:
                 return None
             given = dict(values) | dict((by_alias or {}).get(alias, {}))
             if rows is not None:
-                given["rows"] = rows[alias][shard.slice].astype(self.wire)
+                given["rows"] = rows[alias][shard.slice].astype(self.wire, copy=False)
             return given
 
         return self.client.ask(op, arguments, instead, bounds)

@@ -187,7 +187,8 @@ def joined_classes(client: Client, label: OutputColumn, asked: Pending, least: i
     numbered = [
         np.searchsorted(values, np.array(told))[reply["codes"]] for told, reply in zip(classes, replies, strict=True)
     ]
-    base = np.concatenate(numbered).astype(np.int32)
+    narrow = np.int8 if len(values) < 128 else np.int16
+    base: NDArray[np.integer] = np.concatenate(numbered).astype(narrow)
     return Classes(values, client.mapping.gather(label.alias, base))
 
 

@@ -24,7 +24,7 @@ from tablepuppet.learn.learners.predictions import Predictions
 from tablepuppet.learn.learners.settings import Solver, check_fitted, check_names, check_ranges
 from tablepuppet.learn.learners.validation import Validation, Watched, check_alike
 from tablepuppet.learn.learners.watch import Watch
-from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.private.budget_check import check_budget
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.planned_releases import Planning, known_columns
@@ -165,6 +165,7 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         self.settle(relation, self.encoding_, model, watch.end(model, intercept))
         if self.privacy is not None:
             warn_of_noise(self, self.privacy, relation, loss, held_out)
+        loss.rows.drop()
         return self
 
     def _check_features(self, relation: Relation) -> None:
@@ -273,16 +274,16 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         """Ask for labels of the kind that is learned."""
 
     @abstractmethod
-    def _prepare(self, client: Client, label: OutputColumn, asked: Pending) -> Loss:
+    def _prepare(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
         """The loss over the rows that are learned from."""
 
     @abstractmethod
-    def _held_out(self, client: Client, label: OutputColumn, asked: Pending) -> Loss:
+    def _held_out(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
         """The loss over rows that are not learned from."""
 
     @abstractmethod
-    def metric(self, loss: Loss, value: float, scores: Array) -> float:
-        """The metric of scores whose mean loss is ``value``."""
+    def metric(self, loss: JoinedLoss, value: float) -> float:
+        """The metric of the rows' scores, whose mean loss is ``value``."""
 
     @property
     def most_rounds(self) -> int:
@@ -342,7 +343,7 @@ class Learner(BaseEstimator, ABC):  # type: ignore[misc]
         return list(dict.fromkeys(column.alias for column in query.features))
 
     @abstractmethod
-    def _train(self, relation: Relation, loss: Loss, watch: Watch) -> tuple[Watched, Array]:
+    def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
         """Run the solver: (the model, its intercept); says in ``converged_`` whether it came to an end."""
 
     @abstractmethod

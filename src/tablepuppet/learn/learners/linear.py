@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Literal
 
-import numpy as np
-
 from tablepuppet.errors import PrivacyError, TablePuppetError
 from tablepuppet.learn.learners.estimator import PRIVATE_BATCH, SINGLE_PRECISION_TOL, Array, Learner
 from tablepuppet.learn.learners.settings import Solver, check_fitted
@@ -20,7 +18,7 @@ from tablepuppet.learn.linear.converged import has_converged
 from tablepuppet.learn.linear.descent import Rule, descend
 from tablepuppet.learn.linear.gradient_rule import GradientRule
 from tablepuppet.learn.linear.model import LinearModel, by_column
-from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.private.descent import solve_by_steps
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.step_promise import StepPromise, sampling_of
@@ -107,26 +105,26 @@ class LinearLearner(Learner):
         """T theta."""
         return Linear(outputs)
 
-    def _train(self, relation: Relation, loss: Loss, watch: Watch) -> tuple[Watched, Array]:
+    def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
         with one_thread():  # parties, and pieces of the joined rows, are worked on at the same time
             return self._solve(relation, loss, watch)
 
-    def _solve(self, relation: Relation, loss: Loss, watch: Watch) -> tuple[Watched, Array]:
+    def _solve(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
         client, wire = relation.client, relation.wire
         inner = None if isinstance(self.inner_rounds, str) else Inner(self.inner_rounds, self.inner_rho)
         if self.promise_ is not None:
             return self._solve_privately(relation, loss, watch, self.promise_)
-        model = LinearModel(client, self.encoding_, wire, loss.outputs, self.l2, inner)
+        model = LinearModel(client, loss.rows, self.encoding_, wire, self.l2, inner)
         report = watch.of(model)
         if self.solver_ == "sgd":
             return model, self._solve_by_batches(model, loss, report)
         gradient = GradientRule(loss)
-        rule = gradient if self.solver_ == "lbfgs" else self._sharing(model, loss, len(relation))
+        rule: Rule = gradient if self.solver_ == "lbfgs" else SharingRule(loss, len(model.tables), self.rho)
         tol = max(self.tol, SINGLE_PRECISION_TOL if wire == "float32" else 0.0, CONSENSUS_TOL if inner else 0.0)
         intercept, self.converged_ = descend(model, loss, rule, gradient, self.most_rounds, tol, report)
         return model, intercept
 
-    def _solve_by_batches(self, model: LinearModel, loss: Loss, report: Callable[[Round], bool]) -> Array:
+    def _solve_by_batches(self, model: LinearModel, loss: JoinedLoss, report: Callable[[Round], bool]) -> Array:
         rounds, size = self.schedule_.rounds, self.schedule_.batch_size
         if isinstance(self.lr, str):
             momentum = MOMENTUM if isinstance(self.momentum, str) else self.momentum
@@ -149,13 +147,13 @@ class LinearLearner(Learner):
         return Costs(Cost(3, batches), Cost(inner + 3, 2 * batches))  # after the last epoch one round looks back
 
     def _solve_privately(
-        self, relation: Relation, loss: Loss, watch: Watch, promise: FeaturePromise
+        self, relation: Relation, loss: JoinedLoss, watch: Watch, promise: FeaturePromise
     ) -> tuple[Watched, Array]:
         if isinstance(promise, StepPromise):
             return solve_by_steps(self, relation, loss, watch.of, promise, self.spec(loss.outputs))
-        model = LinearModel(relation.client, self.encoding_, relation.wire, loss.outputs, self.l2, noise=promise.noise)
+        model = LinearModel(relation.client, loss.rows, self.encoding_, relation.wire, self.l2, noise=promise.noise)
         gradient = GradientRule(loss)
-        rule = gradient if self.solver_ == "lbfgs" else self._sharing(model, loss, len(relation))
+        rule: Rule = gradient if self.solver_ == "lbfgs" else SharingRule(loss, len(model.tables), self.rho)
         intercept, self.converged_ = descend(model, loss, rule, gradient, promise.rounds, self.tol, watch.of(model))
         return model, intercept
 
@@ -173,10 +171,6 @@ class LinearLearner(Learner):
             return super()._new_promise(privacy, columns, categorical, rounds, rows, known)
         samplings = sampling_of(self.batch_size, PRIVATE_BATCH, rows)
         return StepPromise(privacy, columns, categorical, rounds, self.local_steps, samplings, known=known)
-
-    def _sharing(self, model: LinearModel, loss: Loss, joined_rows: int) -> Rule:
-        shape = (joined_rows,) if loss.outputs == 1 else (joined_rows, loss.outputs)
-        return SharingRule(loss, len(model.tables), self.rho, np.zeros(shape, order="F") + loss.best_constant())
 
 
 @learner

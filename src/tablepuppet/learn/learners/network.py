@@ -12,7 +12,7 @@ from tablepuppet.learn.learners.settings import Solver, check_fitted
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
 from tablepuppet.learn.learners.validation import Watched
 from tablepuppet.learn.learners.watch import Watch
-from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.network.admm import Inner, descend_by_sharing
 from tablepuppet.learn.network.lbfgs import descend_full_batch
@@ -132,17 +132,17 @@ class NetworkLearner(Learner):
         if not self.reduce:
             raise PrivacyError("reduce=False tells a row as often as it is joined, without noise; leave it at True")
 
-    def _train(self, relation: Relation, loss: Loss, watch: Watch) -> tuple[Watched, Array]:
+    def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
         if isinstance(self.promise_, StepPromise):
             return solve_by_steps(self, relation, loss, watch.of, self.promise_, self.spec(loss.outputs))
         loss, unit = in_units(loss)
         spec = self.spec(loss.outputs)
-        model = FederatedModel(relation.client, self.encoding_, relation.wire, spec, self.l2, unit)
+        model = FederatedModel(relation.client, loss.rows, self.encoding_, relation.wire, spec, self.l2, unit)
         model.begin(self.seed)
         report = watch.of(model)
         return model, unit * self._solve(model, loss, relation.wire, lambda done: report(out_of_units(done, unit)))
 
-    def _solve(self, model: FederatedModel, loss: Loss, wire: str, report: Callable[[Round], bool]) -> Array:
+    def _solve(self, model: FederatedModel, loss: JoinedLoss, wire: str, report: Callable[[Round], bool]) -> Array:
         tol = max(self.tol, SINGLE_PRECISION_TOL) if wire == "float32" else self.tol
         if self.solver_ == "sgd":
             steps = Stochastic(model, self.plain_momentum)

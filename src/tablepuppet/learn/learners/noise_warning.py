@@ -10,10 +10,9 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-import numpy as np
-
 from tablepuppet.learn.learners.validation import Validation
-from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
+from tablepuppet.learn.loss.units import label_deviation
 from tablepuppet.learn.noise.predictions import believed
 from tablepuppet.learn.private.sampled_model import SampledModel
 from tablepuppet.learn.private.usefulness import (
@@ -50,7 +49,7 @@ class NoisyLearner(Fitted, Protocol):
 
 
 def warn_of_noise(
-    learner: NoisyLearner, privacy: Privacy, relation: Relation, loss: Loss, held_out: Validation | None
+    learner: NoisyLearner, privacy: Privacy, relation: Relation, loss: JoinedLoss, held_out: Validation | None
 ) -> None:
     """Emit the warning if there is noise and the model is useless, on validation rows where there are some."""
     if not (privacy.is_label_private or privacy.is_feature_private) or not learner.history_:
@@ -89,7 +88,7 @@ def _is_luck(learner: NoisyLearner, privacy: Privacy, tables: dict[str, TableSiz
     return privacy.is_label_private and rows * label_share(privacy, _classes(learner)) < parameters
 
 
-def left_by_noise(learner: NoisyLearner, loss: Loss, constant: float, gained: float) -> float:
+def left_by_noise(learner: NoisyLearner, loss: JoinedLoss, constant: float, gained: float) -> float:
     """What predictions of the model will gain, of what it gained while it was fitted; the same if they have no noise.
 
     Predictions are drawn towards their mean as far as they are noise (noise/predictions.py), which leaves a share of
@@ -107,12 +106,14 @@ def left_by_noise(learner: NoisyLearner, loss: Loss, constant: float, gained: fl
     return min(max(without, 0.0), 1.0) * believed(1.0, model.noise_ratio)
 
 
-def _helps(learner: NoisyLearner, privacy: Privacy, tables: dict[str, TableSize], rows: int, loss: Loss) -> list[str]:
+def _helps(
+    learner: NoisyLearner, privacy: Privacy, tables: dict[str, TableSize], rows: int, loss: JoinedLoss
+) -> list[str]:
     promise, found = learner.promise_, []
     if promise is not None:
         found = help_for_features(promise, tables)
         columns = sum(learner.encoding_.columns(alias) for alias in tables)
-        found += help_for_clipping(promise, float(np.std(loss.labels)), columns) if loss.quadratic else []
+        found += help_for_clipping(promise, label_deviation(loss.rows), columns) if loss.quadratic else []
     if privacy.is_label_private:
         parameters = sum(table.parameters for table in tables.values())
         found += help_for_labels(privacy, _classes(learner), rows, parameters)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
@@ -22,11 +20,12 @@ from tablepuppet.learn.labels.metrics import class_metrics, regression_metrics
 from tablepuppet.learn.labels.noisy import check_label, class_question, kept, number_question
 from tablepuppet.learn.learners.estimator import Array, Learner, label_of
 from tablepuppet.learn.learners.predictions import Predictions
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.logistic import Logistic
-from tablepuppet.learn.loss.losses import Loss, Squared
+from tablepuppet.learn.loss.losses import Squared
 from tablepuppet.learn.loss.softmax import Softmax
 from tablepuppet.operators.client import Client, Pending
-from tablepuppet.pieces import over_pieces
+from tablepuppet.operators.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.relation import Relation
 from tablepuppet.spelling import names_checked
 from tablepuppet.sql.plan import Plan
@@ -50,13 +49,13 @@ class Regressor(Learner):
             return ask_numbers(client, label)
         return ask_numbers(client, label, number_question(self.privacy))
 
-    def _prepare(self, client: Client, label: OutputColumn, asked: Pending) -> Loss:
-        return Squared(joined_numbers(client, label, asked))
+    def _prepare(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
+        return JoinedLoss(Squared(), JoinedRows(client.mapping, 1, joined_numbers(client, label, asked)))
 
-    def _held_out(self, client: Client, label: OutputColumn, asked: Pending) -> Loss:
-        return Squared(joined_numbers(client, label, asked))
+    def _held_out(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
+        return self._prepare(client, label, asked)
 
-    def metric(self, loss: Loss, value: float, scores: Array) -> float:
+    def metric(self, loss: JoinedLoss, value: float) -> float:
         return float(np.sqrt(2 * max(value, 0.0)))
 
     def predictions(self, relation: Relation) -> Predictions:
@@ -82,8 +81,9 @@ class Regressor(Learner):
         }
 
 
-def _right(scores: Array, numbers: NDArray[np.integer[Any]]) -> int:
+def _right(block: Block) -> int:
     """How many rows have their highest score at their own class number."""
+    scores, numbers = block[SCORES], block.labels
     if scores.ndim == 1:
         return int(np.count_nonzero((scores > 0) == numbers))
     highest, guess = scores[:, 0].copy(), np.zeros_like(numbers)
@@ -111,19 +111,19 @@ class Classifier(Learner):
             return ask_classes(client, label)
         return ask_classes(client, label, class_question(self.privacy))
 
-    def _prepare(self, client: Client, label: OutputColumn, asked: Pending) -> Loss:
+    def _prepare(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
         found = joined_classes(client, label, asked)
         self.classes_ = found.values
-        return self._log_loss(found.numbers)
+        return self._log_loss(client, found.numbers)
 
-    def _held_out(self, client: Client, label: OutputColumn, asked: Pending) -> Loss:
-        return self._log_loss(self._known(client, label, asked, "in the validation relation"))
+    def _held_out(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
+        return self._log_loss(client, self._known(client, label, asked, "in the validation relation"))
 
-    def _log_loss(self, numbers: NDArray[np.integer]) -> Loss:
+    def _log_loss(self, client: Client, numbers: NDArray[np.integer]) -> JoinedLoss:
         keep = kept(self.privacy, len(self.classes_)) if self.label_correction else 1.0
         if len(self.classes_) == 2:
-            return Logistic(numbers.astype(np.float64), keep)
-        return Softmax(numbers, len(self.classes_), keep)
+            return JoinedLoss(Logistic(keep), JoinedRows(client.mapping, 1, numbers))
+        return JoinedLoss(Softmax(len(self.classes_), keep), JoinedRows(client.mapping, len(self.classes_), numbers))
 
     def _known(self, client: Client, label: OutputColumn, asked: Pending, where: str) -> NDArray[np.integer]:
         """The class number of every joined row; LearnError for a class that the model was not fitted on."""
@@ -134,12 +134,11 @@ class Classifier(Learner):
                 f"label {label.qualified} has {len(new)} classes {where} that the model was not fitted on "
                 f"{client.owners(label.alias)}"
             )
-        numbers: NDArray[np.integer] = np.searchsorted(self.classes_, found.values)[found.numbers]
-        return numbers
+        places: NDArray[np.integer] = np.searchsorted(self.classes_, found.values).astype(found.numbers.dtype)
+        return np.asarray(places[found.numbers])
 
-    def metric(self, loss: Loss, value: float, scores: Array) -> float:
-        right = over_pieces(lambda part: _right(scores[part], loss.labels[part]), len(scores), loss.outputs)
-        return float(sum(count for _, count in right) / len(scores))
+    def metric(self, loss: JoinedLoss, value: float) -> float:
+        return float(loss.rows.total(_right) / len(loss.rows))
 
     def predict_proba(self, relation: Relation) -> Array:
         """(joined rows, classes): the probability of each class, in the order of ``classes_``."""

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError
-from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.tables.stored import Model
 from tablepuppet.operators.client import Client
+from tablepuppet.operators.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.relation import Relation
 from tablepuppet.sql.query import OutputColumn
 
@@ -26,8 +27,8 @@ Array = NDArray[np.float64]
 class Watched(Model, Protocol):
     """A model that is being learned."""
 
-    def scores(self, client: Client, *, learning: bool = False) -> Array:
-        """Scores over the rows of a relation, without the intercept; ``learning``: also while parties are lost."""
+    def score(self, client: Client, rows: JoinedRows, *, learning: bool = False) -> None:
+        """Scores of the rows of a relation, without the intercept; ``learning``: also while parties are lost."""
         ...
 
     def keep(self) -> None:
@@ -39,42 +40,42 @@ class Watched(Model, Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Seen:
-    """How a model did on the validation rows."""
-
-    loss: float
-    scores: Array
-
-
 @dataclass
 class Validation:
     """The rows to measure on, and the best round so far."""
 
     client: Client
-    loss: Loss
+    loss: JoinedLoss
     patience: int
     best_round: int = field(default=0, init=False)
     best_loss: float = field(default=np.inf, init=False)
     best_intercept: Array = field(default_factory=lambda: np.zeros(0), init=False)
 
-    def look(self, model: Watched, done: Round) -> Seen:
-        """Measure the model after a round; remember it if it is the first or the best."""
-        scores = model.scores(self.client, learning=True) + done.intercept
-        if np.isfinite(done.loss) and not np.isfinite(scores).all():
+    def measure(self, model: Watched, done: Round) -> float:
+        """The mean loss of the model after a round; remember the model if it is the first or the best."""
+        model.score(self.client, self.loss.rows, learning=True)
+        finite = self.loss.rows.each(_add, done.intercept)
+        if np.isfinite(done.loss) and not all(finite):
             raise LearnError(
                 "the validation relation has feature values that are not finite (NaN or infinity); filter them in WHERE"
             )
-        seen = Seen(self.loss.value(scores), scores)
-        if not self.best_round or seen.loss < self.best_loss:
+        value = self.loss.evaluate()
+        if not self.best_round or value < self.best_loss:
             self.best_round, self.best_intercept = done.number, done.intercept
-            self.best_loss = seen.loss if np.isfinite(seen.loss) else np.inf
+            self.best_loss = value if np.isfinite(value) else np.inf
             model.keep()
-        return seen
+        return value
 
     def is_enough(self, done: Round) -> bool:
         """Whether the loss has not fallen for ``patience`` rounds."""
         return done.number - self.best_round >= self.patience
+
+
+def _add(block: Block, intercept: Array) -> bool:
+    """Add the intercept to scores; whether all are finite."""
+    scores = block[SCORES]
+    scores += intercept
+    return bool(np.isfinite(scores).all())
 
 
 def check_alike(relation: Relation, validation: Relation) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.learners.validation import Validation, Watched
-from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.rounds import Round
 from tablepuppet.relation import Relation
@@ -46,8 +46,8 @@ class Learning(Protocol):
         """What the rounds until now have cost."""
         ...
 
-    def metric(self, loss: Loss, value: float, scores: NDArray[np.float64]) -> float:
-        """The metric of scores whose mean loss is ``value``."""
+    def metric(self, loss: JoinedLoss, value: float) -> float:
+        """The metric of the rows' scores, whose mean loss is ``value``."""
         ...
 
 
@@ -70,7 +70,7 @@ class Watch:
         self,
         learner: Learning,
         relation: Relation,
-        loss: Loss,
+        loss: JoinedLoss,
         validation: Validation | None,
         prepared: Callable[[int], None],
     ):
@@ -98,7 +98,7 @@ class Watch:
             seconds=now - self.since,
             loss=done.loss,
             objective=done.objective,
-            metric=self.learner.metric(self.loss, done.loss, done.scores),
+            metric=self.learner.metric(self.loss, done.loss),
             validation_loss=validation_loss,
             validation_metric=validation_metric,
             bytes_up=up,
@@ -129,8 +129,8 @@ class Watch:
         """Loss and metric of the model on the validation rows."""
         if self.validation is None:
             return None, None
-        seen = self.validation.look(model, done)
-        return seen.loss, self.learner.metric(self.validation.loss, seen.loss, seen.scores)
+        value = self.validation.measure(model, done)
+        return value, self.learner.metric(self.validation.loss, value)
 
     def _emit_round(self, record: RoundRecord) -> None:
         message = f"round {record.round}: loss {record.loss:.6g}, {self.learner.metric_name} {record.metric:.4g}, "

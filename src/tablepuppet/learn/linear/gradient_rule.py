@@ -14,31 +14,33 @@ from dataclasses import dataclass
 import numpy as np
 
 from tablepuppet.learn.linear.ridge import Array, Curvature
-from tablepuppet.learn.loss.losses import Look, Loss
-from tablepuppet.pieces import over_pieces
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
+from tablepuppet.operators.joined_rows import Block, Column
 
 
 @dataclass(frozen=True)
 class GradientRule:
     """Ask the tables to answer the gradient, at the mean curvature of the loss where it stands."""
 
-    loss: Loss
+    loss: JoinedLoss
 
-    def wanted(self, scores: Array, looks: Mapping[int, Look], before: Array | None) -> tuple[Array, Curvature]:
+    def begin(self) -> None:
+        """Nothing to prepare."""
+
+    def wanted(self, room: Column, before: Array | None) -> tuple[Column, Curvature]:
         """The gradient of the mean loss by scores, and the mean curvature by pairs of outputs."""
-        gradient, rows = np.empty_like(scores), len(scores)
+        rows = self.loss.rows
+        parts = rows.each(self._write_gradient, room, 1 / len(rows))
+        return room, np.sum(parts, axis=0) / len(rows)
 
-        def look(part: slice) -> Array:
-            found = looks.get(part.start) or self.loss.at(part).look(scores[part])
-            np.multiply(found.gradient, 1 / rows, out=gradient[part])
-            return found.hessian.on_constants()
-
-        parts = [curvature for _, curvature in over_pieces(look, rows, self.loss.outputs)]
-        return gradient, np.sum(parts, axis=0) / rows
+    def _write_gradient(self, block: Block, room: Column, scale: float) -> Array:
+        here = self.loss.evaluation(block)
+        np.multiply(here.gradient, scale, out=block[room])
+        return here.hessian.on_constants()
 
     def asked(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         """The gradient's sums."""
         return sums
 
-    def moved(self, part: slice, now: Array, look: Look | None) -> None:
+    def moved(self, block: Block, is_evaluated: bool) -> None:
         """Nothing to remember."""

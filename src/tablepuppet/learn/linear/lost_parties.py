@@ -77,12 +77,13 @@ class LostParties:
             self._missed[alias] = np.zeros((rows, *told.shape[1:]))
         self._missed[alias][shard.slice] = told
 
-    def corrected(self, scores: Array, intercept: Array) -> Array:
-        """Scores as they are with those who are there now."""
+    def correct(self, intercept: Array) -> None:
+        """Let scores be as they are with those who are there now."""
         model = self.model
         if model.lou.client.outbox.when_lost.stand_in == "zeros":
-            return np.asarray(model.predictions() + intercept)
-        return scores + model.loj.gather(self._missed, model.outputs)
+            model.predict(intercept)
+        elif self._missed:
+            model.loj.add(self._missed)
 
     def total(self, told: dict[str, Array], shared: list[Array], steps: int) -> Array:
         """Inner products over all tables, of which those that stand still only have parameters."""

@@ -19,13 +19,14 @@ from tablepuppet.learn.linear.consensus import Consensus, Inner
 from tablepuppet.learn.linear.lost_parties import LostParties
 from tablepuppet.learn.linear.ops import advance_part, gram_noise
 from tablepuppet.learn.linear.ridge import LARGE, Curvature, Ridge, new_noisy_part, new_ridge_part, ridge_of
-from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.loss.joined_loss import GRADIENT, JoinedLoss
 from tablepuppet.learn.noise.plan import FeatureNoise
 from tablepuppet.learn.noise.predictions import DirectionNoise
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.part import Part
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Client, Pending
+from tablepuppet.operators.joined_rows import Column, JoinedRows
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.spec import Linear
 from tablepuppet.prep.encode import Encoding
@@ -105,12 +106,13 @@ class LinearModel(FederatedModel):
     spec: Linear
 
     def __init__(
-        self, client: Client, encoding: Encoding, wire: str, outputs: int, l2: float, inner: Inner | None = None,
+        self, client: Client, rows: JoinedRows, encoding: Encoding, wire: str, l2: float, inner: Inner | None = None,
         noise: FeatureNoise | None = None,
     ):  # fmt: skip
-        super().__init__(client, encoding, wire, Linear(outputs), l2, noise=noise)
+        super().__init__(client, rows, encoding, wire, Linear(rows.outputs), l2, noise=noise)
         self.unsettled = 0.0  # what shards would gain by leaving what they agreed on
         self.lost, self._steps = LostParties(self), 0
+        self._directions: Replies | None = None
         told = {a: {} if noise is None else {"noise": noise.of_gram(self.rows(a))} for a in self.alone}
         self._started = self.lou.ask(
             "ridge.start", self.alone, by_alias=told, encoding=encoding.id, model=self.name, spec=self.spec,
@@ -134,23 +136,19 @@ class LinearModel(FederatedModel):
         alone = sum(started[alias][0]["largest"] for alias in self.alone)
         return float(1.0 + alone + self._union.largest)
 
-    def direction(
-        self, rows: Mapping[str, Floats], curvature: Curvature, out: Array | None = None
-    ) -> tuple[Array, Array]:
-        """(X p for every joined row, inner products over all tables), where tables answer a value per base row.
-
-        X p is written to ``out`` if that is given.
-        """
+    def direction(self, rows: Mapping[str, Floats], curvature: Curvature, into: Column) -> Array:
+        """Inner products over all tables, which answer a value per base row; X p is written into a column."""
         turned = self._ask_directions(rows, curvature)
         self.unsettled = self._union.turn(rows, curvature)
         directions = {alias: ridge_of(part).direction for alias, part in self.shared.items()}
         moved, missed = self.ask_applied(directions, self.lost.instead), self.lost.ask_missed()
-        images, replies = self.joined(moved.read(), self.together), turned.read()
-        images |= self.joined(replies, self.alone)
+        predictions, replies = self.joined(moved.read(), self.together), turned.read()
+        predictions |= self.joined(replies, self.alone)
         self.lost.look(turned, moved, missed)
         told = {alias: replies[alias][0]["products"] for alias in self.alone if alias not in self.lost.still}
         shared = [ridge_of(part).products(part.theta) for part in self.shared.values()]
-        return self.loj.gather(images, self.outputs, out), self.lost.total(told, shared, self._steps)
+        self.loj.gather(predictions, into)
+        return self.lost.total(told, shared, self._steps)
 
     def _ask_directions(self, rows: Mapping[str, Floats], curvature: Curvature) -> Pending:
         """Ask tables with one shard."""
@@ -161,11 +159,12 @@ class LinearModel(FederatedModel):
             told = {a: {"noise": noise.of_sums(self.rows(a))} for a in self.alone}
             if noise.image is not None:
                 told = {a: {**each, "prediction_noise": noise.of_predictions(None)} for a, each in told.items()}
-        self._directions = self.lou.ask(
+        replies = self.lou.ask(
             "ridge.direction", self.alone, rows, told, self.lost.instead if noise is None else None,
             encoding=self.encoding.id, model=self.name, l2=self.l2, curvature=curvature,
         )  # fmt: skip
-        return self._directions
+        self._directions = None if noise is None else replies  # else X p would be held for a whole round
+        return replies
 
     def advance(self, mix: Array, memory: int) -> None:
         """Take the step that is this mix of the new direction and earlier steps; remember ``memory`` steps."""
@@ -178,20 +177,23 @@ class LinearModel(FederatedModel):
 
     # With noise.
 
-    def direction_noise(self, loss: Loss, scores: Array) -> DirectionNoise | None:
-        """What privacy added to the last direction's image; ``scores`` are those that the direction begins at.
+    def direction_noise(self, loss: JoinedLoss) -> DirectionNoise | None:
+        """What privacy added to the last direction's X p, which begins at the scores.
 
         Its size is known by the noisy Gram matrices.
         """
         if self.noise is None or self.noise.image is None:
             return None
         multiplier = self.noise.image
+        assert self._directions is not None, "they are kept if there is noise"
         replies = self._directions.read()
         found = {alias: multiplier * float(replies[alias][0]["bound"]) for alias in self.alone}
         for alias, part in self.shared.items():
             found[alias] = multiplier * LARGE * ridge_of(part).size(ridge_of(part).direction)
         size = sum(deviation**2 for deviation in found.values()) / self.noise_ratio
-        return DirectionNoise.of(self.loj, found, size, loss.gradient(scores))
+        loss.evaluate()
+        loss.write_gradient()
+        return DirectionNoise.of(self.loj, found, size, GRADIENT)
 
     def prediction_bound(self, alias: str, theta: Array | None) -> float | None:
         """By the noisy Gram matrix, which a party has for the parameters that it holds."""

@@ -1,56 +1,53 @@
 """The lowest point of the objective over a few directions and the intercept, found without traffic.
 
-The coordinator holds what every direction does to the joined rows. Newton's method needs one pass over these images to
-know the slope at a point, and a second one for the second derivative if it goes on from there.
+The joined rows hold X d of every direction. Newton's method needs one pass over them to know the slope at a point, and
+a second one for the Hessian if it goes on from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.learn.linear.images import Images
-from tablepuppet.learn.loss.losses import Hessian, Look, Loss
+from tablepuppet.learn.linear.directions import Directions
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.noise.predictions import DirectionNoise
-from tablepuppet.pieces import on_all_cores, over_pieces, pieces
+from tablepuppet.operators.joined_rows import SCORES, Block
 
 Array = NDArray[np.float64]
 NEWTON_STEPS = 12
-NONE = slice(0)
-FEWEST_PIECES = 16  # of the joined rows that tell how the loss bends
+FEWEST_BLOCKS = 16  # of the joined rows that tell the Hessian
 RISE = 1e-12  # what rounding may add to the objective: losses of joined rows begin near 1, however small they end
 ENOUGH = 0.01  # of what the first step promised to gain: the next round corrects what is left
 
 
 @dataclass(frozen=True)
-class Place:
+class Point:
     """The objective at one point of the plane: weights of the directions, then changes of the intercept."""
 
-    point: Array
+    weights: Array
     loss: float
     objective: float  # loss and penalty
     slope: Array
-    bend: Array  # the second derivative; empty if it was not asked for
-    looks: Mapping[int, Look]  # at the loss of every piece of the joined rows, by its first row
-    mixed: bool = False  # whether the images' step is the one to here
+    hessian: Array  # empty if it was not asked for
+    evaluated: bool  # whether the joined rows keep the evaluation of the loss here
+    mixed: bool = False  # whether the spare slot of the directions holds the step to here
 
     @property
-    def noise(self) -> float:
+    def rounding(self) -> float:
         """What rounding does to the objective."""
         return 1e-16 * abs(self.objective)
 
-    def gain(self, bend: Array) -> float:
-        """Twice what a step of Newton's method would gain with this second derivative."""
-        return float(self.slope @ _solve(bend, self.slope))
+    def gain(self, hessian: Array) -> float:
+        """Twice what a step of Newton's method would gain with this Hessian."""
+        return float(self.slope @ _solve(hessian, self.slope))
 
 
 @dataclass(frozen=True)
-class Bend:
-    """Which products of images are to be found: those of some slots with all others, from every so many pieces."""
+class Pairs:
+    """Which Hessian products to compute: of some slots with all others, from one block of every so many."""
 
     of: slice
     every: int = 1
@@ -59,150 +56,165 @@ class Bend:
 class Plane:
     """Scores z + sum_k c_k X d_k + b, with the penalty l2 / 2 |theta + sum_k c_k d_k|^2.
 
-    ``products`` are the inner products of all d_k, and of theta as the last. ``noise`` is that in the newest image.
+    ``products`` are the inner products of all d_k, and of theta as the last. ``noise`` is that in the newest X d.
     """
 
     def __init__(
         self,
-        loss: Loss,
-        scores: Array,
-        images: Images,
+        loss: JoinedLoss,
+        directions: Directions,
         l2: float,
         products: Array,
         noise: DirectionNoise | None = None,
     ):
-        self.loss, self.scores, self.images, self.l2, self.noise = loss, scores, images, l2, noise
+        self.loss, self.rows, self.directions, self.l2, self.noise = loss, loss.rows, directions, l2, noise
         self.inner, self.linear, self.own = products[:-1, :-1], products[:-1, -1], float(products[-1, -1])
+        loss.reserve()
 
-    def lowest(self, looks: Mapping[int, Look], least: float = 0.0) -> tuple[Place, Place]:
+    def lowest(self, known: float | None = None, least: float = 0.0, *, slopes: bool = False) -> tuple[Point, Point]:
         """(where the search began, where it ended): the same where no step gains ``least`` of the objective.
 
-        ``looks`` are those that the search before ended with, or none. How the loss bends at first is found from some
-        of the rows if there are many, and from all if the first step did not lead far enough.
+        ``known`` is the mean loss at the scores if rows keep its evaluation; ``slopes``: those of earlier steps are
+        known too. The Hessian is at first computed from some of the rows if there are many, and from all if the first
+        step did not lead far enough.
         """
-        images = self.images
-        along = images.fresh if looks else images.all
-        bend = self._first_bend()
-        begin = here = self.at(np.zeros(len(images) + self.loss.outputs), looks, along, bend)
-        whole = bend.every == 1
-        least = max(here.noise, least * abs(here.objective))
-        if not whole and here.gain(here.bend) <= least:
-            begin = here = self.at(here.point, here.looks, NONE, Bend(images.all))
+        directions = self.directions
+        along = directions.fresh if slopes else directions.all
+        pairs = self._first_pairs()
+        begin = here = self.at(np.zeros(len(directions) + self.loss.outputs), known, along, pairs)
+        whole = pairs.every == 1
+        least = max(here.rounding, least * abs(here.objective))
+        if not whole and here.gain(here.hessian) <= least:
+            begin = here = self._with_hessian(here)
             whole = True
-        enough = max(least, ENOUGH * here.gain(here.bend))
+        enough = max(least, ENOUGH * here.gain(here.hessian))
         for _ in range(NEWTON_STEPS):
-            if here.gain(here.bend) <= least:
+            if here.gain(here.hessian) <= least:
                 break
-            step = _noisy_step(here) if self.noise else -_solve(here.bend, here.slope)
+            step = _noisy_step(here) if self.noise else -_solve(here.hessian, here.slope)
             if self.loss.quadratic or self.noise:  # a loss at scores with noise would say that no step is right
                 here = self._after(here, step)
                 break
             there = self._downhill(here, step)
-            if there.gain(here.bend) <= enough or (whole and np.array_equal(there.point, here.point)):
+            if there.gain(here.hessian) <= enough or (whole and np.array_equal(there.weights, here.weights)):
                 here = there
                 break
-            here, whole = self.at(there.point, there.looks, NONE, Bend(images.all)), True
+            here, whole = self._with_hessian(there), True
         return begin, here
 
-    def _first_bend(self) -> Bend:
-        if self.loss.quadratic:  # earlier images keep the products that they have
-            return Bend(self.images.fresh)
-        return Bend(self.images.all, max(1, len(pieces(len(self.scores), self.loss.outputs)) // FEWEST_PIECES))
+    def _first_pairs(self) -> Pairs:
+        if self.loss.quadratic:  # earlier directions keep the products that they have
+            return Pairs(self.directions.fresh)
+        return Pairs(self.directions.all, max(1, self.rows.blocks // FEWEST_BLOCKS))
 
-    def _downhill(self, here: Place, step: Array) -> Place:
+    def _with_hessian(self, here: Point) -> Point:
+        """The same point with its Hessian from all rows; it must be the one that was evaluated last."""
+        return replace(here, hessian=self._hessian(Pairs(self.directions.all)))
+
+    def _downhill(self, here: Point, step: Array) -> Point:
         """Where the step leads, or a part of it: the objective must not rise, nor the slope along the step have turned
         uphill much. If no part will do, where it began.
         """
-        length, there, allowed = 1.0, self.at(here.point + step), -0.5 * float(here.slope @ step)
+        length, there, allowed = 1.0, self.at(here.weights + step), -0.5 * float(here.slope @ step)
         highest = here.objective + RISE * max(1.0, abs(here.objective))
         while not (float(there.slope @ step) <= allowed and there.objective <= highest):  # nor is it NaN
             if length < 1e-6:
-                return self.at(here.point)
+                return self.at(here.weights)
             length /= 2
-            there = self.at(here.point + length * step)
+            there = self.at(here.weights + length * step)
         return there
 
     def at(
-        self,
-        point: Array,
-        looks: Mapping[int, Look] | None = None,
-        along: slice | None = None,
-        bend: Bend | None = None,
-    ) -> Place:
-        """Value and slope at a point in one pass, with ``looks`` at the loss if known.
+        self, weights: Array, known: float | None = None, along: slice | None = None, pairs: Pairs | None = None
+    ) -> Point:
+        """Value and slope at a point in one pass; ``known`` is the mean loss there if rows keep its evaluation.
 
-        ``along`` are the images whose slopes are not known yet, all by default.
+        ``along`` are the directions whose slopes are not known yet, all by default.
         """
-        images, weights, along = self.images, point[: len(self.images)], self.images.all if along is None else along
-        found = over_pieces(partial(self._at, point, looks or {}, along), len(self.scores), self.loss.outputs)
-        seen = {part.start: look for part, (look, *_) in found}
-        value = sum(look.value for look in seen.values()) / len(self.scores)
-        images.slopes[along] = sum(slopes for _, (_, slopes, _) in found) / len(self.scores)
-        constants = sum(constants for _, (*_, constants) in found) / len(self.scores)
-        slope = np.concatenate(
-            [images.slopes[images.order] + self.l2 * (self.linear + self.inner @ weights), constants]
-        )
-        bent = np.empty((0, 0)) if bend is None else self._bend(bend, seen)
-        return Place(point, value, value + self._penalty(weights), slope, bent, seen, bool(point.any()))
+        directions, along = self.directions, self.directions.all if along is None else along
+        count, joined_rows = len(directions), len(self.rows)
+        found = self.rows.each(_slopes, self.loss, directions, weights, along, is_known=known is not None)
+        values, slopes, constants = (sum(each) / joined_rows for each in zip(*found, strict=True))
+        value = float(values) if known is None else known
+        directions.slopes[along] = slopes
+        penalty_slope = self.l2 * (self.linear + self.inner @ weights[:count])
+        slope = np.concatenate([directions.slopes[directions.order] + penalty_slope, constants])
+        hessian = np.empty((0, 0)) if pairs is None else self._hessian(pairs)
+        return Point(weights, value, value + self._penalty(weights[:count]), slope, hessian, True, bool(weights.any()))
 
-    def _at(self, point: Array, known: Mapping[int, Look], along: slice, part: slice) -> tuple[Look, Array, Array]:
-        """The look at some joined rows, with its slopes along images and constants."""
-        look = known.get(part.start) or self.loss.at(part).look(self._scores(point, part))
-        gradients = look.gradient.reshape(part.stop - part.start, -1).T  # (outputs, rows of the part)
-        return look, _products(self.images.at(part)[along], gradients), gradients.sum(axis=1)
-
-    def _bend(self, bend: Bend, looks: Mapping[int, Look]) -> Array:
-        """The second derivative of the objective."""
-        parts = pieces(len(self.scores), self.loss.outputs)[:: bend.every]
-        found = on_all_cores(lambda part: self._form(part, bend.of, looks[part.start].hessian), parts)
-        rows = sum(part.stop - part.start for part in parts)
-        self.images.set_products(bend.of, *(sum(each) / rows for each in zip(*found, strict=True)))
-        total, directions = self.images.ordered_products(), len(self.images)
-        total[:directions, :directions] += self.l2 * self.inner
+    def _hessian(self, pairs: Pairs) -> Array:
+        """The Hessian of the objective, where the loss was evaluated last."""
+        found = self.rows.some(pairs.every, _hessian_products, self.loss, self.directions, pairs.of)
+        rows = sum(count for count, *_ in found)
+        self.directions.set_products(pairs.of, *(sum(each) / rows for each in list(zip(*found, strict=True))[1:]))
+        total, count = self.directions.ordered_products(), len(self.directions)
+        total[:count, :count] += self.l2 * self.inner
         if self.noise:
-            total[0, 0] = self.noise.bend(total[0, 0], float(np.trace(total[directions:, directions:])))
-            total[0, directions:] *= self.noise.kept_mean
-            total[directions:, 0] *= self.noise.kept_mean
+            total[0, 0] = self.noise.curvature(total[0, 0], float(np.trace(total[count:, count:])))
+            total[0, count:] *= self.noise.kept_mean
+            total[count:, 0] *= self.noise.kept_mean
         return total
 
-    def _form(self, part: slice, of: slice, hessian: Hessian) -> tuple[Array, Array, Array]:
-        """The second derivative over some joined rows: of some images with all and with constants, and of constants."""
-        images = self.images.at(part)
-        turned = hessian.times(images[of])
-        pairs = sum(np.dot(a, b.T) for a, b in zip(turned.swapaxes(0, 1), images.swapaxes(0, 1), strict=True))
-        return np.asarray(pairs), turned.sum(axis=2), hessian.on_constants()
-
-    def _scores(self, point: Array, part: slice) -> Array:
-        if not point.any():
-            return self.scores[part]
-        self.images.mix(part, point[: len(self.images)])
-        scores = self.images.step(part) + self.scores[part]
-        scores += point[len(self.images) :]
-        return scores
-
-    def _after(self, here: Place, step: Array) -> Place:
-        """Where a step leads if the second derivative is the same everywhere: no pass is needed to know."""
-        point, slope = here.point + step, here.slope + here.bend @ step
+    def _after(self, here: Point, step: Array) -> Point:
+        """Where a step leads if the Hessian is the same everywhere: no pass is needed to know."""
+        weights, slope = here.weights + step, here.slope + here.hessian @ step
         objective = here.objective + 0.5 * float((here.slope + slope) @ step)
-        return Place(point, objective - self._penalty(point[: len(self.images)]), objective, slope, here.bend, {})
+        loss = objective - self._penalty(weights[: len(self.directions)])
+        return Point(weights, loss, objective, slope, here.hessian, evaluated=False)
 
     def _penalty(self, weights: Array) -> float:
         return 0.5 * self.l2 * (self.own + 2 * float(weights @ self.linear) + float(weights @ self.inner @ weights))
 
 
-def _noisy_step(here: Place) -> Array:
+# What is computed in a block of the joined rows.
+
+
+def _slopes(
+    block: Block, loss: JoinedLoss, directions: Directions, weights: Array, along: slice, *, is_known: bool
+) -> tuple[float, Array, Array]:
+    """The loss, its slopes along some directions and along constants."""
+    here = loss.evaluation(block) if is_known else loss.evaluate_at(block, _scores(block, directions, weights))
+    gradients = here.gradient.reshape(len(block), -1).T  # (outputs, rows of the block)
+    value = 0.0 if is_known else here.value
+    return value, _products(directions.at(block)[along], gradients), gradients.sum(axis=1)
+
+
+def _scores(block: Block, directions: Directions, weights: Array) -> Array:
+    """Scores at a point of the plane."""
+    if not weights.any():
+        return block[SCORES]
+    directions.mix(block, weights[: len(directions)])
+    scores: Array = directions.step(block) + block[SCORES]
+    scores += weights[len(directions) :]
+    return scores
+
+
+def _hessian_products(
+    block: Block, loss: JoinedLoss, directions: Directions, of: slice
+) -> tuple[int, Array, Array, Array]:
+    """(rows, products of some directions with all and with constants, and of constants)."""
+    hessian, all_directions = loss.evaluation(block).hessian, directions.at(block)
+    turned = hessian.times(all_directions[of])
+    pairs = sum(np.dot(a, b.T) for a, b in zip(turned.swapaxes(0, 1), all_directions.swapaxes(0, 1), strict=True))
+    return len(block), np.asarray(pairs), turned.sum(axis=2), hessian.on_constants()
+
+
+def _products(directions: Array, values: Array) -> Array:
+    """Of each X d with values, (outputs, rows). Unlike @, dot lets other threads work meanwhile."""
+    found: Array = sum(np.dot(each, value) for each, value in zip(directions.swapaxes(0, 1), values, strict=True))
+    return found
+
+
+# Steps.
+
+
+def _noisy_step(here: Point) -> Array:
     """The best step with a share of the newest direction between 0 and 1: back, or beyond the tables' own solves, only
     noise would lead. All else, the intercept above all, follows that share.
     """
-    share = float(np.clip(-_solve(here.bend, here.slope)[0], 0.0, 1.0))
-    rest = -_solve(here.bend[1:, 1:], here.slope[1:] + share * here.bend[1:, 0])
+    share = float(np.clip(-_solve(here.hessian, here.slope)[0], 0.0, 1.0))
+    rest = -_solve(here.hessian[1:, 1:], here.slope[1:] + share * here.hessian[1:, 0])
     return np.concatenate([[share], rest])
-
-
-def _products(images: Array, values: Array) -> Array:
-    """Of each image with values, (outputs, rows). Unlike @, dot lets other threads work meanwhile."""
-    found: Array = sum(np.dot(image, value) for image, value in zip(images.swapaxes(0, 1), values, strict=True))
-    return found
 
 
 def _solve(matrix: Array, right: Array) -> Array:

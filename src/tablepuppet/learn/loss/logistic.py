@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.loss.losses import (
-    Images,
-    Look,
+    Directions,
+    Evaluation,
+    Labels,
     Loss,
     Matrix,
-    Rows,
     Scores,
-    WholeLook,
     outweighs,
     small_step,
     sum_of_logs,
@@ -26,73 +25,98 @@ NEWTON_STEPS = 30
 
 @dataclass(frozen=True)
 class RowWeights:
-    """A diagonal second derivative: one weight per joined row."""
+    """A diagonal second derivative: one weight per row."""
 
     weights: Scores
 
-    def times(self, images: Images) -> Images:
+    def times(self, directions: Directions) -> Directions:
         """Weighted directions."""
-        return np.asarray(images * self.weights)
+        return np.asarray(directions * self.weights)
 
     def on_constants(self) -> Matrix:
         """The sum of all weights."""
         return np.array([[self.weights.sum()]])
 
-    def mean(self) -> float:
-        """Of the weights."""
-        return float(self.weights.mean())
+    def trace(self) -> float:
+        """The sum of all weights."""
+        return float(self.weights.sum())
+
+
+@dataclass(frozen=True)
+class LogisticEvaluation:
+    """Derivatives from the probability of the less likely class, with the sign of the score."""
+
+    value: float
+    signed: Scores
+    targets: Scores
+
+    @property
+    def gradient(self) -> Scores:
+        """Probability of class 1 minus target."""
+        gradient = np.abs(self.signed)
+        np.subtract(0.5, gradient, out=gradient)
+        np.copysign(gradient, self.signed, out=gradient)
+        gradient += 0.5
+        gradient -= self.targets
+        return gradient
+
+    @property
+    def hessian(self) -> RowWeights:
+        """p (1 - p)."""
+        weights = np.abs(self.signed)
+        weights -= self.signed * self.signed
+        return RowWeights(weights)
 
 
 class Logistic(Loss):
     """Log loss of two classes; labels are 0 and 1, the score is the log odds of class 1.
 
-    Where labels are the true ones only with probability ``keep``, ``targets`` stand in for them: the mean of the loss
-    over that noise is the loss of the true labels. They lie outside of 0 and 1, so that only a penalty bounds scores.
+    Where labels are the true ones only with probability ``keep``, targets stand in for them: the mean of the loss over
+    that noise is the loss of the true labels. They lie outside of 0 and 1, so that only a penalty bounds scores.
     """
 
     outputs = 1
     quadratic = False
     most_curvature = 0.25
+    kept = 1
 
-    def __init__(self, labels: Scores, keep: float = 1.0):
-        self.labels, self.keep = labels, keep
-        self.targets = labels if keep == 1 else backward_targets(labels.astype(np.int64), 2, keep)[:, 1]
+    def __init__(self, keep: float = 1.0):
+        self.keep = keep
+        self._targets = backward_targets(np.arange(2), 2, keep)[:, 1] if keep < 1 else np.arange(2.0)
 
-    def at(self, rows: Rows) -> Loss:
-        """The loss over some of the joined rows."""
-        return Logistic(self.labels[rows], self.keep)
+    def targets(self, labels: Labels) -> Scores:
+        """What stands for each label."""
+        return np.asarray(self._targets.take(labels) if self.keep < 1 else labels.astype(np.float64, copy=False))
 
-    def look(self, scores: Scores) -> Look:
+    def evaluate(self, scores: Scores, labels: Labels, kept: Scores | None = None) -> LogisticEvaluation:
         """log(1 + exp(z)) - y z; probability minus label; p (1 - p)."""
-        unlikely, whole = _unlikely(scores)
-        value = sum_of_logs(whole) + float(np.maximum(scores, 0).sum()) - float(self.targets @ scores)
-        gradient, weights = self._derivatives(scores, unlikely)
-        return WholeLook(value, gradient, RowWeights(weights))
+        signed = np.empty_like(scores) if kept is None else kept[0]
+        whole, targets = _unlikely(scores, signed), self.targets(labels)
+        value = sum_of_logs(whole) + float(np.maximum(scores, 0, out=whole).sum()) - float(targets @ scores)
+        np.copysign(signed, scores, out=signed)
+        return LogisticEvaluation(value, signed, targets)
 
-    def _derivatives(self, scores: Scores, unlikely: Scores) -> tuple[Scores, Scores]:
-        """(probability minus label, p (1 - p)) from the probability of the less likely class, which is used up."""
-        gradient = 0.5 - unlikely
-        np.copysign(gradient, scores, out=gradient)
-        gradient += 0.5
-        gradient -= self.targets
-        unlikely -= unlikely * unlikely
-        return gradient, unlikely
+    def evaluated(self, scores: Scores, labels: Labels, kept: Scores) -> LogisticEvaluation:
+        """From what was kept."""
+        return LogisticEvaluation(float("nan"), kept[0], self.targets(labels))
 
-    def pull(self, start: Scores, away: Scores, rho: float, look: Look | None = None) -> None:
+    def proximal_step(
+        self, start: Scores, away: Scores, rho: float, labels: Labels, known: Evaluation | None = None
+    ) -> None:
         """Newton's method in every row.
 
         Where the loss may outweigh rho, steps stop at zero, where the slope bends: from there they cannot overshoot.
         """
-        z, clipped = start, not outweighs(rho, self)
-        enough = small_step(self, rho, start)
-        for number in range(NEWTON_STEPS):
-            if number == 0 and look is not None and isinstance(look.hessian, RowWeights):
-                step, bend = look.gradient - rho * away, look.hessian.weights + rho
-            else:
-                step, bend = self._derivatives(z, _unlikely(z)[0])
-                step -= rho * away
-                bend += rho
-            step /= bend
+        z, clipped, targets = start, not outweighs(rho, self), self.targets(labels)
+        enough, signed = small_step(self, rho, start), np.empty_like(start)
+        for _ in range(NEWTON_STEPS):
+            if known is None:
+                _unlikely(z, signed)
+                known = LogisticEvaluation(float("nan"), np.copysign(signed, z, out=signed), targets)
+            step, curvature = known.gradient, known.hessian
+            assert isinstance(curvature, RowWeights), "of this loss"
+            step -= rho * away
+            step /= curvature.weights + rho
             if clipped:
                 over = z * (z - step) < 0
                 step[over] = z[over]
@@ -100,19 +124,24 @@ class Logistic(Loss):
             away += step
             if np.abs(step, out=step).max(initial=0.0) < enough:
                 break
+            known = None
 
-    def best_constant(self) -> NDArray[np.float64]:
+    def label_sums(self, labels: Labels) -> Matrix:
+        """Of targets."""
+        return np.array([self.targets(labels).sum()])
+
+    def best_constant(self, sums: Matrix, rows: int) -> NDArray[np.float64]:
         """The log odds of class 1."""
-        share = self.targets.mean()
+        share = float(sums[0]) / rows
         if self.keep < 1:
-            share = np.clip(share, 1 / (len(self.targets) + 1), 1 - 1 / (len(self.targets) + 1))
+            share = float(np.clip(share, 1 / (rows + 1), 1 - 1 / (rows + 1)))
         return np.array([np.log(share) - np.log1p(-share)])
 
 
-def _unlikely(scores: Scores) -> tuple[Scores, Scores]:
-    """(p, 1 / (1 - p)) for the less likely of two classes."""
-    small = np.copysign(scores, -1.0)
-    np.exp(small, out=small)
-    whole = 1 + small
-    small /= whole
-    return small, whole
+def _unlikely(scores: Scores, out: Scores) -> Scores:
+    """1 / (1 - p) for the less likely of two classes, whose probability p is written to ``out``."""
+    np.copysign(scores, -1.0, out=out)
+    np.exp(out, out=out)
+    whole = 1 + out
+    np.divide(out, whole, out=out)
+    return np.asarray(whole)

@@ -1,7 +1,8 @@
-"""Losses over joined rows, as the coordinator computes them: values, gradients, curvature, proximal steps.
+"""Losses of joined rows, as the coordinator computes them: values, gradients, Hessians, proximal steps.
 
-Scores are (joined_rows,) for one output, (joined_rows, classes) for softmax. `Logistic` and `Softmax` have modules of
-their own.
+A loss is a function of scores and labels and holds neither: whoever has a block of rows (operators/joined_rows.py)
+gives it their part. Scores are (rows,) for one output, (rows, classes) for softmax. `Logistic` and `Softmax` have
+modules of their own.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Scores = NDArray[np.float64]
-Rows = NDArray[np.intp] | slice
-Images = NDArray[np.float64]  # (directions, outputs, joined_rows)
+Labels = NDArray[Any]  # numbers, or class numbers
+Directions = NDArray[np.float64]  # (directions, outputs, rows)
 Matrix = NDArray[np.float64]
 LOGS_AT_ONCE = 32  # numbers up to 2 ** 31 whose product is still a number
 
@@ -23,7 +24,7 @@ LOGS_AT_ONCE = 32  # numbers up to 2 ** 31 whose product is still a number
 class Hessian(Protocol):
     """The second derivative of a summed loss, a small block per joined row."""
 
-    def times(self, images: Images) -> Images:
+    def times(self, directions: Directions) -> Directions:
         """Its product with directions."""
         ...
 
@@ -31,13 +32,13 @@ class Hessian(Protocol):
         """(outputs, outputs): its quadratic form on directions that are the same in every row."""
         ...
 
-    def mean(self) -> float:
-        """The mean curvature over rows and outputs."""
+    def trace(self) -> float:
+        """The sum of its diagonal."""
         ...
 
 
-class Look(Protocol):
-    """The loss at some scores, summed over joined rows, with its derivatives."""
+class Evaluation(Protocol):
+    """The loss at some scores, summed over rows, with its derivatives."""
 
     @property
     def value(self) -> float:
@@ -46,7 +47,7 @@ class Look(Protocol):
 
     @property
     def gradient(self) -> Scores:
-        """By scores."""
+        """By scores; a new array."""
         ...
 
     @property
@@ -58,38 +59,44 @@ class Look(Protocol):
 class Loss(ABC):
     """A convex loss of scores against labels."""
 
-    outputs: int  # scores per joined row
-    labels: NDArray[Any]  # numbers, or class numbers, of the joined rows
+    outputs: int  # scores per row
     quadratic: bool  # whether the second derivative is the same everywhere
     most_curvature: float  # an upper bound of the second derivative by one score
+    kept: int  # numbers per row that an evaluation keeps: derivatives are made from them, labels and scores
 
     @abstractmethod
-    def look(self, scores: Scores) -> Look:
-        """Value, gradient and hessian from one pass."""
+    def evaluate(self, scores: Scores, labels: Labels, kept: Scores | None = None) -> Evaluation:
+        """Value and derivatives; what derivatives need is written to ``kept``, (numbers kept, rows), if given."""
 
     @abstractmethod
-    def pull(self, start: Scores, away: Scores, rho: float, look: Look | None = None) -> None:
-        """Turn ``away`` into how far the loss pulls scores from their target, start + away, row by row.
+    def evaluated(self, scores: Scores, labels: Labels, kept: Scores) -> Evaluation:
+        """The evaluation at these scores that has left ``kept``, but for its value."""
 
-        It is target - z for the z with the least loss(z) + rho / 2 * |z - target|^2 (Eq. 7). ``look`` is that at the
-        start.
+    @abstractmethod
+    def proximal_step(
+        self, start: Scores, away: Scores, rho: float, labels: Labels, known: Evaluation | None = None
+    ) -> None:
+        """In place: let ``away`` be the target, start + away, minus its proximal point, row by row.
+
+        The proximal point z has the least loss(z) + rho / 2 * |z - target|^2 (Eq. 7). ``known`` is the evaluation at
+        the start.
         """
 
     @abstractmethod
-    def best_constant(self) -> NDArray[np.float64]:
-        """The constant scores, (outputs,), with the least loss."""
+    def label_sums(self, labels: Labels) -> Matrix:
+        """What the best constant needs of some labels; it adds up over blocks of rows."""
 
     @abstractmethod
-    def at(self, rows: Rows) -> Loss:
-        """The loss over some of the joined rows."""
+    def best_constant(self, sums: Matrix, rows: int) -> NDArray[np.float64]:
+        """The constant scores, (outputs,), with the least loss, from the sums over all labels."""
 
-    def value(self, scores: Scores) -> float:
+    def value(self, scores: Scores, labels: Labels) -> float:
         """The mean loss."""
-        return self.look(scores).value / len(scores)
+        return self.evaluate(scores, labels).value / len(scores)
 
-    def gradient(self, scores: Scores) -> Scores:
+    def gradient(self, scores: Scores, labels: Labels) -> Scores:
         """The gradient of the mean loss by scores."""
-        return self.look(scores).gradient / len(scores)
+        return self.evaluate(scores, labels).gradient / len(scores)
 
 
 @dataclass(frozen=True)
@@ -98,56 +105,72 @@ class EqualWeights:
 
     rows: int
 
-    def times(self, images: Images) -> Images:
+    def times(self, directions: Directions) -> Directions:
         """The same."""
-        return images
+        return directions
 
     def on_constants(self) -> Matrix:
         """As many as there are rows."""
         return np.full((1, 1), float(self.rows))
 
-    def mean(self) -> float:
-        """One."""
-        return 1.0
+    def trace(self) -> float:
+        """As many as there are rows."""
+        return float(self.rows)
 
 
 @dataclass(frozen=True)
-class WholeLook:
-    """A look that holds all there is to see."""
+class SquaredEvaluation:
+    """From the errors."""
 
-    value: float
-    gradient: Scores
-    hessian: Hessian
+    error: Scores
+
+    @property
+    def value(self) -> float:
+        """Half their squares."""
+        return 0.5 * float(self.error @ self.error)
+
+    @property
+    def gradient(self) -> Scores:
+        """The errors."""
+        return self.error
+
+    @property
+    def hessian(self) -> EqualWeights:
+        """One for each row."""
+        return EqualWeights(len(self.error))
 
 
 class Squared(Loss):
-    """Half the squared error."""
+    """Half the squared error. Errors take less time to make than to keep."""
 
     outputs = 1
     quadratic = True
     most_curvature = 1.0
+    kept = 0
 
-    def __init__(self, labels: Scores):
-        self.labels = labels
-
-    def at(self, rows: Rows) -> Loss:
-        """The loss over some of the joined rows."""
-        return Squared(self.labels[rows])
-
-    def look(self, scores: Scores) -> Look:
+    def evaluate(self, scores: Scores, labels: Labels, kept: Scores | None = None) -> SquaredEvaluation:
         """From the errors."""
-        error = scores - self.labels
-        return WholeLook(0.5 * float(error @ error), error, EqualWeights(len(error)))
+        return SquaredEvaluation(scores - labels)
 
-    def pull(self, start: Scores, away: Scores, rho: float, look: Look | None = None) -> None:
+    def evaluated(self, scores: Scores, labels: Labels, kept: Scores) -> SquaredEvaluation:
+        """From the errors."""
+        return SquaredEvaluation(scores - labels)
+
+    def proximal_step(
+        self, start: Scores, away: Scores, rho: float, labels: Labels, known: Evaluation | None = None
+    ) -> None:
         """In closed form."""
         away += start
-        away -= self.labels
+        away -= labels
         away *= 1 / (1 + rho)
 
-    def best_constant(self) -> NDArray[np.float64]:
+    def label_sums(self, labels: Labels) -> Matrix:
+        """Of labels."""
+        return np.array([labels.sum(dtype=np.float64)])
+
+    def best_constant(self, sums: Matrix, rows: int) -> NDArray[np.float64]:
         """The mean label."""
-        return np.array([self.labels.mean()])
+        return np.asarray(sums / rows)
 
 
 def sum_of_logs(values: Scores) -> float:

@@ -7,13 +7,22 @@ joined_rows), so that every pass runs over memory in order.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax, logsumexp, wrightomega
 
-from tablepuppet.learn.loss.losses import Images, Look, Loss, Matrix, Rows, Scores, outweighs, small_step, sum_of_logs
+from tablepuppet.learn.loss.losses import (
+    Directions,
+    Evaluation,
+    Labels,
+    Loss,
+    Matrix,
+    Scores,
+    outweighs,
+    small_step,
+    sum_of_logs,
+)
 from tablepuppet.privacy.label_correction import inverse_transition, true_shares
 
 NEWTON_STEPS = 30
@@ -26,11 +35,11 @@ TAME = 2.0**31  # sums of exponentials up to this size are accurate as they are,
 class SoftmaxHessian:
     """diag(p) - p p^T for every row."""
 
-    probability: Scores  # (classes, joined_rows)
+    probability: Scores  # (classes, rows)
 
-    def times(self, images: Images) -> Images:
+    def times(self, directions: Directions) -> Directions:
         """p_c (d_c - sum_e p_e d_e)."""
-        found: Images = images - np.einsum("kcm,cm->km", images, self.probability)[:, None]
+        found: Directions = directions - np.einsum("kcm,cm->km", directions, self.probability)[:, None]
         found *= self.probability
         return found
 
@@ -39,24 +48,25 @@ class SoftmaxHessian:
         outer: Matrix = self.probability @ self.probability.T
         return np.diag(self.probability.sum(axis=1)) - outer
 
-    def mean(self) -> float:
-        """The mean of p (1 - p) over rows and classes."""
-        return float((self.probability * (1 - self.probability)).mean())
+    def trace(self) -> float:
+        """The sum of p (1 - p) over rows and classes."""
+        return float((self.probability * (1 - self.probability)).sum())
 
 
 @dataclass(frozen=True)
-class SoftmaxLook:
-    """A look that holds the probabilities only: the gradient takes less time to make than to keep."""
+class SoftmaxEvaluation:
+    """Derivatives from the probabilities."""
 
     value: float
     hessian: SoftmaxHessian
     loss: Softmax
+    labels: Labels
 
     @property
     def gradient(self) -> Scores:
         """Probabilities minus the label's one."""
         gradient = self.hessian.probability.copy()
-        self.loss.add_targets(gradient, -1.0)
+        self.loss.add_targets(gradient, -1.0, self.labels)
         return gradient.T
 
 
@@ -66,70 +76,74 @@ class Softmax(Loss):
     quadratic = False
     most_curvature = 0.5
 
-    def __init__(self, labels: NDArray[np.integer], classes: int, keep: float = 1.0):
-        self.labels, self.outputs, self.keep = labels, classes, keep
-        self._parts: dict[tuple[int, int], Softmax] = {}
+    def __init__(self, classes: int, keep: float = 1.0):
+        self.outputs = self.kept = classes
+        self.keep = keep
         # of a row's own class and of the others, where labels are true ones: 1 and 0
         self._own: float = inverse_transition(classes, keep)[0, 0] if keep < 1 else 1.0
         self._other: float = inverse_transition(classes, keep)[0, 1] if keep < 1 else 0.0
 
-    def at(self, rows: Rows) -> Loss:
-        """The loss over some of the joined rows; that of a slice is kept, with the places of its labels."""
-        if not isinstance(rows, slice):
-            return Softmax(self.labels[rows], self.outputs, self.keep)
-        if (rows.start, rows.stop) not in self._parts:
-            self._parts[rows.start, rows.stop] = Softmax(self.labels[rows], self.outputs, self.keep)
-        return self._parts[rows.start, rows.stop]
-
-    @cached_property
-    def _places(self) -> NDArray[np.intp]:
-        """Where the label's class of each row is, in (classes, joined_rows) flattened."""
-        places = np.multiply(self.labels, len(self.labels), dtype=np.intp)
-        places += np.arange(len(self.labels))
-        return np.asarray(places)
-
-    def look(self, scores: Scores) -> Look:
+    def evaluate(self, scores: Scores, labels: Labels, kept: Scores | None = None) -> SoftmaxEvaluation:
         """logsumexp(z) - z_y; probabilities minus the label's one; from the probabilities."""
         turned, probability = scores.T, np.empty(scores.shape[::-1])
         total, highest = _exponentials(turned, probability)
         np.divide(probability, total, out=probability)
-        return SoftmaxLook(self._value(turned, probability, total, highest), SoftmaxHessian(probability), self)
+        value = self._value(turned, probability, total, highest, labels)
+        if kept is not None:
+            kept[:] = probability
+        return SoftmaxEvaluation(value, SoftmaxHessian(probability), self, labels)
 
-    def _value(self, turned: Scores, probability: Scores, total: Scores, highest: Scores) -> float:
-        of_labels = probability.take(self._places)
+    def evaluated(self, scores: Scores, labels: Labels, kept: Scores) -> SoftmaxEvaluation:
+        """From what was kept."""
+        return SoftmaxEvaluation(float("nan"), SoftmaxHessian(kept), self, labels)
+
+    def _value(self, turned: Scores, probability: Scores, total: Scores, highest: Scores, labels: Labels) -> float:
+        of_labels = probability.take(_places(labels))
         if self.keep == 1 and of_labels.min(initial=1.0) >= 1 / TAME:
             return -sum_of_logs(of_labels)
         value = sum_of_logs(total) + float(np.sum(highest)) - self._other * float(turned.sum())
-        return value - (self._own - self._other) * float(turned[self.labels, np.arange(len(self.labels))].sum())
+        return value - (self._own - self._other) * float(turned[labels, np.arange(len(labels))].sum())
 
-    def add_targets(self, turned: Scores, times: float) -> None:
+    def add_targets(self, turned: Scores, times: float, labels: Labels) -> None:
         """Add a multiple of one in the label's class; with noise, of the targets that stand in for it."""
         if self._other:
             turned += times * self._other
-        turned.reshape(-1, copy=False)[self._places] += times * (self._own - self._other)
+        turned.reshape(-1, copy=False)[_places(labels)] += times * (self._own - self._other)
 
-    def pull(self, start: Scores, away: Scores, rho: float, look: Look | None = None) -> None:
+    def proximal_step(
+        self, start: Scores, away: Scores, rho: float, labels: Labels, known: Evaluation | None = None
+    ) -> None:
         """Newton's method in every row, for z = high - p / rho. In the label's class high is target + 1 / rho."""
         z, gap, weight = start.T, np.subtract(-1.0, away.T, order="C"), None
-        self.add_targets(gap, -1 / rho)  # z - high - 1
+        self.add_targets(gap, -1 / rho, labels)  # z - high - 1
         if not outweighs(rho, self):
             inside = np.clip(gap, -1 - 1 / rho, -1)
             z, gap = z + (inside - gap), inside
-        elif look is not None and isinstance(look.hessian, SoftmaxHessian):
-            weight = look.hessian.probability + rho
+        elif isinstance(known, SoftmaxEvaluation):
+            weight = known.hessian.probability + rho
             np.divide(rho, weight, out=weight)
         _settle(z, gap, rho, small_step(self, rho, z), weight)
-        self.add_targets(gap, 1 / rho)
+        self.add_targets(gap, 1 / rho, labels)
         np.subtract(-1, gap, out=away.T)
 
-    def best_constant(self) -> NDArray[np.float64]:
+    def label_sums(self, labels: Labels) -> Matrix:
+        """How many rows have each class."""
+        return np.bincount(labels, minlength=self.outputs).astype(np.float64)
+
+    def best_constant(self, sums: Matrix, rows: int) -> NDArray[np.float64]:
         """Log shares of the classes, centred."""
-        shares = np.bincount(self.labels, minlength=self.outputs) / len(self.labels)
-        least = 1e-300
+        shares, least = sums / rows, 1e-300
         if self.keep < 1:
-            shares, least = true_shares(shares, self.keep), 1 / (len(self.labels) + 1)
+            shares, least = true_shares(shares, self.keep), 1 / (rows + 1)
         constant: NDArray[np.float64] = log_softmax(np.log(np.maximum(shares, least)))
         return np.asarray(constant - constant.mean())
+
+
+def _places(labels: Labels) -> NDArray[np.intp]:
+    """Where the label's class of each row is, in (classes, rows) flattened."""
+    places = np.multiply(labels, len(labels), dtype=np.intp)
+    places += np.arange(len(labels))
+    return np.asarray(places)
 
 
 def _exponentials(scores: Scores, out: Scores) -> tuple[Scores, Scores]:

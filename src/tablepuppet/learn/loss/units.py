@@ -1,19 +1,33 @@
-"""Labels in units of their standard deviation, so that what is learned from them is about 1."""
+"""Train on y / std(y); undo it in reports. What is learned is then about 1, whatever the label's unit."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-from tablepuppet.learn.loss.losses import Loss, Squared
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
+from tablepuppet.learn.loss.losses import Squared
 from tablepuppet.learn.rounds import Round
+from tablepuppet.operators.joined_rows import Block, JoinedRows
 
 
-def in_units(loss: Loss) -> tuple[Loss, float]:
-    """The loss with labels in units of their standard deviation, and the unit: what is learned is then about 1."""
-    if not isinstance(loss, Squared):
+def in_units(loss: JoinedLoss) -> tuple[JoinedLoss, float]:
+    """The loss of labels in units of their standard deviation, and the unit."""
+    if not isinstance(loss.pointwise, Squared):
         return loss, 1.0
-    unit = float(loss.labels.std()) or 1.0
-    return Squared(loss.labels / unit), unit
+    unit = label_deviation(loss.rows) or 1.0
+    return JoinedLoss(loss.pointwise, loss.rows.with_labels(lambda block: block.labels / unit)), unit
+
+
+def label_deviation(rows: JoinedRows) -> float:
+    """The standard deviation of labels over joined rows."""
+    mean = rows.total(lambda block: block.labels.sum()) / len(rows)
+    return math.sqrt(rows.total(_squares_around, mean) / len(rows))
+
+
+def _squares_around(block: Block, mean: float) -> float:
+    away = block.labels - mean
+    return float((away * away).sum())
 
 
 def out_of_units(done: Round, unit: float) -> Round:
@@ -21,7 +35,4 @@ def out_of_units(done: Round, unit: float) -> Round:
     if unit == 1.0:
         return done
     square = unit**2
-    return replace(
-        done, objective=done.objective * square, loss=done.loss * square,
-        scores=done.scores * unit, intercept=done.intercept * unit,
-    )  # fmt: skip
+    return replace(done, objective=done.objective * square, loss=done.loss * square, intercept=done.intercept * unit)

@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
-from tablepuppet.learn.solve.admm import SharingResidual
+from tablepuppet.learn.solve.admm import RESIDUAL, SharingResidual, auto_rho
 from tablepuppet.learn.solve.plateau import Plateau
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.network import NetworkTable, need_torch
@@ -160,24 +160,24 @@ class Sharing:
         self._squares: dict[str, float] = {}  # |theta|^2 by table, of those with one shard
         self._sums: dict[tuple[str, str], Array] = {}  # by alias and party: what shards answered last
 
-    def solve(self, wanted: Array, rho: float) -> tuple[Array, float]:
-        """(the sum over tables of their new predictions, |theta|^2), after tables have answered the residual."""
+    def solve(self, rho: float, intercept: Array) -> float:
+        """|theta|^2 after tables have answered the residual; scores are their new predictions, and the intercept."""
         model = self.model
-        rows = model.loj.scatter(wanted, model.tables)
+        rows = model.loj.scatter(RESIDUAL, model.tables)
         common: dict[str, Any] = {
             "encoding": model.encoding.id,
             "model": model.name,
-            "pull": rho / len(wanted),
+            "pull": rho / len(model.loj.rows),
             "steps": self.inner.steps,
         }
         solved = model.lou.ask("proximal.solve", model.alone, rows, instead=self._as_before, l2=model.l2, **common)
         if model.together:
             self._agree(rows, rho, common)
-        predictions, replies = model.gathered(solved), solved.read()
+        model.gather(solved, intercept)
+        replies = solved.read()
         self._squares |= {alias: replies[alias][0]["square"] for alias in model.alone}
         square = sum(self._squares.values())
-        square += sum(part.square for part in model.shared.values())
-        return predictions, square
+        return square + sum(part.square for part in model.shared.values())
 
     def _as_before(self, alias: str, shard: ShardRows) -> dict[str, Any]:
         """A table that is lost stays where it was."""
@@ -211,7 +211,7 @@ class Sharing:
 
 
 def descend_by_sharing(
-    model: FederatedModel, loss: Loss, rho: float | str, inner: Inner, rounds: int, tol: float,
+    model: FederatedModel, loss: JoinedLoss, rho: float | str, inner: Inner, rounds: int, tol: float,
     report: Callable[[Round], bool],
 ) -> tuple[Array, bool]:  # fmt: skip
     """Run to tolerance: (intercept, whether it converged). ``report`` may ask to stop.
@@ -219,23 +219,23 @@ def descend_by_sharing(
     Stops when the objective is flat (plateau.py), or has changed by next to nothing for some rounds in a row.
     """
     intercept = loss.best_constant()
-    scores = model.predictions() + intercept
-    if isinstance(rho, str):
-        rho = AUTO_RHO * max(loss.look(scores).hessian.mean(), 1e-12)
-    rule, sharing = SharingResidual(loss, len(model.tables), rho, scores), Sharing(model, inner)
+    model.predict(intercept)
+    loss.evaluate()
+    rule, sharing = SharingResidual(loss, len(model.tables), auto_rho(loss, rho, AUTO_RHO)), Sharing(model, inner)
+    rule.begin()
     last, settled, converged, plateau = np.inf, 0, False, Plateau(tol)
     for number in range(1, rounds + 1):
-        predictions, square = sharing.solve(rule.residual, rule.rho)
-        intercept = np.atleast_1d(intercept - rule.residual.sum(axis=0) / rule.rho)
-        scores = predictions + intercept
-        rule.update(scores)
-        value = loss.value(scores)
+        total = loss.rows.total(lambda block: np.atleast_1d(block[RESIDUAL].sum(axis=0)))
+        intercept = intercept - total / rule.rho
+        square = sharing.solve(rule.rho, intercept)
+        rule.update()
+        value = loss.evaluate()
         objective = value + 0.5 * model.l2 * square
         steady, flat = model.was_steady(), plateau.is_flat(objective)
         settled = settled + 1 if steady and abs(objective - last) <= plateau.strict * objective else 0
         settled = max(settled, SETTLED) if steady and flat else settled
         last, converged = objective, settled >= SETTLED and model.is_whole
-        if report(Round(number, objective, value, scores, intercept, converged)) or converged:
+        if report(Round(number, objective, value, intercept, converged)) or converged:
             break
         if settled >= SETTLED:
             if not model.all_return():

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.loss.joined_loss import GRADIENT, JoinedLoss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.plateau import Plateau
 from tablepuppet.learn.tables.federated import FederatedModel
@@ -99,9 +99,11 @@ class FullBatch:
         self._squares: dict[str, float] = {}  # |theta|^2 by table, of those with one shard
         self.asked = 0  # replies of every table
 
-    def turn(self, wanted: Array) -> tuple[Array, Array]:
-        """Inner products (over tables, over tables and intercept) at the gradient by scores ``wanted``."""
-        model, rows = self.model, self.model.loj.scatter(wanted, self.model.tables)
+    def turn(self, loss: JoinedLoss) -> tuple[Array, Array]:
+        """Inner products (over tables, over tables and intercept) at the gradient where the loss was evaluated."""
+        model = self.model
+        total = loss.write_gradient()
+        rows = model.loj.scatter(GRADIENT, model.tables)
         self.asked += 1
         memory = 1 if self.changed else MEMORY
         turned = model.lou.ask(
@@ -119,7 +121,7 @@ class FullBatch:
         products = [*self._products.values()]
         for alias, part in model.shared.items():
             products.append(turn_part(part, model.lou.add(added[alias], "sums"), model.l2, memory))
-        own = self._pairs.turn(self.intercept, np.atleast_1d(wanted.sum(axis=0)), memory)
+        own = self._pairs.turn(self.intercept, total, memory)
         self._still = set(model.alone) - set(self._products)
         self.changed, self._changes = self._changes != model.lou.client.outbox.changes, model.lou.client.outbox.changes
         if self.changed:
@@ -134,8 +136,8 @@ class FullBatch:
         """The sums of a shard that is lost: its rows are left out."""
         return {"sums": np.zeros_like(self.model.shared[alias].theta)}
 
-    def move(self, mix: Array) -> Array:
-        """Scores after a step from the last gradient's place."""
+    def move(self, mix: Array, loss: JoinedLoss) -> float:
+        """Take a step from where the last gradient was; the mean loss there."""
         model = self.model
         self.asked += 1
         self.intercept = self._pairs.moved(mix)
@@ -147,11 +149,12 @@ class FullBatch:
         )  # fmt: skip
         last = len(mix) + 1
         self._squares |= {alias: _square(each[-last:, -last:], mix) for alias, each in self._products.items()}
-        return np.asarray(model.gathered(moved, self._still) + self.intercept)
+        model.gather(moved, self.intercept, self._still)
+        return loss.evaluate()
 
 
 def descend_full_batch(
-    model: FederatedModel, loss: Loss, rounds: int, tol: float, report: Callable[[Round], bool],
+    model: FederatedModel, loss: JoinedLoss, rounds: int, tol: float, report: Callable[[Round], bool],
     replies: int | None = None,
 ) -> tuple[Array, bool]:  # fmt: skip
     """Run to tolerance: (intercept, whether it converged). ``report`` may ask to stop.
@@ -160,35 +163,33 @@ def descend_full_batch(
     it gives any; or before tables are asked for more than so many ``replies``.
     """
     batch = FullBatch(model, loss.best_constant())
-    scores = model.predictions() + batch.intercept
-    value, converged, plateau = loss.value(scores), False, Plateau(tol)
+    model.predict(batch.intercept)
+    value, converged, plateau = loss.evaluate(), False, Plateau(tol)
     for number in range(1, rounds + 1):
         trials = TRIALS if replies is None else min(TRIALS, replies - batch.asked - 3)
         if trials < 1:
             break
-        tables, products = batch.turn(loss.gradient(scores))
+        tables, products = batch.turn(loss)
         mix = two_loop(products[:-1, :-1])
         slope = float(mix @ products[:-1, -2])
         if batch.changed:
-            value = loss.value(batch.move(0.0 * mix))
+            value = batch.move(0.0 * mix, loss)
         objective = value + 0.5 * model.l2 * float(tables[-1, -1])
         length = 1.0
         for _ in range(trials):
-            scores = batch.move(length * mix)
-            value = loss.value(scores)
+            value = batch.move(length * mix, loss)
             reached = value + 0.5 * model.l2 * _square(tables, length * mix)
             if reached <= objective + ENOUGH * length * slope:
                 break
             length = _shorter(length, slope, reached - objective)
         else:
-            scores = batch.move(0.0 * mix)
-            value, reached = loss.value(scores), objective
+            value, reached = batch.move(0.0 * mix, loss), objective
         gained = objective - reached
         small = max(gained, -slope / 2) <= plateau.strict * max(abs(reached), 1e-12)
         settled = (gained <= 0 and trials == TRIALS) or small or plateau.is_flat(reached)
         settled = model.was_steady() and settled
         converged = settled and model.is_whole
-        if report(Round(number, reached, value, scores, batch.intercept, converged)) or converged:
+        if report(Round(number, reached, value, batch.intercept, converged)) or converged:
             break
         if settled and not model.all_return():
             break

@@ -30,8 +30,8 @@ class DirectionNoise:
     of_mean: float  # and the mean of the image
 
     @classmethod
-    def of(cls, loj: LearningOverJoin, deviations: Mapping[str, float], size: float, gradient: Array) -> DirectionNoise:
-        """``deviations`` of the noise of one number, by table; ``gradient`` by joined row, of the mean loss."""
+    def of(cls, loj: LearningOverJoin, deviations: Mapping[str, float], size: float, gradient: str) -> DirectionNoise:
+        """``deviations`` of the noise of one number, by table; ``gradient`` names the column of the mean loss's."""
         sums = loj.scatter(gradient, deviations)
         of_slope = sum(
             deviation**2 * float(np.vdot(sums[alias], sums[alias])) for alias, deviation in deviations.items()
@@ -39,10 +39,10 @@ class DirectionNoise:
         square = float(sum(deviation**2 for deviation in deviations.values()))
         return cls(square, size, of_slope, mean_noise(loj, deviations))
 
-    def bend(self, seen: float, weight: float) -> float:
-        """The second derivative along the image, of which ``seen`` was seen, for a loss that curves by ``weight``.
+    def curvature(self, seen: float, weight: float) -> float:
+        """The second derivative along X d corrected for noise: ``seen`` has it, of a loss that curves by ``weight``.
 
-        Noise bends nothing, so it is taken off. What is left is uncertain: it counts as no less than that of images of
+        Noise does not count, so it is taken off. What is left is uncertain: it counts as no less than that of images of
         the likely size. The last term makes the step the best guess of one that is about 1 before anything was seen:
         the less the slope tells, the shorter.
         """

@@ -14,13 +14,14 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.loss.joined_loss import GRADIENT, JoinedLoss
 from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.private.sampled_model import Pace, SampledModel
 from tablepuppet.learn.private.step_promise import StepPromise
 from tablepuppet.learn.rounds import Round
-from tablepuppet.learn.solve.admm import SharingResidual
+from tablepuppet.learn.solve.admm import RESIDUAL, SharingResidual, auto_rho
 from tablepuppet.learn.threads import one_thread
+from tablepuppet.operators.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.party.spec import Linear, Spec
 from tablepuppet.relation import Relation
 
@@ -29,6 +30,7 @@ PRIVATE_SOLVER: Literal["sgd", "admm"] = "sgd"  # of networks
 FASTEST = 0.5  # the learning rate of networks with momentum 0.9
 WALK, LINEAR_WALK = 8.0, 0.4  # how far noise alone may carry parameters: with more of it steps are shorter
 Watch = Callable[[SampledModel], Callable[[Round], bool]]  # of a model: whom to tell its rounds
+PREDICTIONS = "predictions"  # a column: the sum over tables, without the intercept
 AUTO_RHO = 1.5  # times the mean curvature of the loss at the start
 
 
@@ -40,60 +42,58 @@ class Wish(Protocol):
         """Of predictions back to where the round began, by joined row."""
         ...
 
-    def at(self, scores: Array) -> Array:
-        """A value per joined row that tables shall answer."""
+    def column(self) -> str:
+        """The column of values that tables shall answer, at the scores; the loss was evaluated there."""
         ...
 
 
 class Gradient:
     """The gradient of the loss."""
 
-    def __init__(self, loss: Loss, tables: int):
+    def __init__(self, loss: JoinedLoss, tables: int):
         self.loss, self.tables = loss, tables
 
-    def at(self, scores: Array) -> Array:
+    def column(self) -> str:
         """Of the mean loss, by scores."""
-        return self.loss.gradient(scores)
+        self.loss.write_gradient()
+        return GRADIENT
 
     @property
     def pull(self) -> float:
         """c M / N."""
-        return self.loss.most_curvature * self.tables / len(self.loss.labels)
+        return self.loss.most_curvature * self.tables / len(self.loss.rows)
 
 
 class Residual:
     """The residual of the sharing problem."""
 
-    def __init__(self, loss: Loss, tables: int, rho: float | str, scores: Array):
-        if isinstance(rho, str):
-            rho = AUTO_RHO * max(loss.look(scores).hessian.mean(), 1e-12)
-        self.rule, self._begun = SharingResidual(loss, tables, rho, scores), False
+    def __init__(self, loss: JoinedLoss, tables: int, rho: float | str):
+        self.rule, self._begun = SharingResidual(loss, tables, auto_rho(loss, rho, AUTO_RHO)), False
+        self.rule.begin()
 
-    def at(self, scores: Array) -> Array:
+    def column(self) -> str:
         """After the z-update and the dual update, but before the first round."""
         if self._begun:
-            self.rule.update(scores)
+            self.rule.update()
         self._begun = True
-        return self.rule.residual
+        return RESIDUAL
 
     @property
     def pull(self) -> float:
         """rho / N."""
-        return self.rule.rho / len(self.rule.residual)
+        return self.rule.rho / len(self.rule.loss.rows)
 
 
 def solve_by_steps(
-    learner: Any, relation: Relation, loss: Loss, watch: Watch, promise: StepPromise, spec: Spec
+    learner: Any, relation: Relation, loss: JoinedLoss, watch: Watch, promise: StepPromise, spec: Spec
 ) -> tuple[SampledModel, Array]:
     """Train a learner with these settings: (the model, its intercept)."""
     loss, unit = in_units(loss)
-    model = _new_model(learner, relation, unit, promise, spec)
+    model = _new_model(learner, relation, loss.rows, unit, promise, spec)
     report, tables = watch(model), len(model.tables)
-    wish = (
-        Residual(loss, tables, learner.rho, constant_scores(loss))
-        if learner.solver_ == "admm"
-        else Gradient(loss, tables)
-    )
+    loss.set_constant(loss.best_constant())
+    loss.evaluate()
+    wish = Residual(loss, tables, learner.rho) if learner.solver_ == "admm" else Gradient(loss, tables)
     paces = _paces(learner, model, promise, loss.most_curvature * tables)
     with one_thread():
         intercept = descend_noisily(model, loss, wish, paces, lambda done: report(out_of_units(done, unit)))
@@ -123,34 +123,39 @@ def _rate(model: SampledModel, alias: str, steps: int, momentum: float, curvatur
     return min(usual, rest * walk / (model.noise_length(alias) * math.sqrt(steps)))
 
 
-def _new_model(learner: Any, relation: Relation, unit: float, promise: StepPromise, spec: Spec) -> SampledModel:
+def _new_model(
+    learner: Any, relation: Relation, rows: JoinedRows, unit: float, promise: StepPromise, spec: Spec
+) -> SampledModel:
     client, encoding = relation.client, learner.encoding_
     widths = {alias: len(encoding.names(alias)) for alias in promise.planned}
     sizes = {alias: math.prod(spec.theta_shape(width)) for alias, width in widths.items() if width}
     relation.events.emit("info", "privacy.noise", "choosing the noise of steps, which may take some seconds")
     noise = promise.choose(sizes)
-    return SampledModel(client, encoding, relation.wire, spec, learner.l2, learner.seed, unit, noise)
+    return SampledModel(client, rows, encoding, relation.wire, spec, learner.l2, learner.seed, unit, noise)
 
 
 def descend_noisily(
-    model: SampledModel, loss: Loss, wish: Wish, paces: Iterable[Pace], report: Callable[[Round], bool]
+    model: SampledModel, loss: JoinedLoss, wish: Wish, paces: Iterable[Pace], report: Callable[[Round], bool]
 ) -> Array:
-    """A round of steps for each pace; the intercept. ``report`` may ask to stop."""
-    intercept = loss.best_constant()
-    scores = constant_scores(loss)
+    """A round of steps for each pace; the intercept. ``report`` may ask to stop.
+
+    Scores are constant at first, and the loss was evaluated there.
+    """
+    rows, first = loss.rows, loss.best_constant()
+    intercept = first
     for number, pace in enumerate(paces, start=1):
-        predictions = model.step(wish.at(scores), wish.pull, pace)
-        slope = np.atleast_1d(loss.gradient(predictions + intercept).sum(axis=0))
-        intercept = intercept - model.believed_mean * slope / loss.most_curvature
-        scores = predictions + intercept
-        value = loss.value(scores)
-        if report(Round(number, value + 0.5 * model.l2 * model.square, value, scores, intercept, converged=False)):
+        model.step(wish.column(), wish.pull, pace, PREDICTIONS)
+        rows.each(_add, intercept)
+        loss.evaluate()
+        intercept = intercept - model.believed_mean * loss.gradient_sum() / loss.most_curvature
+        rows.each(_add, intercept)
+        value = loss.evaluate()
+        if report(Round(number, value + 0.5 * model.l2 * model.square, value, intercept, converged=False)):
             break
-    model.mean = loss.best_constant() - intercept
+    model.mean = first - intercept
     return intercept
 
 
-def constant_scores(loss: Loss) -> Array:
-    """Scores where no row differs from another."""
-    rows = len(loss.labels)
-    return np.zeros(rows if loss.outputs == 1 else (rows, loss.outputs), order="F") + loss.best_constant()
+def _add(block: Block, intercept: Array) -> None:
+    """Scores are predictions and the intercept."""
+    np.add(block[PREDICTIONS], intercept, out=block[SCORES])

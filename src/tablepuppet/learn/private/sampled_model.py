@@ -15,6 +15,7 @@ from tablepuppet.learn.noise.predictions import believed, left_in_mean
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client, Pending
+from tablepuppet.operators.joined_rows import JoinedRows
 from tablepuppet.party.spec import Spec
 from tablepuppet.prep.encode import Encoding
 
@@ -40,10 +41,10 @@ class SampledModel(FederatedModel):
     noise: StepNoise
 
     def __init__(
-        self, client: Client, encoding: Encoding, wire: str, spec: Spec, l2: float, seed: int, unit: float,
-        noise: StepNoise,
+        self, client: Client, rows: JoinedRows, encoding: Encoding, wire: str, spec: Spec, l2: float, seed: int,
+        unit: float, noise: StepNoise,
     ):  # fmt: skip
-        super().__init__(client, encoding, wire, spec, l2, unit, noise)
+        super().__init__(client, rows, encoding, wire, spec, l2, unit, noise)
         self._squares: dict[str, float] = {}
         self.begin(seed, zero=True)
 
@@ -74,17 +75,17 @@ class SampledModel(FederatedModel):
         """The same for all tables."""
         return dict.fromkeys(self.tables, self.noise.clip)
 
-    def step(self, wanted: Array, pull: float, pace: Pace) -> Array:
-        """The sum over tables of their predictions, after steps that answer ``wanted``."""
+    def step(self, wanted: str, pull: float, pace: Pace, into: str) -> None:
+        """Predictions of the joined rows, as a column, after steps that answer the column ``wanted``."""
         rows = self.loj.scatter(wanted, self.tables)
         stepped = self._ask_steps(rows, pull, pace)
         for number in range(pace.steps):
             self._step_shared(None if number else rows, pull, pace, number)
         self.noise.steps += pace.steps
         self.noise.images += 1
-        predictions, replies = self.gathered(stepped), stepped.read()
+        self.gather(stepped, into=into)
+        replies = stepped.read()
         self._squares = {alias: replies[alias][0]["square"] for alias in self.alone}
-        return predictions
 
     def _ask_steps(self, rows: Mapping[str, Floats], pull: float, pace: Pace) -> Pending:
         told = {alias: {"rates": pace.rates[alias], **self._sum_noise(alias)} for alias in self.alone}

@@ -23,7 +23,7 @@ import numpy as np
 
 from tablepuppet.learn.labels.noisy import class_mechanism
 from tablepuppet.learn.linear.ridge import LARGE
-from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.step_promise import StepPromise
 from tablepuppet.privacy.accountant import gaussian_epsilon
@@ -49,7 +49,7 @@ class TableSize:
     dropped: tuple[str, ...] = ()  # columns that noise hides
 
 
-def is_useless(loss: Loss, constant: float, gained: float, rows: int, searched: float) -> bool:
+def is_useless(loss: JoinedLoss, constant: float, gained: float, rows: int, searched: float) -> bool:
     """Whether a mean loss that is lower than that of a constant by this share, over so many labels, is no better.
 
     A model that is fitted to chance in ``searched`` directions seems to gain about that many nats in all (Akaike).
@@ -206,10 +206,10 @@ def _label_epsilon(share: float, classes: int | None) -> float:
     return math.log((1 + (classes - 1) * root) / (1 - root))
 
 
-def loss_of_constant(loss: Loss, constant: np.ndarray) -> float:
-    """The mean loss where every row has the same score."""
-    rows = len(loss.labels)
-    return loss.value(np.zeros(rows if loss.outputs == 1 else (rows, loss.outputs), order="F") + constant)
+def loss_of_constant(loss: JoinedLoss, constant: np.ndarray) -> float:
+    """The mean loss where every row has the same score; the rows' scores are these from now on."""
+    loss.set_constant(constant)
+    return loss.evaluate()
 
 
 def _counted(parameters: int) -> str:

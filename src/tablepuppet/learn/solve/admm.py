@@ -16,37 +16,55 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from tablepuppet.learn.linear.ridge import Array, Curvature
-from tablepuppet.learn.loss.losses import Look, Loss
-from tablepuppet.pieces import over_pieces
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
+from tablepuppet.operators.joined_rows import SCORES, Block, Column
 
 AUTO_RHO = 100.0  # times the mean curvature of the loss at the start
+DUAL, RESIDUAL = "dual", "residual"  # columns: M u, and the residual times rho / N
 
 
 class Sharing:
-    """The dual variable of the sharing problem, M u, by joined rows."""
+    """The sharing problem over joined rows; the dual variable M u is a column of theirs."""
 
-    def __init__(self, loss: Loss, tables: int, rho: float | str, scores: Array):
-        look, self.parts = loss.look(scores), tables + 1
-        self.loss = loss
-        self.rho = AUTO_RHO * max(look.hessian.mean(), 1e-12) if isinstance(rho, str) else rho
-        self.curvature = look.hessian.on_constants() / len(scores)
-        self.scale = self.rho / self.parts / len(scores)  # of M u, to be a gradient of the mean loss
-        self.dual = look.gradient / (self.scale * len(scores))  # where zbar is optimal
+    def __init__(self, loss: JoinedLoss, tables: int, rho: float | str):
+        self.loss, self.parts, self._asked = loss, tables + 1, rho
+        self.rho = self.scale = 0.0
 
-    def moved(self, part: slice, now: Array, look: Look | None) -> None:
-        """The z-update and the dual update of some joined rows, which leave the loss's pull."""
-        self.loss.at(part).pull(now, self.dual[part], self.rho / self.parts, look)
+    def begin(self) -> None:
+        """Let the dual be where zbar is optimal, at the scores; the loss was evaluated there."""
+        rows = self.loss.rows
+        self.rho = auto_rho(self.loss, self._asked, AUTO_RHO)
+        self.scale = self.rho / self.parts / len(rows)  # of M u, to be a gradient of the mean loss
+        rows.reserve(DUAL)
+        rows.each(self._begin, self.scale * len(rows))
+
+    def _begin(self, block: Block, scale: float) -> None:
+        np.divide(self.loss.evaluation(block).gradient, scale, out=block[DUAL])
+
+    def moved(self, block: Block, is_evaluated: bool) -> None:
+        """The z-update and the dual update of a block: what is left of the dual is the proximal step's length."""
+        known = self.loss.evaluation(block) if is_evaluated else None
+        loss, rho = self.loss.pointwise, self.rho / self.parts
+        loss.proximal_step(block[SCORES], block[DUAL], rho, block.labels, known)
 
 
 class SharingRule(Sharing):
     """Ask the tables to answer the mean residual of the sharing problem."""
 
     before: Mapping[str, Array] | None = None  # sums of the dual variable at base rows, one round ago
+    curvature: Array
 
-    def wanted(self, scores: Array, looks: Mapping[int, Look], before: Array | None) -> tuple[Array, Curvature]:
+    def begin(self) -> None:
+        """The dual, and the mean curvature of the loss."""
+        super().begin()
+        self.curvature = self.loss.curvature_matrix()
+
+    def wanted(self, room: Column, before: Array | None) -> tuple[Column, Curvature]:
         """The dual variable, and the mean curvature of the loss before the last step."""
-        return self.dual, self.curvature if before is None else before
+        return DUAL, self.curvature if before is None else before
 
     def asked(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         """The residual times rho, at base rows: r = 2 u - (u before)."""
@@ -55,14 +73,29 @@ class SharingRule(Sharing):
 
 
 class SharingResidual(Sharing):
-    """The mean residual of the sharing problem, by joined rows."""
+    """The mean residual of the sharing problem, by joined rows: a column of theirs."""
 
-    def __init__(self, loss: Loss, tables: int, rho: float | str, scores: Array):
-        super().__init__(loss, tables, rho, scores)
-        self.residual = self.scale * self.dual
+    def begin(self) -> None:
+        """The dual, and the residual of the first round."""
+        super().begin()
+        self.loss.rows.reserve(RESIDUAL)
+        self.loss.rows.each(self._first)
 
-    def update(self, scores: Array) -> None:
-        """The tables have answered: scores are now these."""
-        before = self.dual.copy(order="K")
-        over_pieces(lambda part: self.moved(part, scores[part], None), len(scores), self.loss.outputs)
-        self.residual = self.scale * (2 * self.dual - before)
+    def _first(self, block: Block) -> None:
+        np.multiply(self.scale, block[DUAL], out=block[RESIDUAL])
+
+    def update(self) -> None:
+        """The tables have answered: scores are new."""
+        self.loss.rows.each(self._update)
+
+    def _update(self, block: Block) -> None:
+        residual, dual = block[RESIDUAL], block[DUAL]
+        residual[:] = dual  # before
+        self.moved(block, is_evaluated=False)
+        np.subtract(2 * dual, residual, out=residual)
+        residual *= self.scale
+
+
+def auto_rho(loss: JoinedLoss, rho: float | str, times: float) -> float:
+    """The rho that was asked for; "auto": so many times the mean curvature of the loss, which was evaluated."""
+    return times * max(loss.mean_curvature(), 1e-12) if isinstance(rho, str) else rho

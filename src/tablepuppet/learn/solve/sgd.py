@@ -8,7 +8,7 @@ with several shards needs one more, to add its shards' gradients (Eq. 17).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,68 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.linear.ridge import ConditionedRates, ridge_of
-from tablepuppet.learn.loss.losses import Loss
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.part import Part, part_of
 from tablepuppet.learn.tables.rows import encoded
 from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
+from tablepuppet.operators.batches import Batch, Places, batches
 from tablepuppet.operators.client import Pending, Replies
+from tablepuppet.operators.joined_rows import SCORES
 from tablepuppet.operators.lou import Instead
 from tablepuppet.operators.secure_sum import Bounds
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import NEXT_IMAGE, PER_OUTPUT, SQUARE, Numbers
-from tablepuppet.privacy.secure_sum import FEWEST
 
 Array = NDArray[np.float64]
-Places = NDArray[np.int32]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Some joined rows: for each table the distinct base rows they come from, and which each joined row means."""
-
-    rows: NDArray[np.intp]
-    places: Mapping[str, Places]  # distinct base rows, ascending
-    index: Mapping[str, NDArray[np.intp]]  # joined row of the batch -> which of them
-
-    def gather(self, predictions: Mapping[str, Floats], intercept: Array) -> Array:
-        """Scores of the batch's joined rows."""
-        outputs = len(intercept)
-        scores = np.zeros(len(self.rows) if outputs == 1 else (len(self.rows), outputs)) + intercept
-        for alias, values in predictions.items():
-            scores += values[self.index[alias]]
-        return scores
-
-    def scatter(self, alias: str, values: Array) -> Array:
-        """Values of joined rows summed at the distinct base rows (Eq. 10)."""
-        sums = np.zeros((len(self.places[alias]), *values.shape[1:]))
-        np.add.at(sums, self.index[alias], values)
-        return sums
-
-
-def batches(
-    mapping: TableMapping, tables: list[str], size: int, seed: int, epoch: int, secured: Iterable[str] = ()
-) -> Iterator[Batch]:
-    """The joined rows in an order drawn from the seed and the epoch, ``size`` at a time.
-
-    Of ``secured`` tables a batch has rows of three shards or more, or their sum would be that of one or two: it takes
-    more rows until it has, and what is left over at the end goes with the last.
-    """
-    order = np.random.default_rng([seed, epoch]).permutation(len(mapping))
-    owners = [mapping.tables[alias].owners[order] for alias in secured]
-    start, ends = 0, []
-    for end in [*range(size, len(order), size), len(order)]:
-        if all(len(np.unique(owner[start:end])) >= FEWEST for owner in owners):
-            ends.append(end)
-            start = end
-    for rows in np.split(order, ends[:-1]) if len(order) else ():
-        found = {alias: np.unique(mapping.tables[alias].index[rows], return_inverse=True) for alias in tables}
-        yield Batch(
-            rows, {a: places for a, (places, _) in found.items()}, {a: index for a, (_, index) in found.items()}
-        )
 
 
 @op(
@@ -269,36 +224,35 @@ def falling(lr: float, epochs: int) -> list[float]:
 
 
 def descend_by_batches(
-    steps: Steps, loss: Loss, rates: Sequence[float], size: int, seed: int, report: Callable[[Round], bool]
+    steps: Steps, loss: JoinedLoss, rates: Sequence[float], size: int, seed: int, report: Callable[[Round], bool]
 ) -> Array:
     """Mini-batch SGD, an epoch for each learning rate; the intercept.
 
     The loss of a round is the mean over its batches as they came, and so is the penalty.
     """
-    free, velocity, mapping = loss.best_constant(), np.zeros(loss.outputs), steps.mapping
+    free, velocity, rows = loss.best_constant(), np.zeros(loss.outputs), loss.rows
     intercept: Array = free
     total = penalty = 0.0
-    scores = np.zeros((len(mapping),) if loss.outputs == 1 else (len(mapping), loss.outputs))
+    rows.reserve(SCORES)
     upcoming = _epochs(steps, size, seed, len(rates))
     batch: Batch | None
     epoch, batch, is_last = next(upcoming)
     predictions = steps.exchange(None, None, batch, rates[0])
     while batch is not None:
         number, following, ends = next(upcoming, (epoch, None, True))
-        lr, part = rates[epoch - 1], loss.at(batch.rows)
-        here = batch.gather(predictions, intercept)
-        scores[batch.rows] = here
-        total += part.value(here) * len(batch.rows)
+        lr, scores = rates[epoch - 1], batch.gather(predictions, intercept)
+        rows.put(SCORES, batch.rows, scores)
+        here = loss.pointwise.evaluate(scores, rows.labels_of(batch.rows))
+        total += here.value / len(batch.rows) * len(batch.rows)
         penalty += steps.penalty * len(batch.rows)
-        wanted = part.gradient(here)
+        wanted = here.gradient / len(batch.rows)
         inside, outside = (1.0, lr) if steps.conditioned is None else (steps.conditioned.intercept_rate(lr), 1.0)
         velocity = steps.momentum * velocity + inside * wanted.sum(axis=0)
         free = free - outside * velocity
         predictions = steps.exchange(batch, wanted, following, lr)
         intercept = free - steps.centre
         if is_last:
-            done = Round(epoch, (total + penalty) / len(mapping), total / len(mapping), scores, intercept, False)
-            if report(done):
+            if report(Round(epoch, (total + penalty) / len(rows), total / len(rows), intercept, converged=False)):
                 break
             total = penalty = 0.0
         epoch, batch, is_last = number, following, ends

@@ -21,6 +21,7 @@ from tablepuppet.learn.tables.part import Part, new_part
 from tablepuppet.learn.tables.stored import Kept, KeptNoise, Stored
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Client, Pending, Replies
+from tablepuppet.operators.joined_rows import SCORES, Block, Column, JoinedRows
 from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.party.spec import Spec
@@ -37,12 +38,12 @@ class FederatedModel:
     """
 
     def __init__(
-        self, client: Client, encoding: Encoding, wire: str, spec: Spec, l2: float, unit: float = 1.0,
+        self, client: Client, rows: JoinedRows, encoding: Encoding, wire: str, spec: Spec, l2: float, unit: float = 1.0,
         noise: Noise | None = None,
     ):  # fmt: skip
         self.encoding, self.spec, self.l2, self.unit, self.noise = encoding, spec, l2, unit, noise
         self.name = client.new_name()
-        self.loj, self.lou = LearningOverJoin(client.mapping), LearningOverUnion(client, wire)
+        self.loj, self.lou = LearningOverJoin(rows), LearningOverUnion(client, wire)
         tables = [alias for alias in client.mapping.tables if encoding.names(alias) and client.shards(alias)]
         self.alone = [alias for alias in tables if self.lou.shards(alias) == 1]
         self.together = [alias for alias in tables if alias not in self.alone]
@@ -162,29 +163,38 @@ class FederatedModel:
                     self._told[client.view, alias, shard.party] = reply["image"]
         return self.joined(replies, aliases)
 
-    def gathered(self, pending: Pending, still: Iterable[str] = ()) -> Array:
-        """The sum over tables for the joined rows it learns from; ``pending`` are the replies of tables in `alone`, but
-        for those that are ``still`` lost.
+    def gather(
+        self, pending: Pending, constant: Array | None = None, still: Iterable[str] = (), into: Column = SCORES
+    ) -> None:
+        """Let scores of the joined rows it learns from be the predictions of tables, and a constant.
+
+        ``pending`` are the replies of tables in `alone`, but for those that are ``still`` lost.
         """
         client, instead = self.lou.client, self.instead(self.lou.client)
         shared = self.ask_applied({alias: part.theta for alias, part in self.shared.items()}, instead)
         asked = [alias for alias in self.alone if alias not in still]
         found = self.predicted(client, shared.read(), self.together) | self.predicted(client, pending.read(), asked)
         found |= {alias: instead(alias, client.shards(alias)[0])["image"] for alias in still}
-        return self.loj.gather(found, self.outputs)
+        self.loj.gather(found, into, constant)
 
-    def predictions(self) -> Array:
-        """The sum over tables for the joined rows it learns from, as it stands."""
+    def predict(self, constant: Array) -> None:
+        """Let scores of the joined rows it learns from be its predictions as it stands, and a constant."""
         self._count_predictions()
-        return self.gathered(self.ask_predicted(self.alone, self.instead(self.lou.client)))
+        self.gather(self.ask_predicted(self.alone, self.instead(self.lou.client)), constant)
 
     def _count_predictions(self) -> None:
         """Once for all tables, whoever holds the parameters."""
         if self.noise is not None and self.noise.image is not None:
             self.noise.images += 1
 
-    def scores(self, client: Client, *, learning: bool = False) -> Array:
-        """The sum over tables for the rows of a relation, without the intercept; of noisy ones what is to be believed.
+    def scores(self, client: Client) -> Array:
+        """Scores of the rows of a relation, without the intercept; of noisy ones what is to be believed."""
+        rows = JoinedRows(client.mapping, self.outputs)
+        self.score(client, rows)
+        return rows.hand_over(SCORES)
+
+    def score(self, client: Client, rows: JoinedRows, *, learning: bool = False) -> None:
+        """The same, as a column of the relation's joined rows.
 
         While ``learning``, something stands in for parties that are lost; predictions are not made without them.
         """
@@ -200,10 +210,11 @@ class FederatedModel:
         self._count_predictions()
         held, sent_to = self.ask_predicted(at_home, instead, lou), self.ask_applied(thetas, instead, lou)
         found = self.predicted(client, sent_to.read(), thetas) | self.predicted(client, held.read(), at_home)
-        scores = LearningOverJoin(client.mapping).gather(found, self.outputs)
+        LearningOverJoin(rows).gather(found)
         if self.is_noisy:
-            scores = calmed(scores, self.mean, self.noise_ratio)
-        return scores if self.unit == 1.0 else scores * self.unit
+            rows.each(_calm, self.mean, self.noise_ratio)
+        if self.unit != 1.0:
+            rows.each(_scale, self.unit)
 
     @property
     def noise_ratio(self) -> float:
@@ -298,6 +309,15 @@ class FederatedModel:
     def kept_bounds(self) -> dict[str, float]:
         """What noisy predictions of each table are cut to; a model with noise has some."""
         return {}
+
+
+def _calm(block: Block, mean: Array, noise: float) -> None:
+    block[SCORES][:] = calmed(block[SCORES], mean, noise)
+
+
+def _scale(block: Block, unit: float) -> None:
+    scores = block[SCORES]
+    scores *= unit
 
 
 def parties_of(client: Client, alias: str) -> list[str]:

@@ -1,0 +1,105 @@
+"""A loss over joined rows: every method is a pass over their blocks, and returns a few numbers at most.
+
+Labels and scores are columns of the rows (operators/joined_rows.py). An evaluation keeps what its derivatives need in
+the column `EVALUATION` until the next one: gradient and Hessian then cost no further exponentials.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.learn.loss.losses import Evaluation, Loss
+from tablepuppet.operators.joined_rows import SCORES, Block, Column, JoinedRows
+
+Array = NDArray[np.float64]
+EVALUATION, GRADIENT = "evaluation", "gradient"
+
+
+@dataclass(frozen=True)
+class JoinedLoss:
+    """The mean loss of the rows' scores against their labels."""
+
+    pointwise: Loss
+    rows: JoinedRows
+
+    @property
+    def outputs(self) -> int:
+        """Scores per joined row."""
+        return self.pointwise.outputs
+
+    @property
+    def quadratic(self) -> bool:
+        """Whether the second derivative is the same everywhere."""
+        return self.pointwise.quadratic
+
+    @property
+    def most_curvature(self) -> float:
+        """An upper bound of the second derivative by one score."""
+        return self.pointwise.most_curvature
+
+    def best_constant(self) -> Array:
+        """The constant scores, (outputs,), with the least loss."""
+        sums = self.rows.total(lambda block: self.pointwise.label_sums(block.labels))
+        return self.pointwise.best_constant(np.atleast_1d(sums), len(self.rows))
+
+    def set_constant(self, constant: Array) -> None:
+        """Let all rows have the same scores."""
+        self.rows.reserve(SCORES)
+        self.rows.each(_fill, constant)
+
+    # Evaluation.
+
+    def evaluate(self) -> float:
+        """The mean loss at the scores; the evaluation is kept."""
+        self.reserve()
+        return float(self.rows.total(lambda block: self.evaluate_at(block, block[SCORES]).value)) / len(self.rows)
+
+    def reserve(self) -> None:
+        """Make room for evaluations."""
+        self.rows.reserve(EVALUATION, self.pointwise.kept)
+
+    def evaluate_at(self, block: Block, scores: Array) -> Evaluation:
+        """The evaluation of a block at these scores, which is kept."""
+        return self.pointwise.evaluate(scores, block.labels, block.stored(EVALUATION))
+
+    def evaluation(self, block: Block) -> Evaluation:
+        """The last evaluation, as a block keeps it, but for its value.
+
+        A quadratic loss keeps nothing: its evaluation is made anew at the scores.
+        """
+        return self.pointwise.evaluated(block[SCORES], block.labels, block.stored(EVALUATION))
+
+    # Derivatives of the last evaluation.
+
+    def write_gradient(self, into: Column = GRADIENT) -> Array:
+        """Write the gradient of the mean loss by scores into a column; its sum over rows, (outputs,)."""
+        if isinstance(into, str):
+            self.rows.reserve(into)
+        return np.atleast_1d(self.rows.total(self._write_gradient, into))
+
+    def _write_gradient(self, block: Block, into: Column) -> Array:
+        gradient = block[into]
+        np.divide(self.evaluation(block).gradient, len(self.rows), out=gradient)
+        return np.asarray(gradient.sum(axis=0))
+
+    def gradient_sum(self) -> Array:
+        """The sum over rows of the gradient of the mean loss, (outputs,)."""
+        return np.atleast_1d(
+            self.rows.total(lambda block: (self.evaluation(block).gradient / len(self.rows)).sum(axis=0))
+        )
+
+    def mean_curvature(self) -> float:
+        """The mean of the Hessian's diagonal over rows and outputs."""
+        trace: float = self.rows.total(lambda block: self.evaluation(block).hessian.trace())
+        return trace / (len(self.rows) * self.outputs)
+
+    def curvature_matrix(self) -> Array:
+        """The mean Hessian of a row, (outputs, outputs)."""
+        return np.asarray(self.rows.total(lambda block: self.evaluation(block).hessian.on_constants()) / len(self.rows))
+
+
+def _fill(block: Block, constant: Array) -> None:
+    block.stored(SCORES)[:] = constant[:, None]

@@ -1,0 +1,47 @@
+"""How tables meet in a joined row: a head makes scores of the predictions that tables give its base rows.
+
+Forward takes, block by block, the predictions of every table gathered to the block's joined rows; backward gives the
+gradient by one table's predictions, which `LearningOverJoin` sums at base rows. A head that wants predictions side by
+side keeps them until it has all; one that adds them up takes each as it comes, and nothing else is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+class Head(Protocol):
+    """Scores from the predictions of tables, and gradients by them."""
+
+    def forward(self, predictions: Iterable[tuple[str, Array]], out: Array) -> None:
+        """Write the scores of a block of joined rows, from every table's predictions for them, by alias."""
+        ...
+
+    def backward(self, alias: str, gradient: Array) -> Array:
+        """The gradient by one table's predictions, from that by scores, at the same joined rows."""
+        ...
+
+
+class SumHead:
+    """A score is the sum over tables of their predictions (Eq. 2); the solver adds the intercept."""
+
+    def forward(self, predictions: Iterable[tuple[str, Array]], out: Array) -> None:
+        """Add them up, each as it is gathered."""
+        number = -1
+        for number, (_, values) in enumerate(predictions):
+            if number:
+                out += values
+            else:
+                out[:] = values
+        if number < 0:
+            out[:] = 0.0
+
+    def backward(self, alias: str, gradient: Array) -> Array:
+        """That by scores."""
+        return gradient

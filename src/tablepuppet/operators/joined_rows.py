@@ -1,0 +1,155 @@
+"""Whatever is as long as the joined rows of a relation: its mapping, labels, and columns of numbers that solvers need.
+
+Comes in: functions of a block of rows, with small arguments. Goes out: their small results, in the order of blocks. An
+algorithm names a column and changes it by sending such a function; it never holds the column itself. So rows may be
+anywhere: here they are in memory, and all cores work on their blocks. Columns are kept until they are dropped: to take
+memory anew in every round costs more than what is computed in it. Nothing here crosses the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from tablepuppet.mapping.table_mapping import TableMapping
+from tablepuppet.pieces import on_all_cores, pieces
+
+Array = NDArray[np.float64]
+Column = str | tuple[str, int]  # a name, or a name and a slot of a column that has several
+LABELS, SCORES = "labels", "scores"
+Arguments = ParamSpec("Arguments")
+Found = TypeVar("Found")
+
+
+class Block:
+    """Some joined rows that follow each other, with their part of every column."""
+
+    __slots__ = ("_columns", "mapping", "part")
+
+    def __init__(self, mapping: TableMapping, columns: Mapping[str, NDArray[Any]], part: slice):
+        self.mapping, self._columns, self.part = mapping, columns, part
+
+    def __len__(self) -> int:
+        return int(self.part.stop - self.part.start)
+
+    def __getitem__(self, column: Column) -> NDArray[Any]:
+        """A column in the shape of scores: (rows,) for one output, (rows, outputs) for several."""
+        values: NDArray[Any] = self.stored(column)
+        if values.ndim == 2:
+            return values[0] if len(values) == 1 else values.T
+        return values
+
+    def stored(self, column: Column) -> NDArray[Any]:
+        """A column as it is stored: the last axis is that of rows."""
+        if isinstance(column, str):
+            return self._columns[column][..., self.part]
+        name, slot = column
+        return self._columns[name][slot, ..., self.part]
+
+    @property
+    def labels(self) -> NDArray[Any]:
+        """The labels of these rows."""
+        return self._columns[LABELS][self.part]
+
+
+class JoinedRows:
+    """The joined rows of a relation, with named columns; a row has ``outputs`` scores.
+
+    >>> rows = JoinedRows(TableMapping({}, 4), labels=np.array([1.0, 2.0, 3.0, 4.0]))
+    >>> rows.total(lambda block, shift: float((block.labels + shift).sum()), 10.0)
+    50.0
+    """
+
+    def __init__(self, mapping: TableMapping, outputs: int = 1, labels: NDArray[Any] | None = None):
+        self.mapping, self.outputs = mapping, outputs
+        self._columns: dict[str, NDArray[Any]] = {} if labels is None else {LABELS: labels}
+        self._relabelled: list[JoinedRows] = []
+
+    def __len__(self) -> int:
+        return len(self.mapping)
+
+    # Columns.
+
+    def reserve(self, name: str, *shape: int, dtype: DTypeLike = np.float64) -> None:
+        """Make room for a column of scores, or of arrays of this shape for each row; what is there is used again.
+
+        Values are not set.
+        """
+        wanted = (*(shape or (self.outputs,)), len(self))
+        known = self._columns.get(name)
+        if known is None or known.shape != wanted or known.dtype != dtype:
+            self._columns[name] = np.empty(wanted, dtype)
+
+    def drop(self, *names: str) -> None:
+        """Give the memory of columns back: of these, or of all, also of the same rows with other labels."""
+        for name in names or list(self._columns):
+            self._columns.pop(name, None)
+        for rows in [] if names else self._relabelled:
+            rows.drop()
+
+    def set_scores(self, scores: Array) -> None:
+        """Take scores of all rows over from somebody who made them."""
+        self._columns[SCORES] = scores[None] if scores.ndim == 1 else scores.T
+
+    def hand_over(self, name: str) -> Array:
+        """A whole column of scores, as a result that somebody asked for; it is dropped here."""
+        values = self._columns.pop(name)
+        return values[0] if len(values) == 1 else values.T
+
+    def whole(self) -> Block:
+        """All rows as one block, for what moves values between joined and base rows."""
+        return Block(self.mapping, self._columns, slice(0, len(self)))
+
+    def with_labels(self, work: Callable[[Block], NDArray[np.float64]]) -> JoinedRows:
+        """The same rows with other labels, made of each block, and columns of their own."""
+        found = JoinedRows(self.mapping, self.outputs, np.empty(len(self)))
+
+        def write(block: Block) -> None:
+            found._columns[LABELS][block.part] = work(block)
+
+        self.each(write)
+        self._relabelled.append(found)
+        return found
+
+    # Work on blocks.
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+        return len(pieces(len(self), self.outputs))
+
+    def each(
+        self, work: Callable[Concatenate[Block, Arguments], Found], *given: Arguments.args, **named: Arguments.kwargs
+    ) -> list[Found]:
+        """What ``work`` makes of each block, in order."""
+        return self.some(1, work, *given, **named)
+
+    def some(
+        self,
+        every: int,
+        work: Callable[Concatenate[Block, Arguments], Found],
+        *given: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> list[Found]:
+        """What ``work`` makes of one block of ``every`` so many, in order."""
+        blocks = [Block(self.mapping, self._columns, part) for part in pieces(len(self), self.outputs)[::every]]
+        return on_all_cores(lambda block: work(block, *given, **named), blocks)
+
+    def total(
+        self, work: Callable[Concatenate[Block, Arguments], Any], *given: Arguments.args, **named: Arguments.kwargs
+    ) -> Any:
+        """The sum of what ``work`` makes of each block."""
+        return sum(self.each(work, *given, **named))
+
+    # Single rows, for batches.
+
+    def labels_of(self, places: NDArray[np.intp]) -> NDArray[Any]:
+        """The labels of some rows."""
+        return self._columns[LABELS][places]
+
+    def put(self, name: str, places: NDArray[np.intp], scores: Array) -> None:
+        """Write the scores of some rows into a column."""
+        self._columns[name][:, places] = scores if scores.ndim == 1 else scores.T
