@@ -112,7 +112,7 @@ class LinearModel(FederatedModel):
         super().__init__(client, rows, encoding, wire, Linear(rows.outputs), l2, noise=noise)
         self.unsettled = 0.0  # what shards would gain by leaving what they agreed on
         self.lost, self._steps = LostParties(self), 0
-        self._directions: Replies | None = None
+        self._directions: Pending | None = None
         told = {a: {} if noise is None else {"noise": noise.of_gram(self.rows(a))} for a in self.alone}
         self._started = self.lou.ask(
             "ridge.start", self.alone, by_alias=told, encoding=encoding.id, model=self.name, spec=self.spec,
