@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Scalar, take
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.party.local_table import LocalTable
@@ -140,12 +141,12 @@ def _ask(client: Client, label: OutputColumn, question: Question) -> Pending:
 def joined_numbers(client: Client, label: OutputColumn, asked: Pending) -> NDArray[np.float64]:
     """The label of every joined row as a number; LearnError if one is missing."""
     replies = asked.read()[label.alias]
-    values = np.concatenate([reply["labels"].astype(np.float64) for reply in replies])
+    values = _one([reply["labels"].astype(np.float64, copy=False) for reply in replies])
     owners = client.owners(label.alias)
     _refuse_missing(sum(reply["missing"] for reply in replies), label, owners)
     if not np.isfinite(values).all():
         raise LearnError(f"label {label.qualified} has values that are not finite; filter them in WHERE {owners}")
-    if np.abs(values).max(initial=0.0) > LARGEST:
+    if max(values.max(initial=0.0), -values.min(initial=0.0)) > LARGEST:
         raise LearnError(
             f"label {label.qualified} has values beyond {LARGEST:g}; learn it in a larger unit, or its LOG {owners}"
         )
@@ -184,12 +185,17 @@ def joined_classes(client: Client, label: OutputColumn, asked: Pending, least: i
         raise LearnError(
             f"label {label.qualified} has one class only in these rows; a classifier needs two or more {owners}"
         )
-    numbered = [
-        np.searchsorted(values, np.array(told))[reply["codes"]] for told, reply in zip(classes, replies, strict=True)
-    ]
     narrow = np.int8 if len(values) < 128 else np.int16
-    base: NDArray[np.integer] = np.concatenate(numbered).astype(narrow)
-    return Classes(values, client.mapping.gather(label.alias, base))
+    numbered: list[NDArray[np.integer]] = [
+        take(np.searchsorted(values, np.array(told)).astype(narrow), reply["codes"])
+        for told, reply in zip(classes, replies, strict=True)
+    ]
+    return Classes(values, client.mapping.gather(label.alias, _one(numbered)))
+
+
+def _one(parts: list[NDArray[Scalar]]) -> NDArray[Scalar]:
+    """Values of all shards; those of one are not copied."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _classes(told: list[Any], days: str) -> list[Any]:

@@ -123,12 +123,12 @@ def direction(
     with unchanged_if_refused(part):
         if noise is None:
             part.noisy = False
-            sums = data.transposed_times(rows.astype(np.float64))
+            sums = data.transposed_times(rows.astype(np.float64, copy=False))
         else:
             sums = noisy_gradient(table, data, LinearRows(), part.theta, rows, noise)
         ridge.turn(part.theta, sums, l2, curvature)
         if noise is None or prediction_noise is None:
-            image, bound = data.times(ridge.direction).astype(table.wire), 0.0
+            image, bound = data.times(ridge.direction).astype(table.wire, copy=False), 0.0
         else:
             bound = ridge.bound(ridge.direction)
             image = noisy_predictions(table, data, LinearRows(), ridge.direction, bound, prediction_noise.multiplier)
