@@ -20,7 +20,6 @@ from tablepuppet.learn.loss.losses import Loss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.part import Part, part_of
-from tablepuppet.learn.tables.rows import encoded
 from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
 from tablepuppet.operators.client import Replies
 from tablepuppet.operators.lou import Instead
@@ -29,6 +28,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import NEXT_IMAGE, PER_OUTPUT, SQUARE, Numbers
+from tablepuppet.prep.encoded_rows import encoded
 from tablepuppet.privacy.secure_sum import FEWEST
 
 Array = NDArray[np.float64]
