@@ -25,9 +25,9 @@ def kmeans(matrix: RelationMatrix, k: int, rounds: int = 20, seed: int = 0) -> t
     labels = np.full(matrix.shape[0], -1)
     for _ in range(rounds):
         chosen = (nearest[:, None] == np.arange(k)).astype(float)  # (rows, k): 1 where a row belongs to a centre
-        centres = matrix.transposed_times(chosen).T / np.maximum(chosen.sum(axis=0), 1)[:, None]
+        centres = (matrix.T @ chosen).T / np.maximum(chosen.sum(axis=0), 1)[:, None]
         # |x - c|^2 = |x|^2 - 2 (x @ c - |c|^2 / 2), and |x|^2 is the same for all centres
-        nearest = np.argmax(matrix.times(centres.T) - (centres**2).sum(axis=1) / 2, axis=1)
+        nearest = np.argmax(matrix @ centres.T - (centres**2).sum(axis=1) / 2, axis=1)
         if np.array_equal(nearest, labels):
             break
         labels = nearest
@@ -52,7 +52,7 @@ def main() -> None:
     """Find the three kinds of orders."""
     with tempfile.TemporaryDirectory() as folder:
         relation = tp.Federation(make_databases(Path(folder))).sql(SQL)
-        matrix = RelationMatrix(relation.client, relation.fit_encoding(), relation.wire, relation)
+        matrix = relation.matrix()
         centres, labels = kmeans(matrix, k=3)
         print("columns:", ", ".join(matrix.columns))
         for number, centre in enumerate(centres):

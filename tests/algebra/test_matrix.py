@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 import tablepuppet as tp
 from tablepuppet.algebra.matrix import RelationMatrix
-from tablepuppet.operators.rosters import make_rosters
 from tablepuppet.party.config import Limits
 from tests.learn.materialised import ALL, JOIN, Array, JoinedTable, shop
 from tests.relations import Message, World, federation, record_wire, worlds
@@ -25,10 +24,6 @@ from tests.wire.services import calling, served
 
 SQL = f"SELECT {ALL} {JOIN}"
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
-
-
-def matrix_of(relation: tp.Relation) -> RelationMatrix:
-    return RelationMatrix(relation.client, relation.fit_encoding(), relation.wire, relation)
 
 
 def dense(matrix: RelationMatrix, table: JoinedTable) -> Array:
@@ -99,7 +94,7 @@ def test_products_are_numpys(found: tuple[dict[str, dict[str, pa.Table]], str], 
     parties, sql = found
     with tempfile.TemporaryDirectory() as folder:
         relation = federation(Path(folder), parties, "arrow", wire="float64").sql(sql)
-        matrix = matrix_of(relation)
+        matrix = relation.matrix()
         check(matrix, dense(matrix, JoinedTable(relation, parties)), seed)
 
 
@@ -111,7 +106,7 @@ def test_any_query(world: World, seed: int) -> None:
     asked = replace(world, select=select)
     with asked.urls() as urls:
         relation = tp.Federation(urls, wire="float64").sql(asked.sql)
-        matrix = matrix_of(relation)
+        matrix = relation.matrix()
         check(matrix, dense(matrix, JoinedTable(relation, world.parties)), seed)
 
 
@@ -134,7 +129,7 @@ def trips(messages: list[Message]) -> int:
 
 def test_one_trip_for_each_product(relation: tp.Relation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the number of vectors; products that are asked before one is read share a trip; encoding rides along."""
-    matrix = matrix_of(relation)
+    matrix = relation.matrix()
     rows, width = matrix.shape
     messages = record_wire(monkeypatch)
     matrix.times(np.ones((width, 7)))
@@ -154,7 +149,7 @@ def test_one_trip_for_each_product(relation: tp.Relation, monkeypatch: pytest.Mo
 
 def test_one_table_tells_its_own_gram(fed: tp.Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one trip, without a product that the caller chose."""
-    matrix = matrix_of(fed.sql("SELECT weight, height, kind FROM items"))
+    matrix = fed.sql("SELECT weight, height, kind FROM items").matrix()
     messages = record_wire(monkeypatch)
     matrix.gram()
     assert {message.request.op for message in messages} == {"encode.build", "matrix.gram"}
@@ -163,7 +158,7 @@ def test_one_table_tells_its_own_gram(fed: tp.Federation, monkeypatch: pytest.Mo
 
 def test_only_what_is_not_zero_is_asked(relation: tp.Relation, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table is sent those columns of V that it takes part in; the identity costs each table its own width."""
-    matrix = matrix_of(relation)
+    matrix = relation.matrix()
     matrix.column_sums()
     messages = record_wire(monkeypatch)
     matrix.times(np.eye(matrix.shape[1])[0])
@@ -192,7 +187,7 @@ def test_nothing_of_joined_length_travels(tmp_path: Path, monkeypatch: pytest.Mo
     relation = federation(tmp_path, parties, wire="float64").sql("SELECT t.x, t.c, u.y FROM t JOIN u USING (k)")
     assert len(relation) == 300
     messages = record_wire(monkeypatch)
-    matrix = matrix_of(relation)
+    matrix = relation.matrix()
     check(matrix, dense(matrix, JoinedTable(relation, parties)), 0)
     assert max(len(array) for message in messages for array in arrays(message)) <= 30
 
@@ -200,8 +195,7 @@ def test_nothing_of_joined_length_travels(tmp_path: Path, monkeypatch: pytest.Mo
 def test_secure_sums_are_the_same(fed: tp.Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a roster shards mask their products, sums and Gram matrices; the results are the same to 1e-9."""
     relation = fed.sql(SQL)
-    plain, secure = matrix_of(fed.sql(SQL)), matrix_of(relation)
-    make_rosters(relation.client, list(relation.mapping.tables))
+    plain, secure = fed.sql(SQL).matrix(), relation.matrix(secure_sum=True)
     messages = record_wire(monkeypatch)
     values = np.random.default_rng(0).normal(size=(len(relation), 2))
     for name, arguments in (("transposed_times", [values]), ("column_sums", []), ("gram", [])):
@@ -235,7 +229,7 @@ def test_services_answer_the_same(tmp_path: Path) -> None:
     urls = {name: f"parquet:///{tmp_path / name}" for name in parties}
     with served(urls, limits=Limits()) as servers:
         there = calling(servers)
-        near, far = matrix_of(here.sql(SQL)), matrix_of(there.sql(SQL))
+        near, far = here.sql(SQL).matrix(), there.sql(SQL).matrix()
         known = [name.partition("=")[0] for name in near.columns]
         assert [name.partition("=")[0] for name in far.columns] == known
         numbers = [place for place, name in enumerate(near.columns) if "=" not in name]
@@ -250,7 +244,7 @@ def test_services_answer_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sql", [f"{SQL} WHERE o.price > 1e9", "SELECT o.price FROM orders o WHERE FALSE"])
 def test_no_rows(fed: tp.Federation, sql: str) -> None:
     """A relation without rows has a matrix without rows, and is asked for nothing."""
-    matrix = matrix_of(fed.sql(sql))
+    matrix = fed.sql(sql).matrix()
     assert matrix.shape[0] == 0
     width = matrix.shape[1]
     assert matrix.times(np.ones((width, 2))).shape == (0, 2)
@@ -278,11 +272,11 @@ def test_no_rows(fed: tp.Federation, sql: str) -> None:
 def test_bad_directions(relation: tp.Relation, given: Any, message: str) -> None:
     """Shapes that do not fit, text, complex numbers and numbers that are not finite are refused in one sentence."""
     with pytest.raises(tp.LearnError, match=f"V of X @ V.*{message}"):
-        matrix_of(relation).times(given)
+        relation.matrix().times(given)
 
 
 def test_bad_values(relation: tp.Relation) -> None:
     """The same of U."""
-    matrix = matrix_of(relation)
+    matrix = relation.matrix()
     with pytest.raises(tp.LearnError, match=r"U of X\.T @ U has shape \(3,\), and X has 279 joined rows"):
         matrix.transposed_times(np.ones(3))

@@ -20,8 +20,7 @@ SQL = "SELECT credit, open, region FROM cards"
 
 
 def matrix(party: Party, sql: str = SQL) -> RelationMatrix:
-    relation = federation(party).sql(sql)
-    return RelationMatrix(relation.client, relation.fit_encoding(), relation.wire, relation)
+    return federation(party).sql(sql).matrix()
 
 
 def open_with(folder: Path, table: str = "", limits: str = "", **more: Any) -> Party:
@@ -31,9 +30,9 @@ def open_with(folder: Path, table: str = "", limits: str = "", **more: Any) -> P
 def test_a_table_opts_in(tmp_path: Path) -> None:
     """Without ``matrix = true`` no product with chosen vectors leaves; sums of columns and Gram matrices do."""
     found = matrix(open_with(tmp_path))
-    for ask in (lambda: found.times(np.ones(5)), lambda: found.transposed_times(np.ones(ROWS))):
+    for asked in (found.ask_times(np.ones(5)), found.ask_transposed_times(np.ones(ROWS))):
         with pytest.raises(tp.PrivacyError, match=r"party 'bank', table 'cards': may not be multiplied.*matrix = true"):
-            ask()
+            asked.read()
     assert found.column_sums().shape == (5,)
     assert found.gram().shape == (5, 5)
     allowed = matrix(open_with(tmp_path, "matrix = true"))
@@ -50,9 +49,7 @@ def test_learners_need_no_opt_in(tmp_path: Path) -> None:
 def test_databases_of_this_process_allow_it(tmp_path: Path) -> None:
     """Whoever runs the process can read them; levels of a federation file change nothing of that."""
     fed = in_process(tmp_path, {"bank": {"cards": cards()}})
-    relation = fed.sql(SQL)
-    found = RelationMatrix(relation.client, relation.fit_encoding(), relation.wire)
-    assert found.times(np.ones(5)).shape == (ROWS,)
+    assert fed.sql(SQL).matrix().times(np.ones(5)).shape == (ROWS,)
 
 
 def test_columns_are_counted(tmp_path: Path) -> None:

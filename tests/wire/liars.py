@@ -13,7 +13,6 @@ import pyarrow as pa
 
 import tablepuppet as tp
 import tablepuppet.learn.party_ops
-from tablepuppet.algebra.matrix import RelationMatrix
 from tablepuppet.errors import TablePuppetError
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.delivery import Deliveries, Target
@@ -181,7 +180,7 @@ def dated(fed: tp.Federation, folder: Path) -> None:
 def multiplied(fed: tp.Federation, folder: Path) -> None:
     for sql in (ONE.format("paid"), SEVERAL.format("paid")):
         relation = fed.sql(sql)
-        matrix = RelationMatrix(relation.client, relation.fit_encoding(), relation.wire)
+        matrix = relation.matrix()
         matrix.times(np.ones((matrix.shape[1], 2)))
         matrix.transposed_times(np.ones(matrix.shape[0]))
         matrix.column_sums()

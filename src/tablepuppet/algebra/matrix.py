@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import coo_array
 
 import tablepuppet.algebra.ops  # noqa: F401 - registers the parties' half
+from tablepuppet.algebra.operator import ProductOperator
 from tablepuppet.errors import LearnError
 from tablepuppet.mapping.table_mapping import Floats, TableMapping
 from tablepuppet.operators.client import Client, Replies
@@ -49,8 +50,10 @@ class Result:
         return self._found
 
 
-class RelationMatrix:
+class RelationMatrix(ProductOperator):
     """X of a relation by an encoding: table after table, of each the numbers, then the categories.
+
+    It is a SciPy `LinearOperator`: `X @ V`, `X.T @ U`, and what SciPy's solvers ask.
 
     ``owner`` is what keeps the session open for as long as the matrix is used.
     """
@@ -64,7 +67,7 @@ class RelationMatrix:
         ends = np.cumsum([0, *map(len, names.values())]).tolist()
         self.blocks = {alias: slice(*ends) for alias, ends in zip(names, pairwise(ends), strict=True)}
         self.columns = [name for listed in names.values() for name in listed]
-        self.shape = (len(client.mapping), len(self.columns))
+        super().__init__((len(client.mapping), len(self.columns)))
         self._tables = [alias for alias, listed in names.items() if listed and client.shards(alias)]
 
     def times(self, directions: ArrayLike) -> Array:
@@ -118,6 +121,33 @@ class RelationMatrix:
 
         return Result(finish)
 
+    def ask_sums_by(self, labels: NDArray[np.integer], groups: int) -> Result:
+        """Ask for the sums of columns over the joined rows of each group, (d, groups): X^T U for the 0/1 matrix U of
+        ``labels``, (N,), numbers of groups. U is not built.
+        """
+        rows = {}
+        for alias in self._tables:
+            table = self._mapping.tables[alias]
+            pairs = table.index * np.int64(groups) + labels
+            counts = np.bincount(pairs, minlength=table.rows * groups)
+            rows[alias] = counts.reshape(table.rows, groups).astype(np.float64)
+        replies = self._ask_sums(rows)
+
+        def finish() -> Array:
+            found = np.zeros((self.shape[1], groups))
+            for alias, sums in self._sums(replies).items():
+                found[self.blocks[alias]] = sums
+            return found
+
+        return Result(finish)
+
+    def ask_squared_norm(self) -> Result:
+        """Ask for the sum of the squares of all numbers of X, (1,)."""
+        replies = self._ask_grams()
+        return Result(
+            lambda: np.sum([[np.trace(gram) for gram in self._grams(replies).values()]], axis=1, dtype=np.float64)
+        )
+
     def ask_column_sums(self) -> Result:
         """Ask for the sums of columns. No direction is chosen, so every table that lets statistics out answers."""
         replies = self._lou.ask(
@@ -139,16 +169,12 @@ class RelationMatrix:
         A table computes its own block. Of two tables the one with fewer columns sends its encoded cells and the other
         multiplies: that moves least. So all tables but the widest send as many products as they have columns.
         """
-        within = self._lou.ask(
-            "matrix.gram", self._tables, bounds=lambda alias: {"gram": 1.0}, encoding=self.encoding.id,
-            joined_rows=self.shape[0],
-        )  # fmt: skip
+        within = self._ask_grams()
         order = sorted(self._tables, key=self._width)
         sent = self._ask_images({alias: np.eye(self._width(alias)) for alias in order[:-1]})
         found = np.zeros((self.shape[1], self.shape[1]))
-        for alias in self._tables:
-            block = self.blocks[alias]
-            found[block, block] = self._lou.add(within[alias], "gram") * self.shape[0]
+        for alias, gram in self._grams(within).items():
+            found[self.blocks[alias], self.blocks[alias]] = gram
         cells = self._images(sent, order[:-1])
         met = {
             alias: np.concatenate([moved(self._mapping, other, alias, cells[other]) for other in order[:place]], axis=1)
@@ -162,7 +188,18 @@ class RelationMatrix:
         return found
 
     def _width(self, alias: str) -> int:
-        return self.blocks[alias].stop - self.blocks[alias].start
+        return len(self.encoding.names(alias))
+
+    def _ask_grams(self) -> Replies:
+        """Ask for T_i^T diag(w_i) T_i / N of all tables."""
+        return self._lou.ask(
+            "matrix.gram", self._tables, bounds=lambda alias: {"gram": 1.0}, encoding=self.encoding.id,
+            joined_rows=self.shape[0],
+        )  # fmt: skip
+
+    def _grams(self, replies: Replies) -> dict[str, Array]:
+        """T_i^T diag(w_i) T_i by table."""
+        return {alias: self._lou.add(replies[alias], "gram") * self.shape[0] for alias in self._tables}
 
     def _ask_images(self, directions: Mapping[str, Array]) -> Replies:
         """Ask for T_i V_i of some tables."""
