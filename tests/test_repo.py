@@ -28,6 +28,7 @@ LAYERS = [
     {"mapping", "wire"},
     {"operators"},
     {"prep"},
+    {"algebra"},
     {"relation"},
     {"learn.__init__", "learn.registry", "learn.rounds", "learn.threads"},
     {"learn.labels", "learn.loss", "learn.noise"},

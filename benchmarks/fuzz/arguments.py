@@ -133,7 +133,7 @@ class Maker:
         outputs = () if count == 1 else (count,)
         linear = (width, *outputs)
         known: dict[str, tuple[int, ...]] = {
-            "rows": (rows, *outputs), "theta": theta, "agreed": linear,
+            "rows": (rows, *outputs), "theta": theta, "agreed": linear, "directions": linear,
             "means": (len(self.columns),), "scales": (len(self.columns),), "lows": (len(self.columns),),
             "highs": (len(self.columns),), "curvature": (count, count), "pull": (count, count),
             "rates": (int(self.rng.integers(0, 4)),), "mix": (int(self.rng.integers(0, 3)),), "counts": (rows,),

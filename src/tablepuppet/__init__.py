@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tablepuppet.algebra import linalg
     from tablepuppet.errors import (
         CatalogError,
         ConfigError,
@@ -59,6 +60,7 @@ _PLACES = {
     "Relation": "relation",
     "TableMapping": "mapping.table_mapping",
 }
+_MODULES = {"linalg": "algebra.linalg"}
 
 __all__ = [
     "Catalog",
@@ -81,11 +83,14 @@ __all__ = [
     "TablePuppetError",
     "Tls",
     "forget",
+    "linalg",
     "load",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"tablepuppet.{_MODULES[name]}")
     if name not in _PLACES:
         raise AttributeError(f"module 'tablepuppet' has no attribute {name!r}")
     found = getattr(import_module(f"tablepuppet.{_PLACES[name]}"), name)

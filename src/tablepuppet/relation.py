@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from tablepuppet.errors import LearnError, PartyError, PrivacyError, TablePuppet
 from tablepuppet.mapping.join import JoinBranch, ShardKeys, join
 from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
 from tablepuppet.operators.client import Client
+from tablepuppet.operators.rosters import make_rosters
 from tablepuppet.operators.secure_sum import SecureTables
 from tablepuppet.party.reply_check import check_reply, keys_returned
 from tablepuppet.party.request import Request, Step
@@ -40,6 +41,9 @@ from tablepuppet.sql.query import Query
 from tablepuppet.wire.closing import closer
 from tablepuppet.wire.engine import Engine, call_all
 from tablepuppet.wire.outbox import Outbox, WhenLost
+
+if TYPE_CHECKING:
+    from tablepuppet.algebra.matrix import RelationMatrix
 
 GROWTH, SLACK = 2, 1000  # a table may have so many times its rows in the catalog, and so many more, when it is read
 
@@ -280,6 +284,18 @@ class Relation:
     def describe(self) -> Description:
         """Statistics of every selected column over the joined rows, computed at the parties."""
         return describe(self.client, self.query.outputs, self.query.categorical, self._session.events)
+
+    @names_checked
+    def matrix(self, secure_sum: bool = False) -> RelationMatrix:
+        """The prepared features as a matrix X that is never built, one row per joined row: a SciPy `LinearOperator`.
+
+        With ``secure_sum`` tables of several shards reach the coordinator as a sum only, where what they answer is one.
+        """
+        from tablepuppet.algebra.matrix import RelationMatrix  # with SciPy, which takes a while to load
+
+        if secure_sum:
+            make_rosters(self.client, dict.fromkeys(column.alias for column in self.query.features))
+        return RelationMatrix(self.client, self.fit_encoding(), self.wire, self)
 
     def rows(self) -> pa.Table:
         """Where each joined row comes from: ``<alias>.party`` and ``<alias>.row``, its place in the source.

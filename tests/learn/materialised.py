@@ -45,9 +45,8 @@ class JoinedTable:
                 filled[[value is not None for value in values]] = known
                 self.numbers[column.qualified] = (float(known.mean()), float(filled.std()))
         self.matrix = self._encode(columns, len(relation))
-        assert relation.query.label is not None
         label = relation.query.label
-        self.labels = np.array(materialised(relation, parties, label.alias, _source(label)))
+        self.labels = np.array(materialised(relation, parties, label.alias, _source(label)) if label else [])
 
     @property
     def names(self) -> list[str]:

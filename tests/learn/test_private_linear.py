@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import tablepuppet as tp
+from tablepuppet.algebra import ops as matrix_ops
 from tablepuppet.baselines import Centralized
-from tablepuppet.learn.linear import ops as ridge_ops
 from tablepuppet.learn.tables import ops as model_ops
 from tablepuppet.learn.tables.linear import LinearRows
 from tablepuppet.learn.tables.noisy import noisy_predictions
@@ -94,7 +94,7 @@ def change(asked: Any, here: EncodedTable, there: EncodedTable) -> tuple[float, 
 def test_a_row_changes_the_gram_matrix_by_its_bound(pair: tuple[EncodedTable, EncodedTable, int], rows: int) -> None:
     """Replacing a row by missing values changes K by at most columns / n."""
     here, there, _ = pair
-    moved, allowed = change(lambda table: ridge_ops.gram(table, "v", "e", rows, GramNoise(rows, 1.0)), here, there)
+    moved, allowed = change(lambda table: matrix_ops.gram(table, "v", "e", rows, GramNoise(rows, 1.0)), here, there)
     assert allowed == max(here.columns, 1) / rows
     assert moved <= allowed * (1 + 1e-9)
 
@@ -133,7 +133,7 @@ def test_a_row_changes_predictions_by_its_bound(values: list[float], bound: floa
 def test_missing_values_add_exactly_nothing() -> None:
     """The null record of the neighbours is all zeros in every sum."""
     null = cast(LocalTable, Exact(EncodedTable(np.zeros((4, 2)), (np.full(4, -1, np.int32),), (3,))))
-    assert not ridge_ops.gram(null, "v", "e", 4, GramNoise(4, 1.0))["gram"].any()
+    assert not matrix_ops.gram(null, "v", "e", 4, GramNoise(4, 1.0))["gram"].any()
     told = model_ops.gradient(null, "v", "e", Linear(1), np.ones(4), noise=SumNoise(4, 1.0, 1.0))
     assert not told["sums"].any()
 

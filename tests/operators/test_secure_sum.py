@@ -26,7 +26,7 @@ from tests.wire.services import KEY
 
 SQL = f"SELECT {ALL}, o.paid {JOIN}"
 SECURE = tp.Privacy(secure_sum=True)
-SUMMED = ("ridge.gram", "model.gradient", "ridge.consensus")
+SUMMED = ("matrix.gram", "model.gradient", "ridge.consensus")
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +110,11 @@ def test_shards_alone_are_not_in_the_sum(relation: tp.Relation, monkeypatch: pyt
     """No entry of a shard's Gram matrix is among the words it tells, at the scale that it was told."""
     messages = record_wire(monkeypatch)
     tp.LinearRegression(rounds=1).fit(relation)
-    first = {(m.party, m.request.table): m.reply["gram"] for m in messages if m.reply and m.request.op == "ridge.gram"}
+    first = {(m.party, m.request.table): m.reply["gram"] for m in messages if m.reply and m.request.op == "matrix.gram"}
     messages.clear()
     tp.LinearRegression(rounds=1, privacy=SECURE).fit(relation)
     for message in messages:
-        if message.reply and message.request.op == "ridge.gram":
+        if message.reply and message.request.op == "matrix.gram":
             bits = message.reply["bits"]["gram"]
             told = np.ldexp(message.reply["gram"].view(np.int64).astype(np.float64), -bits)
             assert np.min(np.abs(told - first[message.party, message.request.table])) > 1e-6
@@ -142,7 +142,7 @@ def ask(relation: tp.Relation, op: str, **arguments: Any) -> list[Mapping[str, A
 @pytest.mark.parametrize(
     ("op", "arguments"),
     [
-        ("ridge.gram", {"joined_rows": 10}),
+        ("matrix.gram", {"joined_rows": 10}),
         ("model.parameters", {"model": "m"}),
         ("ridge.start", {"joined_rows": 10, "model": "m", "spec": Linear(1)}),
     ],
@@ -171,7 +171,7 @@ def test_a_shard_without_rows_is_in_no_sum(relation: tp.Relation) -> None:
     ask(relation, "rows.use", view="none", chosen=np.zeros(0, np.int32), counts=np.zeros(0, np.uint8))
     asked = {"number": 99, "bits": {"gram": 1}}
     with pytest.raises(tp.PrivacyError, match=r"none of its rows take part.*secure_sum"):
-        ask(relation, "ridge.gram", view="none", encoding=model.encoding_.id, joined_rows=10, secure=asked)
+        ask(relation, "matrix.gram", view="none", encoding=model.encoding_.id, joined_rows=10, secure=asked)
 
 
 def test_a_mask_is_not_used_again(relation: tp.Relation) -> None:

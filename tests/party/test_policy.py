@@ -180,7 +180,7 @@ def test_callers(tmp_path: Path) -> None:
             r"column 'fraud': may not be used as feature",
         ),
         ("encode.build", {"columns": [], "categories": [("fraud", "number")]}, r"column 'fraud': may not be used as f"),
-        ("ridge.gram", {"encoding": "e", "joined_rows": 60}, r"column 'secret': .* does not release GRAM"),
+        ("matrix.gram", {"encoding": "e", "joined_rows": 60}, r"column 'secret': .* does not release GRAM"),
         (
             "model.apply",
             {"encoding": "e", "spec": Linear(1), "theta": np.ones(1)},

@@ -116,7 +116,7 @@ def test_lengths_do_not_vanish(tmp_path: Path, theta: float, scale: float) -> No
     asked: list[tuple[str, dict[str, Any]]] = [
         ("model.apply", {"spec": Linear(2), "theta": np.array([[theta, theta]]), "noise": PredictionNoise(1.0, 1e-60)}),
         ("model.gradient", {"spec": Linear(2), "rows": np.full((2, 2), theta), "noise": SumNoise(1, 1e-60, 1.0)}),
-        ("ridge.gram", {"joined_rows": 2, "noise": GramNoise(2, 1.0)}),
+        ("matrix.gram", {"joined_rows": 2, "noise": GramNoise(2, 1.0)}),
     ]
     for op, given in asked:
         seen = [world.ask(op, {"view": "v", "encoding": "e", **given}) for world in both]
@@ -173,10 +173,10 @@ def test_the_number_of_categories_is_not_told(tmp_path: Path) -> None:
 def test_a_demand_for_noise_is_the_policys(tmp_path: Path) -> None:
     """Where the policy demands noise, rows are encoded for it though the caller says otherwise; else noise refuses."""
     given = {"view": "v", "encoding": "e", "joined_rows": 1, "noise": GramNoise(1, 1.0)}
-    told = begun(tmp_path / "strict", table_of([1.7e308]), private=False).ask("ridge.gram", given)
+    told = begun(tmp_path / "strict", table_of([1.7e308]), private=False).ask("matrix.gram", given)
     assert told.error is None
-    assert begun(tmp_path / "open", table_of([1.0]), Policy(), private=True).ask("ridge.gram", given).error is None
-    bare = begun(tmp_path / "bare", table_of([1.0]), Policy(), private=False).ask("ridge.gram", given)
+    assert begun(tmp_path / "open", table_of([1.0]), Policy(), private=True).ask("matrix.gram", given).error is None
+    bare = begun(tmp_path / "bare", table_of([1.0]), Policy(), private=False).ask("matrix.gram", given)
     assert bare.error is not None
     assert "not encoded for noise" in bare.error[1]
 
@@ -190,7 +190,7 @@ def test_rows_announced_anew_are_not_those_that_were_encoded(tmp_path: Path) -> 
         given = {"columns": ["x"], "means": np.zeros(1), "scales": np.ones(1), "categories": []}
         if ids[1] == 0:
             world.ask("encode.build", {"view": "v", "encoding": "e", **given})
-    seen = world.ask("ridge.gram", {"view": "v", "encoding": "e", "joined_rows": 3, "noise": GramNoise(3, 1.0)})
+    seen = world.ask("matrix.gram", {"view": "v", "encoding": "e", "joined_rows": 3, "noise": GramNoise(3, 1.0)})
     assert seen.error is not None
     assert "has not encoded the rows" in seen.error[1]
 

@@ -40,7 +40,7 @@ def stated(noise: FeatureNoise) -> float:
 def one_table(world: World, noise: FeatureNoise, wanted: NDArray[Any]) -> list[float]:
     """All that leaves a shard in one round: Gram matrix, gradient, the prediction of the row that is looked for."""
     known: dict[str, Any] = {"encoding": world.encoding}
-    gram = world.ask("a", "ridge.gram", **known, joined_rows=ROWS, noise=noise.of_gram(ROWS))["gram"]
+    gram = world.ask("a", "matrix.gram", **known, joined_rows=ROWS, noise=noise.of_gram(ROWS))["gram"]
     known["spec"] = Linear(1)
     sums = world.ask("a", "model.gradient", **known, rows=wanted, noise=noise.of_sums(ROWS))["sums"]
     told = world.ask("a", "model.apply", **known, theta=np.ones(1), noise=noise.of_predictions(0.5))["image"]

@@ -175,12 +175,23 @@ def dated(fed: tp.Federation, folder: Path) -> None:
     tp.LogisticRegression(rounds=2).fit(relation).evaluate(relation)
 
 
+def multiplied(fed: tp.Federation, folder: Path) -> None:
+    for sql in (ONE.format("paid"), SEVERAL.format("paid")):
+        relation = fed.sql(sql)
+        matrix = relation.matrix()
+        matrix.times(np.ones((matrix.shape[1], 2)))
+        matrix.transposed_times(np.ones(matrix.shape[0]))
+        matrix.column_sums()
+        matrix.gram()
+
+
 USES: dict[str, Callable[[tp.Federation, Path], None]] = {
     "describe": described,
     "whole way": whole_way,
     "at party": at_party,
     "dates": dated,
     "best round": restored,
+    "matrix": multiplied,
     "union": fitted(partial(tp.LinearRegression, rounds=2), SEVERAL.format("paid"), "paid"),
     "consensus": fitted(
         partial(tp.LogisticRegression, rounds=2, inner_rounds=2), SEVERAL.format("returned"), "returned"

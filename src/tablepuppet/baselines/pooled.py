@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from tablepuppet.errors import PrivacyError
-from tablepuppet.learn.tables.rows import encoded
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.encode import Encoding
+from tablepuppet.prep.encoded_rows import encoded
 from tablepuppet.prep.encoded_table import EncodedTable
 
 

@@ -106,7 +106,8 @@ def _show(report: PartyReport, screen: Console) -> None:
         screen.print(_view(table))
         secure = "; sums leave within a sum over shards only" if table.secure_sum else ""
         rows = f"at least {table.min_rows} rows, groups of at least {table.min_group} rows"
-        screen.print(f"  {rows}{secure}", markup=False)
+        chosen = "; callers may multiply it with vectors of their choice" if table.matrix else ""
+        screen.print(f"  {rows}{secure}{chosen}", markup=False)
         if table.keys:
             screen.print(f"  expressions that may be joined by: {'; '.join(table.keys)}", markup=False)
         screen.print(f"  privacy budget: {_budget(table.budget)}", markup=False)

@@ -3,6 +3,7 @@
 What only the coordinator needs, such as scikit-learn, stays out.
 """
 
+from tablepuppet.algebra import ops as matrix_ops
 from tablepuppet.learn.labels import joined, metrics
 from tablepuppet.learn.labels import noisy as noisy_labels
 from tablepuppet.learn.linear import consensus
@@ -16,6 +17,7 @@ from tablepuppet.operators import delivery, ids
 from tablepuppet.prep import category_names, encode, private_encode, statistics
 
 MODULES = (
+    matrix_ops,
     model_ops,
     shelf_ops,
     sgd,

@@ -21,7 +21,7 @@ ASKED: dict[str, tuple[str, ...]] = {
     "labels with `label_epsilon`": ("label.private_numbers", "label.private_classes"),
     "`evaluate(rel, at_party=True)`": ("label.errors", "label.hits"),
     "linear `lbfgs`, `admm`": ("ridge.start", "ridge.direction", "ridge.advance"),
-    "the same, tables with several shards": ("ridge.gram",),
+    "the same, tables with several shards; `algebra/`": ("matrix.gram",),
     "the same with `inner_rounds`": ("ridge.shard", "ridge.consensus"),
     "networks, noisy steps": ("model.start",),
     "networks by `lbfgs`": ("lbfgs.turn", "lbfgs.move"),
@@ -32,6 +32,7 @@ ASKED: dict[str, tuple[str, ...]] = {
     "`predict`, `evaluate`, validation": ("model.predict",),
     "`coef_`, shards that did not train": ("model.parameters",),
     "`save` with `prediction_epsilon`": ("ridge.size",),
+    "`algebra/`: the relation as a matrix": ("matrix.times", "matrix.transposed_times", "matrix.column_sums"),
     "validation, `save`, `tp.load`, `tp.forget`": (
         "model.keep", "model.restore", "parts.store", "parts.check", "parts.copy", "parts.settle", "parts.parameters",
     ),

@@ -166,7 +166,7 @@ class Client:
 def _outputs(arguments: Mapping[str, Any], spec: Spec | None) -> int | None:
     if spec is not None:
         return spec.outputs
-    rows = arguments.get("rows")
+    rows = arguments.get("directions", arguments.get("rows"))
     return (1 if rows.ndim == 1 else rows.shape[1]) if isinstance(rows, np.ndarray) else None
 
 

@@ -88,6 +88,12 @@ class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     secure_sum: Annotated[
         bool, Meta(description="sums over its rows leave only within the sum of three or more peers' shards")
     ] = False
+    matrix: Annotated[
+        bool,
+        Meta(
+            description="callers may multiply the table with vectors of their choice, by which they can have its cells"
+        ),
+    ] = False
     keys: Annotated[
         tuple[str, ...], Meta(description="expressions that may be joined by, beside columns whose use is key")
     ] = ()
@@ -156,6 +162,10 @@ class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         Positive,
         Meta(description="replies with predictions, gradient sums or parameters, per session and table"),
     ] = 1000
+    max_matrix_columns: Annotated[
+        Positive,
+        Meta(description="vectors of a caller's choice that a table is multiplied with, per session and table"),
+    ] = 10_000
     max_filters: Annotated[Count, Meta(description="distinct filters, per caller and table")] = 20
     max_expressions: Annotated[
         Count, Meta(description="distinct selected expressions that are more than a column, per caller and table")
@@ -226,6 +236,7 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
             max_filters=self.limits.max_filters,
             max_expressions=self.limits.max_expressions,
             max_prediction_rounds=self.limits.max_prediction_rounds,
+            max_matrix_columns=self.limits.max_matrix_columns,
             max_splits=self.limits.max_splits,
             max_failures=self.limits.max_failures,
             max_models=self.limits.max_models,
@@ -321,6 +332,7 @@ def _table_rule(name: str, table: TableEntry, deliver: tuple[str, ...]) -> Table
         min_rows=table.min_rows,
         min_group=table.min_group,
         secure_sum=table.secure_sum,
+        matrix=table.matrix,
         keys=frozenset(_key(f"tables.{name}.keys", text, columns) for text in table.keys),
         budget=table.budget,
         deliver=frozenset(deliver if table.deliver is None else table.deliver),

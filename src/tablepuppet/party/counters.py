@@ -3,7 +3,8 @@
 A filter together with digests tells which rows pass it, a split tells of rows whether they stand at some places of
 the source, and a query that fails tells that some row makes it fail. So each caller gets so many distinct ones per
 table: many could bisect a value, or the order of rows. They are remembered as hashes, in a file of ``state_dir`` if
-there is one, so that a restart gives no new allowance. Rounds are counted while their session lives.
+there is one, so that a restart gives no new allowance. Rounds, and vectors that a caller chose, are counted while
+their session lives.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _Used = dict[str, dict[str, dict[str, list[str]]]]  # kind -> caller -> table ->
 
 
 class Counters:
-    """Distinct texts by kind, caller and table; rounds by caller, session and table. For many threads."""
+    """Distinct texts by kind, caller and table; rounds and columns by caller, session and table. For many threads."""
 
     def __init__(self, state_dir: Path | None = None):
         self._file = None if state_dir is None else state_dir / FILE
         self._used = _read(self._file) if self._file else {}
-        self._rounds: Counter[tuple[str, str, str]] = Counter()
+        self._of_sessions: Counter[tuple[str, str, str, str]] = Counter()  # caller, session, table, kind
         self._lock = threading.Lock()
 
     def use_texts(
@@ -59,21 +60,21 @@ class Counters:
     def _known(self, kind: str, caller: str, table: str) -> list[str]:
         return self._used.get(kind, {}).get(caller, {}).get(table.lower(), [])
 
-    def use_round(self, caller: str, session: str, table: str, most: int | None) -> bool:
-        """Count a round; False if the session has had ``most`` of them at this table."""
+    def use(self, kind: str, caller: str, session: str, table: str, most: int | None, count: int = 1) -> bool:
+        """Count rounds or columns; False, and nothing is counted, if a session would have more than ``most``."""
         if most is None:
             return True
         with self._lock:
-            if self._rounds[caller, session, table.lower()] >= most:
+            if self._of_sessions[caller, session, table.lower(), kind] + count > most:
                 return False
-            self._rounds[caller, session, table.lower()] += 1
+            self._of_sessions[caller, session, table.lower(), kind] += count
             return True
 
     def forget_session(self, caller: str, session: str) -> None:
         """Free what is counted for a session that has ended."""
         with self._lock:
-            for key in [key for key in self._rounds if key[:2] == (caller, session)]:
-                del self._rounds[key]
+            for key in [key for key in self._of_sessions if key[:2] == (caller, session)]:
+                del self._of_sessions[key]
 
     def _remember(self, kind: str, caller: str, table: str, hashes: list[str]) -> None:
         """First in the file: what cannot be remembered is not allowed."""

@@ -66,6 +66,8 @@ class Grant:
 
     def check(self, op: Op, arguments: Mapping[str, Any]) -> None:
         """Raise PrivacyError unless every column that the op works on may be told as the op tells it."""
+        if op.directions:
+            self._check_directions()
         if self.rules.budget.require_dp and not op.is_private(arguments):
             self._check_noise(op)
         for name in self._fields(op, arguments):
@@ -88,6 +90,18 @@ class Grant:
             broken = "uses" if too_much & LEVELS[rule.level] else "level"
             reason = f"as {rule.uses.label} at level {rule.level.name.lower()} it does not release {too_much.label}"
             raise refusal(self.party, broken, reason, self.table, columns)
+
+    def _check_directions(self) -> None:
+        """Raise PrivacyError unless the caller may multiply the table with vectors of its own choice.
+
+        As many of them as the table has columns are the table.
+        """
+        if not self.rules.matrix:
+            reason = "may not be multiplied with vectors of the caller's choice; use a learner, or ask its operator"
+            raise self.refusal("matrix", f"{reason} to set matrix = true")
+        if self.rules.budget.require_dp:
+            reason = "products with vectors of the caller's choice have no form with noise; use a learner with privacy"
+            raise self.refusal("require_dp", reason)
 
     def _check_receiver(self, receiver: object) -> None:
         """Raise PrivacyError unless predictions made with the table's features may go to a party."""

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from sqlglot import exp
 
 from tablepuppet.errors import ConfigError
@@ -31,6 +32,11 @@ SOLVABLE = Release.PREDICTIONS | Release.EMBEDDINGS | Release.GRADIENT_SUMS | Re
 """Releases that many rounds of chosen questions could be solved for rows: ``max_prediction_rounds`` counts them."""
 SUMS = Release.GRADIENT_SUMS | Release.GRAM | Release.PARAMETERS
 """Releases that shards of a table make together: with ``secure_sum`` they leave masked."""
+
+
+def is_round(op: Op) -> bool:
+    """Whether ``max_prediction_rounds`` counts an op; of one with directions the columns are counted instead."""
+    return bool(op.releases.value & SOLVABLE.value) and not op.directions
 
 
 class Guard:
@@ -78,10 +84,23 @@ class Guard:
                 "sums over its rows leave only within a sum over three or more shards; learn with "
                 "privacy=tp.Privacy(secure_sum=True), a table with so many shards, and an op that is a sum",
             )
+        if op.directions:
+            self._count_directions(caller, session, grant, arguments.get(op.directions))
         most = self.policy.max_prediction_rounds
-        if op.releases.value & SOLVABLE.value and not self._counters.use_round(caller, session, grant.table, most):
+        if is_round(op) and not self._counters.use("rounds", caller, session, grant.table, most):
             reason = f"the session has had its {most} rounds; open the relation again, or ask the party's operator"
             raise grant.refusal("max_prediction_rounds", reason)
+
+    def _count_directions(self, caller: str, session: str, grant: Grant, given: object) -> None:
+        """Count the columns of vectors that the caller chose."""
+        most = self.policy.max_matrix_columns
+        columns = given.shape[1] if isinstance(given, np.ndarray) and given.ndim == 2 else 1
+        if not self._counters.use("columns", caller, session, grant.table, most, max(columns, 1)):
+            reason = (
+                f"the session has had products with {most} vectors of its own choice, or would with these; open the "
+                "relation again, or ask the party's operator"
+            )
+            raise grant.refusal("max_matrix_columns", reason)
 
     def split(self, caller: str, grant: Grant, chosen: str, rows: int) -> None:
         """Count a choice of rows by their places in the source, of which the table has ``rows`` now."""

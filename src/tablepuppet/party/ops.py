@@ -41,6 +41,8 @@ class Op:
     ``summed`` are all values of its reply, if a coordinator needs no more of them than their sums over shards.
     ``fields`` are the arguments that name columns of the table itself, selected or not, if it works on such.
     ``receiver`` is the argument that names the party to which predictions made with the table's features will go.
+    ``directions`` is the argument with vectors that the caller may choose at will, if it answers products with such:
+    the table's policy must allow them (``matrix``), and their columns are counted instead of replies.
     ``returns`` says what each value of its reply is: the coordinator uses no other.
     """
 
@@ -54,6 +56,7 @@ class Op:
     summed: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
     receiver: str = ""
+    directions: str = ""
     returns: Returns | None = None
 
     def is_private(self, arguments: Mapping[str, Any]) -> bool:
@@ -107,6 +110,7 @@ def op(
     summed: tuple[str, ...] = (),
     fields: tuple[str, ...] = (),
     receiver: str = "",
+    directions: str = "",
     returns: Returns | None = None,
 ) -> Callable[[Callable[..., Values]], Callable[..., Values]]:
     """Register a function as an op that lets out ``releases`` of ``columns`` and nothing else; see `Op`."""
@@ -114,7 +118,7 @@ def op(
     def register(function: Callable[..., Values]) -> Callable[..., Values]:
         assert name not in REGISTRY, f"two ops are called {name}"
         REGISTRY[name] = Op(
-            name, releases, function, columns, use, private, on_shelf, summed, fields, receiver, returns
+            name, releases, function, columns, use, private, on_shelf, summed, fields, receiver, directions, returns
         )
         return function
 

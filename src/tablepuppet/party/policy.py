@@ -112,6 +112,7 @@ class TableRule:
     secure_sum: bool = False  # sums over its rows leave only within a sum over shards
     keys: frozenset[str] | None = None  # expressions to join by, as `named_key` spells them; None: any
     budget: Budget = field(default_factory=Budget)
+    matrix: bool = True  # whether callers may multiply it with vectors of their own choice
     deliver: frozenset[str] | None = None  # parties that may get predictions made with its features; None: all
 
     def column(self, name: str) -> ColumnRule | None:
@@ -138,6 +139,7 @@ class Policy:
     max_filters: int | None = None  # distinct ones per caller and table
     max_expressions: int | None = None  # distinct ones over features and labels, per caller and table
     max_prediction_rounds: int | None = None  # per caller, session and table
+    max_matrix_columns: int | None = None  # of vectors that the caller chose, per caller, session and table
     max_splits: int | None = None  # distinct ones per caller and table, of one state of it
     max_failures: int | None = None  # distinct scans whose expressions fail on rows, per caller and table
     max_models: int | None = None  # saved ones of which the party keeps its part, per caller

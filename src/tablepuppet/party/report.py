@@ -50,6 +50,7 @@ class TableReport(msgspec.Struct, frozen=True):
     min_rows: int
     min_group: int
     secure_sum: bool
+    matrix: bool
     columns: list[ColumnReport]
     budget: Budget
     keys: list[str]  # expressions that may be joined by
@@ -163,6 +164,7 @@ def _table_report(settings: PartyFile, policy: Policy, table: SourceTable) -> Ta
         rules.min_rows,
         rules.min_group,
         rules.secure_sum,
+        rules.matrix,
         columns,
         rules.budget,
         sorted(rules.keys or ()),
@@ -199,6 +201,8 @@ def _budget_warnings(table: TableReport) -> list[str]:
     found = []
     if table.budget.delta * table.rows >= 1:
         found.append(f"table {table.name}: budget.delta is not below one over its rows: it would allow to tell a row")
+    if table.matrix and table.budget.require_dp:
+        found.append(f"table {table.name}: matrix has no effect: under require_dp such products are refused")
     told = {"key", "filter"}
     for column in table.columns if table.budget.require_dp else ():
         if told & set(column.uses) and {"label", "feature"} & set(column.uses):

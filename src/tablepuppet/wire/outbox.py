@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tablepuppet.errors import PrivacyError, TablePuppetError
-from tablepuppet.party.guard import SOLVABLE
+from tablepuppet.party.guard import is_round
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.request import Reply, Request, Step
 from tablepuppet.wire.engine import Engine, try_all
@@ -159,7 +159,7 @@ class Outbox:
         """
         answer = Answer(self, party, instead, check)
         with self._lock:
-            self.replies[party, step.table] += step.op in REGISTRY and bool(REGISTRY[step.op].releases & SOLVABLE)
+            self.replies[party, step.table] += step.op in REGISTRY and is_round(REGISTRY[step.op])
             self._waiting.setdefault(party, []).append((step, answer))
         return answer
 

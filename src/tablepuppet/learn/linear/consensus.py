@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.linear.ridge import Curvature, new_diagonal_part, ridge_of, square_curvature
-from tablepuppet.learn.tables.rows import encoded
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.allowance import check_memory
@@ -38,6 +37,7 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import Numbers, Plain
 from tablepuppet.party.spec import Linear
 from tablepuppet.prep.encode import Encoding
+from tablepuppet.prep.encoded_rows import encoded
 
 Array = NDArray[np.float64]
 AUTO_PULL = 0.3  # of the curvature that shards have in a standardised column, were they alike

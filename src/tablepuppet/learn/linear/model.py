@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algebra.ops import gram_noise
 from tablepuppet.learn.linear.consensus import Consensus, Inner
 from tablepuppet.learn.linear.lost_parties import LostParties
-from tablepuppet.learn.linear.ops import advance_part, gram_noise
+from tablepuppet.learn.linear.ops import advance_part
 from tablepuppet.learn.linear.ridge import LARGE, Curvature, Ridge, new_noisy_part, new_ridge_part, ridge_of
 from tablepuppet.learn.loss.joined_loss import GRADIENT, JoinedLoss
 from tablepuppet.learn.noise.plan import FeatureNoise
@@ -44,7 +45,7 @@ class Sums:
         self.lou, self.encoding, self.aliases, self.spec, self.l2, self.noise = lou, encoding, aliases, spec, l2, noise
         told = {alias: {} if noise is None else {"noise": noise.of_gram(self._rows(alias))} for alias in aliases}
         self._grams = lou.ask(
-            "ridge.gram", aliases, by_alias=told, encoding=encoding.id, joined_rows=len(lou.client.mapping),
+            "matrix.gram", aliases, by_alias=told, encoding=encoding.id, joined_rows=len(lou.client.mapping),
             bounds=lambda alias: {"gram": 1.0 if noise is None else self._noisy_gram(alias, noise)},
         )  # fmt: skip
 

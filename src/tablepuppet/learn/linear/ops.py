@@ -7,40 +7,35 @@
 C is the curvature of the loss, (outputs, outputs). The Gram matrix K_i is centred: the intercept, which the coordinator
 moves with every step, already takes what the means could answer. So 0/1 columns that add up to one do no harm.
 
-With noise the Gram matrix is paid for once, the gradient in every round; directions and parameters, which a party
-computes from them, cost nothing more. A row's part of a sum is clipped after all that it is joined with was added up,
-so a row counts once however often it is joined:
-
-    K = sum_r c_r^2 t_r t_r^T / n + noise             |c_r t_r|^2 <= columns of the table
-
-n counts the table's rows. K is then not weighted by counts: it only has to point the way, since the coordinator
-searches the loss itself along the directions. Predictions T p are functions of the rows themselves: they have noise of
-their own, or none.
+With noise the Gram matrix (`algebra/ops.py`) is paid for once, the gradient in every round; directions and parameters,
+which a party computes from them, cost nothing more. A row's part of a sum is clipped after all that it is joined with
+was added up, so a row counts once however often it is joined. The noisy Gram matrix is not weighted by counts: it only
+has to point the way, since the coordinator searches the loss itself along the directions. Predictions T p are functions
+of the rows themselves: they have noise of their own, or none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algebra.ops import gram_noise, joined_counts, noisy_gram
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.linear.ridge import Curvature, Ridge, new_noisy_part, new_ridge_part, ridge_of
 from tablepuppet.learn.tables.linear import LinearRows
 from tablepuppet.learn.tables.noisy import noisy_gradient, noisy_predictions
 from tablepuppet.learn.tables.part import Part, keep_part, noisy_part, part_of, unchanged_if_refused
-from tablepuppet.learn.tables.rows import encoded, encoded_for_noise
 from tablepuppet.party.added_noise import GramNoise, PredictionNoise, SumNoise
 from tablepuppet.party.arguments import List, NotNegative, Positive, SomeOrNone
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import IMAGE, PRODUCTS, SQUARE, WIDTH, Numbers
+from tablepuppet.party.returns import IMAGE, PRODUCTS, SQUARE
 from tablepuppet.party.spec import Linear
+from tablepuppet.prep.encoded_rows import encoded, encoded_for_noise
 from tablepuppet.prep.encoded_table import EncodedTable
-from tablepuppet.privacy.clip import blocks, kept_shares
 
 Array = NDArray[np.float64]
 
@@ -52,52 +47,14 @@ def start(
 ) -> Values:  # fmt: skip
     """Begin a model at a table with one shard: everything but a bound of its eigenvalues stays here."""
     if noise is None:
-        data, counts = encoded(table, view, encoding), _counts(table, view)
+        data, counts = encoded(table, view, encoding), joined_counts(table, view)
         means = data.transposed_times(counts) / joined_rows
         part = new_ridge_part(data.gram(counts) / joined_rows, means, spec.outputs)
     else:
         data = encoded_for_noise(table, view, encoding)
-        part = new_noisy_part(_noisy_gram(table, data, noise), gram_noise(data.columns, noise), spec.outputs)
+        part = new_noisy_part(noisy_gram(table, data, noise), gram_noise(data.columns, noise), spec.outputs)
     keep_part(table, model, part)
     return {"largest": ridge_of(part).largest}
-
-
-@op(
-    "ridge.gram",
-    releases=Release.GRAM,
-    private=("noise",),
-    summed=("gram",),
-    returns={"gram": Numbers((WIDTH, WIDTH))},
-)
-def gram(table: LocalTable, view: str, encoding: str, joined_rows: Positive, noise: GramNoise | None = None) -> Values:
-    """A shard's part of the Gram matrix of its table, not centred."""
-    if noise is not None:
-        return {"gram": _noisy_gram(table, encoded_for_noise(table, view, encoding), noise)}
-    return {"gram": encoded(table, view, encoding).gram(_counts(table, view)) / joined_rows}
-
-
-def _counts(table: LocalTable, view: str) -> Array:
-    return table.view(view).counts.astype(np.float64)
-
-
-def _noisy_gram(table: LocalTable, data: EncodedTable, noise: GramNoise) -> Array:
-    """K of one shard: every row cut to the length that a row of numbers about 1 has."""
-    most, upper = float(max(data.columns, 1)), np.triu_indices(data.width)
-
-    def parts() -> Iterator[Array]:
-        for block in blocks(*data.dense.shape):
-            rows = data.rows(block)
-            yield rows.gram(kept_shares(rows.norms(), math.sqrt(most)) ** 2)[upper] / noise.table_rows
-
-    data.check_gram()
-    gram = np.zeros((data.width, data.width))
-    gram[upper] = table.noisy(parts, upper[0].shape, most / noise.table_rows, noise.multiplier, "gram")
-    return np.asarray(gram + np.triu(gram, 1).T)
-
-
-def gram_noise(columns: int, noise: GramNoise) -> float:
-    """The noise in one number of a noisy Gram matrix."""
-    return noise.multiplier * columns / noise.table_rows
 
 
 @op(

@@ -32,7 +32,6 @@ from tablepuppet.learn.solve.plateau import Plateau
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.network import NetworkTable, need_torch
 from tablepuppet.learn.tables.part import Part, part_of
-from tablepuppet.learn.tables.rows import encoded
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.party.arguments import Some
@@ -41,6 +40,7 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import IMAGE, SQUARE, THETA
 from tablepuppet.party.spec import Network
+from tablepuppet.prep.encoded_rows import encoded
 from tablepuppet.prep.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]

@@ -19,13 +19,13 @@ from tablepuppet.learn.solve.plateau import Plateau
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.part import Part, part_of
 from tablepuppet.learn.tables.products import check_products
-from tablepuppet.learn.tables.rows import encoded
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.party.arguments import List, SomeOrNone
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import IMAGE, PRODUCTS
+from tablepuppet.prep.encoded_rows import encoded
 
 Array = NDArray[np.float64]
 MEMORY = 30

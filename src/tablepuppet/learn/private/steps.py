@@ -30,7 +30,6 @@ from tablepuppet.errors import PartyError
 from tablepuppet.learn.tables.model import RowModel, model_of
 from tablepuppet.learn.tables.noisy import noisy_predictions, predicted
 from tablepuppet.learn.tables.part import noisy_part, unchanged_if_refused
-from tablepuppet.learn.tables.rows import encoded, encoded_for_noise
 from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
 from tablepuppet.party.allowance import check_time
 from tablepuppet.party.arguments import NotNegative, Rates
@@ -39,6 +38,7 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import IMAGE, SQUARE, THETA
 from tablepuppet.party.spec import Spec
+from tablepuppet.prep.encoded_rows import encoded, encoded_for_noise
 from tablepuppet.prep.encoded_table import EncodedTable
 from tablepuppet.privacy.clip import blocks, by_row
 

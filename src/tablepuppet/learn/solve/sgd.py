@@ -20,7 +20,6 @@ from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.part import Part, part_of
-from tablepuppet.learn.tables.rows import encoded
 from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
 from tablepuppet.operators.batches import Batch, Places, batches
 from tablepuppet.operators.client import Pending, Replies
@@ -31,6 +30,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import NEXT_IMAGE, PER_OUTPUT, SQUARE, Numbers
+from tablepuppet.prep.encoded_rows import encoded
 
 Array = NDArray[np.float64]
 

@@ -21,7 +21,6 @@ from tablepuppet.learn.tables.part import (
     part_for_predictions,
     part_of,
 )
-from tablepuppet.learn.tables.rows import encoded, encoded_for_noise
 from tablepuppet.party.added_noise import PredictionNoise, SumNoise
 from tablepuppet.party.arguments import Seed
 from tablepuppet.party.local_table import LocalTable
@@ -29,6 +28,7 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ASKED_IMAGE, IMAGE, THETA
 from tablepuppet.party.spec import Spec
+from tablepuppet.prep.encoded_rows import encoded, encoded_for_noise
 
 Array = NDArray[np.float64]
 Places = NDArray[np.int32]

@@ -1,0 +1,6 @@
+"""`tp.linalg`: programs over the joined matrix, each a short file over what `rel.matrix()` gives."""
+
+from tablepuppet.algebra.linalg.kmeans import KMeans, kmeans
+from tablepuppet.algebra.linalg.pca import PCA, pca
+
+__all__ = ["PCA", "KMeans", "kmeans", "pca"]

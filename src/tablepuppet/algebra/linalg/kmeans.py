@@ -1,0 +1,118 @@
+"""K-means over the joined rows: Lloyd's algorithm by two products a round.
+
+    |x - c|^2 = |x|^2 - 2 (x c - |c|^2 / 2)        the nearest centre needs X C^T only
+    c_j       = sum of the rows of cluster j / their number        X^T U, with U the 0/1 matrix of clusters
+
+Runs go on side by side, so that ten of them take as many trips as one. A run begins as k-means++ does, among
+projections of the rows to a few random directions: no single row is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.errors import LearnError
+
+Array = NDArray[np.float64]
+PROJECTIONS = 16  # directions in which first clusters are sought
+
+
+@dataclass(frozen=True)
+class KMeans:
+    """Clusters of joined rows."""
+
+    centres: Array  # (k, columns)
+    labels: NDArray[np.intp]  # (joined rows,): the number of the nearest centre
+    inertia: float  # the sum of squared distances of rows to their centres
+    rounds: int
+    columns: list[str]
+
+    def predict(self, matrix: RelationMatrix) -> NDArray[np.intp]:
+        """The nearest centre of the rows of another relation; one trip."""
+        return nearest(matrix.times(self.centres.T), self.centres)[0]
+
+
+def kmeans(matrix: RelationMatrix, k: int = 8, runs: int = 10, max_iter: int = 20, seed: int = 0) -> KMeans:
+    """The best of several runs of k-means, by its inertia; two trips a round for all runs together.
+
+    Raises LearnError for settings that are out of range, and PrivacyError where a party's policy does not allow sums
+    over as few rows as a cluster has there (``min_rows``).
+    """
+    _check(matrix, k, runs, max_iter)
+    square = matrix.ask_squared_norm()
+    found = [_Run(matrix, k, labels) for labels in _first_labels(matrix, k, runs, np.random.default_rng(seed))]
+    for _ in range(max_iter):
+        active = [run for run in found if not run.is_done]
+        sums = [matrix.ask_sums_by(run.labels, k) for run in active]
+        for run, each in zip(active, sums, strict=True):
+            run.move(each.read())
+        images = [matrix.ask_times(run.centres.T) for run in active]
+        for run, image in zip(active, images, strict=True):
+            run.assign(image.read())
+        if all(run.is_done for run in found):
+            break
+    best = max(found, key=lambda run: run.gain)
+    inertia = max(float(square.read()[0] - best.gain), 0.0)
+    return KMeans(best.centres, best.labels, inertia, best.rounds, list(matrix.columns))
+
+
+def _check(matrix: RelationMatrix, k: int, runs: int, max_iter: int) -> None:
+    rows, width = matrix.shape
+    if not width or not rows:
+        raise LearnError(f"k-means needs rows and columns, and X has {rows:,} joined rows and {width:,} columns")
+    for name, value, most in (("k", k, rows), ("runs", runs, 10_000), ("max_iter", max_iter, 1_000_000)):
+        if not isinstance(value, Integral) or not 1 <= value <= most:
+            raise LearnError(f"kmeans: {name} is a whole number from 1 to {most:,}, not {value!r}")
+
+
+class _Run:
+    """One run: its centres, and the clusters of all joined rows."""
+
+    def __init__(self, matrix: RelationMatrix, k: int, labels: NDArray[np.intp]):
+        self.labels, self.centres = labels, np.zeros((k, matrix.shape[1]))
+        self.gain, self.rounds, self.is_done = -np.inf, 0, False
+
+    def move(self, sums: Array) -> None:
+        """Move every centre to the mean of its rows; one without rows stays where it is."""
+        sizes = np.bincount(self.labels, minlength=len(self.centres))
+        means = sums.T / np.maximum(sizes, 1)[:, None]  # (k, columns)
+        self.centres = np.where(sizes[:, None] > 0, means, self.centres)
+
+    def assign(self, image: Array) -> None:
+        """Assign every row to its nearest centre; the run is over when none changes."""
+        labels, self.gain = nearest(image, self.centres)
+        self.is_done, self.labels, self.rounds = np.array_equal(labels, self.labels), labels, self.rounds + 1
+
+
+def nearest(image: Array, centres: Array) -> tuple[NDArray[np.intp], float]:
+    """(the nearest centre of every row by X C^T, by how much that makes the sum of squares smaller)."""
+    scores = image - (centres**2).sum(axis=1) / 2  # (rows, k)
+    labels = np.argmax(scores, axis=1)
+    return labels, 2 * float(np.take_along_axis(scores, labels[:, None], axis=1).sum())
+
+
+def _first_labels(matrix: RelationMatrix, k: int, runs: int, rng: np.random.Generator) -> list[NDArray[np.intp]]:
+    """The clusters that runs begin with: those of k-means++ among random projections of the rows; one trip."""
+    width = matrix.shape[1]
+    directions = np.linalg.qr(rng.normal(size=(width, min(width, PROJECTIONS))))[0]
+    points = matrix.times(directions)  # (rows, projections)
+    return [_spread(points, k, rng) for _ in range(runs)]
+
+
+def _spread(points: Array, k: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    """The nearest of k points that are drawn one after the other, each by its squared distance from those before it."""
+    labels = np.zeros(len(points), np.intp)
+    distances = ((points - points[rng.integers(len(points))]) ** 2).sum(axis=1)
+    for number in range(1, k):
+        sums = np.cumsum(distances)
+        place = np.searchsorted(sums, rng.random() * sums[-1], side="right")
+        found = ((points - points[min(place, len(points) - 1)]) ** 2).sum(axis=1)
+        closer = found < distances
+        labels[closer] = number
+        distances = np.where(closer, found, distances)
+    return labels

@@ -1,0 +1,53 @@
+"""Principal components of the joined rows: eigenvectors of their covariance matrix, which tables compute in blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.errors import LearnError
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PCA:
+    """Principal components, the one that explains most first."""
+
+    components: Array  # (k, columns), of length 1 each; the largest number of each is above zero
+    explained_variance: Array  # (k,), with n - 1 as scikit-learn has it
+    explained_variance_ratio: Array  # (k,), shares of the variance of all columns
+    mean: Array  # (columns,)
+    columns: list[str]
+
+    def transform(self, matrix: RelationMatrix) -> Array:
+        """The joined rows along the components, (rows, k); one trip."""
+        return matrix.times(self.components.T) - self.mean @ self.components.T
+
+
+def pca(matrix: RelationMatrix, components: int = 10) -> PCA:
+    """The first principal components of X; one trip over one table, else two.
+
+    The covariance matrix is (X^T X - n m m^T) / (n - 1), with m the means of columns. LearnError unless there are so
+    many components: at most one per column, and fewer than joined rows.
+    """
+    rows, width = matrix.shape
+    most = max(min(rows - 1, width), 0)
+    if not isinstance(components, Integral) or not 1 <= components <= most:
+        raise LearnError(
+            f"components is a whole number from 1 to {most:,}, since X has {rows:,} joined rows and {width:,} columns, "
+            f"not {components!r}"
+        )
+    sums = matrix.ask_column_sums()
+    gram = matrix.gram()  # its first trip brings the sums too
+    mean = sums.read() / rows
+    values, vectors = np.linalg.eigh((gram - rows * np.outer(mean, mean)) / (rows - 1))
+    values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+    chosen = vectors[:, :components].T
+    signs = np.sign(chosen[np.arange(components), np.argmax(np.abs(chosen), axis=1)])
+    total = values.sum() or 1.0
+    return PCA(chosen * signs[:, None], values[:components], values[:components] / total, mean, list(matrix.columns))

@@ -1,0 +1,123 @@
+"""What a shard computes as its part of the joined matrix X; `matrix.py` is the coordinator's half.
+
+T (rows x width) are the shard's encoded rows, w says how often each of them is joined, N counts the joined rows:
+
+    matrix.times               T V                      one number per row and direction
+    matrix.transposed_times    T^T U                    one sum per encoded column and direction
+    matrix.column_sums         T^T w
+    matrix.gram                T^T diag(w) T / N        with noise if that is asked for
+
+V and U are directions of the caller's own choice: the unit vectors as V are T itself. So a table's policy must allow
+these two ops (``matrix = true``), and the party counts columns of V and U (``limits.max_matrix_columns``). Learners do
+not ask them. Their directions come from their algorithms, and their ops have rules of their own.
+
+A noisy Gram matrix is not weighted by w, and every row is cut to the length that a row of numbers about 1 has, so that
+a row counts once however often it is joined. n counts the table's rows:
+
+    K = sum_r c_r^2 t_r t_r^T / n + noise               |c_r t_r|^2 <= columns of the table
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.party.added_noise import GramNoise
+from tablepuppet.party.arguments import Positive
+from tablepuppet.party.local_table import LocalTable, View
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import IMAGE, OUTPUTS, WIDTH, Numbers
+from tablepuppet.prep.encoded_rows import encoded, encoded_for_noise
+from tablepuppet.prep.encoded_table import EncodedTable, check_length
+from tablepuppet.privacy.clip import blocks, kept_shares
+
+Array = NDArray[np.float64]
+
+
+@op("matrix.times", releases=Release.PREDICTIONS, directions="directions", returns={"image": IMAGE})
+def times(table: LocalTable, view: str, encoding: str, directions: Array) -> Values:
+    """T V: (rows,) for one direction, else (rows, directions)."""
+    return {"image": encoded(table, view, encoding).times(directions).astype(table.wire)}
+
+
+@op(
+    "matrix.transposed_times",
+    releases=Release.GRADIENT_SUMS,
+    directions="rows",
+    summed=("sums",),
+    returns={"sums": Numbers((WIDTH, OUTPUTS))},
+)
+def transposed_times(table: LocalTable, view: str, encoding: str, rows: Array) -> Values:
+    """T^T U: (width,) for one direction, else (width, directions); each weighs no row, or at least ``min_rows``."""
+    data = encoded(table, view, encoding)
+    check_length("values", rows, len(data.dense))
+    _check_weighed(table, table.view(view), rows)
+    return {"sums": data.transposed_times(rows.astype(np.float64))}
+
+
+def _check_weighed(table: LocalTable, view: View, rows: Array) -> None:
+    """PrivacyError if a direction weighs some rows, but too few to hide among; by what was asked alone."""
+    least = table.grant.rules.min_rows
+    if not least:
+        return
+    weighed = (rows if rows.ndim == 2 else rows[:, None]) != 0
+    if not view.is_each_once:  # a row that is listed twice counts once
+        distinct, places = np.unique(view.row_ids, return_inverse=True)
+        weighed = np.stack([np.bincount(places, column, len(distinct)) > 0 for column in weighed.T], axis=1)
+    found = np.count_nonzero(weighed, axis=0)
+    if np.any((found > 0) & (found < least)):
+        raise table.grant.refusal("min_rows", f"a product would be a sum over fewer than {least} of its rows")
+
+
+@op(
+    "matrix.column_sums",
+    releases=Release.STATISTICS,
+    summed=("sums",),
+    returns={"sums": Numbers((WIDTH,))},
+)
+def column_sums(table: LocalTable, view: str, encoding: str) -> Values:
+    """T^T w."""
+    return {"sums": encoded(table, view, encoding).transposed_times(joined_counts(table, view))}
+
+
+@op(
+    "matrix.gram",
+    releases=Release.GRAM,
+    private=("noise",),
+    summed=("gram",),
+    returns={"gram": Numbers((WIDTH, WIDTH))},
+)
+def gram(table: LocalTable, view: str, encoding: str, joined_rows: Positive, noise: GramNoise | None = None) -> Values:
+    """T^T diag(w) T / N, or K."""
+    if noise is not None:
+        return {"gram": noisy_gram(table, encoded_for_noise(table, view, encoding), noise)}
+    return {"gram": encoded(table, view, encoding).gram(joined_counts(table, view)) / joined_rows}
+
+
+def joined_counts(table: LocalTable, view: str) -> Array:
+    """w: how often each row of a relation is joined."""
+    return table.view(view).counts.astype(np.float64)
+
+
+def noisy_gram(table: LocalTable, data: EncodedTable, noise: GramNoise) -> Array:
+    """K of one shard."""
+    most, upper = float(max(data.columns, 1)), np.triu_indices(data.width)
+
+    def parts() -> Iterator[Array]:
+        for block in blocks(*data.dense.shape):
+            rows = data.rows(block)
+            yield rows.gram(kept_shares(rows.norms(), math.sqrt(most)) ** 2)[upper] / noise.table_rows
+
+    data.check_gram()
+    found = np.zeros((data.width, data.width))
+    found[upper] = table.noisy(parts, upper[0].shape, most / noise.table_rows, noise.multiplier, "gram")
+    return np.asarray(found + np.triu(found, 1).T)
+
+
+def gram_noise(columns: int, noise: GramNoise) -> float:
+    """The noise in one number of K, for a table of so many columns before they were encoded."""
+    return noise.multiplier * columns / noise.table_rows

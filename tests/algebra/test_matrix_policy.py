@@ -1,0 +1,156 @@
+"""What policies say of products with vectors that the analyst chose."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tablepuppet as tp
+from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.party.config import PartyFile
+from tablepuppet.party.service import Party
+from tests.party.policed import ROWS, cards, federation, open_party, write_file
+from tests.relations import federation as in_process
+
+SQL = "SELECT credit, open, region FROM cards"
+
+
+def matrix(party: Party, sql: str = SQL) -> RelationMatrix:
+    return federation(party).sql(sql).matrix()
+
+
+def open_with(folder: Path, table: str = "", limits: str = "", **more: Any) -> Party:
+    return open_party(write_file(folder, table=table, limits=limits, **more))
+
+
+def test_a_table_opts_in(tmp_path: Path) -> None:
+    """Without ``matrix = true`` no product with chosen vectors leaves; sums of columns and Gram matrices do."""
+    found = matrix(open_with(tmp_path))
+    for asked in (found.ask_times(np.ones(5)), found.ask_transposed_times(np.ones(ROWS))):
+        with pytest.raises(tp.PrivacyError, match=r"party 'bank', table 'cards': may not be multiplied.*matrix = true"):
+            asked.read()
+    assert found.column_sums().shape == (5,)
+    assert found.gram().shape == (5, 5)
+    allowed = matrix(open_with(tmp_path, "matrix = true"))
+    assert allowed.times(np.ones(5)).shape == (ROWS,)
+    assert allowed.transposed_times(np.ones(ROWS)).shape == (5,)
+
+
+def test_learners_need_no_opt_in(tmp_path: Path) -> None:
+    """Their directions come from their algorithms: they keep the rules that they have."""
+    relation = federation(open_with(tmp_path)).sql("SELECT credit, region, fraud FROM cards", label="fraud")
+    assert tp.LogisticRegression(rounds=2).fit(relation).coef_
+
+
+def test_databases_of_this_process_allow_it(tmp_path: Path) -> None:
+    """Whoever runs the process can read them; levels of a federation file change nothing of that."""
+    fed = in_process(tmp_path, {"bank": {"cards": cards()}})
+    assert fed.sql(SQL).matrix().times(np.ones(5)).shape == (ROWS,)
+
+
+def test_columns_are_counted(tmp_path: Path) -> None:
+    """Vectors of a session count, whatever number of replies they come in; a new session begins anew."""
+    party = open_with(tmp_path, "matrix = true", "max_matrix_columns = 6")
+    found = matrix(party)
+    found.times(np.ones((5, 4)))
+    with pytest.raises(tp.PrivacyError, match=r"products with 6 vectors of its own choice.*max_matrix_columns"):
+        found.times(np.ones((5, 3)))
+    found.transposed_times(np.ones((ROWS, 2)))  # what was refused did not count
+    with pytest.raises(tp.PrivacyError, match="max_matrix_columns"):
+        found.transposed_times(np.ones(ROWS))
+    found.gram()
+    found.column_sums()
+    matrix(party).times(np.ones((5, 6)))
+
+
+def test_replies_are_no_rounds(tmp_path: Path) -> None:
+    """They are not counted twice, at the party or by the coordinator."""
+    found = matrix(open_with(tmp_path, "matrix = true", "max_prediction_rounds = 1"))
+    for _ in range(3):
+        found.times(np.ones(5))
+        found.transposed_times(np.ones(ROWS))
+    assert not +found._lou.client.outbox.replies
+
+
+@pytest.mark.parametrize("weighed", [1, 9, 10, 0])
+def test_few_rows_are_not_summed(tmp_path: Path, weighed: int) -> None:
+    """A vector that weighs fewer than ``min_rows`` rows is refused; one that weighs none tells nothing."""
+    found = matrix(open_with(tmp_path, "matrix = true\nmin_rows = 10"))
+    values = np.ones((ROWS, 2))
+    values[weighed:, 1] = 0.0
+    if 0 < weighed < 10:
+        with pytest.raises(tp.PrivacyError, match=r"a sum over fewer than 10 of its rows \(policy rule min_rows\)"):
+            found.transposed_times(values)
+    else:
+        assert found.transposed_times(values).shape == (5, 2)
+
+
+def test_rows_that_are_listed_twice_count_once(tmp_path: Path) -> None:
+    """Else one row, listed ten times, would be ten rows."""
+    party = open_with(tmp_path, "matrix = true\nmin_rows = 10")
+    relation = federation(party).sql("SELECT credit FROM cards")
+    encoding = relation.fit_encoding()
+    ids = np.concatenate([np.zeros(15, np.int32), np.arange(1, 20, dtype=np.int32)])
+    client = relation.client
+    client.ask("rows.use", lambda *_: {"view": "w", "chosen": ids, "counts": np.ones(len(ids), np.uint8)})
+    client.ask(
+        "encode.build",
+        lambda *_: {
+            "view": "w", "encoding": encoding.id, "columns": ["credit"], "means": np.zeros(1), "scales": np.ones(1),
+            "categories": [],
+        },
+    )  # fmt: skip
+    for last, is_refused in ((15, True), (23, True), (24, False)):
+        rows = np.zeros(len(ids))
+        rows[:last] = 1.0
+        asked = dataclasses.replace(client)
+        asked._announced = True
+        replies = asked.ask(
+            "matrix.transposed_times", lambda *_, rows=rows: {"view": "w", "encoding": encoding.id, "rows": rows}
+        )
+        if is_refused:
+            with pytest.raises(tp.PrivacyError, match="min_rows"):
+                replies.read()
+        else:
+            replies.read()
+
+
+def test_noise_cannot_be_had(tmp_path: Path) -> None:
+    """Under ``require_dp`` nothing of it leaves, ``matrix = true`` or not; a noisy Gram matrix is a learner's."""
+    (tmp_path / "state").mkdir()
+    table = "matrix = true\nbudget = { require_dp = true, epsilon = 10.0, delta = 1e-5 }"
+    party = open_with(tmp_path, table, top='state_dir = "state"')
+    session = federation(party).sql(SQL)
+    view = {"view": session.client.view, "encoding": "e"}
+    for op, given in (
+        ("matrix.times", {"directions": np.ones(1)}),
+        ("matrix.transposed_times", {"rows": np.ones(ROWS)}),
+        ("matrix.column_sums", {}),
+        ("matrix.gram", {"joined_rows": 60}),
+    ):
+        with pytest.raises(tp.PrivacyError, match=r"policy rule require_dp"):
+            party.run("analyst", session.client.session, op, "cards", {**view, **given})
+
+
+def test_a_private_column_is_in_no_product(tmp_path: Path) -> None:
+    """Levels hold for products as for predictions and sums."""
+    party = open_with(tmp_path, "matrix = true")
+    session = federation(party).sql("SELECT credit, secret FROM cards")
+    for op, given in (("matrix.times", {"directions": np.ones(1)}), ("matrix.column_sums", {})):
+        with pytest.raises(tp.PrivacyError, match="column 'secret'"):
+            party.run("analyst", session.client.session, op, "cards", {"view": "v", "encoding": "e", **given})
+
+
+def test_files_say_it(tmp_path: Path) -> None:
+    """A party file opts in table by table, and bounds columns; by default it does not."""
+    policy = PartyFile.load(write_file(tmp_path)).policy()
+    rules = policy.table("cards")
+    assert rules is not None
+    assert (rules.matrix, policy.max_matrix_columns) == (False, 10_000)
+    rules = PartyFile.load(write_file(tmp_path, table="matrix = true")).policy().table("cards")
+    assert rules is not None
+    assert rules.matrix
