@@ -16,7 +16,8 @@ from hypothesis import settings
 
 from tests import mariadb_server
 
-# The same examples in every run: a check that fails once in a hundred runs stops others' work. `benchmarks/fuzz` explores.
+# The same examples in every run: a check that fails once in a hundred runs stops others' work. `benchmarks/fuzz`
+# explores.
 settings.register_profile("same", derandomize=True)
 settings.load_profile("same")
 

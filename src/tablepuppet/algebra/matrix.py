@@ -26,7 +26,8 @@ import tablepuppet.algebra.ops  # noqa: F401 - registers the parties' half
 from tablepuppet.algebra.operator import ProductOperator
 from tablepuppet.errors import LearnError
 from tablepuppet.mapping.table_mapping import Floats, TableMapping
-from tablepuppet.operators.client import Client, Replies
+from tablepuppet.operators.client import Client, Pending
+from tablepuppet.operators.joined_rows import SCORES, JoinedRows
 from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.arguments import LARGEST
@@ -62,7 +63,7 @@ class RelationMatrix(ProductOperator):
         apply_encoding(client, encoding)
         self.encoding, self._owner = encoding, owner
         self._mapping = client.mapping
-        self._loj, self._lou = LearningOverJoin(client.mapping), LearningOverUnion(client, wire)
+        self._lou = LearningOverUnion(client, wire)
         names = {alias: encoding.names(alias) for alias in client.mapping.tables if alias in encoding.numbers}
         ends = np.cumsum([0, *map(len, names.values())]).tolist()
         self.blocks = {alias: slice(*ends) for alias, ends in zip(names, pairwise(ends), strict=True)}
@@ -93,17 +94,19 @@ class RelationMatrix(ProductOperator):
         """Ask for X V; a table is sent those columns of V that are not zero for it."""
         wanted = _checked("V of X @ V", directions, self.shape[1], "columns")
         columns = _wide(wanted)  # (d, k)
+        if not columns.shape[1]:
+            return Result(lambda: np.empty((self.shape[0], 0)))
         used = {alias: np.flatnonzero(columns[self.blocks[alias]].any(axis=0)) for alias in self._tables}
         used = {alias: places for alias, places in used.items() if len(places)}
         replies = self._ask_images({alias: columns[self.blocks[alias]][:, used[alias]] for alias in used})
 
         def finish() -> Array:
-            found = np.empty((self.shape[0], columns.shape[1]), order="F")  # (N, k)
-            images = self._images(replies, used)
-            for column in range(columns.shape[1]):
-                places = {alias: np.searchsorted(listed, column) for alias, listed in used.items() if column in listed}
-                self._loj.gather({alias: images[alias][:, at] for alias, at in places.items()}, 1, found[:, column])
-            return found[:, 0] if wanted.ndim == 1 else found
+            rows = JoinedRows(self._mapping, columns.shape[1])
+            LearningOverJoin(rows).gather(
+                {alias: _spread(image, used[alias], columns.shape[1]) for alias, image in self._images(replies).items()}
+            )
+            found = rows.hand_over(SCORES)
+            return found if wanted.ndim == 1 else _wide(found)
 
         return Result(finish)
 
@@ -111,7 +114,7 @@ class RelationMatrix(ProductOperator):
         """Ask for X^T U."""
         wanted = _checked("U of X.T @ U", values, self.shape[0], "joined rows")
         columns = _wide(wanted)  # (N, k)
-        replies = self._ask_sums(self._loj.scatter(columns, self._tables if columns.size else ()))
+        replies = self._ask_sums(self._summed(columns))
 
         def finish() -> Array:
             found = np.zeros((self.shape[1], columns.shape[1]))  # (d, k)
@@ -175,7 +178,7 @@ class RelationMatrix(ProductOperator):
         found = np.zeros((self.shape[1], self.shape[1]))
         for alias, gram in self._grams(within).items():
             found[self.blocks[alias], self.blocks[alias]] = gram
-        cells = self._images(sent, order[:-1])
+        cells = self._images(sent)
         met = {
             alias: np.concatenate([moved(self._mapping, other, alias, cells[other]) for other in order[:place]], axis=1)
             for place, alias in enumerate(order)
@@ -190,37 +193,42 @@ class RelationMatrix(ProductOperator):
     def _width(self, alias: str) -> int:
         return len(self.encoding.names(alias))
 
-    def _ask_grams(self) -> Replies:
+    def _ask_grams(self) -> Pending:
         """Ask for T_i^T diag(w_i) T_i / N of all tables."""
         return self._lou.ask(
             "matrix.gram", self._tables, bounds=lambda alias: {"gram": 1.0}, encoding=self.encoding.id,
             joined_rows=self.shape[0],
         )  # fmt: skip
 
-    def _grams(self, replies: Replies) -> dict[str, Array]:
+    def _grams(self, pending: Pending) -> dict[str, Array]:
         """T_i^T diag(w_i) T_i by table."""
+        replies = pending.read()
         return {alias: self._lou.add(replies[alias], "gram") * self.shape[0] for alias in self._tables}
 
-    def _ask_images(self, directions: Mapping[str, Array]) -> Replies:
+    def _ask_images(self, directions: Mapping[str, Array]) -> Pending:
         """Ask for T_i V_i of some tables."""
         told = {alias: {"directions": _flat(each)} for alias, each in directions.items()}
         return self._lou.ask("matrix.times", told, by_alias=told, encoding=self.encoding.id)
 
-    def _images(self, replies: Replies, aliases: Mapping[str, object] | list[str]) -> dict[str, Floats]:
+    def _images(self, pending: Pending) -> dict[str, Floats]:
         """T_i V_i by table, (n_i, k)."""
-        found = {alias: self._lou.concatenate(replies[alias], "image") for alias in aliases}
+        found = {alias: self._lou.concatenate(each, "image") for alias, each in pending.read().items() if each}
         return {alias: _wide(image) for alias, image in found.items()}
 
-    def _ask_sums(self, rows: Mapping[str, Array]) -> Replies:
+    def _summed(self, values: Array) -> dict[str, Array]:
+        """S_i^T U by table, (n_i, k)."""
+        return {alias: self._mapping.scatter_sum(alias, values) for alias in self._tables} if values.size else {}
+
+    def _ask_sums(self, rows: Mapping[str, Array]) -> Pending:
         """Ask for T_i^T U_i of some tables."""
         return self._lou.ask(
             "matrix.transposed_times", rows, {alias: _flat(each) for alias, each in rows.items()},
             bounds=lambda alias: {"sums": self._lou.bound(rows[alias])}, encoding=self.encoding.id,
         )  # fmt: skip
 
-    def _sums(self, replies: Replies) -> dict[str, Array]:
+    def _sums(self, pending: Pending) -> dict[str, Array]:
         """T_i^T U_i by table, (d_i, k)."""
-        found = {alias: self._lou.add(replies[alias], "sums") for alias in replies if replies[alias]}
+        found = {alias: self._lou.add(each, "sums") for alias, each in pending.read().items() if each}
         return {alias: _wide(sums) for alias, sums in found.items()}
 
 
@@ -234,6 +242,15 @@ def moved(mapping: TableMapping, source: str, target: str, values: Floats) -> Ar
     ones = np.ones(len(mapping), np.int32)
     counted = coo_array((ones, (there.index, here.index)), shape=(there.rows, here.rows)).tocsr()
     return np.asarray(counted @ values.astype(np.float64))
+
+
+def _spread(values: Floats, places: NDArray[np.intp], width: int) -> Floats:
+    """Columns at their places among ``width`` columns, the others zero."""
+    if len(places) == width:
+        return values
+    found = np.zeros((len(values), width))
+    found[:, places] = values
+    return found
 
 
 def _wide(values: NDArray[Number]) -> NDArray[Number]:
