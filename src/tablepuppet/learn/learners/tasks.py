@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import date, datetime
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from tablepuppet.learn.labels.joined import (
 )
 from tablepuppet.learn.labels.metrics import class_metrics, regression_metrics
 from tablepuppet.learn.labels.noisy import check_label, class_question, kept, number_question
-from tablepuppet.learn.learners.estimator import Array, Learner, label_of
+from tablepuppet.learn.learners.learner import Array, Learner, label_of
 from tablepuppet.learn.learners.predictions import Predictions
 from tablepuppet.learn.loss.logistic import Logistic
 from tablepuppet.learn.loss.losses import Loss, Squared
@@ -66,7 +68,7 @@ class Regressor(Learner):
     @names_checked
     def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
         """Root mean squared error and R2; ``at_party``: measured by the label's party, as for classifiers."""
-        self._check_relation(relation, "evaluate")
+        self.check_relation(relation, "evaluate")
         if at_party:
             self._tell_measured_at_party()
             return regression_metrics(relation.client, label_of(relation), self.predict(relation))
@@ -137,13 +139,24 @@ class Classifier(Learner):
         numbers: NDArray[np.integer] = np.searchsorted(self.classes_, found.values)[found.numbers]
         return numbers
 
+    def facts(self) -> dict[str, Any]:
+        """How the fit went, and the classes."""
+        values = self.classes_.tolist()
+        return super().facts() | {"classes": values, "class_type": type(values[0]).__name__}
+
+    def restore(self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Both. JSON has no dates."""
+        super().restore(facts, arrays)
+        read = {"date": date.fromisoformat, "datetime": datetime.fromisoformat}.get(facts["class_type"])
+        self.classes_ = np.array(facts["classes"] if read is None else [read(each) for each in facts["classes"]])
+
     def metric(self, loss: Loss, value: float, scores: Array) -> float:
         right = over_pieces(lambda part: _right(scores[part], loss.labels[part]), len(scores), loss.outputs)
         return float(sum(count for _, count in right) / len(scores))
 
     def predict_proba(self, relation: Relation) -> Array:
         """(joined rows, classes): the probability of each class, in the order of ``classes_``."""
-        self._check_relation(relation, "predict_proba")
+        self.check_relation(relation, "predict_proba")
         scores = self._scores(relation)
         if scores.ndim == 1:
             probability = expit(scores)
@@ -162,7 +175,7 @@ class Classifier(Learner):
         tells the metrics only; these have no noise. The area is then NaN too where rows of its table are joined more
         than once, or have several shards.
         """
-        self._check_relation(relation, "evaluate")
+        self.check_relation(relation, "evaluate")
         if at_party:
             self._tell_measured_at_party()
             probability = self.predict_proba(relation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,8 +13,9 @@ from tablepuppet.learn.learners.validation import Validation, Watched
 from tablepuppet.learn.loss.losses import Loss
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.rounds import Round
+from tablepuppet.learn.solve.solvers import SGD, Solver
 from tablepuppet.relation import Relation
-from tablepuppet.runs.events import Event, Kind
+from tablepuppet.runs.events import Kind
 
 CONVERGED, EARLY, USED_UP, LOST = "converged", "early stop", "rounds used up", "party lost"
 STATES = {
@@ -25,15 +26,22 @@ STATES = {
 class Learning(Protocol):
     """A learner while it is fitted."""
 
-    metric_name: str
-    lr: float | str
-    callbacks: Iterable[Callable[[Event], None]]
     promise_: FeaturePromise | None
     solver_: Any
     history_: list[dict[str, Any]]
     converged_: bool
     stopped_: str
     best_round_: int
+
+    @property
+    def metric_name(self) -> str:
+        """What `metric` measures."""
+        ...
+
+    @property
+    def solving(self) -> Solver:
+        """The solver, with its settings."""
+        ...
 
     @property
     def most_rounds(self) -> int:
@@ -47,6 +55,10 @@ class Learning(Protocol):
 
     def metric(self, loss: Loss, value: float, scores: NDArray[np.float64]) -> float:
         """The metric of scores whose mean loss is ``value``."""
+        ...
+
+    def emit(self, relation: Relation, kind: Kind, name: str, message: str, fields: dict[str, Any]) -> None:
+        """Tell the federation's readers, and the learner's own."""
         ...
 
 
@@ -141,13 +153,7 @@ class Watch:
             message += f"without {', '.join(entry['lost'])}, "
         message += f"{(entry['bytes_up'] + entry['bytes_down']) / 1e6:.3g} MB"
         fields = entry | {"done": entry["round"], "total": self.learner.most_rounds}
-        self._emit("progress", "fit", message, fields)
-
-    def _emit(self, kind: Kind, name: str, message: str, fields: dict[str, Any]) -> None:
-        """Tell the federation's readers, and the learner's own."""
-        self.relation.events.emit(kind, name, message, **fields)
-        for callback in self.learner.callbacks:
-            callback(Event(kind, name, message, fields))
+        self.learner.emit(self.relation, "progress", "fit", message, fields)
 
     def _ending(self) -> str:
         """How learning ended. With noise there is no optimum to converge to: rounds are planned before the first."""
@@ -162,8 +168,8 @@ class Watch:
         """Who has stopped short of the optimum, and what to do."""
         learner, rounds = self.learner, len(self.learner.history_)
         remedy = f"set rounds above {rounds:,}"
-        if learner.solver_ == "sgd":
-            remedy += ", batch_size lower, or lr='auto'" if learner.lr != "auto" else " or batch_size lower"
+        if isinstance(solver := learner.solving, SGD):
+            remedy += ", batch_size lower, or lr='auto'" if solver.lr != "auto" else " or batch_size lower"
         name = f"{type(learner).__name__} by {learner.solver_}"
         return f"{name} stopped short of the optimum after {counted(rounds)}: {remedy}, or take another solver"
 
@@ -186,7 +192,9 @@ class Watch:
             message += f"; lost: {', '.join(lost)}"
         fields = {"converged": learner.converged_, "stopped": learner.stopped_, "rounds": rounds, "lost": lost}
         fields |= {"best_round": learner.best_round_, "solver": learner.solver_}
-        self._emit("info", "fitted", message, fields)
+        self.learner.emit(self.relation, "info", "fitted", message, fields)
         if learner.stopped_ == USED_UP and learner.promise_ is None:  # noise is planned for all rounds
-            self._emit("warning", "fit.short", self._short_of(), {"rounds": rounds, "solver": learner.solver_})
+            self.learner.emit(
+                self.relation, "warning", "fit.short", self._short_of(), {"rounds": rounds, "solver": learner.solver_}
+            )
         return intercept

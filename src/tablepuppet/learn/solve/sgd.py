@@ -82,6 +82,7 @@ def batches(
 
 @op(
     "sgd.step",
+    asked="`sgd`",
     releases=Release.PREDICTIONS,
     returns={"image": NEXT_IMAGE, "square": SQUARE, "centre": Numbers((PER_OUTPUT,))},
 )
