@@ -9,14 +9,12 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-import tablepuppet
-
 MARK = "\n@op("
 
 
 def op_modules() -> list[str]:
     """The names of modules that register an op."""
-    root = Path(tablepuppet.__file__).parent
+    root = Path(__file__).parents[1]
     found = [path.relative_to(root.parent) for path in root.rglob("*.py") if MARK in path.read_text(encoding="utf-8")]
     return sorted(".".join(path.with_suffix("").parts) for path in found)
 

@@ -46,7 +46,6 @@ class Op:
     """
 
     name: str
-    asked: str
     releases: Release
     function: Callable[..., Values]
     columns: tuple[str, ...] = ()
@@ -57,6 +56,7 @@ class Op:
     fields: tuple[str, ...] = ()
     receiver: str = ""
     returns: Returns | None = None
+    asked: str = ""
 
     def is_private(self, arguments: Mapping[str, Any]) -> bool:
         """Whether all that it lets out has noise, with these arguments."""
@@ -117,7 +117,7 @@ def op(
     def register(function: Callable[..., Values]) -> Callable[..., Values]:
         assert name not in REGISTRY, f"two ops are called {name}"
         REGISTRY[name] = Op(
-            name, asked, releases, function, columns, use, private, on_shelf, summed, fields, receiver, returns
+            name, releases, function, columns, use, private, on_shelf, summed, fields, receiver, returns, asked
         )
         return function
 

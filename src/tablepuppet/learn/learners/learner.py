@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, Self, overload
+from typing import Any, ClassVar, Literal, Self, cast, overload
 
 import numpy as np
 import pyarrow as pa
@@ -61,7 +61,6 @@ SINGLE_PRECISION_TOL = 1e-8  # what float32 on the wire can still tell: below it
 class Progress:
     """What a learner of a label has while it is fitted, and afterwards."""
 
-    model_: Model
     intercept_: Array
     solver_: Literal["admm", "sgd", "lbfgs"]
     schedule_: Schedule
@@ -315,8 +314,10 @@ class Learner(Progress, Estimator):
 
     def _feature_promise(self, relation: Relation) -> FeaturePromise | None:
         """What may be told of features; None without feature privacy. PrivacyError where it cannot be kept."""
-        rows = {column.alias: relation.mapping.tables[column.alias].rows for column in relation.query.features}
-        for count in rows.values() if self.privacy is not None else ():
+        if self.privacy is None:
+            return None
+        rows = {alias: relation.mapping.tables[alias].rows for alias in tables_of(relation.query)}
+        for count in rows.values():
             self.privacy.check_rows(count)
         return self.promise_for(relation.plan, rows, self.privacy)
 
@@ -419,7 +420,7 @@ class Learner(Progress, Estimator):
         done = relation.events.progress("predict", f"{type(self).__name__}: predicting", 1)
         apply_encoding(client, self.encoding_)
         try:
-            scores = self.model_.scores(client)
+            scores = cast(Model, self.model_).scores(client)
             done(1)
         finally:
             if self.promise_ is not None:  # predictions have cost something, also those that got lost

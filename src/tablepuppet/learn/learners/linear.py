@@ -23,6 +23,7 @@ from tablepuppet.learn.loss.losses import Loss
 from tablepuppet.learn.private.descent import solve_by_steps
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.step_promise import StepPromise
+from tablepuppet.learn.private.sum_promise import SumPromise
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.admm import SharingRule
@@ -112,6 +113,7 @@ class LinearLearner(Learner):
     ) -> tuple[Watched, Array]:
         if isinstance(promise, StepPromise):
             return solve_by_steps(self, relation, loss, watch.of, promise, self.spec(loss.outputs))
+        assert isinstance(promise, SumPromise), "there are two kinds"
         model = LinearModel(relation.client, self.encoding_, relation.wire, loss.outputs, self.l2, noise=promise.noise)
         gradient = GradientRule(loss)
         rule = gradient if self.solver_ == "lbfgs" else self._sharing(model, loss, len(relation))

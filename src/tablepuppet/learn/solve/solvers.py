@@ -105,9 +105,9 @@ def _write(value: SolverName | Solver) -> Any:
 def _read(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
-    kind = value.get("kind")
+    kind = str(value.get("kind"))
     if kind not in SOLVERS:
-        raise ConfigError(f"solver kind {kind!r} is none of {', '.join(SOLVERS)}{did_you_mean(str(kind), SOLVERS)}")
+        raise ConfigError(f"solver kind {kind!r} is none of {', '.join(SOLVERS)}{did_you_mean(kind, SOLVERS)}")
     return SOLVERS[kind].of_plain({name: each for name, each in value.items() if name != "kind"})
 
 
