@@ -24,6 +24,7 @@ from tablepuppet.learn.learners import LEARNERS, load
 from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.private.budget_check import check_budget, funds_of
 from tablepuppet.learn.private.planned_releases import Planning
+from tablepuppet.learn.settings import SettingError
 from tablepuppet.party.request import Request
 from tablepuppet.party.settings_file import read_settings
 from tablepuppet.relation import Relation, check_split
@@ -104,7 +105,10 @@ def make_learner(settings: dict[str, Any]) -> Learner:
     if kind not in LEARNERS:
         closest = did_you_mean(str(kind), LEARNERS) if kind else ""
         raise ConfigError(f"learner kind {kind!r} is none of {', '.join(LEARNERS)}{closest}")
-    found: Learner = LEARNERS[kind].of_plain(rest)
+    try:
+        found: Learner = LEARNERS[kind].of_plain(rest)
+    except SettingError as error:
+        raise ConfigError(str(error)) from error
     found.check_settings()
     return found
 

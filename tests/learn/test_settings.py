@@ -115,7 +115,7 @@ def test_jobs_carry_solver_objects() -> None:
     ]:
         with pytest.raises(tp.TablePuppetError, match=told):
             make_learner({"kind": "LinearRegression", "solver": wrong})
-    with pytest.raises(tp.LearnError, match="no setting 'callbacks'"):
+    with pytest.raises(tp.ConfigError, match="no setting 'callbacks'"):
         make_learner({"kind": "LinearRegression", "callbacks": []})
 
 
