@@ -30,7 +30,7 @@ LAYERS = [
     {"prep"},
     {"algebra"},
     {"relation"},
-    {"learn.__init__", "learn.registry", "learn.rounds", "learn.threads"},
+    {"learn.__init__", "learn.registry", "learn.rounds", "learn.settings", "learn.threads"},
     {"learn.labels", "learn.loss", "learn.noise"},
     {"learn.tables"},
     {"learn.linear"},
@@ -167,6 +167,16 @@ def test_public_names_are_documented() -> None:
     text = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/api.md"))
     found = [name for name in tablepuppet.__all__ if not re.search(rf"\b{name}\b", text)]
     assert not found, "\n".join(found)
+
+
+def test_public_names_have_types() -> None:
+    """What type checkers are told of public names is where these are loaded from."""
+    import tablepuppet
+
+    body = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8")).body
+    [block] = [node for node in body if isinstance(node, ast.If)]
+    told = {name.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for name in node.names}
+    assert told == {name: f"tablepuppet.{module}" for name, module in tablepuppet._PLACES.items()}
 
 
 @pytest.mark.parametrize("pattern", [MACHINE_PATH, REGISTRY], ids=["machine path", "registry"])

@@ -37,7 +37,7 @@ def counted() -> Iterator[Trips]:
         return outcomes
 
     try:
-        Engine.trip = trip  # type: ignore[method-assign]
+        Engine.trip = trip  # type: ignore[method-assign, assignment]
         yield trips
     finally:
         Engine.trip = bare  # type: ignore[method-assign]

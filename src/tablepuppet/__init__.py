@@ -5,87 +5,53 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from tablepuppet.algebra import linalg
-    from tablepuppet.errors import (
-        CatalogError,
-        ConfigError,
-        LearnError,
-        MappingError,
-        PartyError,
-        PrivacyError,
-        QueryError,
-        TablePuppetError,
-    )
-    from tablepuppet.federation import Federation, Tls
-    from tablepuppet.learn.learners import (
-        LinearRegression,
-        LogisticRegression,
-        MLPClassifier,
-        MLPRegressor,
-        forget,
-        load,
-    )
-    from tablepuppet.mapping.table_mapping import TableMapping
-    from tablepuppet.privacy.settings import Privacy
-    from tablepuppet.relation import Relation
-    from tablepuppet.runs.events import Event
-    from tablepuppet.sql.catalog import Catalog
+if TYPE_CHECKING:  # the same names as below, for editors and type checkers
+    from tablepuppet.algebra import linalg as linalg
+    from tablepuppet.errors import CatalogError as CatalogError
+    from tablepuppet.errors import ConfigError as ConfigError
+    from tablepuppet.errors import LearnError as LearnError
+    from tablepuppet.errors import MappingError as MappingError
+    from tablepuppet.errors import PartyError as PartyError
+    from tablepuppet.errors import PrivacyError as PrivacyError
+    from tablepuppet.errors import QueryError as QueryError
+    from tablepuppet.errors import TablePuppetError as TablePuppetError
+    from tablepuppet.federation import Federation as Federation
+    from tablepuppet.federation import Tls as Tls
+    from tablepuppet.learn.learners import forget as forget
+    from tablepuppet.learn.learners import load as load
+    from tablepuppet.learn.learners.linear import LinearRegression as LinearRegression
+    from tablepuppet.learn.learners.linear import LogisticRegression as LogisticRegression
+    from tablepuppet.learn.learners.network import MLPClassifier as MLPClassifier
+    from tablepuppet.learn.learners.network import MLPRegressor as MLPRegressor
+    from tablepuppet.learn.solve.solvers import ADMM as ADMM
+    from tablepuppet.learn.solve.solvers import LBFGS as LBFGS
+    from tablepuppet.learn.solve.solvers import SGD as SGD
+    from tablepuppet.mapping.table_mapping import TableMapping as TableMapping
+    from tablepuppet.privacy.settings import Privacy as Privacy
+    from tablepuppet.relation import Relation as Relation
+    from tablepuppet.runs.events import Event as Event
+    from tablepuppet.sql.catalog import Catalog as Catalog
 
 __version__ = "0.1.0"
 
-# Loaded when they are first used: databases and scikit-learn take a second each. The command line watches signals
-# before that, and a party's service needs no scikit-learn at all.
-_PLACES = {
-    **dict.fromkeys(
-        (
-            "CatalogError",
-            "ConfigError",
-            "LearnError",
-            "MappingError",
-            "PartyError",
-            "PrivacyError",
-            "QueryError",
-            "TablePuppetError",
-        ),
-        "errors",
-    ),
-    **dict.fromkeys(("Federation", "Tls"), "federation"),
-    **dict.fromkeys(
-        ("LinearRegression", "LogisticRegression", "MLPClassifier", "MLPRegressor", "forget", "load"), "learn.learners"
-    ),
-    "Catalog": "sql.catalog",
-    "Event": "runs.events",
-    "Privacy": "privacy.settings",
-    "Relation": "relation",
-    "TableMapping": "mapping.table_mapping",
+# Where public names are. Loaded when they are first used: databases and scikit-learn take a second each. The command
+# line watches signals before that, and a party's service needs no scikit-learn at all.
+_PUBLIC = {
+    "errors": "CatalogError ConfigError LearnError MappingError PartyError PrivacyError QueryError TablePuppetError",
+    "federation": "Federation Tls",
+    "learn.learners": "forget load",
+    "learn.learners.linear": "LinearRegression LogisticRegression",
+    "learn.learners.network": "MLPClassifier MLPRegressor",
+    "learn.solve.solvers": "ADMM LBFGS SGD",
+    "mapping.table_mapping": "TableMapping",
+    "privacy.settings": "Privacy",
+    "relation": "Relation",
+    "runs.events": "Event",
+    "sql.catalog": "Catalog",
 }
 _MODULES = {"linalg": "algebra.linalg"}
-
-__all__ = [
-    "Catalog",
-    "CatalogError",
-    "ConfigError",
-    "Event",
-    "Federation",
-    "LearnError",
-    "LinearRegression",
-    "LogisticRegression",
-    "MLPClassifier",
-    "MLPRegressor",
-    "MappingError",
-    "PartyError",
-    "Privacy",
-    "PrivacyError",
-    "QueryError",
-    "Relation",
-    "TableMapping",
-    "TablePuppetError",
-    "Tls",
-    "forget",
-    "linalg",
-    "load",
-]
+_PLACES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+__all__ = sorted([*_PLACES, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:

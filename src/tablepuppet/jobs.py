@@ -21,17 +21,17 @@ from tablepuppet.cli.output import typed
 from tablepuppet.errors import ConfigError, LearnError, PartyError, TablePuppetError
 from tablepuppet.federation import Federation
 from tablepuppet.learn.learners import LEARNERS, load
-from tablepuppet.learn.learners.estimator import Learner
+from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.private.budget_check import check_budget, funds_of
 from tablepuppet.learn.private.planned_releases import Planning
+from tablepuppet.learn.settings import SettingError
 from tablepuppet.party.request import Request
 from tablepuppet.party.settings_file import read_settings
-from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation, check_split
 from tablepuppet.run_folder import RunFolder
 from tablepuppet.runs import interrupts
 from tablepuppet.runs.events import Reader
-from tablepuppet.spelling import did_you_mean, setting_meant
+from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.plan import Plan
 from tablepuppet.wire.distance import communication_seconds
 from tablepuppet.wire.engine import try_all
@@ -105,15 +105,10 @@ def make_learner(settings: dict[str, Any]) -> Learner:
     if kind not in LEARNERS:
         closest = did_you_mean(str(kind), LEARNERS) if kind else ""
         raise ConfigError(f"learner kind {kind!r} is none of {', '.join(LEARNERS)}{closest}")
-    known = [name for name in LEARNERS[kind]().get_params() if name != "callbacks"]
-    unknown = [name for name in rest if name not in known]
-    if unknown:
-        raise ConfigError(f"{kind} has no setting {unknown[0]!r}{setting_meant(unknown[0], known)}")
-    if rest.get("privacy") is not None:
-        if not isinstance(rest["privacy"], dict):
-            raise ConfigError("learner privacy is a section: [learner.privacy], with label_epsilon and so on")
-        rest["privacy"] = Privacy.of_settings(rest["privacy"])
-    found: Learner = LEARNERS[kind](**rest)
+    try:
+        found: Learner = LEARNERS[kind].of_plain(rest)
+    except SettingError as error:
+        raise ConfigError(str(error)) from error
     found.check_settings()
     return found
 

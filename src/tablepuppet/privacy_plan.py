@@ -16,6 +16,7 @@ from tablepuppet.errors import PrivacyError
 from tablepuppet.federation import Federation
 from tablepuppet.jobs import make_learner, read_job
 from tablepuppet.learn.private.budget_check import check_budget, funds_of, label_of
+from tablepuppet.learn.private.encoder_promise import known_columns
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.planned_releases import PlannedFit, Planning, Releases
 from tablepuppet.learn.private.promise import Uses, known_otherwise, promised
@@ -224,11 +225,11 @@ def _of_delta(privacy: Privacy, sizes: Mapping[str, TableSize]) -> Iterator[str]
 def _of_encoders(promise: FeaturePromise, plan: Plan, alias: str, size: TableSize) -> Iterator[str]:
     needed = rows_for_encoders(promise, alias)
     features = plan.query.features
-    columns = [column for column in features if column.alias == alias and column.name not in promise.known]
+    columns = [column for column in features if column.alias == alias and column.name not in known_columns(plan)]
     if size.rows < needed and any(family(column.type) is not Family.BOOLEAN for column in columns):
         factor = needed / max(size.rows, 1)
         yield (
             f"Table {size.name}: noise will hide columns without bounds or categories in the policy of "
             f"{', '.join(size.parties)}: they need about {needed:,.0f} rows, and it has {size.rows:,} at most; or use "
-            f"feature_epsilon={(promise.privacy.feature_epsilon or 0.0) * factor:.2g}, or fewer columns."
+            f"feature_epsilon={promise.statistics.epsilon * factor:.2g}, or fewer columns."
         )

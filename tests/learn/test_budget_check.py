@@ -15,7 +15,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.jobs import Job, Run
-from tablepuppet.learn.learners.estimator import Learner
+from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.private.budget_check import funds_of
 from tablepuppet.learn.private.planned_releases import PlannedFit, Planning
 from tablepuppet.party.databases.urls import open_database

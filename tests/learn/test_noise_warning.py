@@ -11,7 +11,8 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.federation import PartyEntry
-from tablepuppet.learn.private.feature_promise import FeaturePromise
+from tablepuppet.learn.private.encoder_promise import EncoderPromise, statistics_of
+from tablepuppet.learn.private.sum_promise import SumPromise
 from tablepuppet.learn.private.usefulness import TableSize, help_for_features, help_for_labels
 from tablepuppet.sql.query import OutputColumn
 from tests.relations import record_wire, write_party
@@ -106,13 +107,18 @@ def test_noise_on_labels(tmp_path: Path, make: Any, privacy: dict[str, Any]) -> 
         assert not fitted(world(tmp_path, 20_000), make, label_epsilon=4.0, **privacy)[1]
 
 
+def promise(epsilon: float) -> SumPromise:
+    """For a table of one number."""
+    privacy = tp.Privacy(feature_epsilon=epsilon)
+    tables = statistics_of([OutputColumn("x", "t", "x", "DOUBLE")], frozenset())
+    return SumPromise(privacy, EncoderPromise(epsilon, privacy.delta, tables), None)
+
+
 def test_figures_for_steps_agree() -> None:
     """The rows, the epsilon and the parameters that are advised are about enough."""
 
     def helps(rows: int, parameters: int, epsilon: float = 1.0) -> list[str]:
-        column = OutputColumn("x", "t", "x", "DOUBLE")
-        promise = FeaturePromise(tp.Privacy(feature_epsilon=epsilon), (column,), frozenset(), None)
-        return help_for_features(promise, {"t": TableSize("t", ("shop",), rows, parameters)})
+        return help_for_features(promise(epsilon), {"t": TableSize("t", ("shop",), rows, parameters)})
 
     [text] = helps(200, 100)
     assert "about 480 rows would do, or feature_epsilon=2.4, or 17 parameters." in text
@@ -125,9 +131,7 @@ def test_columns_that_noise_did_not_hide() -> None:
     """Where rows are enough for columns to be seen, a column that was left out is no reason to ask for as many."""
 
     def helps(rows: int) -> list[str]:
-        column = OutputColumn("x", "t", "x", "DOUBLE")
-        promise = FeaturePromise(tp.Privacy(feature_epsilon=1.0), (column,), frozenset(), None)
-        return help_for_features(promise, {"t": TableSize("t", ("shop",), rows, 0, dropped=("x",))})
+        return help_for_features(promise(1.0), {"t": TableSize("t", ("shop",), rows, 0, dropped=("x",))})
 
     assert "noise hides 1 of its columns (x)" in helps(100)[0]
     assert not helps(9000)

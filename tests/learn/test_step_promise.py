@@ -132,9 +132,9 @@ def test_predictions_with_noise_make_epsilon_finite(tmp_path: Path) -> None:
 def test_sampling_of() -> None:
     """The default means all rows of a small table; another size must fit."""
     rows = {"a": 100, "b": 40_000}
-    assert sampling_of(10_000, 10_000, rows) == {"a": 1.0, "b": 0.25}
+    assert sampling_of("auto", rows) == sampling_of(10_000, rows) == {"a": 1.0, "b": 0.25}
     with pytest.raises(tp.PrivacyError, match=r"batch_size 200 is larger than the 100 rows of table 'a'"):
-        sampling_of(200, 10_000, rows)
+        sampling_of(200, rows)
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def test_a_table_without_features_demands_none(strict: tp.Federation) -> None:
 
 def test_a_policy_is_enforced_by_the_party(strict: tp.Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator that does not care what parties say they demand gets no sum."""
-    monkeypatch.setattr("tablepuppet.learn.learners.estimator.check_sums_demanded", lambda plan, privacy: None)
+    monkeypatch.setattr("tablepuppet.learn.learners.planner.check_sums_demanded", lambda plan, privacy: None)
     with pytest.raises(tp.PrivacyError, match=r"sums over its rows leave only .*secure_sum=True"):
         tp.LinearRegression().fit(strict.sql(SQL, label="paid"))
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 import tablepuppet as tp
 from tablepuppet.learn.noise.plan import FeatureNoise
-from tablepuppet.learn.private.feature_promise import FeaturePromise
+from tablepuppet.learn.private.encoder_promise import EncoderPromise
+from tablepuppet.learn.private.sum_promise import SumPromise
 from tablepuppet.party.spec import Linear
 from tablepuppet.privacy.label import noisy_classes, noisy_numbers
 from tablepuppet.privacy.shares import epsilon_of
@@ -26,9 +27,11 @@ LOUD = tp.Privacy(feature_epsilon=4.0, prediction_epsilon=4.0, delta=DELTA)
 def noise_of(world: World, factor: float = 1.0, predictions: bool = True, privacy: tp.Privacy = BOTH) -> FeatureNoise:
     """The noise of a fit with one round, times a factor."""
     assert world.promise is not None
-    found = FeaturePromise(privacy, world.promise.columns, frozenset(), 1).noise
+    assert privacy.feature_epsilon is not None
+    encoders = EncoderPromise(privacy.feature_epsilon, privacy.delta, world.promise.statistics.tables)
+    found = SumPromise(privacy, encoders, 1).noise
     image = found.image * factor if found.image is not None and predictions else None
-    return FeatureNoise(found.clip, found.gram * factor, found.step * factor, image)
+    return FeatureNoise(found.clip, found.gram * factor, found.step * factor, image=image)
 
 
 def stated(noise: FeatureNoise) -> float:

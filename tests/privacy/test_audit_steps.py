@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import tablepuppet as tp
+from tablepuppet.learn.private.encoder_promise import EncoderPromise
 from tablepuppet.learn.private.step_promise import StepPromise
 from tablepuppet.learn.tables.part import new_part
 from tablepuppet.party.added_noise import SampleNoise
@@ -38,10 +39,10 @@ class Steps:
     def promise(self, world: World, hidden: list[int] | None) -> StepPromise:
         """What a fit of one such step promises."""
         assert world.promise is not None
-        columns = tuple(column for column in world.promise.columns if column.alias == "a")
+        tables = {"a": replace(world.promise.statistics.tables["a"], expected=0)}  # steps have all of epsilon
         privacy = tp.Privacy(feature_epsilon=self.epsilon, delta=DELTA)
-        known = frozenset(column.name for column in columns)  # so that steps have all of epsilon
-        promise = StepPromise(privacy, columns, frozenset(), 1, 1, {"a": self.sampling}, known=known)
+        encoders = EncoderPromise(self.epsilon, DELTA, tables)
+        promise = StepPromise(privacy, encoders, 1, 1, {"a": self.sampling})
         promise.choose({"a": math.prod(spec_of(hidden).theta_shape(1))}).steps = 1
         return promise
 
@@ -56,7 +57,6 @@ def seen_in(world: World, promise: StepPromise, hidden: list[int] | None, steps:
     No other row is asked for anything, so that none hides the one that is looked for: an attacker may choose that.
     """
     noise = promise.steps
-    assert noise is not None
     spec = spec_of(hidden)
     theta = new_part(spec, 0, "a", 1, 1, zero=True).theta
     added = SampleNoise(ROWS, noise.clip, noise.multipliers["a"] * steps.noise, steps.drawn or steps.sampling)

@@ -70,7 +70,7 @@ def audit(services: Services, party: str) -> list[dict[str, Any]]:
 
 def test_a_coordinator_that_forgets_is_refused(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parties' files demand secure sums, so nothing is told without; their audit logs say why."""
-    monkeypatch.setattr("tablepuppet.learn.learners.estimator.check_sums_demanded", lambda plan, privacy: None)
+    monkeypatch.setattr("tablepuppet.learn.learners.planner.check_sums_demanded", lambda plan, privacy: None)
     with pytest.raises(tp.PrivacyError, match="secure_sum"):
         tp.LinearRegression().fit(relation(services.federation(), "paid"))
     assert any(line["rule"] == "secure_sum" for line in audit(services, "owner0"))

@@ -38,7 +38,13 @@ from tablepuppet.privacy.clip import blocks, kept_shares
 Array = NDArray[np.float64]
 
 
-@op("matrix.times", releases=Release.PREDICTIONS, directions="directions", returns={"image": IMAGE})
+@op(
+    "matrix.times",
+    asked="the relation as a matrix",
+    releases=Release.PREDICTIONS,
+    directions="directions",
+    returns={"image": IMAGE},
+)
 def times(table: LocalTable, view: str, encoding: str, directions: Array) -> Values:
     """T V: (rows,) for one direction, else (rows, directions)."""
     return {"image": encoded(table, view, encoding).times(directions).astype(table.wire)}
@@ -46,6 +52,7 @@ def times(table: LocalTable, view: str, encoding: str, directions: Array) -> Val
 
 @op(
     "matrix.transposed_times",
+    asked="the relation as a matrix",
     releases=Release.GRADIENT_SUMS,
     directions="rows",
     summed=("sums",),
@@ -75,6 +82,7 @@ def _check_weighed(table: LocalTable, view: View, rows: Array) -> None:
 
 @op(
     "matrix.column_sums",
+    asked="the relation as a matrix",
     releases=Release.STATISTICS,
     summed=("sums",),
     returns={"sums": Numbers((WIDTH,))},
@@ -86,6 +94,7 @@ def column_sums(table: LocalTable, view: str, encoding: str) -> Values:
 
 @op(
     "matrix.gram",
+    asked="linear `lbfgs`, `admm`, tables with several shards; the relation as a matrix",
     releases=Release.GRAM,
     private=("noise",),
     summed=("gram",),

@@ -14,9 +14,10 @@ from sklearn.base import BaseEstimator, clone
 from tablepuppet.baselines.networks import train_networks
 from tablepuppet.baselines.pooled import joined_tables
 from tablepuppet.errors import LearnError
-from tablepuppet.learn.learners.estimator import Learner, label_of, need_relation
+from tablepuppet.learn.learners.estimator import need_relation
+from tablepuppet.learn.learners.learner import Learner, label_of
 from tablepuppet.learn.learners.network import NetworkLearner
-from tablepuppet.learn.learners.settings import NotFittedError
+from tablepuppet.learn.learners.not_fitted import NotFittedError
 from tablepuppet.learn.learners.watch import CONVERGED, USED_UP
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.losses import Loss, Squared
@@ -62,7 +63,8 @@ class Centralized(BaseEstimator):  # type: ignore[misc]
         train = train_networks if isinstance(learner, NetworkLearner) else _train_linear
         model, intercept = train(learner, relation.client, encoding, loss, diary.write)
         diary.close()
-        learner.settle(relation, encoding, model, intercept)
+        learner.intercept_ = intercept
+        learner.settle(relation, encoding, model)
         self.learner_ = learner
         return self
 
@@ -79,7 +81,8 @@ class Diary:
 
     def __init__(self, learner: Learner, loss: JoinedLoss):
         self.learner, self.loss, self.since = learner, loss, time.perf_counter()
-        learner.solver_ = learner.solver if learner.solver == "sgd" and isinstance(learner, NetworkLearner) else "lbfgs"
+        by_batches = learner.asked_solver == "sgd" and isinstance(learner, NetworkLearner)
+        learner.solver_ = "sgd" if by_batches else "lbfgs"
         learner.converged_, learner.history_ = False, Records()
 
     def write(self, done: Round) -> bool:
@@ -109,7 +112,8 @@ class PooledLinear(Held):
     """Parameters for the columns of the materialised join."""
 
     def __init__(self, encoding: Encoding, thetas: Mapping[str, Array], outputs: int):
-        self.encoding, self.thetas = encoding, dict(thetas)
+        super().__init__(thetas)
+        self.encoding = encoding
         self.shape = () if outputs == 1 else (outputs,)
 
     def scores(self, client: Client) -> Array:
@@ -118,10 +122,6 @@ class PooledLinear(Held):
         for alias, table in joined_tables(client, self.encoding).items():
             scores += table.times(self.thetas[alias])
         return scores
-
-    def parameters(self) -> dict[str, Array]:
-        """Parameters by table."""
-        return self.thetas
 
 
 def _train_linear(

@@ -29,6 +29,7 @@ class PooledNetworks(Held):
     """The networks of all tables, applied to joined rows."""
 
     def __init__(self, encoding: Encoding, parts: Mapping[str, Part], outputs: int, unit: float):
+        super().__init__({})
         self.encoding, self.parts, self.unit = encoding, dict(parts), unit
         self.shape = () if outputs == 1 else (outputs,)
 
@@ -63,7 +64,7 @@ def train_networks(
         for alias, table in tables.items()
     }
     model = PooledNetworks(encoding, parts, loss.outputs, unit)
-    if learner.solver == "sgd":
+    if learner.solver_ == "sgd":
         steps = PooledSteps(parts, tables, rows, learner.plain_momentum, learner.l2)
         intercept = descend_by_batches(steps, loss, learner._rates(), learner.schedule_.batch_size, learner.seed, write)
     else:

@@ -1,38 +1,22 @@
-"""Every op of the learners, for a party that is a process of its own: importing this registers them.
+"""Every op there is, for a party that is a process of its own: importing this registers them.
 
-What only the coordinator needs, such as scikit-learn, stays out.
+Modules are found by what they are: those that register an op. So an op needs no other line than its own, and what only
+the coordinator needs, such as scikit-learn, stays out.
 """
 
-from tablepuppet.algebra import ops as matrix_ops
-from tablepuppet.learn.labels import joined, metrics
-from tablepuppet.learn.labels import noisy as noisy_labels
-from tablepuppet.learn.linear import consensus
-from tablepuppet.learn.linear import ops as ridge_ops
-from tablepuppet.learn.network import admm, lbfgs
-from tablepuppet.learn.private import steps
-from tablepuppet.learn.solve import sgd
-from tablepuppet.learn.tables import ops as model_ops
-from tablepuppet.learn.tables import shelf_ops
-from tablepuppet.operators import delivery, ids
-from tablepuppet.prep import category_names, encode, private_encode, statistics
+from __future__ import annotations
 
-MODULES = (
-    matrix_ops,
-    model_ops,
-    shelf_ops,
-    sgd,
-    ridge_ops,
-    consensus,
-    admm,
-    lbfgs,
-    steps,
-    joined,
-    noisy_labels,
-    metrics,
-    delivery,
-    ids,
-    category_names,
-    encode,
-    private_encode,
-    statistics,
-)
+from importlib import import_module
+from pathlib import Path
+
+MARK = "\n@op("
+
+
+def op_modules() -> list[str]:
+    """The names of modules that register an op."""
+    root = Path(__file__).parents[1]
+    found = [path.relative_to(root.parent) for path in root.rglob("*.py") if MARK in path.read_text(encoding="utf-8")]
+    return sorted(".".join(path.with_suffix("").parts) for path in found)
+
+
+MODULES = tuple(import_module(name) for name in op_modules())

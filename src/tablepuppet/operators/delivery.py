@@ -31,14 +31,14 @@ Class = str | int | float | bool
 Classes = Annotated[Sequence[Class], Meta(min_length=2, max_length=MOST_CLASSES)]
 
 
-@op("deliver.begin", releases=Release.COUNTS, returns={"party": Word()})
+@op("deliver.begin", asked="`predict(rel, deliver_to=...)`", releases=Release.COUNTS, returns={"party": Word()})
 def begin(table: LocalTable, view: str) -> Values:
     """The party's own name, if its operator named a place for predictions about the table's rows."""
     table.deliveries.check(table.grant.table)
     return {"party": table.grant.party}
 
 
-@op("deliver.permit", releases=Release.COUNTS, receiver="receiver", returns={})
+@op("deliver.permit", asked="`predict(rel, deliver_to=...)`", releases=Release.COUNTS, receiver="receiver", returns={})
 def permit(table: LocalTable, view: str, receiver: str) -> Values:
     """Nothing: the guard refuses if predictions made with the table's features may not go to the receiver."""
     return {}
@@ -47,7 +47,7 @@ def permit(table: LocalTable, view: str, receiver: str) -> Values:
 WRITTEN: Returns = {"run": Word(r"[0-9a-f]{16}"), "written": Plain(int, 0, ROWS), "without": Plain(int, 0, 2**31)}
 
 
-@op("deliver.write", releases=Release.COUNTS, returns=WRITTEN)
+@op("deliver.write", asked="`predict(rel, deliver_to=...)`", releases=Release.COUNTS, returns=WRITTEN)
 def write(table: LocalTable, view: str, run: str, values: NDArray[np.float64], classes: Classes | None) -> Values:
     """Write a prediction for each row of a relation: a number, or the probability of each of some ``classes``.
 

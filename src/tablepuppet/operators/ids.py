@@ -28,7 +28,14 @@ Names = Annotated[Sequence[str], Meta(min_length=1, max_length=100)]
 """Columns that are asked for at once."""
 
 
-@op("rows.ids", releases=Release.IDS, fields=("columns",), use=Use.ID, returns={EACH: Column()})
+@op(
+    "rows.ids",
+    asked="`predict(rel, ids=[...])`",
+    releases=Release.IDS,
+    fields=("columns",),
+    use=Use.ID,
+    returns={EACH: Column()},
+)
 def told_ids(table: LocalTable, view: str, columns: Names) -> Values:
     """The values of columns of the table, selected or not, for the rows of a relation."""
     if len({name.lower() for name in columns}) < len(columns):

@@ -31,6 +31,7 @@ SECURE = "secure"  # the argument that asks for a masked reply
 class Op:
     """A registered op.
 
+    ``asked`` says when a coordinator asks for it: the docs list that.
     ``columns`` are the arguments that name the outputs it works on; an op without any works on every feature.
     ``use`` is one of which those outputs must have at least one; None: what the releases are allowed for. A ``private``
     op adds noise to all that it lets out and charges for it before it looks at a row, with `LocalTable.noisy`. It is
@@ -58,6 +59,7 @@ class Op:
     receiver: str = ""
     directions: str = ""
     returns: Returns | None = None
+    asked: str = ""
 
     def is_private(self, arguments: Mapping[str, Any]) -> bool:
         """Whether all that it lets out has noise, with these arguments."""
@@ -102,6 +104,7 @@ REGISTRY: dict[str, Op] = {}
 def op(
     name: str,
     *,
+    asked: str,
     releases: Release,
     columns: tuple[str, ...] = (),
     use: Use | None = None,
@@ -118,7 +121,19 @@ def op(
     def register(function: Callable[..., Values]) -> Callable[..., Values]:
         assert name not in REGISTRY, f"two ops are called {name}"
         REGISTRY[name] = Op(
-            name, releases, function, columns, use, private, on_shelf, summed, fields, receiver, directions, returns
+            name,
+            releases,
+            function,
+            columns,
+            use,
+            private,
+            on_shelf,
+            summed,
+            fields,
+            receiver,
+            directions,
+            returns,
+            asked,
         )
         return function
 

@@ -17,7 +17,7 @@ from tablepuppet.party.returns import BITS, Bytes
 MOST_COUNT = 2**53  # joined rows of one row: more are no whole numbers in sums
 
 
-@op("keys.blind", releases=Release.KEY_DIGESTS)
+@op("keys.blind", asked="every relation", releases=Release.KEY_DIGESTS)
 def blind_keys(table: LocalTable) -> Values:
     """Digests and codes of every join key, and for each filter of a union the rows that pass."""
     reply: Values = {}
@@ -30,7 +30,7 @@ def blind_keys(table: LocalTable) -> Values:
     return reply
 
 
-@op("rows.use", releases=Release.COUNTS, returns={})
+@op("rows.use", asked="every relation", releases=Release.COUNTS, returns={})
 def use_rows(table: LocalTable, view: str, chosen: NDArray[np.integer] | None, counts: NDArray[np.integer]) -> Values:
     """Remember which rows take part in a relation and how often: ``chosen`` are all of them if it is None, those with a
     bit set if it is bytes, else those with these row ids.
@@ -69,7 +69,7 @@ def _check_rows(table: LocalTable, row_ids: NDArray[np.integer], counts: NDArray
         table.grant.check_rows(int(np.count_nonzero(mark(table.snapshot.rows, row_ids))))
 
 
-@op("rows.sample", releases=Release.COUNTS, returns={"chosen": Bytes((BITS,), ones="ranks")})
+@op("rows.sample", asked="every relation", releases=Release.COUNTS, returns={"chosen": Bytes((BITS,), ones="ranks")})
 def sample_rows(table: LocalTable, view: str, ranks: NDArray[np.integer]) -> Values:
     """Which of a relation's rows stand at ``ranks`` in the order of the source.
 

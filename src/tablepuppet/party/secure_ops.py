@@ -15,6 +15,7 @@ from tablepuppet.privacy.signed_keys import Hello
 
 @op(
     "secure.hello",
+    asked="`secure_sum`",
     releases=Release.COUNTS,
     returns={"certificates": Plain(bytes), "public": Plain(bytes), "signature": Plain(bytes)},
 )
@@ -24,13 +25,13 @@ def hello(table: LocalTable, view: str) -> Values:
     return {"certificates": own.certificates, "public": own.public, "signature": own.signature}
 
 
-@op("secure.roster", releases=Release.COUNTS, returns={"signature": Plain(bytes), "name": Word()})
+@op("secure.roster", asked="`secure_sum`", releases=Release.COUNTS, returns={"signature": Plain(bytes), "name": Word()})
 def roster(table: LocalTable, view: str, hellos: Sequence[tuple[bytes, bytes, bytes]]) -> Values:
     """Take the keys of all shards, if certificates and policy allow; the party's signature of this roster."""
     return {"signature": table.secure.propose([Hello(*each) for each in hellos]), "name": table.secure.name}
 
 
-@op("secure.confirm", releases=Release.COUNTS, returns={})
+@op("secure.confirm", asked="`secure_sum`", releases=Release.COUNTS, returns={})
 def confirm(table: LocalTable, view: str, signatures: Sequence[tuple[str, bytes]]) -> Values:
     """Mask from now on, if all shards have signed the same roster."""
     table.secure.confirm(dict(signatures))

@@ -39,7 +39,13 @@ MOST_TEXT = 1000  # characters of a name; longer ones are cut
 NAMED: Returns = {"places": Numbers(("names",), "iu", least=0, places_in="digests"), "names": Texts(MOST_TEXT)}
 
 
-@op("categories.names", releases=Release.CATEGORIES, columns=("column",), returns=NAMED)
+@op(
+    "categories.names",
+    asked="`describe`, `categories_`, `save`, of public columns",
+    releases=Release.CATEGORIES,
+    columns=("column",),
+    returns=NAMED,
+)
 def told_names(table: LocalTable, view: str, column: str, family: Blinding, blinding: str, digests: Digests) -> Values:
     """What those categories of a column are called whose ``digests`` are given, each with its place among these."""
     if digests.shape[1] != 16 or len(digests) > MOST:

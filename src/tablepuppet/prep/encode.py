@@ -266,7 +266,14 @@ class Encoded:
     private: bool
 
 
-@op("encode.build", releases=Release.COUNTS, columns=("columns", "categories"), use=Use.FEATURE, returns={})
+@op(
+    "encode.build",
+    asked="encoders",
+    releases=Release.COUNTS,
+    columns=("columns", "categories"),
+    use=Use.FEATURE,
+    returns={},
+)
 def build(
     table: LocalTable,
     view: str,

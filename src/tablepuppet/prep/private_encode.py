@@ -74,6 +74,7 @@ class DistinctDigests:
 
 @op(
     "private.ranges",
+    asked="encoders with `feature_epsilon`",
     releases=Release.STATISTICS | Release.HISTOGRAMS,
     columns=("columns",),
     use=Use.FEATURE,
@@ -150,6 +151,7 @@ def range_of(counts: NDArray[np.float64], noise: float) -> tuple[float, float] |
 
 @op(
     "private.moments",
+    asked="encoders with `feature_epsilon`",
     releases=Release.STATISTICS,
     columns=("columns",),
     use=Use.FEATURE,
@@ -180,6 +182,7 @@ def moments(
 
 @op(
     "private.categories",
+    asked="encoders with `feature_epsilon`",
     releases=Release.KEY_DIGESTS | Release.HISTOGRAMS,
     columns=("column",),
     use=Use.FEATURE,

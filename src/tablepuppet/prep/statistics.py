@@ -72,6 +72,7 @@ CATEGORIES: Returns = {
 
 @op(
     "statistics.numbers",
+    asked="`describe`, encoders without privacy",
     releases=Release.STATISTICS,
     columns=("columns",),
     returns={"sums": NumberSums()},
@@ -110,7 +111,13 @@ def _centred(values: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple
         return total, mean, rest, float(weights @ (centred - rest) ** 2), odd
 
 
-@op("statistics.categories", releases=Release.KEY_DIGESTS | Release.HISTOGRAMS, columns=("column",), returns=CATEGORIES)
+@op(
+    "statistics.categories",
+    asked="`describe`, encoders without privacy",
+    releases=Release.KEY_DIGESTS | Release.HISTOGRAMS,
+    columns=("column",),
+    returns=CATEGORIES,
+)
 def category_statistics(
     table: LocalTable, view: str, column: str, family: KeyFamily, blinding: str, most: int | None
 ) -> Values:

@@ -72,7 +72,14 @@ CLASS_LABELS: Returns = {
 }  # fmt: skip
 
 
-@op("label.numbers", releases=Release.LABELS, columns=("column",), use=Use.LABEL, returns=NUMBER_LABELS)
+@op(
+    "label.numbers",
+    asked="labels without privacy",
+    releases=Release.LABELS,
+    columns=("column",),
+    use=Use.LABEL,
+    returns=NUMBER_LABELS,
+)
 def label_numbers(table: LocalTable, view: str, column: str) -> Values:
     """The label of every row as a number, and how many have none."""
     values, present = numbers(table.column(column, view))
@@ -89,7 +96,14 @@ def _narrow(values: NDArray[np.float64]) -> NDArray[Any]:
     return values
 
 
-@op("label.classes", releases=Release.LABELS, columns=("column",), use=Use.LABEL, returns=CLASS_LABELS)
+@op(
+    "label.classes",
+    asked="labels without privacy",
+    releases=Release.LABELS,
+    columns=("column",),
+    use=Use.LABEL,
+    returns=CLASS_LABELS,
+)
 def label_classes(table: LocalTable, view: str, column: str, most: int) -> Values:
     """The classes among the rows and each row's class; no codes where there is none, or more than ``most``."""
     encoded = pa.concat_arrays(table.column(column, view).chunks).dictionary_encode()

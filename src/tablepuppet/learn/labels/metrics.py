@@ -75,6 +75,7 @@ class JoinedRows:
 
 @op(
     "label.errors",
+    asked="`evaluate(rel, at_party=True)`",
     releases=Release.METRICS | Release.STATISTICS,
     columns=("column",),
     use=Use.LABEL,
@@ -97,6 +98,7 @@ def label_errors(
 
 @op(
     "label.hits",
+    asked="`evaluate(rel, at_party=True)`",
     releases=Release.METRICS | Release.HISTOGRAMS,
     columns=("column",),
     use=Use.LABEL,

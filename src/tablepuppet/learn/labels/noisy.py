@@ -54,6 +54,7 @@ Rows = tuple[pa.ChunkedArray, pa.Array, NDArray[np.intp]]
 
 @op(
     "label.private_numbers",
+    asked="labels with `label_epsilon`",
     releases=Release.LABELS,
     columns=("column",),
     use=Use.LABEL,
@@ -87,6 +88,7 @@ def private_numbers(
 
 @op(
     "label.private_classes",
+    asked="labels with `label_epsilon`",
     releases=Release.LABELS,
     columns=("column",),
     use=Use.LABEL,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Literal
 
-from tablepuppet.errors import LearnError, PrivacyError
-from tablepuppet.learn.learners.estimator import PRIVATE_BATCH, SINGLE_PRECISION_TOL, Array, Learner
-from tablepuppet.learn.learners.settings import Solver, check_fitted
+from tablepuppet.errors import PrivacyError
+from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL, Array, Learner
+from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
 from tablepuppet.learn.learners.validation import Watched
 from tablepuppet.learn.learners.watch import Watch
@@ -17,24 +17,30 @@ from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.network.admm import Inner, descend_by_sharing
 from tablepuppet.learn.network.lbfgs import descend_full_batch
 from tablepuppet.learn.private.descent import PRIVATE_SOLVER, solve_by_steps
-from tablepuppet.learn.private.feature_promise import FeaturePromise
-from tablepuppet.learn.private.step_promise import StepPromise, sampling_of
+from tablepuppet.learn.private.step_promise import StepPromise
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
+from tablepuppet.learn.settings import NUMBER, Kind, setting
 from tablepuppet.learn.solve.allowance import Cost, Costs
 from tablepuppet.learn.solve.schedule import Usual
 from tablepuppet.learn.solve.sgd import Stochastic, descend_by_batches
+from tablepuppet.learn.solve.solvers import ADMM, SGD
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.network import NetworkTable, need_torch
 from tablepuppet.party.arguments import Layers, described, fits
 from tablepuppet.party.spec import Network
-from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
-from tablepuppet.runs.events import Event
-from tablepuppet.sql.query import OutputColumn
 
 AUTO_LR = 0.1
 FLAT = 0.01  # a share of the objective: sgd has converged if its last quarter of epochs gained less
+
+
+def _are_layers(value: object) -> bool:
+    layers = value if isinstance(value, Sequence) and not isinstance(value, str) else [None]
+    return fits([int(size) if isinstance(size, Integral) else size for size in layers], Layers)
+
+
+LAYERS = Kind(f"the width of each hidden layer, as in hidden=(16,), {described(Layers)}", _are_layers)
 
 
 class NetworkLearner(Learner):
@@ -43,46 +49,10 @@ class NetworkLearner(Learner):
     usual = Usual(batches=20, epochs=40, long_epochs=20, steps=800)
     usual_rounds, usual_momentum = 400, 0.9
 
-    def __init__(
-        self,
-        *,
-        hidden: Sequence[int] = (16,),
-        solver: Solver = "auto",
-        rounds: int | Literal["auto"] = "auto",
-        batch_size: int | Literal["auto"] = "auto",
-        lr: float | Literal["auto"] = "auto",
-        momentum: float | Literal["auto"] = "auto",
-        l2: float = 1e-6,
-        rho: float | Literal["auto"] = "auto",
-        inner_rounds: int | Literal["auto"] = "auto",
-        inner_rho: float | Literal["auto"] = "auto",
-        local_steps: int = 20,
-        tol: float = 1e-4,
-        patience: int = 5,
-        reduce: bool = True,
-        seed: int = 0,
-        privacy: Privacy | None = None,
-        label_correction: bool = False,
-        callbacks: Iterable[Callable[[Event], None]] = (),
-    ):
-        self.hidden = hidden
-        self.solver = solver
-        self.rounds = rounds
-        self.batch_size = batch_size
-        self.lr = lr
-        self.momentum = momentum
-        self.l2 = l2
-        self.rho = rho
-        self.inner_rounds = inner_rounds
-        self.inner_rho = inner_rho
-        self.local_steps = local_steps
-        self.tol = tol
-        self.patience = patience
-        self.reduce = reduce
-        self.seed = seed
-        self.privacy = privacy
-        self.label_correction = label_correction
-        self.callbacks = callbacks
+    hidden: Sequence[int] = setting(
+        default=(16,), kind=LAYERS, help="widths of the hidden layers of each table's network"
+    )
+    tol: float = setting(default=1e-4, kind=NUMBER, help="stop when a round gains less than `tol` of the objective")
 
     @property
     def coefs_(self) -> dict[str, list[Array]]:
@@ -98,36 +68,31 @@ class NetworkLearner(Learner):
         """Hidden layers, and an output for each score."""
         return Network(tuple(int(size) for size in self.hidden), outputs)
 
-    def _fewest_trips(self, shards: Mapping[str, int]) -> Solver:
+    def _fewest_trips(self, shards: Mapping[str, int]) -> Literal["admm", "sgd", "lbfgs"]:
         """ADMM, one trip a round; where tables have several shards it needs two as L-BFGS does, which never rises.
 
         With noise on features, the better one of those that can have it.
         """
-        if self.promise_ is not None:
+        if self.has_private_features:
             return PRIVATE_SOLVER
         return "lbfgs" if any(count > 1 for count in shards.values()) else "admm"
 
-    def _new_promise(
-        self, privacy: Privacy, columns: tuple[OutputColumn, ...], categorical: frozenset[str], rounds: int | None,
-        rows: Mapping[str, int], known: frozenset[str],
-    ) -> FeaturePromise:  # fmt: skip
-        samplings = sampling_of(self.batch_size, PRIVATE_BATCH, rows)
-        return StepPromise(privacy, columns, categorical, rounds, self.local_steps, samplings, known=known)
+    def _takes_noisy_steps(self) -> bool:
+        return True
 
     def _costs(self, batches: int) -> Costs:
         if isinstance(self.promise_, StepPromise):
             return Costs(Cost(1, 1), Cost(1, self.promise_.steps_of_round + 1))
         if self.solver_ == "sgd":
             return Costs(Cost(1, batches), Cost(0, 2 * batches))
-        inner = 1 if isinstance(self.inner_rounds, str) else self.inner_rounds
         if self.solver_ == "admm":
-            return Costs(Cost(1, 1), Cost(1, inner + 1))
+            return Costs(Cost(1, 1), Cost(1, self.solving.inner_trips + 1))
         return Costs(Cost(1, 2), Cost(1, 2))
 
     def _check_private(self) -> None:
-        if self.solver == "lbfgs":
+        if self.solver_ == "lbfgs":
             raise PrivacyError("solver='lbfgs' of networks has no private form; use 'auto', 'sgd' or 'admm'")
-        if not isinstance(self.inner_rounds, str):
+        if not self.solving.sums_shards:
             raise PrivacyError("inner_rounds: consensus tells parameters without noise; leave it at 'auto'")
         if not self.reduce:
             raise PrivacyError("reduce=False tells a row as often as it is joined, without noise; leave it at True")
@@ -149,11 +114,11 @@ class NetworkLearner(Learner):
             intercept = descend_by_batches(steps, loss, self._rates(), self.schedule_.batch_size, self.seed, report)
             self.converged_ = self._is_flat()
             return intercept
-        if self.solver_ == "admm":
-            inner = Inner(
-                self.local_steps, 1 if isinstance(self.inner_rounds, str) else self.inner_rounds, self.inner_rho
+        if isinstance(solver := self.solving, ADMM):
+            inner = Inner(solver.local_steps, solver.inner_trips, solver.inner_rho)
+            intercept, self.converged_ = descend_by_sharing(
+                model, loss, solver.rho, inner, self.most_rounds, tol, report
             )
-            intercept, self.converged_ = descend_by_sharing(model, loss, self.rho, inner, self.most_rounds, tol, report)
         else:
             intercept, self.converged_ = descend_full_batch(
                 model, loss, self.most_rounds, tol, report, self.schedule_.replies
@@ -172,19 +137,14 @@ class NetworkLearner(Learner):
 
     def _rates(self) -> list[float]:
         """Learning rates by epoch: down to nothing on a line."""
-        lr = AUTO_LR if isinstance(self.lr, str) else self.lr
+        solver = self.solving
+        lr = solver.lr if isinstance(solver, SGD) and not isinstance(solver.lr, str) else AUTO_LR
         rounds = self.most_rounds
         return [lr * (1 - epoch / rounds) for epoch in range(rounds)]
 
     def check_settings(self) -> None:
-        """LearnError if a setting is none that can be, or torch is not there."""
+        """Raise LearnError if a setting is out of range, or torch is not there."""
         super().check_settings()
-        layers = self.hidden if isinstance(self.hidden, Sequence) and not isinstance(self.hidden, str) else [None]
-        if not fits([int(size) if isinstance(size, Integral) else size for size in layers], Layers):
-            raise LearnError(
-                f"hidden gives the width of each hidden layer, as in hidden=(16,), not {self.hidden!r}; it takes "
-                f"{described(Layers)}"
-            )
         need_torch()
 
 

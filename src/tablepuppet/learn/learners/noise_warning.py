@@ -7,8 +7,7 @@ help (usefulness.py). All of it was released before: nothing is asked of a party
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from tablepuppet.learn.learners.validation import Validation
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
@@ -32,7 +31,7 @@ from tablepuppet.learn.store.fitted import Fitted
 from tablepuppet.party.spec import Spec
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
-from tablepuppet.runs.events import Event
+from tablepuppet.runs.events import Kind
 
 WEAK = "The noise is small beside what the rows could tell: the features themselves seem to tell little of the label."
 
@@ -41,7 +40,12 @@ class NoisyLearner(Fitted, Protocol):
     """A learner that was fitted with noise."""
 
     label_correction: bool
-    callbacks: Iterable[Callable[[Event], None]]
+    history_: list[dict[str, Any]]
+    best_round_: int
+
+    def emit(self, relation: Relation, kind: Kind, name: str, message: str, fields: dict[str, Any]) -> None:
+        """Tell the federation's readers, and the learner's own."""
+        ...
 
     def spec(self, outputs: int) -> Spec:
         """What each table's model is."""
@@ -75,9 +79,7 @@ def warn_of_noise(
         f"the best constant {by}. {' '.join(helps or [WEAK])}"
     )
     fields = {"gained": gained, "rows": rows, "helps": helps}
-    relation.events.emit("warning", "privacy.useless", message, **fields)
-    for callback in learner.callbacks:
-        callback(Event("warning", "privacy.useless", message, fields))
+    learner.emit(relation, "warning", "privacy.useless", message, fields)
 
 
 def _is_luck(learner: NoisyLearner, privacy: Privacy, tables: dict[str, TableSize], rows: int) -> bool:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError
+from tablepuppet.operators.delivery import Delivery
+from tablepuppet.operators.ids import joined_ids
+from tablepuppet.relation import Relation
 
 PREDICTION = "prediction"
 
@@ -37,3 +41,29 @@ class Predictions:
         for name, column in found.items():
             beside = beside.append_column(name, column)
         return beside
+
+
+def handed_out(
+    predict: Callable[[Relation], Predictions],
+    relation: Relation,
+    features: Iterable[str],
+    ids: Sequence[str] | None,
+    deliver_to: str | None,
+    combine: Literal["mean"] | None,
+) -> Any:
+    """Predictions in the way that was asked for: an array, a table with ids, or a delivery's receipt.
+
+    ``features`` are aliases of the tables that predictions are made from. What cannot be is refused before predictions
+    are made, which may cost something.
+    """
+    if deliver_to is None:
+        if combine is not None:
+            raise LearnError("combine is for deliver_to: joined rows have one prediction each")
+        beside = None if ids is None else joined_ids(relation.client, ids)
+        found = predict(relation)
+        return found.labels if beside is None else found.table(beside)
+    if ids is not None:
+        raise LearnError("give ids or deliver_to: predictions that are delivered are known by the party's keys")
+    delivery = Delivery.asked(relation.client, deliver_to, combine, features)
+    found = predict(relation)
+    return delivery.send(found.values, found.classes)

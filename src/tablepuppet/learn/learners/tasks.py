@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import date, datetime
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
@@ -18,7 +22,7 @@ from tablepuppet.learn.labels.joined import (
 )
 from tablepuppet.learn.labels.metrics import class_metrics, regression_metrics
 from tablepuppet.learn.labels.noisy import check_label, class_question, kept, number_question
-from tablepuppet.learn.learners.estimator import Array, Learner, label_of
+from tablepuppet.learn.learners.learner import Array, Learner, label_of
 from tablepuppet.learn.learners.predictions import Predictions
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.logistic import Logistic
@@ -65,7 +69,7 @@ class Regressor(Learner):
     @names_checked
     def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
         """Root mean squared error and R2; ``at_party``: measured by the label's party, as for classifiers."""
-        self._check_relation(relation, "evaluate")
+        self.check_relation(relation, "evaluate")
         if at_party:
             self._tell_measured_at_party()
             return regression_metrics(relation.client, label_of(relation), self.predict(relation))
@@ -137,12 +141,23 @@ class Classifier(Learner):
         places: NDArray[np.integer] = np.searchsorted(self.classes_, found.values).astype(found.numbers.dtype)
         return np.asarray(places[found.numbers])
 
+    def facts(self) -> dict[str, Any]:
+        """How the fit went, and the classes."""
+        values = self.classes_.tolist()
+        return super().facts() | {"classes": values, "class_type": type(values[0]).__name__}
+
+    def restore(self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Both. JSON has no dates."""
+        super().restore(facts, arrays)
+        read = {"date": date.fromisoformat, "datetime": datetime.fromisoformat}.get(facts["class_type"])
+        self.classes_ = np.array(facts["classes"] if read is None else [read(each) for each in facts["classes"]])
+
     def metric(self, loss: JoinedLoss, value: float) -> float:
         return float(loss.rows.total(_right) / len(loss.rows))
 
     def predict_proba(self, relation: Relation) -> Array:
         """(joined rows, classes): the probability of each class, in the order of ``classes_``."""
-        self._check_relation(relation, "predict_proba")
+        self.check_relation(relation, "predict_proba")
         scores = self._scores(relation)
         if scores.ndim == 1:
             probability = expit(scores)
@@ -161,7 +176,7 @@ class Classifier(Learner):
         tells the metrics only; these have no noise. The area is then NaN too where rows of its table are joined more
         than once, or have several shards.
         """
-        self._check_relation(relation, "evaluate")
+        self.check_relation(relation, "evaluate")
         if at_party:
             self._tell_measured_at_party()
             probability = self.predict_proba(relation)

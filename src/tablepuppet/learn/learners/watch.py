@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,8 +13,9 @@ from tablepuppet.learn.learners.validation import Validation, Watched
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.rounds import Round
+from tablepuppet.learn.solve.solvers import SGD, Solver
 from tablepuppet.relation import Relation
-from tablepuppet.runs.events import Event, Kind
+from tablepuppet.runs.events import Kind
 from tablepuppet.runs.records import RoundRecord
 
 CONVERGED, EARLY, USED_UP, LOST = "converged", "early stop", "rounds used up", "party lost"
@@ -26,15 +27,22 @@ STATES = {
 class Learning(Protocol):
     """A learner while it is fitted."""
 
-    metric_name: str
-    lr: float | str
-    callbacks: Iterable[Callable[[Event], None]]
     promise_: FeaturePromise | None
     solver_: Any
     history_: list[dict[str, Any]]
     converged_: bool
     stopped_: str
     best_round_: int
+
+    @property
+    def metric_name(self) -> str:
+        """What `metric` measures."""
+        ...
+
+    @property
+    def solving(self) -> Solver:
+        """The solver, with its settings."""
+        ...
 
     @property
     def most_rounds(self) -> int:
@@ -48,6 +56,10 @@ class Learning(Protocol):
 
     def metric(self, loss: JoinedLoss, value: float) -> float:
         """The metric of the rows' scores, whose mean loss is ``value``."""
+        ...
+
+    def emit(self, relation: Relation, kind: Kind, name: str, message: str, fields: dict[str, Any]) -> None:
+        """Tell the federation's readers, and the learner's own."""
         ...
 
 
@@ -140,13 +152,7 @@ class Watch:
             message += f"without {', '.join(record.lost)}, "
         message += f"{(record.bytes_up + record.bytes_down) / 1e6:.3g} MB"
         fields = record.to_dict() | {"done": record.round, "total": self.learner.most_rounds}
-        self._emit("progress", "fit", message, fields)
-
-    def _emit(self, kind: Kind, name: str, message: str, fields: dict[str, Any]) -> None:
-        """Emit to the federation's readers, and the learner's own."""
-        self.relation.events.emit(kind, name, message, **fields)
-        for callback in self.learner.callbacks:
-            callback(Event(kind, name, message, fields))
+        self.learner.emit(self.relation, "progress", "fit", message, fields)
 
     def _ending(self) -> str:
         """How learning ended. With noise there is no optimum to converge to: rounds are planned before the first."""
@@ -161,8 +167,8 @@ class Watch:
         """Who has stopped short of the optimum, and what to do."""
         learner, rounds = self.learner, len(self.learner.history_)
         remedy = f"set rounds above {rounds:,}"
-        if learner.solver_ == "sgd":
-            remedy += ", batch_size lower, or lr='auto'" if learner.lr != "auto" else " or batch_size lower"
+        if isinstance(solver := learner.solving, SGD):
+            remedy += ", batch_size lower, or lr='auto'" if solver.lr != "auto" else " or batch_size lower"
         name = f"{type(learner).__name__} by {learner.solver_}"
         return f"{name} stopped short of the optimum after {counted(rounds)}: {remedy}, or take another solver"
 
@@ -185,7 +191,9 @@ class Watch:
             message += f"; lost: {', '.join(lost)}"
         fields = {"converged": learner.converged_, "stopped": learner.stopped_, "rounds": rounds, "lost": lost}
         fields |= {"best_round": learner.best_round_, "solver": learner.solver_}
-        self._emit("info", "fitted", message, fields)
+        self.learner.emit(self.relation, "info", "fitted", message, fields)
         if learner.stopped_ == USED_UP and learner.promise_ is None:  # noise is planned for all rounds
-            self._emit("warning", "fit.short", self._short_of(), {"rounds": rounds, "solver": learner.solver_})
+            self.learner.emit(
+                self.relation, "warning", "fit.short", self._short_of(), {"rounds": rounds, "solver": learner.solver_}
+            )
         return intercept

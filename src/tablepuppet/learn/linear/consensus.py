@@ -83,7 +83,7 @@ class Shard:
         return -0.5 * float(np.vdot(force, moved))
 
 
-@op("ridge.shard", releases=Release.COUNTS, returns={})
+@op("ridge.shard", asked="linear `lbfgs`, `admm` with `inner_rounds`", releases=Release.COUNTS, returns={})
 def shard(
     table: LocalTable, view: str, encoding: str, model: str, spec: Linear, joined_rows: Positive, means: Array
 ) -> Values:
@@ -107,6 +107,7 @@ def _check_shapes(table: LocalTable, shape: tuple[int, ...], *arrays: Array) -> 
 
 @op(
     "ridge.consensus",
+    asked="linear `lbfgs`, `admm` with `inner_rounds`",
     releases=Release.PARAMETERS,
     summed=("sum", "gain"),
     returns={"sum": Numbers(("agreed",)), "gain": Plain(float)},

@@ -40,7 +40,13 @@ from tablepuppet.prep.encoded_table import EncodedTable
 Array = NDArray[np.float64]
 
 
-@op("ridge.start", releases=Release.STATISTICS, private=("noise",), returns={"largest": SQUARE})
+@op(
+    "ridge.start",
+    asked="linear `lbfgs`, `admm`",
+    releases=Release.STATISTICS,
+    private=("noise",),
+    returns={"largest": SQUARE},
+)
 def start(
     table: LocalTable, view: str, encoding: str, model: str, spec: Linear, joined_rows: Positive,
     noise: GramNoise | None = None,
@@ -59,6 +65,7 @@ def start(
 
 @op(
     "ridge.direction",
+    asked="linear `lbfgs`, `admm`",
     releases=Release.PREDICTIONS,
     private=("noise", "prediction_noise"),
     returns={"image": IMAGE, "products": PRODUCTS, "bound": SQUARE},
@@ -100,7 +107,7 @@ def _check_fit(part: Part, rows: Array, curvature: Curvature, data: EncodedTable
         raise PartyError("rows, curvature and parameters do not fit each other")
 
 
-@op("ridge.advance", releases=Release.COUNTS, returns={})
+@op("ridge.advance", asked="linear `lbfgs`, `admm`", releases=Release.COUNTS, returns={})
 def advance(table: LocalTable, view: str, model: str, mix: List, memory: SomeOrNone) -> Values:
     """Take the step that the coordinator decided on."""
     advance_part(part_of(table, model), mix, memory)
@@ -112,7 +119,13 @@ def advance_part(part: Part, mix: Array, memory: int) -> None:
     part.theta = ridge_of(part).advance(part.theta, mix, memory)
 
 
-@op("ridge.size", releases=Release.STATISTICS, private=True, returns={"size": SQUARE})
+@op(
+    "ridge.size",
+    asked="`save` with `prediction_epsilon`",
+    releases=Release.STATISTICS,
+    private=True,
+    returns={"size": SQUARE},
+)
 def size(table: LocalTable, view: str, model: str) -> Values:
     """The usual size of predictions, by noisy sums only: nothing more is spent."""
     part = noisy_part(table, model)

@@ -94,7 +94,12 @@ class Share:
         return np.asarray(found.x, np.float64)
 
 
-@op("proximal.solve", releases=Release.PREDICTIONS, returns={"image": IMAGE, "square": SQUARE})
+@op(
+    "proximal.solve",
+    asked="networks by `admm`",
+    releases=Release.PREDICTIONS,
+    returns={"image": IMAGE, "square": SQUARE},
+)
 def solve(
     table: LocalTable, view: str, encoding: str, model: str, rows: Array, pull: float, l2: float, steps: Some
 ) -> Values:
@@ -123,7 +128,13 @@ class Consensus:
     dual: Array  # u
 
 
-@op("proximal.consensus", releases=Release.PARAMETERS, summed=("sum",), returns={"sum": THETA})
+@op(
+    "proximal.consensus",
+    asked="networks by `admm`",
+    releases=Release.PARAMETERS,
+    summed=("sum",),
+    returns={"sum": THETA},
+)
 def consensus(
     table: LocalTable, view: str, encoding: str, model: str, spec: Network, theta: Array, pull: float,
     inner_rho: float, steps: Some, rows: Array | None = None,

@@ -67,7 +67,7 @@ def turn_part(part: Part, gradient: Array, l2: float, memory: int) -> Array:
     return part.remembered(Pairs).turn(part.theta, gradient + l2 * part.theta, memory)
 
 
-@op("lbfgs.turn", releases=Release.GRADIENT_SUMS, returns={"products": PRODUCTS})
+@op("lbfgs.turn", asked="networks by `lbfgs`", releases=Release.GRADIENT_SUMS, returns={"products": PRODUCTS})
 def turn(table: LocalTable, view: str, encoding: str, model: str, rows: Array, l2: float, memory: SomeOrNone) -> Values:
     """The gradient stays here; its inner products with what is remembered go out."""
     part = part_of(table, model)
@@ -76,7 +76,7 @@ def turn(table: LocalTable, view: str, encoding: str, model: str, rows: Array, l
     return {"products": turn_part(part, gradient, l2, memory)}
 
 
-@op("lbfgs.move", releases=Release.PREDICTIONS, returns={"image": IMAGE})
+@op("lbfgs.move", asked="networks by `lbfgs`", releases=Release.PREDICTIONS, returns={"image": IMAGE})
 def move(table: LocalTable, view: str, encoding: str, model: str, mix: List) -> Values:
     """Go to base + a combination of what is remembered; predictions there."""
     part = part_of(table, model)

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from tablepuppet.party.added_noise import GramNoise, PredictionNoise, SampleNoise, SumNoise
 
 
 @dataclass
-class FeatureNoise:
-    """Noise on Gram matrices and gradients: all tables alike."""
+class Noise:
+    """What all noise of rounds has: a bound of what one row adds, and counts."""
 
     clip: float
+    _: KW_ONLY
+    image: float | None = None  # the multiplier of predictions, all tables alike; None: they have no noise
+    steps: int = 0  # rounds, or noisy steps, so far
+    images: int = 0  # predictions so far
+
+    @property
+    def image_precision(self) -> float:
+        """The sum of 1 / multiplier^2 of predictions so far."""
+        return 0.0 if self.image is None else self.images / self.image**2
+
+    def of_predictions(self, bound: float | None) -> PredictionNoise | None:
+        """For predictions within a bound."""
+        return None if self.image is None else PredictionNoise(self.image, bound)
+
+
+@dataclass
+class FeatureNoise(Noise):
+    """Noise on Gram matrices and gradients: all tables alike."""
+
     gram: float
     step: float
-    image: float | None = None  # of predictions
-    steps: int = 0
-    images: int = 0
 
     def of_gram(self, rows: int) -> GramNoise:
         """For a table of so many rows."""
@@ -27,29 +43,14 @@ class FeatureNoise:
         """For a table of so many rows."""
         return SumNoise(rows, self.clip, self.step)
 
-    def of_predictions(self, bound: float | None) -> PredictionNoise | None:
-        """For predictions within a bound."""
-        return None if self.image is None else PredictionNoise(self.image, bound)
-
 
 @dataclass
-class StepNoise:
+class StepNoise(Noise):
     """Noise on the gradients of samples: by table."""
 
-    clip: float
     multipliers: Mapping[str, float]
     samplings: Mapping[str, float]
-    image: float | None = None  # of predictions: all tables alike
-    steps: int = 0
-    images: int = 0
 
     def of_sums(self, alias: str, rows: int) -> SampleNoise:
         """For a table of so many rows."""
         return SampleNoise(rows, self.clip, self.multipliers[alias], self.samplings[alias])
-
-    def of_predictions(self, bound: float | None) -> PredictionNoise | None:
-        """For predictions within a bound."""
-        return None if self.image is None else PredictionNoise(self.image, bound)
-
-
-Noise = FeatureNoise | StepNoise

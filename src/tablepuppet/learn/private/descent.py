@@ -19,7 +19,9 @@ from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.private.sampled_model import Pace, SampledModel
 from tablepuppet.learn.private.step_promise import StepPromise
 from tablepuppet.learn.rounds import Round
+from tablepuppet.learn.settings import Auto
 from tablepuppet.learn.solve.admm import RESIDUAL, SharingResidual, auto_rho
+from tablepuppet.learn.solve.solvers import ADMM, Stepping
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.operators.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.party.spec import Linear, Spec
@@ -93,24 +95,26 @@ def solve_by_steps(
     report, tables = watch(model), len(model.tables)
     loss.set_constant(loss.best_constant())
     loss.evaluate()
-    wish = Residual(loss, tables, learner.rho) if learner.solver_ == "admm" else Gradient(loss, tables)
-    paces = _paces(learner, model, promise, loss.most_curvature * tables)
+    solver: Stepping = learner.solving
+    wish: Wish = Residual(loss, tables, solver.rho) if isinstance(solver, ADMM) else Gradient(loss, tables)
+    paces = _paces(solver.lr, learner.plain_momentum, model, promise, loss.most_curvature * tables)
     with one_thread():
         intercept = descend_noisily(model, loss, wish, paces, lambda done: report(out_of_units(done, unit)))
     return model, unit * intercept
 
 
-def _paces(learner: Any, model: SampledModel, promise: StepPromise, curvature: float) -> list[Pace]:
+def _paces(
+    lr: float | Auto, momentum: float, model: SampledModel, promise: StepPromise, curvature: float
+) -> list[Pace]:
     """Learning rates, which fall to nothing on a line, by round; ``curvature`` is at most that of what tables minimise.
 
     "auto" is a function of the noise and of counts, not of the rows.
     """
     rounds, steps, total = promise.rounds, promise.steps_of_round, promise.rounds * promise.steps_of_round
     falling = (1 - np.arange(total) / total).reshape(rounds, steps)
-    rates = dict.fromkeys(model.tables, learner.lr)
-    momentum = learner.plain_momentum
-    if isinstance(learner.lr, str):
-        rates = {alias: _rate(model, alias, total, momentum, curvature) for alias in model.tables}
+    rates = {
+        alias: _rate(model, alias, total, momentum, curvature) if isinstance(lr, str) else lr for alias in model.tables
+    }
     return [Pace({alias: rate * of_round for alias, rate in rates.items()}, momentum) for of_round in falling]
 
 
@@ -127,7 +131,7 @@ def _new_model(
     learner: Any, relation: Relation, rows: JoinedRows, unit: float, promise: StepPromise, spec: Spec
 ) -> SampledModel:
     client, encoding = relation.client, learner.encoding_
-    widths = {alias: len(encoding.names(alias)) for alias in promise.planned}
+    widths = {alias: len(encoding.names(alias)) for alias in promise.tables}
     sizes = {alias: math.prod(spec.theta_shape(width)) for alias, width in widths.items() if width}
     relation.events.emit("info", "privacy.noise", "choosing the noise of steps, which may take some seconds")
     noise = promise.choose(sizes)

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from tablepuppet.learn.labels.joined import MOST_CLASSES
 from tablepuppet.learn.labels.noisy import class_mechanism, described
-from tablepuppet.learn.private.feature_promise import FeaturePromise
-from tablepuppet.learn.private.step_promise import StepPromise
+from tablepuppet.learn.private.encoder_promise import known_columns
+from tablepuppet.learn.private.feature_promise import FeaturePromise, PlannedNoise
 from tablepuppet.learn.private.usefulness import TableSize
 from tablepuppet.party.spec import Spec
 from tablepuppet.prep.private_encode import BINS, is_category
@@ -120,7 +120,7 @@ class Planning:
         promise = self.learner.promise_for(self.plan, {alias: self.rows[alias] for alias in sizes}, privacy)
         if promise is not None:
             promise = promise.within(self.most_rounds)
-            spend_as_planned(promise, {alias: size.parameters for alias, size in sizes.items()}, self.predictions)
+            promise.spend_all({alias: size.parameters for alias, size in sizes.items()}, self.predictions)
             for alias, size in sizes.items():
                 releases += self._feature_releases(promise, alias, size)
         return PlannedFit(promise, sizes, tuple(releases))
@@ -163,24 +163,18 @@ class Planning:
     def _feature_releases(self, promise: FeaturePromise, alias: str, size: TableSize) -> Iterator[Releases]:
         most = self._most(alias)
         yield from self._statistics(promise, alias, size, most)
-        if isinstance(promise, StepPromise):
-            noise = promise.steps
-            assert noise is not None, "chosen in spend_as_planned"
-            sampling = None if noise.samplings[alias] >= 1 else noise.samplings[alias]
-            yield _gaussian(size, "steps", noise.steps, noise.multipliers[alias], most.parameters, sampling)
-            image, images = noise.image, noise.images
-        else:
-            yield _gaussian(size, "Gram matrix", 1, promise.noise.gram, most.width * (most.width + 1) // 2)
-            yield _gaussian(size, "gradients", promise.noise.steps, promise.noise.step, most.parameters)
-            image, images = promise.noise.image, promise.noise.images
-        if image is not None:
-            yield _gaussian(size, "predictions", images, image, most.rows * most.outputs)
+        for each in promise.planned_noise(alias):
+            numbers = most.width * (most.width + 1) // 2 if each.what == "Gram matrix" else most.parameters
+            yield _gaussian(size, each, numbers)
+        spent = promise.spent
+        if spent.image is not None:
+            yield _gaussian(size, PlannedNoise("predictions", spent.images, spent.image), most.rows * most.outputs)
 
     def _statistics(self, promise: FeaturePromise, alias: str, size: TableSize, most: Most) -> Iterator[Releases]:
         """Encoders' statistics: parties whose policies describe the same columns together."""
         alike: dict[tuple[int, int, int], list[str]] = {}
         for shard in self.plan.tables[alias].shards:
-            alike.setdefault(self._asked(promise, alias, shard), []).append(shard.party)
+            alike.setdefault(self._asked(alias, shard), []).append(shard.party)
         multiplier = promise.encoders.multipliers[alias]
         text = f"Gaussian, {multiplier:.3g} times what a row may add"
         for (ranges, moments, lists), parties in alike.items():
@@ -191,51 +185,27 @@ class Planning:
                 cost = cost + Spending(tail=lists * TAIL_DELTA)
                 yield Releases(tuple(parties), size.name, "encoders' statistics", count, text, multiplier, None, cost)
 
-    def _asked(self, promise: FeaturePromise, alias: str, shard: Shard) -> tuple[int, int, int]:
+    def _asked(self, alias: str, shard: Shard) -> tuple[int, int, int]:
         """(ranges, moments, lists of categories) that one party is asked for with noise.
 
         Moments are asked of all parties where one of them gives no bounds.
         """
-        found: Counter[str] = Counter()
+        found, known = Counter[str](), known_columns(self.plan)
         for column in self._columns(alias):
             if is_category(column, self.plan.query.categorical):
                 found["lists"] += described(column.expression, shard.categories) is None
             else:
                 found["ranges"] += described(column.expression, shard.bounds) is None
-                found["moments"] += column.name not in promise.known
+                found["moments"] += column.name not in known
         return found["ranges"], found["moments"], found["lists"]
 
 
-def known_columns(plan: Plan) -> frozenset[str]:
-    """Features of which the policies of all their parties say which values they may have."""
-    found = set()
-    for column in plan.query.features:
-        what = "categories" if is_category(column, plan.query.categorical) else "bounds"
-        shards = plan.tables[column.alias].shards
-        if all(described(column.expression, getattr(shard, what)) is not None for shard in shards):
-            found.add(column.name)
-    return frozenset(found)
-
-
-def spend_as_planned(promise: FeaturePromise, parameters: Mapping[str, int], predictions: int) -> None:
-    """Count all releases as if they had been made."""
-    promise.encoders.used.update(promise.expected)
-    if isinstance(promise, StepPromise):
-        noise = promise.choose(parameters)
-        noise.steps = promise.rounds * promise.steps_of_round
-        noise.images = promise.rounds + predictions
-        return
-    promise.noise.steps, promise.noise.images = promise.rounds, promise.rounds + predictions
-
-
-def _gaussian(
-    size: TableSize, what: str, count: int, multiplier: float, numbers: int, sampling: float | None = None
-) -> Releases:
-    """So many releases of at most ``numbers`` noisy numbers each."""
-    text = f"Gaussian, {multiplier:.3g} times what a row may add"
-    rounding = Spending.of_pure(sampling_epsilon(max(numbers, 1))).times(count)
-    cost = Spending.of_gaussian(multiplier, count, sampling) + rounding
-    return Releases(size.parties, size.name, what, count, text, multiplier, sampling, cost)
+def _gaussian(size: TableSize, noise: PlannedNoise, numbers: int) -> Releases:
+    """Releases of at most ``numbers`` noisy numbers each."""
+    text = f"Gaussian, {noise.multiplier:.3g} times what a row may add"
+    rounding = Spending.of_pure(sampling_epsilon(max(numbers, 1))).times(noise.releases)
+    cost = Spending.of_gaussian(noise.multiplier, noise.releases, noise.sampling) + rounding
+    return Releases(size.parties, size.name, noise.what, noise.releases, text, noise.multiplier, noise.sampling, cost)
 
 
 def label_releases(privacy: Privacy, plan: Plan, classes: int | None) -> Iterator[Releases]:

@@ -1,4 +1,4 @@
-"""What a fit by noisy steps (steps.py) may tell of each table, and what it came to.
+"""The promise of a fit by noisy steps (steps.py).
 
 The noise of steps fills what encoders will leave of a table's promise, by one count of both (Gaussian noise with and
 without sampling, in one accountant). It follows from what the catalog says, so that a whole fit can be held against
@@ -9,34 +9,34 @@ spent.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.noise.plan import StepNoise
-from tablepuppet.learn.private.feature_promise import FeaturePromise
-from tablepuppet.prep.private_encode import EncoderNoise
+from tablepuppet.learn.private.feature_promise import FeaturePromise, PlannedNoise
 from tablepuppet.privacy.accountant import Spending, addable, gaussian_epsilon, group_epsilon, noise_multiplier
 from tablepuppet.privacy.noise import sampling_epsilon
-from tablepuppet.privacy.shares import SLACK, Shares, epsilon_of
+from tablepuppet.privacy.shares import SLACK, epsilon_of
 
 FEW_ROUNDS, MANY_ROUNDS = 5, 40
 GRAIN = 1e-4  # of epsilon, to which errors of samplers are rounded up: noise does not depend on the last parameter
+USUAL_BATCH = 10_000  # rows of a table in the sample of a step
 
 
-def sampling_of(batch_size: int | str, usual: int, rows: Mapping[str, int]) -> dict[str, float]:
+def sampling_of(batch_size: int | str, rows: Mapping[str, int]) -> dict[str, float]:
     """The probability by table with which a row is in a sample, so that it has ``batch_size`` rows on average.
 
-    The ``usual`` size, that nobody asked for, means all rows of smaller tables. PrivacyError for another one that is
+    The usual size, that nobody asked for, means all rows of smaller tables. PrivacyError for another one that is
     larger than a table.
 
-    >>> sampling_of(100, 10_000, {"a": 1000})
+    >>> sampling_of(100, {"a": 1000})
     {'a': 0.1}
     """
-    batch_size = usual if isinstance(batch_size, str) else batch_size
+    batch_size = USUAL_BATCH if isinstance(batch_size, str) else batch_size
     for alias, count in rows.items():
-        if batch_size > count and batch_size != usual:
+        if batch_size > count and batch_size != USUAL_BATCH:
             raise PrivacyError(
                 f"batch_size {batch_size:,} is larger than the {count:,} rows of table {alias!r}: with feature_epsilon "
                 "it counts the rows that a table samples for a step; use less, or leave it at its default"
@@ -46,12 +46,17 @@ def sampling_of(batch_size: int | str, usual: int, rows: Mapping[str, int]) -> d
 
 @dataclass
 class StepPromise(FeaturePromise):
-    """The noise of a fit by steps, by table, and how much of it was used."""
+    """Gaussian noise on the steps that a table takes by itself, each on a sample of its rows."""
 
     local_steps: int
     samplings: Mapping[str, float]
-    steps: StepNoise | None = field(default=None, init=False)
+    steps: StepNoise = field(init=False)
     _slack: float = field(default=SLACK, init=False)
+
+    def __post_init__(self) -> None:
+        self.steps = StepNoise(
+            self.privacy.clip_norm, {}, self.samplings, image=self.prediction_multiplier
+        )  # none taken yet
 
     @property
     def rounds(self) -> int:
@@ -72,112 +77,86 @@ class StepPromise(FeaturePromise):
     @property
     def _usual_rounds(self) -> int:
         """More where there is less noise: 5 for an epsilon of 1 or less, 20 for 10. Measured on MovieLens."""
-        return min(MANY_ROUNDS, round(FEW_ROUNDS * math.pow(max(1.0, self._feature_epsilon), 0.6)))
+        return min(MANY_ROUNDS, round(FEW_ROUNDS * math.pow(max(1.0, self.statistics.epsilon), 0.6)))
 
     def choose(self, sizes: Mapping[str, int]) -> StepNoise:
         """The noise of steps, for so many parameters by table. It may take seconds."""
-        planned, image = self.rounds * self.steps_of_round, None
-        grain = GRAIN * self._feature_epsilon
+        planned, grain = self.rounds * self.steps_of_round, GRAIN * self.statistics.epsilon
         errors = SLACK + planned * sampling_epsilon(max(sizes.values(), default=1))
         self._slack = grain * math.ceil(errors / grain)
-        if self.privacy.prediction_epsilon is not None:
-            image = Shares(self.privacy.prediction_epsilon, self.privacy.delta).multiplier(1 / self.rounds)
         multipliers = {alias: self._multiplier(alias, planned) for alias in sizes}
-        self.steps = StepNoise(self.privacy.clip_norm, multipliers, self.samplings, image)
+        self.steps = StepNoise(self.privacy.clip_norm, multipliers, self.samplings, image=self.prediction_multiplier)
         return self.steps
 
     @property
     def spent(self) -> StepNoise:
-        """Where predictions are counted."""
-        assert self.steps is not None, "chosen before the first"
+        """The same."""
         return self.steps
 
-    def to_keep(self) -> dict[str, Any]:
-        """The noise of a saved model, and how much of it was used."""
-        return {"encoders": asdict(self.encoders), "noise": asdict(self.spent), "slack": self._slack}
+    def planned_noise(self, alias: str) -> Iterator[PlannedNoise]:
+        """Steps."""
+        yield PlannedNoise("steps", self.steps.steps, self.steps.multipliers[alias], self._sampling(alias))
 
-    def go_on(self, kept: Mapping[str, Any]) -> None:
-        """Count on from what a saved model has."""
-        self.encoders = EncoderNoise(**kept["encoders"])
-        self.steps, self._slack = StepNoise(**kept["noise"]), kept["slack"]
+    def spend_all(self, parameters: Mapping[str, int], predictions: int) -> None:
+        """Count all releases as if they had been made, and ``predictions`` after the fit."""
+        self.statistics.spend_all()
+        noise = self.choose(parameters)
+        noise.steps, noise.images = self.rounds * self.steps_of_round, self.rounds + predictions
+
+    def row_noise(self, alias: str) -> float:
+        """That of the mean of all steps."""
+        steps = self.rounds * self.steps_of_round
+        return self.steps.multipliers.get(alias, 0.0) / (self.samplings[alias] * math.sqrt(steps))
+
+    def to_keep(self) -> dict[str, Any]:
+        """What a saved model has of it: the settings, the noise, and how much of it was used."""
+        steps = {"local_steps": self.local_steps, "samplings": self.samplings, "slack": self._slack}
+        return super().to_keep() | {"steps": steps}
 
     def _multiplier(self, alias: str, planned: int) -> float:
-        epsilon = self._feature_epsilon - self._slack
+        whole, statistics = self.statistics.epsilon, self.statistics
+        epsilon, delta = whole - self._slack, statistics.delta_left([alias])
         if epsilon <= 0:
-            raise PrivacyError(
-                f"feature_epsilon {self._feature_epsilon:g} is too small for {planned:,} steps: use more"
-            )
-        beside = self.expected[alias] / self.encoders.multipliers[alias] ** 2
-        found = noise_multiplier(epsilon, self._delta(alias), planned, self._sampling(alias), beside)
-        return addable(found, self._feature_epsilon, self._delta(alias))
+            raise PrivacyError(f"feature_epsilon {whole:g} is too small for {planned:,} steps: use more")
+        beside = statistics.precision(alias, statistics.tables[alias].expected)
+        return addable(noise_multiplier(epsilon, delta, planned, self._sampling(alias), beside), whole, delta)
 
     def _sampling(self, alias: str) -> float | None:
         return None if self.samplings[alias] >= 1 else self.samplings[alias]
 
-    def _told(self, alias: str) -> float:
-        """The sum of 1 / multiplier^2 of the statistics for encoders."""
-        return self.encoders.used.get(alias, 0) / self.encoders.multipliers[alias] ** 2
+    def _has_steps(self, alias: str) -> bool:
+        return bool(self.steps.steps) and alias in self.steps.multipliers
 
-    def _epsilon(self, alias: str, beside: float) -> float:
-        """Of the steps that were taken, and of others."""
-        noise = self.steps
-        if noise is None or not noise.steps or alias not in noise.multipliers:
-            return epsilon_of(beside, self._delta(alias))
-        multiplier, sampling = noise.multipliers[alias], self._sampling(alias)
-        return gaussian_epsilon(multiplier, self._delta(alias), noise.steps, sampling, beside) + self._slack
-
-    def given_messages(self, alias: str) -> float:
-        """The epsilon of a table's rows if predictions are taken as known (the paper's accounting)."""
-        return min(self._epsilon(alias, self._told(alias)), self._feature_epsilon)
+    def _epsilon(self, alias: str, images: float) -> float:
+        beside, delta = self.statistics.precision(alias) + images, self.statistics.delta_left([alias])
+        if not self._has_steps(alias):
+            return epsilon_of(beside, delta)
+        multiplier, taken = self.steps.multipliers[alias], self.steps.steps
+        return gaussian_epsilon(multiplier, delta, taken, self._sampling(alias), beside) + self._slack
 
     def so_far(self, alias: str) -> float:
-        """The same while it is learned: a little more, but soon known."""
-        noise = self.steps
-        if noise is None or not noise.steps or alias not in noise.multipliers or self._sampling(alias) is None:
+        """What was told while it is learned: a little more, but soon known."""
+        if not self._has_steps(alias) or self._sampling(alias) is None:
             return self.given_messages(alias)
-        cost = self._spending(alias, self._told(alias))
-        return min(cost.epsilon(self._delta(alias)) + self._slack, self._feature_epsilon)
+        cost = self._spending(alias, self.statistics.precision(alias))
+        return min(cost.epsilon(self.statistics.delta_left([alias])) + self._slack, self.statistics.epsilon)
 
-    def epsilon(self, alias: str) -> float:
-        """The epsilon of a table's rows for all that was told: infinite if predictions had no noise."""
-        if self.steps is None or self.steps.image is None:
-            return math.inf
-        return self._epsilon(alias, self._told(alias) + self._of_images)
-
-    @property
-    def _of_images(self) -> float:
-        """The sum of 1 / multiplier^2 of predictions with noise."""
-        return 0.0 if self.steps is None or self.steps.image is None else self.steps.images / self.steps.image**2
-
-    def together(self, aliases: Sequence[str], *, given_messages: bool = False, rows: int = 1) -> float:
-        """The epsilon at one delta of somebody with a row, or several, in each of these tables.
-
-        Divergences of all orders are added up (FedOnce, Theorem 4), those of steps on samples too.
-        """
-        if rows > 1:
-            return self._of_group(aliases, rows, given_messages)
-        alone = self.given_messages if given_messages else self.epsilon
-        if len(aliases) < 2 or math.isinf(alone(aliases[0])):
-            return sum(map(alone, aliases))
-        images = 0.0 if given_messages else self._of_images
-        total = sum((self._spending(alias, self._told(alias) + images) for alias in aliases), Spending())
-        return total.epsilon(self._delta_of(aliases)) + len(aliases) * self._slack
+    def _total(self, aliases: Sequence[str], images: float) -> float:
+        costs = (self._spending(alias, self.statistics.precision(alias) + images) for alias in aliases)
+        return sum(costs, Spending()).epsilon(self.statistics.delta_left(aliases)) + len(aliases) * self._slack
 
     def _spending(self, alias: str, beside: float) -> Spending:
         """Of the steps that were taken, and of others, of which 1 / multiplier^2 adds up to ``beside``."""
-        noise, cost = self.steps, Spending.of_gaussian(beside**-0.5) if beside else Spending()
-        if noise is None or not noise.steps or alias not in noise.multipliers:
+        cost = Spending.of_gaussian(beside**-0.5) if beside else Spending()
+        if not self._has_steps(alias):
             return cost
-        return cost + Spending.of_gaussian(noise.multipliers[alias], noise.steps, self._sampling(alias))
-
-    @property
-    def _image(self) -> float | None:
-        return None if self.steps is None else self.steps.image
+        return cost + Spending.of_gaussian(self.steps.multipliers[alias], self.steps.steps, self._sampling(alias))
 
     def _group_epsilon(self, aliases: Sequence[str], rows: int, images: float, delta: float) -> float:
-        noise, beside = self.steps, rows**2 * sum(map(self._told, aliases)) + images
-        taken = [alias for alias in aliases if noise is not None and noise.steps and alias in noise.multipliers]
-        if noise is None or not taken:
+        beside = rows**2 * sum(map(self.statistics.precision, aliases)) + images
+        taken = [alias for alias in aliases if self._has_steps(alias)]
+        if not taken:
             return epsilon_of(beside, delta)
+        noise = self.steps
         steps = tuple((noise.multipliers[alias], noise.steps, self._sampling(alias)) for alias in taken)
         return group_epsilon(steps, delta, rows, beside) + len(aliases) * rows * self._slack

@@ -104,6 +104,7 @@ class NoisySteps:
 
 @op(
     "steps.descend",
+    asked="noisy steps: `feature_epsilon` of networks and `sgd`",
     releases=Release.PREDICTIONS,
     private=("prediction_noise",),
     returns={"image": IMAGE, "square": SQUARE},
@@ -132,6 +133,7 @@ def descend(
 
 @op(
     "steps.gradient",
+    asked="noisy steps: `feature_epsilon` of networks and `sgd`",
     releases=Release.GRADIENT_SUMS,
     private=True,
     summed=("sums",),

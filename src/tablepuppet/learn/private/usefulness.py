@@ -22,10 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tablepuppet.learn.labels.noisy import class_mechanism
-from tablepuppet.learn.linear.ridge import LARGE
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.private.feature_promise import FeaturePromise
-from tablepuppet.learn.private.step_promise import StepPromise
+from tablepuppet.learn.private.sum_promise import SumPromise
 from tablepuppet.privacy.accountant import gaussian_epsilon
 from tablepuppet.privacy.label import keep_probability
 from tablepuppet.privacy.settings import Privacy
@@ -62,14 +61,7 @@ def noise_of_steps(promise: FeaturePromise, alias: str, table: TableSize) -> flo
     """nu of a table: about the noise in its parameters, in units of what one row may add; 0 if it takes no steps."""
     if not table.parameters or not table.rows:
         return 0.0
-    if not isinstance(promise, StepPromise):
-        per_row = promise.noise.step / math.sqrt(promise.rounds)
-    elif promise.steps is None or alias not in promise.steps.multipliers:
-        return 0.0
-    else:
-        steps = promise.rounds * promise.steps_of_round
-        per_row = promise.steps.multipliers[alias] / (promise.samplings[alias] * math.sqrt(steps))
-    return per_row * math.sqrt(table.parameters * table.shards) / table.rows
+    return promise.row_noise(alias) * math.sqrt(table.parameters * table.shards) / table.rows
 
 
 def is_all_noise(promise: FeaturePromise, tables: Mapping[str, TableSize]) -> bool:
@@ -92,10 +84,8 @@ def searched_directions(promise: FeaturePromise, tables: Mapping[str, TableSize]
 
 def image_noise(promise: FeaturePromise) -> float | None:
     """Noise in predictions, in units of their usual size; None if they have none."""
-    noise = promise.steps if isinstance(promise, StepPromise) else promise.noise
-    if noise is None or noise.image is None:
-        return None
-    return noise.image if isinstance(promise, StepPromise) else LARGE * noise.image
+    multiplier = promise.spent.image
+    return None if multiplier is None else promise.prediction_size * multiplier
 
 
 def help_for_features(promise: FeaturePromise, tables: Mapping[str, TableSize]) -> list[str]:
@@ -109,8 +99,7 @@ def _for_predictions(promise: FeaturePromise) -> str | None:
     noise = image_noise(promise)
     if noise is None or noise < 0.5:
         return None
-    unit = 1.0 if isinstance(promise, StepPromise) else LARGE
-    enough = gaussian_epsilon(1 / unit, promise.privacy.delta, promise.rounds)
+    enough = gaussian_epsilon(1 / promise.prediction_size, promise.privacy.delta, promise.rounds)
     return (
         f"Predictions have noise of {noise:.2g} times their own size, which leaves {1 / (1 + noise**2):.1%} of what "
         f"they tell, however many rows there are: prediction_epsilon={enough:.2g} would leave half; without it nothing "
@@ -124,10 +113,11 @@ def help_for_clipping(promise: FeaturePromise, deviation: float, columns: int) -
     With noise on predictions a step is never longer than the tables' own, so what is cut off is lost.
     """
     usual = deviation * math.sqrt(columns)
-    if isinstance(promise, StepPromise) or promise.noise.image is None or promise.noise.clip >= usual / 2:
+    noise = promise.spent
+    if not isinstance(promise, SumPromise) or noise.image is None or noise.clip >= usual / 2:
         return []
     return [
-        f"clip_norm={promise.noise.clip:g} cuts rows' gradients, whose usual length is the label's standard deviation "
+        f"clip_norm={noise.clip:g} cuts rows' gradients, whose usual length is the label's standard deviation "
         f"times the root of the columns, about {usual:.2g}: use that."
     ]
 
@@ -138,7 +128,7 @@ def _for_columns(promise: FeaturePromise, alias: str, table: TableSize) -> str |
     rows = rows_for_encoders(promise, alias)
     if rows <= table.rows:  # then it was not for noise that they were left out
         return None
-    epsilon = _feature_epsilon(promise) * rows / max(table.rows, 1)
+    epsilon = promise.statistics.epsilon * rows / max(table.rows, 1)
     return (
         f"Table {table.name}: noise hides {len(table.dropped)} of its columns ({_listed(table.dropped)}). Bounds and "
         f"categories in the policy of {_listed(table.parties)} cost nothing; else it needs {_about(rows)} rows that "
@@ -148,7 +138,7 @@ def _for_columns(promise: FeaturePromise, alias: str, table: TableSize) -> str |
 
 def rows_for_encoders(promise: FeaturePromise, alias: str) -> float:
     """About how many rows a table needs for the ranges and categories of its columns to be seen through noise."""
-    most = ROWS_FOR_LIST if promise.lists[alias] else ROWS_FOR_RANGE
+    most = ROWS_FOR_LIST if promise.statistics.tables[alias].lists else ROWS_FOR_RANGE
     return most * promise.encoders.multipliers[alias]
 
 
@@ -160,13 +150,9 @@ def _for_steps(promise: FeaturePromise, alias: str, table: TableSize) -> str | N
     fewer = round(table.parameters / factor**2)
     return (
         f"Table {table.name}: noise hides what its {table.rows:,} rows tell of {_counted(table.parameters)}: "
-        f"{_about(table.rows * factor)} rows would do, or feature_epsilon={_feature_epsilon(promise) * factor:.2g}"
+        f"{_about(table.rows * factor)} rows would do, or feature_epsilon={promise.statistics.epsilon * factor:.2g}"
         f"{f', or {_counted(fewer)}' if fewer >= 1 else ''}."
     )
-
-
-def _feature_epsilon(promise: FeaturePromise) -> float:
-    return promise.privacy.feature_epsilon or 0.0
 
 
 def label_share(privacy: Privacy, classes: int | None) -> float:

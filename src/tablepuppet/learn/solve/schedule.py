@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
+from tablepuppet.learn.settings import Auto
 from tablepuppet.learn.solve.allowance import Allowance
+from tablepuppet.learn.solve.solvers import SGD, Solver
 
-Auto = Literal["auto"]
 FEWEST_ROWS = 64  # of a batch that "auto" makes, unless there are fewer
 
 
@@ -44,6 +44,20 @@ class Schedule:
 def batches_of(rows: int, size: int) -> int:
     """Batches of an epoch."""
     return max(1, -(-rows // size))
+
+
+def schedule_of(
+    solver: Solver, rounds: int | Auto, rows: int, usual: Usual, usual_rounds: int, allowed: Callable[[int], Allowance]
+) -> Schedule:
+    """That of a solver over so many joined rows; ``allowed`` is what parties allow with so many batches in an epoch."""
+    told: dict[str, object] = {"solver": solver.name, "rounds": rounds}
+    if isinstance(solver, SGD):
+        told["batch_size"] = solver.batch_size
+        return epochs_that_fit(rows, rounds, solver.batch_size, usual, allowed, told)
+    advice = "" if solver.sums_shards else "lower inner_rounds"
+    planned = rounds_that_fit(rounds, usual_rounds, allowed(1), told, advice)
+    most = allowed(1).most_rounds()
+    return Schedule(planned, rows, None if most is None else 2 * max(most, planned))
 
 
 def rounds_that_fit(rounds: int | Auto, usual: int, allowance: Allowance, told: dict[str, object], advice: str) -> int:

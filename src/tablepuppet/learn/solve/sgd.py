@@ -37,6 +37,7 @@ Array = NDArray[np.float64]
 
 @op(
     "sgd.step",
+    asked="`sgd`",
     releases=Release.PREDICTIONS,
     returns={"image": NEXT_IMAGE, "square": SQUARE, "centre": Numbers((PER_OUTPUT,))},
 )

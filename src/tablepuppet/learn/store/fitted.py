@@ -1,56 +1,59 @@
-"""What a learner has once it is fitted, and what is saved of it; the learners themselves are in learners/."""
+"""What an estimator has once it is fitted, and what is saved of it; the estimators themselves are in learners/."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.promise import Uses
 from tablepuppet.learn.private.report import PrivacyReport
-from tablepuppet.learn.tables.saved import SavedModel
-from tablepuppet.learn.tables.stored import Model, Stored
+from tablepuppet.learn.tables.stored import Held, Storable, Stored
 from tablepuppet.prep.encode import Encoding
-from tablepuppet.privacy.settings import Privacy
+from tablepuppet.relation import Relation
 from tablepuppet.wire.engine import Engine
 
 
 class Fitted(Protocol):
-    """A fitted learner."""
+    """A fitted estimator; `facts`, `arrays`, `restore` and `saved` say what of it is saved, each class for itself."""
 
-    privacy: Privacy | None
     encoding_: Encoding
-    model_: Model
-    intercept_: NDArray[np.float64]
+    model_: Storable
     engine_: Engine
-    relation_columns_: Sequence[tuple[str, str, str]]
+    relation_: Relation
+    relation_columns_: Sequence[tuple[str, str, str]]  # alias, name, type
     n_features_in_: int
     parties_: tuple[str, ...]
     uses_: Uses
-    promise_: FeaturePromise | None
+    promise_: FeaturePromise | None = None  # None without feature privacy
     privacy_: PrivacyReport
-    history_: list[dict[str, Any]]
-    solver_: str
-    converged_: bool
-    stopped_: str
-    best_round_: int
-    _category_names: dict[str, list[str | None]] | None
+    _category_names: dict[str, list[str | None]] | None = None
 
     @property
     def categories_(self) -> dict[str, list[str | None]]:
         """Names of categories that may be told."""
         ...
 
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The settings that it was made with."""
+    def plain_settings(self) -> dict[str, Any]:
+        """The settings as a file has them."""
         ...
 
-    def saved(self, stored: Stored, engine: Engine, wire: str, outputs: int) -> SavedModel:
-        """A model with these parameters, for predictions only."""
-        ...
+    def facts(self) -> dict[str, Any]:
+        """What is saved beside settings, encoders and parameters, as JSON can have it."""
+        return {}
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Arrays that are saved beside parameters."""
+        return {}
+
+    def restore(self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take back `facts` and `arrays`, when it is loaded."""
+
+    def saved(self, stored: Stored, engine: Engine, wire: str) -> Storable:
+        """The parameters of a model that is loaded: here those that the coordinator holds all by itself."""
+        return Held(stored.thetas)
 
 
 class Connected(Protocol):

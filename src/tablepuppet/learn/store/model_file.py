@@ -17,30 +17,25 @@ import shutil
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import date, datetime
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import ConfigError, LearnError, PartyError
-from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.promise import Uses, reported
-from tablepuppet.learn.private.step_promise import StepPromise
+from tablepuppet.learn.private.promises import read_promise
 from tablepuppet.learn.registry import LEARNERS
 from tablepuppet.learn.store.fitted import Connected, Fitted
 from tablepuppet.learn.store.model_folder import ModelFolder
 from tablepuppet.learn.tables.stored import Kept, KeptNoise, Stored, settle
 from tablepuppet.prep.encode import CategoryEncoder, Encoding, NumberEncoder
-from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs import interrupts
-from tablepuppet.runs.table_view import Records
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.wire.engine import Engine
 
-FORMAT = 4
+FORMAT = 5
 
 
 def save(learner: Fitted, path: str | Path) -> None:
@@ -105,7 +100,7 @@ def forget(path: str | Path, federation: Connected) -> None:
 def _checked(folder: ModelFolder) -> dict[str, Any]:
     facts = json.loads((folder.path / "model.json").read_text())
     if (facts["format"], facts["learner"] in LEARNERS) != (FORMAT, True):
-        raise ConfigError(f"{str(folder.path)!r} was written by another version of tablepuppet")
+        raise ConfigError(f"{str(folder.path)!r} was written by another version of tablepuppet; fit and save it again")
     return dict(facts)
 
 
@@ -138,61 +133,38 @@ def _arrays(learner: Fitted, stored: Stored) -> dict[str, NDArray[Any]]:
     arrays: dict[str, NDArray[Any]] = {f"theta/{alias}": theta for alias, theta in stored.thetas.items()}
     for alias, encoders in learner.encoding_.categories.items():
         arrays |= {f"digests/{alias}/{encoder.column.name}": encoder.digests for encoder in encoders}
-    return arrays | {"intercept": learner.intercept_}
+    return arrays | learner.arrays()
 
 
 def _learner(facts: dict[str, Any], arrays: dict[str, Any], stored: Stored, federation: Connected) -> Fitted:
-    settings = facts["settings"]
-    privacy = None if settings["privacy"] is None else Privacy.of_settings(settings["privacy"])
-    learner: Any = LEARNERS[facts["learner"]](**settings | {"privacy": privacy})
-    outputs = len(arrays["intercept"])
-    learner.encoding_, learner.intercept_ = _encoding(facts["encoding"], arrays), arrays["intercept"]
-    learner.model_ = model = learner.saved(stored, federation.engine, federation.wire, outputs)
-    learner.engine_ = federation.engine
+    learner: Any = LEARNERS[facts["learner"]].of_plain(facts["settings"])
+    learner.encoding_, learner.engine_ = _encoding(facts["encoding"], arrays), federation.engine
     learner.relation_columns_ = [(alias, name, type_) for alias, name, type_ in facts["columns"]]
-    learner.n_features_in_ = len(facts["columns"])
+    learner.n_features_in_, learner.parties_ = len(facts["columns"]), tuple(facts["parties"])
+    learner.promise_ = None if facts["spent"] is None else read_promise(facts["spent"])
     learner.uses_ = msgspec.convert(facts["uses"], Uses)
-    if facts["spent"] is not None:
-        learner.promise_ = _promise(facts["spent"])
-        model.spent = learner.promise_.spent
-    learner._category_names = facts.get("category_names", {})
-    learner.privacy_ = reported(facts["promise"], learner.uses_, privacy, learner.promise_)
-    learner.parties_ = tuple(facts["parties"])
-    learner.history_, learner.solver_, learner.converged_ = (
-        Records(facts["history"]),
-        facts["solver"],
-        facts["converged"],
-    )
-    learner.stopped_, learner.best_round_ = facts["stopped"], facts["best_round"]
-    if facts["classes"] is not None:
-        learner.classes_ = _classes(facts["classes"], facts["class_type"])
+    learner.privacy_ = reported(facts["promise"], learner.uses_, learner.privacy, learner.promise_)
+    learner._category_names = facts["category_names"]
+    learner.restore(facts["own"], arrays)
+    learner.model_ = learner.saved(stored, federation.engine, federation.wire)
     return cast(Fitted, learner)
 
 
 def _facts(learner: Fitted, stored: Stored, saved: str) -> dict[str, Any]:
-    settings = {name: value for name, value in learner.get_params(deep=False).items() if name != "callbacks"}
-    settings["privacy"] = None if learner.privacy is None else asdict(learner.privacy)
-    classes = getattr(learner, "classes_", None)
     return {
         "format": FORMAT,
         "learner": type(learner).__name__,
-        "settings": settings,
+        "settings": learner.plain_settings(),
         "columns": learner.relation_columns_,
         "parties": learner.parties_,
         "saved": saved,
         "part": stored.part,
         "kept": {a: {"party": kept.party, "fingerprint": kept.fingerprint} for a, kept in stored.kept.items()},
-        "classes": None if classes is None else classes.tolist(),
-        "class_type": None if classes is None else type(classes.tolist()[0]).__name__,
-        "solver": learner.solver_,
-        "converged": learner.converged_,
-        "stopped": learner.stopped_,
-        "best_round": learner.best_round_,
+        "own": learner.facts(),
         "category_names": learner.categories_,
-        "history": learner.history_,
         "promise": learner.privacy_,
         "uses": asdict(learner.uses_),
-        "spent": None if learner.promise_ is None else _spent(learner.promise_),
+        "spent": None if learner.promise_ is None else learner.promise_.to_keep(),
         "noise": None if stored.noise is None else asdict(stored.noise),
         "encoding": {
             "id": learner.encoding_.id,
@@ -206,33 +178,6 @@ def _facts(learner: Fitted, stored: Stored, saved: str) -> dict[str, Any]:
             },
         },
     }
-
-
-def _spent(promise: FeaturePromise) -> dict[str, Any]:
-    steps = {}
-    if isinstance(promise, StepPromise):
-        steps = {"local_steps": promise.local_steps, "samplings": promise.samplings}
-    return {
-        "privacy": asdict(promise.privacy),
-        "columns": [_column(column) for column in promise.columns],
-        "categorical": sorted(promise.categorical),
-        "rounds": promise.asked_rounds,
-        "steps": steps,
-        "told": promise.to_keep(),
-    }
-
-
-def _promise(spent: Mapping[str, Any]) -> FeaturePromise:
-    """What was promised and told of features, to be counted on."""
-    promise = (StepPromise if spent["steps"] else FeaturePromise)(
-        Privacy.of_settings(spent["privacy"]),
-        tuple(OutputColumn(**column) for column in spent["columns"]),
-        frozenset(spent["categorical"]),
-        spent["rounds"],
-        **spent["steps"],
-    )
-    promise.go_on(spent["told"])
-    return promise
 
 
 def _column(column: OutputColumn) -> dict[str, Any]:
@@ -262,12 +207,3 @@ def _secrets(learner: Fitted) -> dict[str, str]:
         if known is not None:
             found[party] = known.category_secret(learner.encoding_.id).hex()
     return found
-
-
-def _classes(values: list[Any], kind: str) -> NDArray[Any]:
-    """Classes as they were: JSON has no dates."""
-    if kind == "date":
-        return np.array([date.fromisoformat(value) for value in values])
-    if kind == "datetime":
-        return np.array([datetime.fromisoformat(value) for value in values])
-    return np.array(values)

@@ -34,7 +34,7 @@ Array = NDArray[np.float64]
 Places = NDArray[np.int32]
 
 
-@op("model.start", releases=Release.COUNTS, returns={})
+@op("model.start", asked="networks, noisy steps", releases=Release.COUNTS, returns={})
 def start(
     table: LocalTable, view: str, encoding: str, model: str, spec: Spec, seed: Seed, zero: bool = False
 ) -> Values:
@@ -45,7 +45,13 @@ def start(
     return {}
 
 
-@op("model.predict", releases=Release.PREDICTIONS, private=("noise",), returns={"image": IMAGE})
+@op(
+    "model.predict",
+    asked="`predict`, `evaluate`, validation",
+    releases=Release.PREDICTIONS,
+    private=("noise",),
+    returns={"image": IMAGE},
+)
 def predict(table: LocalTable, view: str, encoding: str, model: str, noise: PredictionNoise | None = None) -> Values:
     """h for parameters that the party holds or keeps; with noise they must have been learned with noise."""
     if noise is None:
@@ -59,7 +65,13 @@ def predict(table: LocalTable, view: str, encoding: str, model: str, noise: Pred
     return {"image": noisy_predictions(table, data, part.model.by_row, part.theta, bound, noise.multiplier)}
 
 
-@op("model.apply", releases=Release.PREDICTIONS, private=("noise",), returns={"image": ASKED_IMAGE})
+@op(
+    "model.apply",
+    asked="tables with several shards",
+    releases=Release.PREDICTIONS,
+    private=("noise",),
+    returns={"image": ASKED_IMAGE},
+)
 def apply(
     table: LocalTable, view: str, encoding: str, spec: Spec, theta: Array, places: Places | None = None,
     noise: PredictionNoise | None = None,
@@ -75,7 +87,14 @@ def apply(
     return {"image": noisy_predictions(table, data, model.by_row, theta, noise.bound, noise.multiplier)}
 
 
-@op("model.gradient", releases=Release.GRADIENT_SUMS, private=("noise",), summed=("sums",), returns={"sums": THETA})
+@op(
+    "model.gradient",
+    asked="tables with several shards",
+    releases=Release.GRADIENT_SUMS,
+    private=("noise",),
+    summed=("sums",),
+    returns={"sums": THETA},
+)
 def gradient(
     table: LocalTable, view: str, encoding: str, spec: Spec, rows: Array, theta: Array | None = None,
     places: Places | None = None, noise: SumNoise | None = None,
@@ -98,14 +117,20 @@ def _check_shape(theta: Array, shape: tuple[int, ...]) -> None:
         raise PartyError(f"parameters of shape {theta.shape} do not fit: {shape} is needed")
 
 
-@op("model.parameters", releases=Release.PARAMETERS, private=("noisy",), returns={"theta": THETA})
+@op(
+    "model.parameters",
+    asked="`coef_`, shards that did not train",
+    releases=Release.PARAMETERS,
+    private=("noisy",),
+    returns={"theta": THETA},
+)
 def parameters(table: LocalTable, view: str, model: str, noisy: bool = False) -> Values:
     """The parameters of a table; ``noisy``: which were made from noisy sums only, and nothing more is spent."""
     part = noisy_part(table, model) if noisy else part_of(table, model)
     return {"theta": part.theta}
 
 
-@op("model.keep", releases=Release.COUNTS, returns={})
+@op("model.keep", asked="validation, `save`, `tp.load`, `tp.forget`", releases=Release.COUNTS, returns={})
 def keep(table: LocalTable, view: str, model: str) -> Values:
     """Remember the parameters as they are."""
     part = part_of(table, model)
@@ -113,7 +138,7 @@ def keep(table: LocalTable, view: str, model: str) -> Values:
     return {}
 
 
-@op("model.restore", releases=Release.COUNTS, returns={})
+@op("model.restore", asked="validation, `save`, `tp.load`, `tp.forget`", releases=Release.COUNTS, returns={})
 def restore(table: LocalTable, view: str, model: str) -> Values:
     """Go back to the parameters that were remembered."""
     part = part_of(table, model)

@@ -20,7 +20,12 @@ from tablepuppet.prep.encode import Encoded
 FINGERPRINT = Word(r"(?:[0-9a-f]{64})?")  # of what is kept; empty if nothing is
 
 
-@op("parts.store", releases=Release.COUNTS, returns={"kept": FINGERPRINT})
+@op(
+    "parts.store",
+    asked="validation, `save`, `tp.load`, `tp.forget`",
+    releases=Release.COUNTS,
+    returns={"kept": FINGERPRINT},
+)
 def store(table: LocalTable, view: str, model: str, saved: Name, part: Name, unit: float, encoding: str = "") -> Values:
     """Keep the part of a model on the shelf, as ``part`` of the model that is saved as ``saved``.
 
@@ -41,13 +46,25 @@ def store(table: LocalTable, view: str, model: str, saved: Name, part: Name, uni
     return {"kept": table.shelf.put(kept)}
 
 
-@op("parts.check", releases=Release.COUNTS, on_shelf=True, returns={"kept": ByName(FINGERPRINT)})
+@op(
+    "parts.check",
+    asked="validation, `save`, `tp.load`, `tp.forget`",
+    releases=Release.COUNTS,
+    on_shelf=True,
+    returns={"kept": ByName(FINGERPRINT)},
+)
 def check(shelf: Shelf, part: Name) -> Values:
     """Fingerprints of a part by table."""
     return {"kept": {kept.scan.alias: fingerprint for kept, fingerprint in shelf.all(part)}}
 
 
-@op("parts.copy", releases=Release.COUNTS, on_shelf=True, returns={"kept": ByName(FINGERPRINT)})
+@op(
+    "parts.copy",
+    asked="validation, `save`, `tp.load`, `tp.forget`",
+    releases=Release.COUNTS,
+    on_shelf=True,
+    returns={"kept": ByName(FINGERPRINT)},
+)
 def copy(shelf: Shelf, part: Name, saved: Name, to: Name) -> Values:
     """Keep a part again under another name."""
     for kept, _ in shelf.all(part):
@@ -55,7 +72,13 @@ def copy(shelf: Shelf, part: Name, saved: Name, to: Name) -> Values:
     return check(shelf, to)
 
 
-@op("parts.settle", releases=Release.COUNTS, on_shelf=True, returns={})
+@op(
+    "parts.settle",
+    asked="validation, `save`, `tp.load`, `tp.forget`",
+    releases=Release.COUNTS,
+    on_shelf=True,
+    returns={},
+)
 def settle(shelf: Shelf, saved: Name, keep: Name | NoName) -> Values:
     """Forget all parts of a saved model but one; "" is none."""
     shelf.settle(saved, keep)
@@ -64,6 +87,7 @@ def settle(shelf: Shelf, saved: Name, keep: Name | NoName) -> Values:
 
 @op(
     "parts.parameters",
+    asked="validation, `save`, `tp.load`, `tp.forget`",
     releases=Release.PARAMETERS,
     private=("noisy",),
     on_shelf=True,

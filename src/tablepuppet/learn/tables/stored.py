@@ -99,12 +99,8 @@ class Stored:
                 raise _gone(alias, kept.party)
 
 
-class Model(Protocol):
-    """What a fitted learner needs of its parameters, wherever they are."""
-
-    def scores(self, client: Client) -> Array:
-        """Scores over the rows of a relation, without the intercept."""
-        ...
+class Storable(Protocol):
+    """Parameters that can be saved, wherever they are."""
 
     def parameters(self) -> dict[str, Array]:
         """Parameters by table."""
@@ -124,8 +120,19 @@ class Model(Protocol):
         ...
 
 
+class Model(Storable, Protocol):
+    """What a fitted learner needs of its parameters."""
+
+    def scores(self, client: Client) -> Array:
+        """Scores over the rows of a relation, without the intercept."""
+        ...
+
+
 class Held:
-    """The way to save for a model whose parameters are all with the coordinator."""
+    """Parameters that are all with the coordinator, by table or by another name."""
+
+    def __init__(self, thetas: Mapping[str, Array]):
+        self.thetas = dict(thetas)
 
     @property
     def keepers(self) -> list[str]:
@@ -141,8 +148,8 @@ class Held:
         return Stored(part, self.parameters(), {})
 
     def parameters(self) -> dict[str, Array]:
-        """Parameters by table."""
-        raise AssertionError("a subclass has them")
+        """Parameters by name."""
+        return self.thetas
 
 
 def _gone(alias: str, party: str) -> LearnError:

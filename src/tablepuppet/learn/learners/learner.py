@@ -1,0 +1,274 @@
+"""Learners of a label. The story of `fit`: encoders are fitted over the joined rows and applied at the parties; labels
+are asked for; a solver runs rounds of gather, loss, scatter; the parameters stay with the parties.
+
+What is learned, a number or a class, is in tasks.py; by which model, in linear.py and network.py. A learner is made of
+one of each, as scikit-learn's are of mixins.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Literal, Self, cast, overload
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError
+from tablepuppet.learn.learners.estimator import need_relation
+from tablepuppet.learn.learners.noise_warning import warn_of_noise
+from tablepuppet.learn.learners.not_fitted import check_fitted
+from tablepuppet.learn.learners.planner import Planner, tables_of
+from tablepuppet.learn.learners.predictions import Predictions, handed_out
+from tablepuppet.learn.learners.validation import Validation, Watched, check_alike
+from tablepuppet.learn.learners.watch import Watch
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
+from tablepuppet.learn.private.promise import promised
+from tablepuppet.learn.settings import COUNT, NUMBER, setting
+from tablepuppet.learn.tables.saved import SavedModel
+from tablepuppet.learn.tables.stored import Model, Stored
+from tablepuppet.operators.client import Client, Pending
+from tablepuppet.operators.rosters import make_rosters
+from tablepuppet.prep.encode import apply_encoding
+from tablepuppet.relation import Relation
+from tablepuppet.runs.table_view import Records
+from tablepuppet.spelling import names_checked
+from tablepuppet.sql.query import OutputColumn
+from tablepuppet.wire.engine import Engine
+
+Array = NDArray[np.float64]
+SINGLE_PRECISION_TOL = 1e-8  # what float32 on the wire can still tell: below it, steps are of rounding errors
+
+
+class Learner(Planner):
+    """Learns a label. Subclasses say what is learned (tasks.py) and by which model (``spec`` and ``_train``)."""
+
+    metric_name: ClassVar[str] = "metric"
+
+    l2: float = setting(
+        default=1e-6,
+        kind=NUMBER,
+        help="l2 / 2 times the squared norm in encoded units, added to the mean loss, not on the intercept",
+    )
+    tol: float = setting(
+        default=1e-15,
+        kind=NUMBER,
+        help='stop when a round gains less than `tol` times the objective (1e-8 at best with `wire="float32"`)',
+    )
+    patience: int = setting(
+        default=5,
+        kind=COUNT,
+        help="with a `validation` relation: stop when its loss has not fallen for so many rounds",
+    )
+
+    @names_checked
+    def fit(self, relation: Relation, validation: Relation | None = None) -> Self:
+        """Learn from a relation with a label.
+
+        The model is measured on the ``validation`` relation after every round. Learning stops when its loss there has
+        not fallen for ``patience`` rounds, and the parameters of the best round are kept. If it fails, the learner is
+        as it was before.
+        """
+        with self.unchanged_if_it_fails():
+            return self._fit(relation, validation)
+
+    def _fit(self, relation: Relation, validation: Relation | None) -> Self:
+        self.check_settings()
+        need_relation(relation, "fit")
+        if validation is not None:
+            need_relation(validation, "fit(validation=...)")
+        for side in (relation, validation):
+            if side is not None:
+                self.check_promise(side)
+        self.check_plan(relation.plan, validated=validation is not None)
+        label = label_of(relation)
+        if validation is not None:
+            check_alike(relation, validation)
+        if not self.reduce:
+            relation = relation.without_reduction()
+            validation = None if validation is None else validation.without_reduction()
+        if self.privacy is not None and self.privacy.secure_sum:
+            self._secure_sums(relation)
+        prepared = relation.events.progress("prepare", f"{type(self).__name__}: preparing labels and features", 1)
+        self._choose_solver({alias: len(relation.client.shards(alias)) for alias in tables_of(relation.query)})
+        self.promise_ = self._feature_promise(relation)
+        self.plan_rounds(len(relation), partial(self._allowance, relation, validation))
+        labels_first = self._check_budget(relation, validation)  # nothing is charged before
+        asked = self._ask_labels(relation.client, label)  # before statistics are read: both travel together
+        asked_also = None if validation is None else self._ask_labels(validation.client, label)
+        if labels_first:
+            asked.read()
+            self._check_budget(relation, validation, labels_paid=True)
+        if self.promise_ is None:
+            self.encoding_ = relation.fit_encoding()
+        else:
+            self.encoding_ = relation.fit_private_encoding(self.promise_.encoders)
+        self.check_features(relation)
+        loss = self._prepare(relation.client, label, asked)
+        self.converged_ = False
+        self.history_ = Records()
+        held_out = None
+        if validation is not None and asked_also is not None:
+            client = validation.client
+            apply_encoding(client, self.encoding_)
+            held_out = Validation(client, self._held_out(client, label, asked_also), self.patience)
+        watch = Watch(self, relation, loss, held_out, prepared)
+        model, intercept = self._train(relation, loss, watch)
+        self.intercept_ = watch.end(model, intercept)
+        self.settle(relation, self.encoding_, model)
+        if self.privacy is not None:
+            warn_of_noise(self, self.privacy, relation, loss, held_out)
+        loss.rows.drop()
+        return self
+
+    def _learn(self, relation: Relation) -> Model:
+        raise AssertionError("`_fit` takes labels too")
+
+    def _secure_sums(self, relation: Relation) -> None:
+        """Let shards of one table mask their sums."""
+        secured = make_rosters(relation.client, tables_of(relation.query))
+        message = f"tables {', '.join(secured)} reach the coordinator as a sum over their shards only"
+        if not secured:
+            message = (
+                "secure_sum does nothing here: no table with features has several shards, so what a table computes "
+                "reaches the coordinator by itself"
+            )
+        relation.events.emit("info" if secured else "warning", "secured", message, tables=secured)
+
+    # What a subclass says: of the label, and of the model
+
+    @abstractmethod
+    def _ask_labels(self, client: Client, label: OutputColumn) -> Pending:
+        """Ask for labels of the kind that is learned."""
+
+    @abstractmethod
+    def _prepare(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
+        """The loss over the rows that are learned from."""
+
+    @abstractmethod
+    def _held_out(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
+        """The loss over rows that are not learned from."""
+
+    @abstractmethod
+    def metric(self, loss: JoinedLoss, value: float) -> float:
+        """The metric of the rows' scores, whose mean loss is ``value``."""
+
+    @abstractmethod
+    def predictions(self, relation: Relation) -> Predictions:
+        """What is predicted for every joined row; parties are asked once."""
+
+    @abstractmethod
+    def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
+        """Metrics over the joined rows."""
+
+    @abstractmethod
+    def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
+        """Run the solver: (the model, its intercept); says in ``converged_`` whether it came to an end."""
+
+    # After a fit: predictions, saving
+
+    @overload
+    def predict(self, relation: Relation) -> NDArray[Any]: ...
+
+    @overload
+    def predict(self, relation: Relation, *, ids: Sequence[str]) -> pa.Table: ...
+
+    @overload
+    def predict(
+        self, relation: Relation, *, deliver_to: str, combine: Literal["mean"] | None = None
+    ) -> dict[str, Any]: ...
+
+    @names_checked
+    def predict(
+        self,
+        relation: Relation,
+        *,
+        ids: Sequence[str] | None = None,
+        deliver_to: str | None = None,
+        combine: Literal["mean"] | None = None,
+    ) -> Any:
+        """The predicted number, or the most probable class, of every joined row, in the order of ``rows()``.
+
+        With ``ids``, an Arrow table: these columns of the query's tables, named as asked (``alias.column``, or
+        ``column`` where one table only has it) and selected or not, then ``prediction``, and of classifiers
+        ``probability=<class>``. Raises PrivacyError where a policy does not give a column the use ``id``.
+
+        With ``deliver_to``, a party gets the predictions about its own rows and writes them beside its own keys, where
+        its operator has named a place; every other party with features must allow it. Name ``party.table`` or
+        ``party.alias`` if several of its tables take part. Where a row is joined several times, ``combine="mean"``
+        averages numbers or probabilities. Returns a receipt: party, table, run, and the rows written and without one.
+        """
+        self.check_relation(relation, "predict")
+        features = dict.fromkeys(alias for alias, _, _ in self.relation_columns_)
+        return handed_out(self.predictions, relation, features, ids, deliver_to, combine)
+
+    def _scores(self, relation: Relation) -> Array:
+        """Scores of every joined row, in the order of ``rows()``."""
+        self.check_relation(relation, "predict")
+        client = relation.client
+        done = relation.events.progress("predict", f"{type(self).__name__}: predicting", 1)
+        apply_encoding(client, self.encoding_)
+        try:
+            scores = cast(Model, self.model_).scores(client)
+            done(1)
+        finally:
+            if self.promise_ is not None:  # predictions have cost something, also those that got lost
+                self.privacy_ = promised(self.uses_, self.promise_.privacy, self.promise_)
+        if not np.isfinite(scores).all():
+            raise LearnError(
+                "the relation has feature values that are not finite (NaN or infinity); filter them in WHERE"
+            )
+        return scores + (self.intercept_[0] if scores.ndim == 1 else self.intercept_)
+
+    def _tell_measured_at_party(self) -> None:
+        check_fitted(self)
+        self.evaluated_on_ = "true labels, at their party"
+
+    def _tell_labels(self, relation: Relation) -> None:
+        """Say in ``evaluated_on_``, and by an event if they have noise, which labels a metric was measured on."""
+        noisy = self.privacy is not None and self.privacy.is_label_private
+        self.evaluated_on_ = "noisy labels" if noisy else "labels"
+        if noisy and self.privacy is not None:
+            relation.events.emit(
+                "warning", "labels.noisy",
+                f"metrics are measured on labels with noise for epsilon {self.privacy.label_epsilon:g}; on true labels "
+                "the model is likely better",
+                epsilon=self.privacy.label_epsilon,
+            )  # fmt: skip
+
+    def facts(self) -> dict[str, Any]:
+        """How the fit went."""
+        return {
+            "solver": self.solver_,
+            "converged": self.converged_,
+            "stopped": self.stopped_,
+            "best_round": self.best_round_,
+            "history": self.history_,
+        }
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The intercept."""
+        return {"intercept": self.intercept_}
+
+    def restore(self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Both."""
+        self.intercept_ = arrays["intercept"]
+        self.solver_, self.converged_, self.stopped_ = facts["solver"], facts["converged"], facts["stopped"]
+        self.best_round_, self.history_ = facts["best_round"], Records(facts["history"])
+
+    def saved(self, stored: Stored, engine: Engine, wire: str) -> SavedModel:
+        """A model with these parameters, for predictions only."""
+        model = SavedModel(self.spec(len(self.intercept_)), self.encoding_, stored, engine, wire)
+        model.spent = None if self.promise_ is None else self.promise_.spent
+        return model
+
+
+def label_of(relation: Relation) -> OutputColumn:
+    """The label column of a relation that can be learned from or measured on; LearnError if there is none."""
+    if relation.query.label is None:
+        raise LearnError("the relation has no label; name one: fed.sql(..., label='column')")
+    if not len(relation):
+        raise LearnError("the relation has no joined rows; check the join keys and filters with explain()")
+    return relation.query.label

@@ -1,0 +1,247 @@
+"""What a learner of a label decides before it asks for anything: solver, promise, rounds, whether budgets allow them.
+
+Comes in: settings, a plan, what parties publish. Goes out: ``solver_``, ``promise_`` and ``schedule_``, or an error.
+The fit itself is in learner.py, the only direct subclass: the two are one class, cut where the first party is asked.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.learn.learners.estimator import Estimator
+from tablepuppet.learn.private.budget_check import check_budget
+from tablepuppet.learn.private.feature_promise import FeaturePromise
+from tablepuppet.learn.private.planned_releases import Planning
+from tablepuppet.learn.private.promise import (
+    check_demanded,
+    check_label_apart,
+    check_sums_demanded,
+    known_otherwise,
+)
+from tablepuppet.learn.private.promises import new_promise
+from tablepuppet.learn.settings import COUNT, SWITCH, Auto, or_auto, setting
+from tablepuppet.learn.solve.allowance import VALIDATION, Allowance, Costs
+from tablepuppet.learn.solve.schedule import Schedule, Usual, schedule_of
+from tablepuppet.learn.solve.solvers import SHORT_FORMS, SOLVER, Solver, SolverName, Stepping, chosen_solver
+from tablepuppet.operators.client import Client
+from tablepuppet.party.spec import Spec
+from tablepuppet.privacy.settings import Privacy
+from tablepuppet.relation import Relation
+from tablepuppet.sql.plan import Plan
+from tablepuppet.sql.query import Query
+
+Array = NDArray[np.float64]
+AUTO_ROUNDS = 300  # at most: solvers but sgd stop when they have converged
+
+
+class Progress:
+    """What a learner of a label has while it is fitted, and afterwards."""
+
+    intercept_: Array
+    solver_: Literal["admm", "sgd", "lbfgs"]
+    schedule_: Schedule
+    history_: list[dict[str, Any]]
+    converged_: bool
+    stopped_: str
+    best_round_: int
+    evaluated_on_: str
+    predictions_to_come: int = 0  # after the fit: parties' budgets must allow these too
+
+
+class Planner(Progress, Estimator):
+    """Plans a fit."""
+
+    beside = SHORT_FORMS
+    learns_classes: ClassVar[bool] = False
+    usual: ClassVar[Usual]  # of sgd
+    usual_rounds: ClassVar[int] = AUTO_ROUNDS  # of other solvers
+    usual_momentum: ClassVar[float] = 0.0  # of steps with one learning rate for all columns
+
+    solver: SolverName | Solver = setting(
+        default="auto", kind=SOLVER, help="how it is learned, see [solvers](learning.md#solvers)"
+    )
+    rounds: int | Auto = setting(
+        default="auto",
+        kind=or_auto(COUNT),
+        help="rounds at most, or epochs of `sgd`; `'auto'` is fewer where [parties limit "
+        "them](learning.md#limits-of-parties)",
+    )
+    reduce: bool = setting(
+        default=True, kind=SWITCH, help="False: the same maths without the reduction of duplicates, as a baseline"
+    )
+    label_correction: bool = setting(
+        default=False,
+        kind=SWITCH,
+        help="of classifiers with noisy labels: learn by an unbiased estimate of the loss on true labels, see "
+        "[privacy.md](privacy.md)",
+    )
+
+    # What a subclass says
+
+    @abstractmethod
+    def check_label(self, plan: Plan) -> None:
+        """Raise LearnError or PrivacyError if the label of a plan cannot be learned, by what parties publish."""
+
+    @abstractmethod
+    def spec(self, outputs: int) -> Spec:
+        """What each table's model is."""
+
+    @abstractmethod
+    def _costs(self, batches: int) -> Costs:
+        """The replies that parties count towards their limits, of the solver with so many batches in an epoch."""
+
+    @abstractmethod
+    def _check_private(self) -> None:
+        """PrivacyError unless the settings allow noise on features."""
+
+    def _takes_noisy_steps(self) -> bool:
+        """Whether noise on features is that of steps, in place of that of sums."""
+        return self.solver_ == "sgd"
+
+    def _fewest_trips(self, shards: Mapping[str, int]) -> Literal["admm", "sgd", "lbfgs"]:
+        """The solver that "auto" picks."""
+        return "lbfgs"
+
+    # Settings and plans
+
+    def check_settings(self) -> None:
+        """Raise LearnError if a setting is out of range."""
+        super().check_settings()
+        if isinstance(self.solver, Solver):
+            chosen_solver(self.solver, self.solver.name, self.given_beside)
+        if self.label_correction and (self.privacy is None or not self.privacy.is_label_private):
+            raise LearnError("label_correction is for labels with noise: set privacy=tp.Privacy(label_epsilon=...) too")
+
+    def check_plan(self, plan: Plan, *, validated: bool = False) -> None:
+        """Raise unless a plan can be learned from, as far as its parties' catalog tells: nothing is asked for it."""
+        check_demanded(plan, self.privacy)
+        check_label_apart(plan, self.privacy)
+        check_sums_demanded(plan, self.privacy)
+        if validated and self.privacy is not None and self.privacy.prediction_epsilon is not None:
+            raise PrivacyError(
+                "validation needs predictions after every round, which would all need noise under prediction_epsilon; "
+                "fit without validation"
+            )
+        self.check_label(plan)
+
+    def check_promise(self, relation: Relation) -> None:
+        """PrivacyError unless what is promised is what the relation's parties demand, and the query lets it be kept."""
+        check_demanded(relation.plan, self.privacy)
+        check_label_apart(relation.plan, self.privacy)
+        for known in known_otherwise(relation.plan, self.privacy):
+            relation.events.emit("warning", "privacy.known", f"{known} Leave it out there if it is to be protected.")
+
+    def check_rounds(self, plan: Plan, rows: Mapping[str, int], max_categories: int) -> Planning:
+        """How a fit over so many rows by table is planned; PrivacyError if parties do not allow its rounds.
+
+        How many batches fit is only known with the joined rows.
+        """
+        tables = tables_of(plan.query)
+        self._choose_solver({alias: len(plan.tables[alias].shards) for alias in tables})
+        self.promise_ = self.promise_for(plan, {alias: rows[alias] for alias in tables}, self.privacy)
+        allowance = Allowance.of_plan(plan, self._costs(1))
+        if self.promise_ is not None or self.solver_ != "sgd":
+            self.plan_rounds(max(rows.values()), lambda _: allowance)
+        return Planning(self, plan, rows, max_categories, self.predictions_to_come, allowance.most_rounds())
+
+    @property
+    def asked_solver(self) -> SolverName:
+        """The name of the solver that was asked for."""
+        return self.solver.name if isinstance(self.solver, Solver) else self.solver
+
+    def _choose_solver(self, shards: Mapping[str, int]) -> None:
+        """``shards`` that take part, by table."""
+        asked = self.asked_solver
+        self.solver_ = self._fewest_trips(shards) if asked == "auto" else asked
+
+    @property
+    def solving(self) -> Solver:
+        """The solver that was chosen, with its settings."""
+        return chosen_solver(self.solver, self.solver_, self.given_beside)
+
+    @property
+    def plain_momentum(self) -> float:
+        """That of steps with one learning rate for all columns."""
+        solver = self.solving
+        asked = solver.momentum if isinstance(solver, Stepping) else "auto"
+        return self.usual_momentum if isinstance(asked, str) else asked
+
+    @property
+    def has_private_features(self) -> bool:
+        """Whether what is learned from features has noise."""
+        return self.privacy is not None and self.privacy.is_feature_private
+
+    def _feature_promise(self, relation: Relation) -> FeaturePromise | None:
+        """What may be told of features; None without feature privacy. PrivacyError where it cannot be kept."""
+        if self.privacy is None:
+            return None
+        rows = {alias: relation.mapping.tables[alias].rows for alias in tables_of(relation.query)}
+        for count in rows.values():
+            self.privacy.check_rows(count)
+        return self.promise_for(relation.plan, rows, self.privacy)
+
+    def promise_for(self, plan: Plan, rows: Mapping[str, int], privacy: Privacy | None) -> FeaturePromise | None:
+        """The same, for so many rows by table that take part."""
+        if privacy is None or not privacy.is_feature_private:
+            return None
+        self._check_private()
+        rounds, solver = None if isinstance(self.rounds, str) else self.rounds, self.solving
+        steps = solver if self._takes_noisy_steps() and isinstance(solver, Stepping) else None
+        return new_promise(privacy, plan, rounds, rows, steps)
+
+    def _check_budget(self, relation: Relation, validation: Relation | None, *, labels_paid: bool = False) -> bool:
+        """PrivacyError if the fit, and predictions that are to come, would exceed what is left of a party's budget.
+
+        Whether that depends on labels costing nothing, as they were told before. Rows are those that take part.
+        """
+        if self.privacy is None or not any(s.funds for table in relation.plan.tables.values() for s in table.shards):
+            return False
+        most = None if self.promise_ is None else self._allowance(relation, validation, 1).most_rounds()
+        rows = {alias: table.rows for alias, table in relation.mapping.tables.items()}
+        to_come = self.predictions_to_come
+        planning = Planning(self, relation.plan, rows, relation.max_categories, to_come, most)
+        return check_budget(self, planning, relation.funds(), labels_paid=labels_paid)
+
+    def plan_rounds(self, rows: int, allowed: Callable[[int], Allowance]) -> None:
+        """Decide on rounds and batches over so many joined rows; PrivacyError if parties do not allow them.
+
+        ``allowed`` is what they allow with so many batches in an epoch.
+        """
+        if self.promise_ is None:
+            self.schedule_ = schedule_of(self.solving, self.rounds, rows, self.usual, self.usual_rounds, allowed)
+            return
+        self.promise_ = self.promise_.within(allowed(1).most_rounds())
+        told: dict[str, object] = {"solver": self.solver_, "rounds": self.rounds}
+        allowed(1).check(self.promise_.rounds, told, "lower local_steps")
+        self.schedule_ = Schedule(self.promise_.rounds, rows)
+
+    @property
+    def most_rounds(self) -> int:
+        """How many rounds, or epochs, there may be."""
+        return self.schedule_.rounds if self.promise_ is None else self.promise_.rounds
+
+    def _allowance(self, relation: Relation, validation: Relation | None, batches: int) -> Allowance:
+        """What parties allow, with so many batches in an epoch."""
+        aliases = tables_of(relation.query)
+        asked: list[tuple[Client, Iterable[str], Costs]] = [(relation.client, aliases, self._costs(batches))]
+        if validation is not None:
+            asked.append((validation.client, aliases, VALIDATION))
+        return Allowance(asked)
+
+    @property
+    def epsilon_so_far(self) -> float | None:
+        """What the rounds until now have cost, given messages; that of labels without feature privacy, None without."""
+        if self.promise_ is not None:
+            return self.promise_.most_so_far
+        return None if self.privacy is None else self.privacy.label_epsilon
+
+
+def tables_of(query: Query) -> list[str]:
+    """Aliases of tables with features."""
+    return list(dict.fromkeys(column.alias for column in query.features))

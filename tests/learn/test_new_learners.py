@@ -1,0 +1,129 @@
+"""What ARCHITECTURE.md says of adding a learner: one file is enough, with a label or without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+from sklearn.base import clone
+
+import tablepuppet as tp
+from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.jobs import make_learner
+from tablepuppet.learn.learners.estimator import Estimator
+from tablepuppet.learn.learners.network import NetworkLearner
+from tablepuppet.learn.learners.tasks import Regressor
+from tablepuppet.learn.registry import LEARNERS, learner
+from tablepuppet.learn.settings import COUNT, setting
+from tablepuppet.learn.tables.stored import Held
+from tablepuppet.party.spec import Network
+from tablepuppet.relation import Relation
+from tests.relations import federation
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """The registry, when a test is over."""
+    before = dict(LEARNERS)
+    yield
+    LEARNERS.clear()
+    LEARNERS.update(before)
+
+
+@pytest.fixture
+def fed(tmp_path: Path) -> tp.Federation:
+    rng = np.random.default_rng(1)
+    group = np.arange(40) % 2
+    people = pa.table({"id": np.arange(40), "age": rng.normal(size=40) + 20 * group})
+    visits = pa.table({"person": np.arange(200) % 40, "x": rng.normal(size=200) + 20 * group[np.arange(200) % 40]})
+    visits = visits.append_column("score", pa.array(np.sin(visits["x"].to_numpy())))
+    return federation(tmp_path, {"a": {"visits": visits}, "b": {"people": people}}, wire="float64")
+
+
+JOIN = "FROM visits v JOIN people p ON v.person = p.id"
+
+
+def _nearest(matrix: RelationMatrix, centres: NDArray[Any]) -> NDArray[Any]:
+    """The nearest of the centres, (columns, k), by joined row."""
+    return np.asarray(((centres**2).sum(axis=0) - 2 * matrix.times(centres)).argmin(axis=1))
+
+
+def kmeans() -> type[Estimator]:
+    """k-means over the encoded columns, by products with X alone; it has no label."""
+
+    @learner
+    class KMeans(Estimator):
+        """Lloyd's algorithm: |x - c|^2 = |x|^2 - 2 x c + |c|^2, and |x|^2 is the same for all centres."""
+
+        k: int = setting(default=2, kind=COUNT, help="how many centres")
+        rounds: int = setting(default=10, kind=COUNT, help="rounds")
+
+        def _learn(self, relation: Relation) -> Held:
+            matrix = RelationMatrix(relation.client, self.encoding_, relation.wire)
+            centres = np.random.default_rng(self.seed).normal(size=(matrix.shape[1], self.k))
+            for number in range(self.rounds):
+                members = np.eye(self.k)[_nearest(matrix, centres)]  # (joined rows, k)
+                centres = matrix.transposed_times(members) / np.maximum(members.sum(axis=0), 1)
+                self.emit(relation, "progress", "fit", f"round {number + 1}", {"done": number + 1})
+            return Held({alias: centres[block] for alias, block in matrix.blocks.items()})
+
+        def predict(self, relation: Relation) -> NDArray[Any]:
+            """The nearest centre of every joined row."""
+            self.check_relation(relation, "predict")
+            matrix = RelationMatrix(relation.client, self.encoding_, relation.wire)
+            thetas = self.model_.parameters()
+            return _nearest(matrix, np.concatenate([thetas[alias] for alias in matrix.blocks]))
+
+    return KMeans
+
+
+def test_a_learner_without_a_label(fed: tp.Federation, tmp_path: Path) -> None:
+    """Settings, columns, events, saving and loading are there; nothing of a label or of a score is needed."""
+    seen: list[tp.Event] = []
+    model: Any = kmeans()(rounds=5, callbacks=[seen.append])
+    relation = fed.sql(f"SELECT v.x, p.age {JOIN}")
+    assert clone(model).get_params()["k"] == 2
+    found = model.fit(relation).predict(relation)
+    groups = fed.sql(f"SELECT v.x, p.age {JOIN} WHERE p.age > 10")
+    assert len(set(found)) == 2
+    assert len(set(model.predict(groups))) == 1
+    assert [event.fields["done"] for event in seen] == [1, 2, 3, 4, 5]
+    model.save(tmp_path / "centres")
+    again: Any = tp.load(tmp_path / "centres", fed)
+    np.testing.assert_array_equal(again.predict(relation), found)
+    assert again.plain_settings() == model.plain_settings()
+    assert model.privacy_["delta"] is None
+    with pytest.raises(tp.LearnError, match="KMeans has no setting 'kk'; did you mean"):
+        type(model)(kk=1)
+    with pytest.raises(tp.LearnError, match="k must be a whole number"):
+        clone(model).set_params(k=0).fit(relation)
+    with pytest.raises(tp.LearnError, match="lacks columns"):
+        model.predict(fed.sql(f"SELECT v.x {JOIN}"))
+    with pytest.raises(tp.PrivacyError, match="KMeans has no private form yet"):
+        clone(model).set_params(privacy=tp.Privacy(feature_epsilon=1.0)).fit(relation)
+
+
+def test_a_learner_with_a_spec_of_its_own(fed: tp.Federation, tmp_path: Path) -> None:
+    """A class in one file with a setting and a spec: jobs can name it, `load` finds it, and it learns."""
+
+    @learner
+    class DeepRegressor(Regressor, NetworkLearner):
+        """Networks of several layers of one width."""
+
+        depth: int = setting(default=2, kind=COUNT, help="hidden layers")
+
+        def spec(self, outputs: int) -> Network:
+            return Network((4,) * self.depth, outputs)
+
+    relation = fed.sql(f"SELECT v.x, p.age, v.score {JOIN}", label="score")
+    pytest.importorskip("torch", reason="networks need the extra `deep`")
+    model: Any = make_learner({"kind": "DeepRegressor", "depth": 3, "rounds": 2})
+    model.fit(relation).save(tmp_path / "deep")
+    again = tp.load(tmp_path / "deep", fed)
+    assert again.get_params()["depth"] == 3
+    np.testing.assert_allclose(again.predict(relation), model.predict(relation), rtol=1e-12)
