@@ -42,7 +42,7 @@ class LostParties:
         return {"image": self.model.nothing(shard), "products": None}
 
     def ask_missed(self) -> Replies:
-        """Ask shards that are lost for what the scores lack of them; to be read after the images of this round."""
+        """Ask shards that are lost for what the scores lack of them; to be read after the predictions of this round."""
         model = self.model
 
         def arguments(alias: str, shard: ShardRows) -> dict[str, Any] | None:
@@ -53,14 +53,14 @@ class LostParties:
 
         return model.lou.client.ask("model.apply", arguments, self.instead)
 
-    def look(self, directions: Replies, images: Replies, missed: Replies) -> None:
+    def learn(self, directions: Replies, predictions: Replies, missed: Replies) -> None:
         """Learn from the replies of a round who is lost."""
         model, before = self.model, (self.still, set(self._since))
         self.still = {alias for alias in model.alone if any(directions.missed(alias))}
         self._missed = {}
         for alias in model.together:
             late = iter(missed[alias])
-            for shard, is_lost in zip(model.lou.client.shards(alias), images.missed(alias), strict=True):
+            for shard, is_lost in zip(model.lou.client.shards(alias), predictions.missed(alias), strict=True):
                 place = (alias, shard.party)
                 told = next(late)["image"] if place in self._since else None
                 if is_lost:

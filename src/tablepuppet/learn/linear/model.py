@@ -142,7 +142,7 @@ class LinearModel(FederatedModel):
         directions = {alias: ridge_of(part).direction for alias, part in self.shared.items()}
         moved, missed = self.ask_applied(directions, self.lost.instead), self.lost.ask_missed()
         predictions = self.joined(moved, self.together) | self.joined(replies, self.alone)
-        self.lost.look(replies, moved, missed)
+        self.lost.learn(replies, moved, missed)
         told = {alias: replies[alias][0]["products"] for alias in self.alone if alias not in self.lost.still}
         shared = [ridge_of(part).products(part.theta) for part in self.shared.values()]
         self.loj.gather(predictions, into)
