@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 
 from tablepuppet import pieces
 from tablepuppet.learn.linear.directions import DIRECTIONS, Directions
-from tablepuppet.learn.linear.plane import FEWEST_BLOCKS, Pairs, Plane
+from tablepuppet.learn.linear.plane import FEWEST_BLOCKS, HessianPairs, Plane
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.logistic import Logistic
 from tablepuppet.learn.loss.losses import Squared
@@ -69,7 +69,7 @@ def test_lowest_point(labelled: Labelled, monkeypatch: pytest.MonkeyPatch) -> No
     assert loss.rows.blocks > 2 * FEWEST_BLOCKS
     directions = made(loss.rows, 3)
     plane = Plane(loss, directions, 1e-3, np.diag([1.0, 2.0, 3.0, 4.0]))
-    plane.at(np.zeros(3 + loss.outputs), pairs=Pairs(directions.all))
+    plane.at(np.zeros(3 + loss.outputs), pairs=HessianPairs(directions.all))
     _, end = plane.lowest()
 
     def objective(point: Array) -> tuple[float, Array]:
@@ -101,7 +101,7 @@ def test_products_of_steps_are_kept() -> None:
         write(loss.rows, directions.new(), rng.normal(size=ROWS))
         known = len(directions)
         plane = Plane(loss, directions, 0.0, np.eye(known + 1))
-        plane.at(np.zeros(known + 1), pairs=Pairs(directions.fresh))
+        plane.at(np.zeros(known + 1), pairs=HessianPairs(directions.fresh))
         found = np.vstack([slots_of(loss.rows)[directions.order, 0], np.ones(ROWS)])
         np.testing.assert_allclose(directions.ordered_products(), found @ found.T / ROWS, atol=1e-13)
         weights = rng.normal(size=known)
@@ -116,7 +116,7 @@ def test_a_small_difference_is_computed_anew() -> None:
     for values in (first, first + 1e-7 * rng.normal(size=ROWS)):
         write(loss.rows, directions.new(), values)
         plane = Plane(loss, directions, 0.0, np.eye(len(directions) + 1))
-        plane.at(np.zeros(len(directions) + 1), pairs=Pairs(directions.fresh))
+        plane.at(np.zeros(len(directions) + 1), pairs=HessianPairs(directions.fresh))
         weights = np.array([1.0, -1.0])[: len(directions)]
         mix(loss.rows, directions, weights)
         directions.keep_step(weights)

@@ -145,7 +145,7 @@ class LinearModel(FederatedModel):
         moved, missed = self.ask_applied(directions, self.lost.instead), self.lost.ask_missed()
         predictions, replies = self.joined(moved.read(), self.together), turned.read()
         predictions |= self.joined(replies, self.alone)
-        self.lost.look(turned, moved, missed)
+        self.lost.learn(turned, moved, missed)
         told = {alias: replies[alias][0]["products"] for alias in self.alone if alias not in self.lost.still}
         shared = [ridge_of(part).products(part.theta) for part in self.shared.values()]
         self.loj.gather(predictions, into)

@@ -46,7 +46,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class HessianPairs:
     """Which Hessian products to compute: of some slots with all others, from one block of every so many."""
 
     of: slice
@@ -102,14 +102,14 @@ class Plane:
             here, whole = self._with_hessian(there), True
         return begin, here
 
-    def _first_pairs(self) -> Pairs:
+    def _first_pairs(self) -> HessianPairs:
         if self.loss.quadratic:  # earlier directions keep the products that they have
-            return Pairs(self.directions.fresh)
-        return Pairs(self.directions.all, max(1, self.rows.blocks // FEWEST_BLOCKS))
+            return HessianPairs(self.directions.fresh)
+        return HessianPairs(self.directions.all, max(1, self.rows.blocks // FEWEST_BLOCKS))
 
     def _with_hessian(self, here: Point) -> Point:
         """The same point with its Hessian from all rows; it must be the one that was evaluated last."""
-        return replace(here, hessian=self._hessian(Pairs(self.directions.all)))
+        return replace(here, hessian=self._hessian(HessianPairs(self.directions.all)))
 
     def _downhill(self, here: Point, step: Array) -> Point:
         """Where the step leads, or a part of it: the objective must not rise, nor the slope along the step have turned
@@ -125,7 +125,7 @@ class Plane:
         return there
 
     def at(
-        self, weights: Array, known: float | None = None, along: slice | None = None, pairs: Pairs | None = None
+        self, weights: Array, known: float | None = None, along: slice | None = None, pairs: HessianPairs | None = None
     ) -> Point:
         """Value and slope at a point in one pass; ``known`` is the mean loss there if rows keep its evaluation.
 
@@ -142,7 +142,7 @@ class Plane:
         hessian = np.empty((0, 0)) if pairs is None else self._hessian(pairs)
         return Point(weights, value, value + self._penalty(weights[:count]), slope, hessian, True, bool(weights.any()))
 
-    def _hessian(self, pairs: Pairs) -> Array:
+    def _hessian(self, pairs: HessianPairs) -> Array:
         """The Hessian of the objective, where the loss was evaluated last."""
         found = self.rows.some(pairs.every, _hessian_products, self.loss, self.directions, pairs.of)
         rows = sum(count for count, *_ in found)

@@ -22,12 +22,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class DirectionNoise:
-    """Noise in the image of a direction that is likely to have a mean square of ``size``."""
+    """Noise in X d of a direction, which is likely to have a mean square of ``size`` without it."""
 
     square: float  # the mean square of the noise
     size: float
-    of_slope: float  # the variance that noise gives the slope along the image
-    of_mean: float  # and the mean of the image
+    of_slope: float  # the variance that noise gives the slope along the direction
+    of_mean: float  # and the mean of X d
 
     @classmethod
     def of(cls, loj: LearningOverJoin, deviations: Mapping[str, float], size: float, gradient: str) -> DirectionNoise:
@@ -42,7 +42,7 @@ class DirectionNoise:
     def curvature(self, seen: float, weight: float) -> float:
         """The second derivative along X d corrected for noise: ``seen`` has it, of a loss that curves by ``weight``.
 
-        Noise does not count, so it is taken off. What is left is uncertain: it counts as no less than that of images of
+        Noise does not count, so it is taken off. What is left is uncertain: it counts as no less than that of X d of
         the likely size. The last term makes the step the best guess of one that is about 1 before anything was seen:
         the less the slope tells, the shorter.
         """
@@ -51,7 +51,7 @@ class DirectionNoise:
 
     @property
     def kept_mean(self) -> float:
-        """The share of a mean image that is believed."""
+        """The share of the mean of X d that is believed."""
         return believed(self.size, self.of_mean)
 
 
