@@ -41,13 +41,8 @@ class LostParties:
         """What stands in for a direction."""
         return {"image": self.model.nothing(shard), "products": None}
 
-<<<<<<< HEAD
     def ask_missed(self) -> Pending:
-        """Ask shards that are lost for what the scores lack of them; to be read after the images of this round."""
-=======
-    def ask_missed(self) -> Replies:
         """Ask shards that are lost for what the scores lack of them; to be read after the predictions of this round."""
->>>>>>> joined
         model = self.model
 
         def arguments(alias: str, shard: ShardRows) -> dict[str, Any] | None:
@@ -58,23 +53,14 @@ class LostParties:
 
         return model.lou.client.ask("model.apply", arguments, self.instead)
 
-<<<<<<< HEAD
-    def look(self, directions: Pending, images: Pending, missed: Pending) -> None:
-=======
-    def learn(self, directions: Replies, predictions: Replies, missed: Replies) -> None:
->>>>>>> joined
+    def learn(self, directions: Pending, predictions: Pending, missed: Pending) -> None:
         """Learn from the replies of a round who is lost."""
         model, before = self.model, (self.still, set(self._since))
         self.still = {alias for alias in model.alone if any(directions.missed(alias))}
         self._missed, replies, late_replies = {}, directions.read(), missed.read()
         for alias in model.together:
-<<<<<<< HEAD
             late = iter(late_replies[alias])
-            for shard, is_lost in zip(model.lou.client.shards(alias), images.missed(alias), strict=True):
-=======
-            late = iter(missed[alias])
             for shard, is_lost in zip(model.lou.client.shards(alias), predictions.missed(alias), strict=True):
->>>>>>> joined
                 place = (alias, shard.party)
                 told = next(late)["image"] if place in self._since else None
                 if is_lost:
