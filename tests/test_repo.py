@@ -176,7 +176,8 @@ def test_public_names_have_types() -> None:
     body = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8")).body
     [block] = [node for node in body if isinstance(node, ast.If)]
     told = {name.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for name in node.names}
-    assert told == {name: f"tablepuppet.{module}" for name, module in tablepuppet._PLACES.items()}
+    modules = {name: module.rpartition(".")[0] for name, module in tablepuppet._MODULES.items()}
+    assert told == {name: f"tablepuppet.{module}" for name, module in (tablepuppet._PLACES | modules).items()}
 
 
 @pytest.mark.parametrize("pattern", [MACHINE_PATH, REGISTRY], ids=["machine path", "registry"])
