@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests import kinds
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "tablepuppet"
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -295,3 +297,16 @@ def test_core_imports_without_torch() -> None:
     """The package and its command line load without torch, which is an extra."""
     code = "import sys, tablepuppet.federation, tablepuppet.cli.commands; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_slow_tests_have_modules() -> None:
+    """Every name that `make quick` leaves out as slow is that of a module of tests."""
+    found = sorted(name for name in kinds.SLOW if not (ROOT / "tests" / name).exists())
+    assert not found, f"tests/kinds.py names {', '.join(found)}, which are not there"
+
+
+def test_quick_leaves_out_what_starts_processes() -> None:
+    """A function that reaches `subprocess`, by whatever other, is found; one that does not is none."""
+    assert kinds.reaches_starter(test_examples_in_the_docs_run, set())  # by run_blocks
+    assert kinds.reaches_starter(test_core_imports_without_torch, set())
+    assert not kinds.reaches_starter(test_links_in_the_docs_lead_somewhere, set())

@@ -104,7 +104,7 @@ def make_learner(settings: dict[str, Any]) -> Learner:
     kind, rest = settings.get("kind"), {name: value for name, value in settings.items() if name != "kind"}
     if kind not in LEARNERS:
         closest = did_you_mean(str(kind), LEARNERS) if kind else ""
-        raise ConfigError(f"learner kind {kind!r} is none of {', '.join(LEARNERS)}{closest}")
+        raise ConfigError(f"learner kind {kind!r} must be one of {', '.join(LEARNERS)}{closest}")
     known = [name for name in LEARNERS[kind]().get_params() if name != "callbacks"]
     unknown = [name for name in rest if name not in known]
     if unknown:

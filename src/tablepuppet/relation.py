@@ -293,8 +293,8 @@ class Relation:
                 party = self._session.engine.local(shard.party)
                 if party is None:
                     raise PrivacyError(
-                        f"rows() tells where rows stand in their sources; party {shard.party!r} runs elsewhere and "
-                        f"keeps that to itself"
+                        f"rows() gives the positions of rows in their sources; party {shard.party!r} runs elsewhere "
+                        "and does not release them"
                     )
                 names.append(np.full(len(shard.row_ids), number, np.int32))
                 places.append(party.table(self._session.id, alias).snapshot.position(shard.row_ids))
