@@ -20,7 +20,7 @@ TEST_READY := $(VENV)/.ready-test
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint check bench format clean
+.PHONY: help demo test lint quick check bench format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -35,6 +35,9 @@ lint: $(TEST_READY) ## formatting, lint rules and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+quick: lint ## lint, and the tests that start no processes and are not slow: about two minutes
+	$(BIN)/python -m pytest -q -n $$(getconf _NPROCESSORS_ONLN) --dist worksteal -m "not processes and not slow"
 
 check: lint test ## everything CI runs: lint and test
 

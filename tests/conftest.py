@@ -14,11 +14,11 @@ import pytest
 from adbc_driver_postgresql import dbapi
 from hypothesis import settings
 
-from tests import mariadb_server
+from tests import kinds, mariadb_server
 
 # The same examples in every run: a check that fails once in a hundred runs stops others' work. `benchmarks/fuzz`
-# explores.
-settings.register_profile("same", derandomize=True)
+# explores. No deadline: on a busy machine an example takes longer, and no test asserts a time.
+settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
 
@@ -46,6 +46,12 @@ def postgres_url() -> Iterator[str]:
 def _require_password(folder: Path) -> None:
     rules = folder / "pg_hba.conf"
     rules.write_text("local all guarded scram-sha-256\n" + rules.read_text())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that start processes and tests that are slow, which `make quick` leaves out."""
+    for item in items:
+        kinds.mark(item)
 
 
 NO_MARIADB = "no mariadbd is installed"

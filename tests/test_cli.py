@@ -128,7 +128,7 @@ def test_bench(folder: Path) -> None:
         (("explain", "federation.toml", "SELECT pric FROM orders"), "did you mean 'price'?"),
         (("catalog", "missing.toml"), "cannot read federation file 'missing.toml'"),
         (("train", "federation.toml"), "job file 'federation.toml': "),
-        (("evaluate", "supplier"), "is no run folder"),
+        (("evaluate", "supplier"), "is not a run folder"),
     ],
 )
 def test_a_refusal_is_one_message_and_exit_code_1(folder: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -142,7 +142,7 @@ def test_a_refusal_is_one_message_and_exit_code_1(folder: Path, arguments: tuple
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('kind = "Oracle"', "learner kind 'Oracle' is none of"),
+        ('kind = "Oracle"', "learner kind 'Oracle' must be one of"),
         ('kind = "LinearRegression"\nspeed = 3', "LinearRegression has no setting 'speed'"),
     ],
 )

@@ -79,7 +79,7 @@ def test_an_audit_log_that_cannot_be_written(tmp_path: Path, log: str) -> None:
     (tmp_path / "folder").mkdir()
     write_file(tmp_path, top=f'audit_log = "{log}"')
     [problem] = inspect(tmp_path / "party.toml").problems
-    assert problem.startswith(f"audit_log: {str(tmp_path / log)!r} is no file that can be written (")
+    assert problem.startswith(f"audit_log: {str(tmp_path / log)!r} is not a file that can be written (")
     with pytest.raises(ConfigError, match="audit_log"):
         start(PartyFile.load(tmp_path / "party.toml"))
 
@@ -152,7 +152,7 @@ def test_likely_mistakes_are_warnings(tmp_path: Path) -> None:
     write_file(tmp_path, table="min_rows = 100")
     warnings = inspect(tmp_path / "party.toml").warnings
     assert "table cards: 60 rows, but min_rows is 100: it cannot be used" in warnings
-    assert "table cards, column secret: a private column is neither told as label nor learned from" in warnings
+    assert "table cards, column secret: a private column can be neither a label nor a feature" in warnings
 
 
 def budget(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -180,11 +180,9 @@ def test_budgets_are_shown(tmp_path: Path) -> None:
     assert "(everybody)" in shown
     assert "analyst" in shown
     checked = check(tmp_path)
-    assert (
-        "privacy budget: epsilon 4 at delta 0.1, 1.5 for each caller; nothing is told without noise" in checked.stdout
-    )
+    assert "privacy budget: epsilon 4 at delta 0.1, 1.5 for each caller; nothing leaves without noise" in checked.stdout
     assert "warning: table cards: budget.delta is not below one over its rows" in checked.stderr
-    assert "column region: as filter it is told of without noise, though require_dp is set" in checked.stderr
+    assert "column region: as filter it is released without noise, though require_dp is set" in checked.stderr
 
 
 def test_secure_sums_and_a_budget_are_shown(tmp_path: Path) -> None:

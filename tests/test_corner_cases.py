@@ -101,7 +101,7 @@ def test_party_names_ignore_case_in_sql(tmp_path: Path) -> None:
     """As all names in SQL do; two parties may not differ in case only."""
     urls = make(tmp_path, Shop="CREATE TABLE t AS SELECT 1 AS x")
     assert len(tp.Federation(urls).sql("SELECT SHOP.t.x FROM shop.t")) == 1
-    with pytest.raises(tp.ConfigError, match="same name but for case"):
+    with pytest.raises(tp.ConfigError, match="same name except for case"):
         tp.Federation({"a": "csv:///x", "A": "csv:///y"})
 
 

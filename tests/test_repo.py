@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests import kinds
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "tablepuppet"
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -123,12 +125,21 @@ def text_files() -> Iterator[tuple[Path, str]]:
             continue
 
 
-def python_blocks(text: str) -> Iterator[str]:
-    """The fenced Python blocks of a Markdown text, each padded so that its line numbers are those of the text."""
-    fence = re.compile(r"^( *)```python *\n(.*?)^\1``` *$", re.MULTILINE | re.DOTALL)
+def blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Language and text of the fenced Python and shell blocks of a Markdown text; those marked as no test are left out.
+
+    Each is padded so that its line numbers are those of the text.
+    """
+    fence = re.compile(r"^( *)```(python|sh) *\n(.*?)^\1``` *$", re.MULTILINE | re.DOTALL)
     for match in fence.finditer(text):
         if not text[: match.start()].rstrip().endswith("<!-- no-test -->"):
-            yield "\n" * text.count("\n", 0, match.start(2)) + textwrap.dedent(match[2])
+            yield match[2], "\n" * text.count("\n", 0, match.start(3)) + textwrap.dedent(match[3])
+
+
+def anchors(text: str) -> set[str]:
+    """What links may name after `#`: the headings of a Markdown text, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def commands(command: Any, path: str) -> Iterator[str]:
@@ -204,23 +215,67 @@ def test_commands_are_documented() -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
+def run_blocks(document: Path, folder: Path, languages: set[str]) -> dict[str, Any]:
+    """Run the blocks of a document in the working directory, one after the other; the names that Python has then."""
+    bin_folder = folder / "bin"
+    bin_folder.mkdir()
+    for name, call in (("python3", ""), ("tablepuppet", " -m tablepuppet")):
+        (bin_folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{call} "$@"\n')
+        (bin_folder / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for language, block in blocks(document.read_text(encoding="utf-8")):
+        if language == "python" and language in languages:
+            exec(compile(block, str(document), "exec"), namespace)
+        elif language in languages:
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block], env=environment, capture_output=True, text=True, timeout=300
+            )
+            assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return namespace
+
+
+@pytest.mark.parametrize("document", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_examples_in_the_docs_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Python blocks of a document run one after the other, in an empty folder."""
-    monkeypatch.chdir(tmp_path)
+    """The Python and shell blocks of a document run one after the other, in an empty folder.
+
+    Shell blocks of README.md are make's, and `tests/test_deploy.py` runs those of docs/deploy.md.
+    """
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
     monkeypatch.setenv("MPLBACKEND", "agg")
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    for block in python_blocks(document.read_text(encoding="utf-8")):
-        exec(compile(block, str(document), "exec"), namespace)
+    run_blocks(document, tmp_path, {"python"} if document.name in ("README.md", "deploy.md") else {"python", "sh"})
 
 
-def test_the_first_example_learns_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model of README's example is a good one on rows that were held out."""
-    monkeypatch.chdir(tmp_path)
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    for block in python_blocks((ROOT / "README.md").read_text(encoding="utf-8")):
-        exec(compile(block, "README.md", "exec"), namespace)
+@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md"])
+def test_the_first_examples_learn_something(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The models of README's example and of the tutorial are good ones on rows that were held out."""
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    namespace = run_blocks(ROOT / name, tmp_path, {"python"})
     assert namespace["model"].evaluate(namespace["test"])["auc"] > 0.8
+
+
+@pytest.mark.parametrize("document", [*ROOT.glob("*.md"), *DOCS[1:]], ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_in_the_docs_lead_somewhere(document: Path) -> None:
+    """Every link to a file of the repository names one that is there, and a heading that it has."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("https://", "http://")):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (document.parent / file).resolve() if file else document
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), link
+
+
+def test_every_page_is_in_the_index() -> None:
+    """docs/README.md says of every page which question it answers."""
+    text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = [path.name for path in DOCS[1:] if path.name != "README.md"]
+    found = [name for name in pages if not re.search(rf"\]\({re.escape(name)}[#)]", text)]
+    assert not found, "\n".join(found)
 
 
 def test_benchmarks_say_what_data_they_need(tmp_path: Path) -> None:
@@ -254,3 +309,16 @@ def test_core_imports_without_torch() -> None:
     """The package and its command line load without torch, which is an extra."""
     code = "import sys, tablepuppet.federation, tablepuppet.cli.commands; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_slow_tests_have_modules() -> None:
+    """Every name that `make quick` leaves out as slow is that of a module of tests."""
+    found = sorted(name for name in kinds.SLOW if not (ROOT / "tests" / name).exists())
+    assert not found, f"tests/kinds.py names {', '.join(found)}, which are not there"
+
+
+def test_quick_leaves_out_what_starts_processes() -> None:
+    """A function that reaches `subprocess`, by whatever other, is found; one that does not is none."""
+    assert kinds.reaches_starter(test_examples_in_the_docs_run, set())  # by run_blocks
+    assert kinds.reaches_starter(test_core_imports_without_torch, set())
+    assert not kinds.reaches_starter(test_links_in_the_docs_lead_somewhere, set())

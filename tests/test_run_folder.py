@@ -100,7 +100,7 @@ def test_a_run_that_is_stopped_is_kept(
     for verb in ("evaluate", "predict"):
         code, _, said = command(verb, "runs/returns")
         assert code == 1
-        assert "the run in 'runs/returns' is not finished: `tablepuppet resume runs/returns` goes on with it" in said
+        assert "the run in 'runs/returns' is not finished: `tablepuppet resume runs/returns` continues it" in said
     code, out, said = command("resume", "runs/returns", "--json")
     assert code == 0, said
     assert json.loads(out)["metrics"] == undisturbed
@@ -184,7 +184,7 @@ def test_a_run_that_replaces_another(command: Command, monkeypatch: pytest.Monke
     assert command("evaluate", "runs/returns")[0] == 0
     Path("kept").rename("runs/returns/record")
     said = command("train", "job.toml")[2]
-    assert "has a run that is not finished: `tablepuppet resume runs/returns` goes on with it; `--overwrite`" in said
+    assert "has a run that is not finished: `tablepuppet resume runs/returns` continues it; `--overwrite`" in said
     assert command("train", "job.toml", "--overwrite")[0] == 0
     assert command("evaluate", "runs/returns")[0] == 0
 
@@ -219,7 +219,7 @@ def test_a_run_that_fails_leaves_nothing(command: Command) -> None:
         ("/proc/run", None, "the run folder '/proc/run' cannot be written"),
         ("run", "run/metrics.json/", "'run/metrics.json' is in the way of the run's own files"),
         ("run", "run/record", "'run/record' is in the way of the run's own files"),
-        ("run", "run/model", "'run/model' exists and is no model"),
+        ("run", "run/model", "'run/model' exists and is not a saved model"),
     ],
 )
 def test_output_that_cannot_be_written(

@@ -184,7 +184,7 @@ class Federation:
         if error is None:
             self.events.emit("info", "party.back", f"party {party!r} is back", party=party)
         else:
-            self.events.emit("warning", "party.lost", f"{error}; learning goes on without it", party=party)
+            self.events.emit("warning", "party.lost", f"{error}; learning continues without it", party=party)
 
     @property
     def _stand_in(self) -> StandIn | None:
@@ -315,7 +315,7 @@ def _check_settings(
             "a federation needs at least one party, as name and database URL: {'shop': 'duckdb:///shop.db'}"
         )
     if len({str(name).lower() for name in parties}) < len(parties):
-        raise ConfigError("two parties have the same name but for case, which SQL does not regard; rename one")
+        raise ConfigError("two parties have the same name except for case, which SQL ignores; rename one")
     for name, entry in parties.items():
         if not isinstance(entry, str | PartyEntry):
             raise ConfigError(f"party {name!r}: the database must be a URL, not {type(entry).__name__}")
@@ -330,10 +330,10 @@ def _check_settings(
         if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum():
             raise ConfigError(f"party name {name!r}: use letters, digits, _ and -, so that SQL can say {name}.table")
     if wire not in Wire.__args__:  # type: ignore[attr-defined]
-        raise ConfigError(f"wire={wire!r} is none of {', '.join(Wire.__args__)}")  # type: ignore[attr-defined]
+        raise ConfigError(f"wire={wire!r} must be one of {', '.join(Wire.__args__)}")  # type: ignore[attr-defined]
     if on_party_lost not in OnPartyLost.__args__:  # type: ignore[attr-defined]
         known = ", ".join(OnPartyLost.__args__)  # type: ignore[attr-defined]
-        raise ConfigError(f"on_party_lost={on_party_lost!r} is none of {known}")
+        raise ConfigError(f"on_party_lost={on_party_lost!r} must be one of {known}")
     if not isinstance(timeout, Real) or not timeout > 0:
         raise ConfigError(f"timeout must be a number of seconds above 0, not {timeout!r}")
     if memory_limit is not None and (not isinstance(memory_limit, Integral) or memory_limit < 0):

@@ -104,7 +104,7 @@ def make_learner(settings: dict[str, Any]) -> Learner:
     kind, rest = settings.get("kind"), {name: value for name, value in settings.items() if name != "kind"}
     if kind not in LEARNERS:
         closest = did_you_mean(str(kind), LEARNERS) if kind else ""
-        raise ConfigError(f"learner kind {kind!r} is none of {', '.join(LEARNERS)}{closest}")
+        raise ConfigError(f"learner kind {kind!r} must be one of {', '.join(LEARNERS)}{closest}")
     try:
         found: Learner = LEARNERS[kind].of_plain(rest)
     except SettingError as error:

@@ -46,10 +46,10 @@ BUDGETS = (
     "`train` cost more, if they have noise."
 )
 PAID = (
-    "Labels with this noise were told before: they cost nothing, unless the label's column has changed since. The fit "
+    "Labels with this noise were sent before: they cost nothing, unless the label's column has changed since. The fit "
     "asks for them first, and checks again."
 )
-ONLY_PAID = "What is left of budgets is enough only if labels cost nothing, as they were told before."
+ONLY_PAID = "What is left of budgets is enough only if labels cost nothing because they were sent before."
 CLASSES = "Two classes are assumed: how many there are is known when labels are asked for."
 POLICIES = "Whether policies allow each column's use is known when parties open the query."
 

@@ -309,8 +309,8 @@ class Relation:
                 positions = self._session.engine.capabilities(shard.party).positions
                 if positions is None:
                     raise PrivacyError(
-                        f"rows() tells where rows stand in their sources; party {shard.party!r} runs elsewhere and "
-                        f"keeps that to itself"
+                        f"rows() gives the positions of rows in their sources; party {shard.party!r} runs elsewhere "
+                        "and does not release them"
                     )
                 names.append(np.full(len(shard.row_ids), number, np.int32))
                 places.append(positions(self._session.id, alias, shard.row_ids))

@@ -83,11 +83,11 @@ class RunFolder:
         """ConfigError unless there is a finished run, and no newer one is under way."""
         if self._is_begun:
             raise ConfigError(
-                f"the run in {str(self.path)!r} is not finished: `{typed('resume', self.path)}` goes on with it"
+                f"the run in {str(self.path)!r} is not finished: `{typed('resume', self.path)}` continues it"
                 f"{self.way_back}"
             )
         if not (self.path / FINISHED).exists():
-            raise ConfigError(f"{str(self.path)!r} is no run folder: it has no {FINISHED}; train a job first")
+            raise ConfigError(f"{str(self.path)!r} is not a run folder: it has no {FINISHED}; train a job first")
 
     def base(self, holder: Path) -> Path:
         """The folder that paths of the job start at."""
@@ -156,7 +156,7 @@ class RunFolder:
         where, anew = repr(str(self.path)), "`--overwrite` replaces it, or name another output in the job file"
         if self._is_begun:
             raise ConfigError(
-                f"{where} has a run that is not finished: `{typed('resume', self.path)}` goes on with it; {anew}"
+                f"{where} has a run that is not finished: `{typed('resume', self.path)}` continues it; {anew}"
                 f"{self.way_back}"
             )
         if (self.path / FINISHED).exists():

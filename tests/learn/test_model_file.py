@@ -119,7 +119,7 @@ def test_not_over_something_else(urls: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
     (tmp_path / "notes.txt").write_text("more of it")
     for name in ("thesis", "notes.txt"):
-        with pytest.raises(tp.ConfigError, match="is no model"):
+        with pytest.raises(tp.ConfigError, match="is not a saved model"):
             model.save(tmp_path / name)
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
     assert (tmp_path / "notes.txt").read_text() == "more of it"

@@ -318,7 +318,7 @@ def test_a_cell_that_is_known_otherwise(tmp_path: Path, sql: str, column: str, h
     tp.LinearRegression(rounds=1).fit(relation)
     assert "privacy.known" not in {event.name for event in warned}
     model = tp.LinearRegression(privacy=tp.Privacy(feature_epsilon=1.0)).fit(relation)
-    expected = rf"Column '{column}' of table '\w+' is a feature and a {how}: what that tells is known\."
+    expected = rf"Column '{column}' of table '\w+' is a feature and a {how}: what that use reveals is known\."
     assert re.search(expected, model.privacy_["assumptions"])
     assert any(re.match(expected, event.message) for event in warned if event.name == "privacy.known")
 

@@ -282,7 +282,7 @@ def test_a_sample_of_more_than_all_is_refused() -> None:
 
 def test_a_shard_must_have_begun() -> None:
     """A step without what is wanted of the rows is an error."""
-    with pytest.raises(PartyError, match="has not begun"):
+    with pytest.raises(PartyError, match="has not started"):
         noisy_steps.gradient(local_table(), "v", "e", "m", Linear(1), np.zeros(5), 0.0, NOISE)
 
 

@@ -113,7 +113,7 @@ def test_sampling_and_encoders_in_one_count() -> None:
         assert gaussian_epsilon(multiplier, DELTA, 100, sampling, 0.02) <= 2.0 * (1 + 1e-6)
         assert multiplier > noise_multiplier(2.0, DELTA, 100, sampling)
     assert gaussian_epsilon(3.0, DELTA, 9, None, 0.5) == pytest.approx(gaussian_epsilon(1.5**-0.5, DELTA))
-    with pytest.raises(tp.PrivacyError, match="is spent by what is told beside"):
+    with pytest.raises(tp.PrivacyError, match="is used up by the other releases"):
         noise_multiplier(1.0, DELTA, 10, None, 10.0)
 
 

@@ -216,7 +216,7 @@ def test_arguments_that_are_no_predictions(tmp_path: Path) -> None:
     [
         ({"deliver_to": "nobody"}, "holds no table of the query; name one of store.o, supplier.i"),
         ({"deliver_to": 3}, "deliver_to names a party"),
-        ({"deliver_to": "store", "combine": "median"}, "none of 'mean' and None"),
+        ({"deliver_to": "store", "combine": "median"}, "must be 'mean' or None"),
         ({"deliver_to": "store", "ids": ["o.order_id"]}, "give ids or deliver_to"),
         ({"combine": "mean"}, "combine is for deliver_to"),
     ],

@@ -175,7 +175,7 @@ def test_a_table_that_demands_noise_tells_no_ids(tmp_path: Path) -> None:
     fed = shop(tmp_path, store="budget.require_dp = true")
     rel = fed.sql(SQL, label="returned")
     client = rel.client
-    with pytest.raises(tp.PrivacyError, match=r"does not release IDS, which cannot be told with noise.*require_dp"):
+    with pytest.raises(tp.PrivacyError, match=r"does not release IDS, which has no form with noise.*require_dp"):
         client.ask("rows.ids", lambda alias, _: {"columns": ["order_id"]} if alias == "o" else None).read()
 
 

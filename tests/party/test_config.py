@@ -119,12 +119,15 @@ def test_a_small_file(tmp_path: Path) -> None:
         (SMALL + "[tables.cards]\n", "tables.cards: .*missing required field `columns`"),
         (SMALL + "[tables.cards]\ncolumns = {}", "tables.cards.columns: name at least one"),
         (SMALL + "[tables.cards]\nmin_rows = -1\ncolumns.a = 'key'", r"tables.cards: Expected `int` >= 0.*min_rows"),
-        (SMALL + "[tables.cards]\ncolumns.a = 'keys'", "tables.cards.columns.a.uses: 'keys' is none of key, filter, l"),
+        (
+            SMALL + "[tables.cards]\ncolumns.a = 'keys'",
+            "tables.cards.columns.a.uses: 'keys' must be one of key, filter, l",
+        ),
         (SMALL + "[tables.cards]\ncolumns.a = []", "tables.cards.columns.a.uses: name at least one of key"),
         (SMALL + "[tables.cards]\ncolumns.a = 7", "tables.cards: Expected .*columns"),
         (
             SMALL + "[tables.cards]\ncolumns.a = { uses = ['key'], level = 'secret' }",
-            "tables.cards.columns.a.level: 'secret' is none of public, aggregate, private",
+            "tables.cards.columns.a.level: 'secret' must be one of public, aggregate, private",
         ),
         (SMALL + "[tables.cards]\ncolumns.a = 'key'\ncolumns.A = 'key'", "tables.cards.columns: two have the same"),
         (SMALL + TABLE + "[tables.CARDS]\ncolumns.a = 'key'", "tables: two have the same name"),

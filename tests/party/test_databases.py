@@ -337,7 +337,7 @@ def test_no_database(kind: str, tmp_path: Path) -> None:
     """A file that is no database is said to be none."""
     (tmp_path / "junk").write_text(CANARY * 1000)
     message = failure(open_database("shop", f"{kind}:///{tmp_path}/junk").tables)
-    assert "is no " in message
+    assert "is not a " in message
 
 
 @pytest.mark.parametrize("name", ["parquet", "csv", "arrow"])

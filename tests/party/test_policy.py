@@ -68,7 +68,9 @@ def test_an_expression_has_the_strictest_level_and_the_fewest_uses() -> None:
     rules = TableRule({"a": ColumnRule(Use.KEY | Use.FEATURE), "b": ColumnRule(Use.FEATURE, Level.PRIVATE)}, None)
     assert rules.expression(["A", "b"]) == ColumnRule(Use.FEATURE, Level.PRIVATE)
     assert rules.expression(["a", "c"]) is None
-    with pytest.raises(tp.ConfigError, match=r"'p0', level of 'a.b': 'secret' is none of public, aggregate, private"):
+    with pytest.raises(
+        tp.ConfigError, match=r"'p0', level of 'a.b': 'secret' must be one of public, aggregate, private"
+    ):
         Policy.from_names({"a.b": "secret"}, "p0")
 
 
@@ -206,7 +208,7 @@ def test_columns_cannot_be_named_in_disguise(tmp_path: Path, columns: Any) -> No
     party = opened(open_party(write_file(tmp_path)), "SELECT credit, secret FROM cards")
     with pytest.raises(tp.TablePuppetError):
         party.run("analyst", "s", "statistics.numbers", "cards", {"view": "v", "columns": columns})
-    with pytest.raises(tp.PartyError, match="'nowhere' is no selected column"):
+    with pytest.raises(tp.PartyError, match="'nowhere' is not a selected column"):
         party.run("analyst", "s", "statistics.numbers", "cards", {"view": "v", "columns": ["nowhere"]})
 
 

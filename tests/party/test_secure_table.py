@@ -72,9 +72,9 @@ def test_two_shards_are_refused() -> None:
 
 def test_a_peer_that_the_policy_does_not_name_is_refused() -> None:
     """Though its certificate is good; the caller is no peer either, named or not."""
-    refused(lambda: agree(tables(*NAMES, peers=frozenset({"east", "north"}))), "'west' is none of the peers")
+    refused(lambda: agree(tables(*NAMES, peers=frozenset({"east", "north"}))), "'west' is not among the peers")
     agree(tables(*NAMES, peers=frozenset(NAMES)))
-    refused(lambda: agree(tables("analyst", "east", "north")), "'analyst' is none of the peers")
+    refused(lambda: agree(tables("analyst", "east", "north")), "'analyst' is not among the peers")
 
 
 def test_a_foreign_certificate_is_refused() -> None:
@@ -92,7 +92,7 @@ def test_somebody_in_the_middle_is_refused() -> None:
     """The coordinator makes keys of its own for all peers, so that it could take the masks away."""
     peers, own = tables(*NAMES), tables(*NAMES, identity=signs_as("analyst"))
     real, false = ([peer.hello() for peer in each.values()] for each in (peers, own))
-    refused(lambda: peers["east"].propose([real[0], *false[1:]]), "'analyst' is none of the peers")
+    refused(lambda: peers["east"].propose([real[0], *false[1:]]), "'analyst' is not among the peers")
     swapped = [type(r)(r.certificates, f.public, r.signature) for r, f in zip(real, false, strict=True)]
     refused(lambda: peers["east"].propose([real[0], *swapped[1:]]), "is not signed by it")
 

@@ -49,7 +49,7 @@ def test_the_same_arrives(column: pa.Array) -> None:
 
 def test_a_type_that_does_not_travel() -> None:
     """Lists and bytes are refused at the party."""
-    with pytest.raises(PartyError, match="cannot be told"):
+    with pytest.raises(PartyError, match="cannot be sent"):
         told_column(pa.chunked_array([[b"x"]]))
 
 

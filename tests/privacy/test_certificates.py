@@ -228,7 +228,7 @@ def test_an_authority_in_disorder_issues_nothing(folder: Path, tmp_path_factory:
     with pytest.raises(ConfigError, match="the CA's key does not belong to its certificate"):
         issue(folder, "bank")
     key.write_bytes(b"-----BEGIN PRIVATE KEY-----\ns3cret\n")
-    with pytest.raises(ConfigError, match="is no PEM without password") as caught:
+    with pytest.raises(ConfigError, match="is not in PEM without a password") as caught:
         issue(folder, "bank")
     assert "s3cret" not in str(caught.value)
     (folder / "ca.crt").unlink()
@@ -272,5 +272,5 @@ def test_a_certificate_that_does_not_name_its_owner_is_refused(names: list[x509.
 @pytest.mark.parametrize("data", [b"", b"junk", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
 def test_what_is_no_certificate_is_refused(data: bytes | str) -> None:
     """Damaged or foreign input is one clear error."""
-    with pytest.raises(ConfigError, match=r"no X\.509 certificate"):
+    with pytest.raises(ConfigError, match=r"not an X\.509 certificate"):
         identity(data)

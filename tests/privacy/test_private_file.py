@@ -73,5 +73,5 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"TLS key '.*': Is a directory"):
         check_private_file(tmp_path, "TLS key")
     os.mkfifo(tmp_path / "pipe", 0o600)
-    with pytest.raises(ConfigError, match=r"TLS key '.*pipe' is no file"):
+    with pytest.raises(ConfigError, match=r"TLS key '.*pipe' is not a file"):
         check_private_file(tmp_path / "pipe", "TLS key")

@@ -193,7 +193,7 @@ def test_a_part_that_is_gone(services: Services, tmp_path: Path) -> None:
 
 
 def test_a_restart_without_state_ends_the_run(tmp_path: Path) -> None:
-    """A party that was started anew without a state_dir says so, and what would help."""
+    """A party that was started restarted without a state_dir says so, and what would help."""
     with Services(tmp_path, shop(1)) as services:
         bank = services.parties["bank0"]
         bank.end()
@@ -202,7 +202,9 @@ def test_a_restart_without_state_ends_the_run(tmp_path: Path) -> None:
         relation = services.federation().sql(SQL, label="returned")
         bank.kill()
         bank.start()
-        with pytest.raises(tp.PartyError, match=r"'bank0' knows no such session.*anew without a state_dir.*operator"):
+        with pytest.raises(
+            tp.PartyError, match=r"'bank0' knows no such session.*restarted without a state_dir.*operator"
+        ):
             tp.LogisticRegression().fit(relation)
 
 

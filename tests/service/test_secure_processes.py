@@ -177,5 +177,5 @@ def test_a_peer_that_is_not_named_is_refused(tmp_path: Path) -> None:
         files = services.certificates.files("owner2")
         party.write(services.urls["owner2"], SHOP["owner2"], files, 'peers = ["owner0", "owner3"]')
         party.start()
-        with pytest.raises(tp.PrivacyError, match="'owner1' is none of the peers"):
+        with pytest.raises(tp.PrivacyError, match="'owner1' is not among the peers"):
             tp.LinearRegression(privacy=SECURE).fit(relation(services.federation(), "paid"))

@@ -37,7 +37,7 @@ def test_texts_without_end_are_refused(text: str) -> None:
 )  # fmt: skip
 def test_lengths_must_be_numbers(text: str) -> None:
     """How long a text becomes may not depend on rows."""
-    with pytest.raises(tp.QueryError, match="must stand in the expression as a number"):
+    with pytest.raises(tp.QueryError, match="must state as a number how long"):
         checked(text)
 
 

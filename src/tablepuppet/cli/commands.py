@@ -40,7 +40,7 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def common(
     show_version: Annotated[
-        bool, typer.Option("--version", help="Print the version and end.", callback=_print_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Machine learning over SQL joins and unions of tables that stay in their owners' databases."""
@@ -70,7 +70,7 @@ def demo(
     parties: Annotated[bool, typer.Option("--parties", help="Every owner is a process, called by mutual TLS.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the whole way on real data: flights, aircraft and weather in four databases of four kinds of owner."""
+    """Show all steps on real data: flights, aircraft and weather in four databases of four owners."""
     from tablepuppet.demo import run_demo  # its data is an extra: the other commands do without
 
     with Screen() as screen:
@@ -120,7 +120,7 @@ def describe(
 JobArgument = Annotated[
     Path, typer.Argument(help="The job file (TOML): federation, SQL, label, learner, split, output.")
 ]
-RunArgument = Annotated[Path, typer.Argument(help="The run folder that a training left.")]
+RunArgument = Annotated[Path, typer.Argument(help="The run folder that `train` wrote.")]
 OtherSql = Annotated[str | None, typer.Option("--sql", help="Another query with the same columns, or a .sql file.")]
 
 
@@ -138,7 +138,7 @@ def train(
 
 @app.command()
 def resume(run: RunArgument, as_json: JsonOption = False) -> None:
-    """Go on with a run that was stopped or broke off: what parties elsewhere have answered is not asked again."""
+    """Continue a run that was stopped or interrupted. Parties elsewhere are not asked again for earlier answers."""
     with Screen() as screen:
         result = _runs().to_resume(run, screen.reader).train()
         _print_result(screen, result | {"run": str(run)}, as_json)
@@ -161,7 +161,7 @@ def _print_result(screen: Screen, result: dict[str, Any], as_json: bool) -> None
 
 @app.command()
 def bench(job: JobArgument, as_json: JsonOption = False) -> None:
-    """Train the learner of a job file and tell what it cost, here and over long lines; writes nothing."""
+    """Train the learner of a job file and print what it cost, here and over slow networks. Writes nothing."""
     with Screen() as screen:
         result = _runs().of_job(job, screen.reader).bench()
         if as_json:
@@ -198,7 +198,7 @@ def predict(
     sql: OtherSql = None,
     ids: Annotated[
         list[str] | None,
-        typer.Option("--id", help="A column to know rows by, as alias.column; selected or not; may repeat."),
+        typer.Option("--id", help="A column to identify rows by, as alias.column; selected or not; may repeat."),
     ] = None,
     deliver_to: Annotated[
         str | None,

@@ -14,12 +14,12 @@ from tablepuppet.privacy.certificates import CertificateFiles, issue, new_author
 certs = typer.Typer(help="Make a small authority and certificates for trials.", no_args_is_help=True)
 keys = typer.Typer(help="Make the key that parties share to blind what they join.", no_args_is_help=True)
 
-FolderOption = Annotated[Path, typer.Option(help="Where the authority and its certificates lie.")]
+FolderOption = Annotated[Path, typer.Option(help="The folder of the authority and its certificates.")]
 
 
 @certs.command("init")
 def init(folder: FolderOption = Path("certs"), as_json: JsonOption = False) -> None:
-    """Make an authority: ca.crt, which everybody gets, and ca.key, which nobody gets."""
+    """Make an authority: ca.crt, to give to everybody, and ca.key, to give to nobody."""
     _print_files(new_authority(folder), as_json)
 
 
@@ -31,7 +31,7 @@ def issue_certificate(
         typer.Option(help="A DNS name or IP address of the owner; may repeat; localhost and 127.0.0.1 if absent."),
     ] = None,
     folder: FolderOption = Path("certs"),
-    days: Annotated[int, typer.Option(help="For how many days the certificate is good.")] = 365,
+    days: Annotated[int, typer.Option(help="For how many days the certificate is valid.")] = 365,
     as_json: JsonOption = False,
 ) -> None:
     """Make NAME.crt and NAME.key, for both ends of a TLS connection."""

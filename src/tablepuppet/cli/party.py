@@ -20,14 +20,14 @@ from tablepuppet.party.report import PartyReport, TableReport, inspect, spent
 from tablepuppet.runs.table_view import Align, TableView
 from tablepuppet.runs.wide_table import WideTable
 
-party = typer.Typer(help="Run a party beside its database, and see what it lets out.", no_args_is_help=True)
+party = typer.Typer(help="Run a party beside its database, and see what it releases.", no_args_is_help=True)
 
 FileArgument = Annotated[Path, typer.Argument(help="The party file (TOML): database, tables, columns, callers.")]
 
 
 @party.command()
 def check(file: FileArgument, as_json: JsonOption = False) -> None:
-    """Try everything a party file needs, and print what it would publish, to whom, with which releases."""
+    """Check everything a party file needs, and print what the party would publish, to whom, with which releases."""
     found = inspect(file)
     if as_json:
         print_json(msgspec.to_builtins(found))
@@ -85,7 +85,7 @@ def names(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print what the codes of categories mean in the models that this party keeps parts of."""
+    """Print what the codes of categories mean in the models that this party stores parts of."""
     found = category_names(file, model)
     if as_json:
         print_json(msgspec.to_builtins(found))
@@ -119,7 +119,7 @@ def _show(report: PartyReport, screen: Console) -> None:
 def _budget(found: Budget) -> str:
     whole = "unbounded" if found.epsilon is None else f"epsilon {found.epsilon:g} at delta {found.delta:g}"
     each = "" if found.epsilon_per_caller is None else f", {found.epsilon_per_caller:g} for each caller"
-    return whole + each + ("; nothing is told without noise" if found.require_dp else "")
+    return whole + each + ("; nothing leaves without noise" if found.require_dp else "")
 
 
 def _deliveries(table: TableReport) -> list[str]:

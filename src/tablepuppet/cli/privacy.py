@@ -11,7 +11,9 @@ from rich.console import Console
 
 from tablepuppet.cli.output import JsonOption, print_json
 
-privacy = typer.Typer(help="What privacy costs and which noise it has, before anything is asked.", no_args_is_help=True)
+privacy = typer.Typer(
+    help="Show what privacy will cost and how much noise there will be, before a fit.", no_args_is_help=True
+)
 
 JobArgument = Annotated[Path, typer.Argument(help="The job file (TOML): federation, SQL, label, learner with privacy.")]
 

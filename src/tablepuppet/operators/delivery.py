@@ -105,7 +105,7 @@ class Delivery:
         Raises LearnError if it cannot be, PrivacyError where a party does not allow it.
         """
         if combine not in (None, "mean"):
-            raise LearnError(f"combine={combine!r} is none of 'mean' and None")
+            raise LearnError(f"combine={combine!r} must be 'mean' or None")
         alias, shard = find_receiver(client, to)
         several = int(np.count_nonzero(client.mapping.counts(alias)[shard.slice] > 1))
         if several and combine is None:

@@ -106,6 +106,6 @@ def _of_shards(client: Client, alias: str, columns: Sequence[str], replies: Sequ
         return pa.concat_tables(parts, promote_options="permissive")
     except pa.ArrowException:
         raise LearnError(
-            f"ids: shards of table {alias!r} tell {', '.join(columns)} in types that do not agree; publish a view that "
+            f"ids: shards of table {alias!r} send {', '.join(columns)} in different types; publish a view that "
             "casts them"
         ) from None

@@ -57,7 +57,7 @@ def _check_stand_ins(client: Client, secured: set[str]) -> None:
     if mode is not None and elsewhere and elsewhere <= secured:
         raise PrivacyError(
             f"on_party_lost={mode!r} cannot be kept with secure sums: {', '.join(sorted(elsewhere))} are part of one, "
-            "and a sum without a party, beside one with it, would tell what its shard holds. Use on_party_lost="
+            "and a sum without a party, beside one with it, would reveal what its shard holds. Use on_party_lost="
             '"wait" or "fail", or learn without secure_sum'
         )
 

@@ -84,7 +84,7 @@ def check_log(path: Path) -> None:
             path.unlink()
     except OSError as error:
         raise ConfigError(
-            f"audit_log: {str(path)!r} is no file that can be written ({error.strerror}); make its folder, or name "
+            f"audit_log: {str(path)!r} is not a file that can be written ({error.strerror}); make its folder, or name "
             "another"
         ) from error
 

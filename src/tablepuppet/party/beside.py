@@ -51,7 +51,7 @@ def _wider(scan: Scan, wanted: dict[str, str], database: Database) -> Scan:
         declared = table.columns[name]
         if family(declared) is Family.OTHER:
             raise PartyError(
-                f"party {scan.party!r}: table {scan.table!r}, column {name!r} is {declared}, which cannot be told; "
+                f"party {scan.party!r}: table {scan.table!r}, column {name!r} is {declared}, which cannot be sent; "
                 "publish a SELECT that casts it"
             )
         read = known.setdefault(name.lower(), name)

@@ -40,12 +40,12 @@ class ColumnEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A column in full; ``"feature"`` and ``["key", "filter"]`` are short for its uses."""
 
     uses: Annotated[list[str], Meta(description="what it may be used for")]
-    level: Annotated[str, Meta(description="how much may be told of it")] = "aggregate"
+    level: Annotated[str, Meta(description="how much of it may be released")] = "aggregate"
     bounds: Annotated[
         tuple[float, float] | None, Meta(description="least and largest number, for noise; others are clipped to them")
     ] = None
     categories: Annotated[
-        list[str | int | float | bool] | None, Meta(description="every value there may be, for noise")
+        list[str | int | float | bool] | None, Meta(description="all values that are allowed, for noise")
     ] = None
 
 
@@ -81,9 +81,9 @@ class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     allow: Annotated[
         list[str] | None, Meta(description="callers that may use this table; if absent, all that the party allows")
     ] = None
-    min_rows: Annotated[Count, Meta(description="rows that must take part in a relation, or none")] = 10
+    min_rows: Annotated[Count, Meta(description="the fewest rows that may take part in a relation; none may")] = 10
     min_group: Annotated[
-        Count, Meta(description="rows that a category, or the values of a column, must have to be told of")
+        Count, Meta(description="rows that a category, or the values of a column, must have to be released")
     ] = 5
     secure_sum: Annotated[
         bool, Meta(description="sums over its rows leave only within the sum of three or more peers' shards")
@@ -112,13 +112,13 @@ class Tls(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     cert: Annotated[str, Meta(description="certificate of this party; its first DNS name is the party's name")]
     key: Annotated[str, Meta(description="private key of that certificate")]
-    ca: Annotated[str, Meta(description="certificates that vouch for callers")]
+    ca: Annotated[str, Meta(description="certificates of the authorities of callers")]
 
 
 class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """How much callers may take."""
 
-    sessions: Annotated[Positive, Meta(description="sessions open at once; more are told to try again")] = 32
+    sessions: Annotated[Positive, Meta(description="sessions open at once; a further one must try again")] = 32
     sessions_per_caller: Annotated[Positive, Meta(description="sessions that one caller has open at once")] = 16
     idle: Annotated[Seconds, Meta(description="seconds after which a session that is not used ends")] = 3600.0
     connections: Annotated[
@@ -129,7 +129,7 @@ class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         Seconds, Meta(description="seconds after which a connection that did not call is ended")
     ] = 20.0
     calls_per_caller: Annotated[
-        Positive, Meta(description="requests of one caller that are answered at once; more are told to try again")
+        Positive, Meta(description="requests of one caller that are answered at once; a further one must try again")
     ] = 32
     message_bytes: Annotated[Positive, Meta(description="bytes of one request")] = 512 << 20
     reply_bytes: Annotated[Positive, Meta(description="bytes of one reply")] = 512 << 20
@@ -149,11 +149,11 @@ class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         Positive, Meta(description="bytes of memory that one caller's tables, encoded rows and models take")
     ] = 1 << 30
     kept_bytes: Annotated[Positive, Meta(description="bytes of saved models in `state_dir`, per caller")] = 1 << 30
-    journal_bytes: Annotated[
-        Positive, Meta(description="bytes of written down requests in `state_dir`, per caller")
-    ] = 4 << 30
+    journal_bytes: Annotated[Positive, Meta(description="bytes of stored requests in `state_dir`, per caller")] = (
+        4 << 30
+    )
     snapshot_ttl: Annotated[
-        Seconds, Meta(description="seconds for which a caller's next run may reuse what was read; 0: read anew")
+        Seconds, Meta(description="seconds for which a caller's next run may reuse what was read; 0: read again")
     ] = 0.0
     resume_window: Annotated[Seconds, Meta(description="seconds for which the state of an interrupted run is kept")] = (
         86400.0
@@ -168,10 +168,10 @@ class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     ] = 10_000
     max_filters: Annotated[Count, Meta(description="distinct filters, per caller and table")] = 20
     max_expressions: Annotated[
-        Count, Meta(description="distinct selected expressions that are more than a column, per caller and table")
+        Count, Meta(description="distinct selected expressions other than plain columns, per caller and table")
     ] = 100
     max_splits: Annotated[
-        Count, Meta(description="distinct splits per caller and table, for as long as it has as many rows")
+        Count, Meta(description="distinct splits per caller and table, until its number of rows changes")
     ] = 20
     max_failures: Annotated[
         Positive, Meta(description="distinct queries whose expressions fail on rows, per caller and table")
@@ -188,7 +188,7 @@ class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
 class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """What a party file may say; paths in it start at its folder."""
 
-    name: Annotated[str, Meta(description="the party's name, as SQL and certificates say it")]
+    name: Annotated[str, Meta(description="the party's name, as in SQL and in its certificate")]
     listen: Annotated[str, Meta(description="host and port to listen at")]
     database: Annotated[str, Meta(description="URL of the database; `${NAME}` is taken from the environment")]
     blinding_key: Annotated[str, Meta(description="file of the key that all parties share")]
@@ -198,7 +198,7 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     insecure: Annotated[bool, Meta(description="listen without TLS beyond this machine")] = False
     audit_log: Annotated[str, Meta(description="file that every request is written to")] = "audit.jsonl"
     state_dir: Annotated[
-        str | None, Meta(description="folder for what outlives a restart; if absent, nothing does")
+        str | None, Meta(description="folder for what survives a restart; if absent, nothing does")
     ] = None
     peers: Annotated[
         tuple[str, ...],
@@ -286,7 +286,7 @@ def _check(settings: PartyFile) -> None:
     if not settings.tables:
         raise ConfigError("tables: none is published; name at least one as [tables.NAME]")
     if len({name.lower() for name in settings.tables}) < len(settings.tables):
-        raise ConfigError("tables: two have the same name but for case, which SQL does not regard; rename one")
+        raise ConfigError("tables: two have the same name except for case, which SQL ignores; rename one")
     for name, table in settings.tables.items():
         strange = sorted(set(table.allow or ()) - set(settings.allow))
         if strange:
@@ -323,7 +323,7 @@ def _table_rule(name: str, table: TableEntry, deliver: tuple[str, ...]) -> Table
     if not table.columns:
         raise ConfigError(f"tables.{name}.columns: name at least one column")
     if len({column.lower() for column in table.columns}) < len(table.columns):
-        raise ConfigError(f"tables.{name}.columns: two have the same name but for case; rename one in sql")
+        raise ConfigError(f"tables.{name}.columns: two have the same name except for case; rename one in sql")
     columns = {c.lower(): _column_rule(f"tables.{name}.columns.{c}", entry) for c, entry in table.columns.items()}
     return TableRule(
         columns,
@@ -355,12 +355,12 @@ def _column_rule(where: str, given: str | list[str] | ColumnEntry) -> ColumnRule
     entry = given if isinstance(given, ColumnEntry) else ColumnEntry([given] if isinstance(given, str) else given)
     levels = {level.name.lower(): level for level in Level}
     if entry.level not in levels:
-        raise ConfigError(f"{where}.level: {entry.level!r} is none of {', '.join(levels)}")
+        raise ConfigError(f"{where}.level: {entry.level!r} must be one of {', '.join(levels)}")
     known = {(use.name or "").lower(): use for use in Use}
     uses = Use(0)
     for use in entry.uses:
         if use not in known:
-            raise ConfigError(f"{where}.uses: {use!r} is none of {', '.join(known)}")
+            raise ConfigError(f"{where}.uses: {use!r} must be one of {', '.join(known)}")
         uses |= known[use]
     if not uses:
         raise ConfigError(f"{where}.uses: name at least one of {', '.join(known)}, or leave the column out")

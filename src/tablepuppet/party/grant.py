@@ -113,7 +113,7 @@ class Grant:
         """Where the policy demands noise, an op that adds none tells nothing of cells."""
         bare = op.releases & ~OF_NO_CELL | (op.releases & Release.KEY_DIGESTS if op.columns else Release(0))
         if bare & HAVE_NO_NOISE:
-            reason = f"does not release {(bare & HAVE_NO_NOISE).label}, which cannot be told with noise"
+            reason = f"does not release {(bare & HAVE_NO_NOISE).label}, which has no form with noise"
             raise self.refusal("require_dp", reason)
         if bare:
             reason = f"releases {bare.label} only with noise; set the privacy of the learner, as docs/privacy.md says"
@@ -144,7 +144,9 @@ class Grant:
         names = [name for argument in op.columns for name in _names(op, arguments.get(argument))]
         strange = [name for name in names if name not in self.outputs]
         if strange:
-            raise PartyError(f"party {self.party!r}: table {self.table!r}: {strange[0][:100]!r} is no selected column")
+            raise PartyError(
+                f"party {self.party!r}: table {self.table!r}: {strange[0][:100]!r} is not a selected column"
+            )
         return names
 
     def _fields(self, op: Op, arguments: Mapping[str, Any]) -> list[str]:

@@ -107,7 +107,7 @@ class Guard:
         most = self.policy.max_splits
         if not self._counters.use_texts("splits", caller, grant.table, [chosen], most, f"{rows} rows "):
             reason = (
-                f"caller {caller!r} has used {most} distinct splits, which tell of the order of rows; split with a "
+                f"caller {caller!r} has used {most} distinct splits, which reveal the order of rows; split with a "
                 "seed and share that were used, over the same rows, or ask the party's operator"
             )
             raise grant.refusal("max_splits", reason)
@@ -131,8 +131,8 @@ class Guard:
                 check_time()
                 self._evaluated.wait(1.0)  # for one that may fail
         reason = (
-            f"expressions of caller {caller!r} have failed on its rows {most} times, which tells of them; select plain "
-            "columns without a filter, or ask the party's operator"
+            f"expressions of caller {caller!r} have failed on its rows {most} times, which reveals some of them; "
+            "select plain columns without a filter, or ask the party's operator"
         )
         raise refusal(self.party, "max_failures", reason, table)
 
@@ -182,8 +182,8 @@ class Guard:
         strange = sorted(self.policy.named - known)
         if strange:  # a misspelled level would leave the column it means public
             raise ConfigError(
-                f"party {self.party!r}: levels, bounds or categories name {strange[0]!r}, which is no table or column "
-                "it publishes"
+                f"party {self.party!r}: levels, bounds or categories name {strange[0]!r}, which is not a table or "
+                "column that it publishes"
             )
 
 

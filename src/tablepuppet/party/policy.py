@@ -203,7 +203,7 @@ def _rule(
 def _level(where: str, name: str, party: str) -> Level:
     if name.upper() not in Level.__members__:
         known = ", ".join(level.name.lower() for level in Level)
-        raise ConfigError(f"party {party!r}, level of {where!r}: {name!r} is none of {known}")
+        raise ConfigError(f"party {party!r}, level of {where!r}: {name!r} must be one of {known}")
     return Level[name.upper()]
 
 

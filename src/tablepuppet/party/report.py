@@ -126,7 +126,7 @@ def _check_state(settings: PartyFile) -> None:
                 pass
         except OSError as error:
             raise ConfigError(
-                f"state_dir: {settings.state_dir!r} is no folder that can be written ({error.strerror}); make it first"
+                f"state_dir: {settings.state_dir!r} is not a writable folder ({error.strerror}); make it first"
             ) from error
         Counters(Path(settings.state_dir))
 
@@ -192,7 +192,7 @@ def _warnings(settings: PartyFile, tables: list[TableReport]) -> list[str]:
             if family(column.type) is Family.OTHER:
                 found.append(f"{where}: type {column.type} cannot be read; cast it in sql, or leave it out")
             if column.level == Level.PRIVATE.name.lower() and {"label", "feature"} & set(column.uses):
-                found.append(f"{where}: a private column is neither told as label nor learned from")
+                found.append(f"{where}: a private column can be neither a label nor a feature")
     return found
 
 
@@ -200,7 +200,9 @@ def _budget_warnings(table: TableReport) -> list[str]:
     """What a table that demands privacy tells without noise all the same."""
     found = []
     if table.budget.delta * table.rows >= 1:
-        found.append(f"table {table.name}: budget.delta is not below one over its rows: it would allow to tell a row")
+        found.append(
+            f"table {table.name}: budget.delta is not below one over its rows: a whole row could be revealed within it"
+        )
     if table.matrix and table.budget.require_dp:
         found.append(f"table {table.name}: matrix has no effect: under require_dp such products are refused")
     told = {"key", "filter"}
@@ -208,7 +210,7 @@ def _budget_warnings(table: TableReport) -> list[str]:
         if told & set(column.uses) and {"label", "feature"} & set(column.uses):
             uses = " and ".join(sorted(told & set(column.uses)))
             found.append(
-                f"table {table.name}, column {column.name}: as {uses} it is told of without noise, though require_dp "
+                f"table {table.name}, column {column.name}: as {uses} it is released without noise, though require_dp "
                 "is set"
             )
     return found

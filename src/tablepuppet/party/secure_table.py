@@ -105,7 +105,9 @@ class SecureTable:
         roster = self._checked(hellos)
         names = frozenset(roster.hellos)
         if self._roster is not None and self._roster.digest != roster.digest:
-            raise self.refusal("a second roster in one session is refused: the difference of two sums would be told")
+            raise self.refusal(
+                "a second roster in one session is refused: the difference of two sums would be revealed"
+            )
         if self.others.setdefault(self.table.lower(), names) != names:
             raise self.refusal("the table is read twice, with other peers; another roster is a new run")
         self._roster = roster
@@ -118,7 +120,7 @@ class SecureTable:
             raise self.lost()
         for name, hello in roster.hellos.items():
             if not has_signed(hello.certificates, signatures.get(name, b""), roster.digest):
-                raise self.refusal(f"peer {name!r} has not signed the roster that this party was told")
+                raise self.refusal(f"peer {name!r} has not signed the roster that this party was sent")
         if self._masks is None and self._private is not None:
             secrets = {
                 name: pair_secret(self._private, hello.public, roster.digest)
@@ -134,14 +136,14 @@ class SecureTable:
         if self._masks is None:
             raise self.lost()
         if wanted.number <= self._last:
-            raise self.refusal("one mask for two replies would tell their difference; start a new run")
+            raise self.refusal("one mask for two replies would reveal their difference; start a new run")
         self._last = wanted.number
 
     def masked(self, op: str, wanted: Wanted, values: Mapping[str, Any]) -> dict[str, Any]:
         """Sums over rows as words that tell nothing but in the sum over all peers."""
         masks, roster = self._masks, self._roster
         if masks is None or roster is None or set(values) != set(wanted.bits):
-            raise self.refusal(f"op {op!r} would tell more than sums")
+            raise self.refusal(f"op {op!r} would release more than sums")
         told: dict[str, Any] = {"bits": wanted.bits}
         for name, value in values.items():
             try:
@@ -163,10 +165,10 @@ class SecureTable:
         strange = [name for name in names if name != known.name and not self._is_peer(name)]
         if strange:
             raise self.refusal(
-                f"{strange[0]!r} is none of the peers that its policy names; add it to peers, or do without"
+                f"{strange[0]!r} is not among the peers that its policy names; add it to peers, or leave it out"
             )
         if len(set(names)) < len(names):
-            raise self.refusal("a peer stands in the roster twice")
+            raise self.refusal("a peer is in the roster twice")
         if dict(named)[known.name].public != self._hello.public:
             raise self.refusal("the roster has its key under another name")
         return Roster(roster_digest(self.session, self._place, [(n, h.public) for n, h in named]), dict(named))

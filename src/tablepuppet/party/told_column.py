@@ -52,7 +52,7 @@ def told_column(column: pa.ChunkedArray, suffix: str = "") -> dict[str, Any]:
     if pa.types.is_timestamp(kind):
         whole = pa.int64()
     elif str(kind) not in _NUMBERS:
-        raise PartyError(f"a column of {kind} cannot be told")
+        raise PartyError(f"a column of {kind} cannot be sent")
     plain = column if whole is None else column.cast(whole)
     filled = plain.fill_null(0) if plain.null_count else plain
     return reply | {f"data{suffix}": np.ascontiguousarray(filled.to_numpy())}

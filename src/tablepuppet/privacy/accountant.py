@@ -136,7 +136,9 @@ def noise_multiplier(
     if sampling is None or sampling == 1:
         left = (float(dp.get_sigma_gaussian(epsilon, delta)) * (1 + _SEARCH)) ** -2 - beside
         if left <= 0:
-            raise PrivacyError(f"epsilon {epsilon:g} is spent by what is told beside the steps: use a larger one")
+            raise PrivacyError(
+                f"epsilon {epsilon:g} is used up by the other releases, before the steps: use a larger one"
+            )
         return math.sqrt(steps / left) * (1 + _SEARCH)
     unsampled = noise_multiplier(epsilon, delta, steps, None, beside)  # always enough: sampling needs less
     renyi = _least(lambda tried: _by_renyi(tried, steps, sampling, delta, beside) <= epsilon, unsampled, 0.01)

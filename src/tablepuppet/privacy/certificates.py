@@ -116,7 +116,7 @@ def identity(certificate: bytes | str) -> str:
     except x509.ExtensionNotFound:
         names = []
     except _MALFORMED as error:
-        raise ConfigError("this is no X.509 certificate in PEM or DER") from error
+        raise ConfigError("this is not an X.509 certificate in PEM or DER") from error
     if not names or not isinstance(names[0], x509.DNSName) or not names[0].value:
         raise ConfigError(
             "the certificate does not name its owner: the first entry of its SubjectAlternativeName must be "
@@ -173,7 +173,9 @@ def _load_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePri
     except OSError as error:
         raise ConfigError(f"cannot read CA certificate {str(certificate_path)!r}: {error.strerror}") from error
     except (*_MALFORMED, TypeError):  # without the cause: it may quote the key
-        raise ConfigError(f"folder {str(folder)!r}: the CA's key or certificate is no PEM without password") from None
+        raise ConfigError(
+            f"folder {str(folder)!r}: the CA's key or certificate is not in PEM without a password"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         raise ConfigError(f"folder {str(folder)!r}: the CA's key does not belong to its certificate")
     return certificate, key

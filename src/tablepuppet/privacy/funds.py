@@ -32,7 +32,7 @@ class Funds:
 
     def __post_init__(self) -> None:
         if not (0 < self.epsilon < math.inf and 0 < self.delta < 1):
-            raise PrivacyError("its epsilon or delta is no number that can be")
+            raise PrivacyError("its epsilon or delta is out of range")
 
     @property
     def left(self) -> float:

@@ -53,7 +53,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 def _check_mode(mode: int, path: Path, what: str) -> None:
     if not stat.S_ISREG(mode):
-        raise ConfigError(f"{what} {str(path)!r} is no file")
+        raise ConfigError(f"{what} {str(path)!r} is not a file")
     if mode & 0o077:
         raise ConfigError(
             f"{what} {str(path)!r} is open to other users (mode {stat.S_IMODE(mode):o}): run chmod 600 on it"

@@ -104,7 +104,7 @@ def pair_secret(own: X25519PrivateKey, other: bytes, roster: bytes) -> bytes:
     try:
         shared = own.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError:
-        raise PrivacyError("a peer's key for the exchange is no X25519 key") from None
+        raise PrivacyError("a peer's key for the exchange is not an X25519 key") from None
     return HKDF(hashes.SHA256(), 32, salt=roster, info=b"tablepuppet secure sum: pair").derive(shared)
 
 

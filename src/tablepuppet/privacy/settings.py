@@ -102,7 +102,7 @@ class Privacy:
 
     def _check_label(self) -> None:
         if self.label_mechanism not in LABEL_MECHANISMS:
-            raise PrivacyError(f"label_mechanism {self.label_mechanism!r} is none of {', '.join(LABEL_MECHANISMS)}")
+            raise PrivacyError(f"label_mechanism {self.label_mechanism!r} must be one of {', '.join(LABEL_MECHANISMS)}")
         if self.label_epsilon is not None:
             check_label_epsilon(self.label_epsilon)
         elif self.label_bounds is not None or self.label_classes is not None or self.label_mechanism != "auto":

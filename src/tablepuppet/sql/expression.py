@@ -116,7 +116,7 @@ def _check_growth(node: exp.Expr) -> None:
     try:
         size = letters(node)
     except Unbounded as error:
-        reason = "how long the text becomes must stand in the expression as a number, so that a party can bound it"
+        reason = "the expression must state as a number how long the text becomes, so that a party can limit it"
         raise Refused(reason, error.node) from None
     if size > MOST_LETTERS:
         raise Refused(

@@ -56,7 +56,7 @@ class TypeInference:
                 f"SELECT {expression} AS it FROM (SELECT {columns or '1 AS one'} LIMIT 0)"
             )
             if [each.type for each in statements] != [duckdb.StatementType.SELECT]:
-                raise ValueError("it is no expression, but several statements")
+                raise ValueError("it is not an expression but several statements")
             [kind] = self._connection.sql(statements[0].query).types
         except duckdb.Error as error:
             raise ValueError(plain_text(str(error).split("\n")[0].split(": ", 1)[-1])) from error

@@ -215,7 +215,7 @@ def _require_connected(select: BoundSelect, rename: dict[str, str], keys: tuple[
     lost = next((use for alias, use in uses.items() if alias not in reached), None)
     if lost is not None:
         raise select.scope.sql.error(
-            f"nothing joins {lost.alias} to {uses[first].alias}: every row would meet every row; "
+            f"nothing joins {lost.alias} to {uses[first].alias}: every row would join every row; "
             f"add an equality, or write CROSS JOIN if that is meant",
             lost.node,
         )

@@ -78,7 +78,7 @@ class Scope:
         found = next((party for party in parties if party.lower() == node.db.lower()), None)
         if found is None:
             raise self.sql.error(
-                f"{node.db!r} is no party that publishes tables{did_you_mean(node.db, parties)}", node.args["db"]
+                f"{node.db!r} is not a party that publishes tables{did_you_mean(node.db, parties)}", node.args["db"]
             )
         return found
 
@@ -88,7 +88,7 @@ class Scope:
         if isinstance(node, exp.Query):
             raise self.sql.error("a subquery in FROM is not supported yet; name the tables and join them", node)
         if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
-            raise self.sql.error("only published tables can stand in FROM, as table or party.table", node)
+            raise self.sql.error("FROM takes published tables only, as table or party.table", node)
         if node.args.get("joins"):
             raise self.sql.error("nested joins are not supported; write one JOIN after the other, no brackets", node)
         if node.catalog:

@@ -202,7 +202,7 @@ def _bind_output(item: exp.Expr, scope: Scope) -> list[Output]:
     expression = item.this if isinstance(item, exp.Alias) else item
     bound = scope.bind(expression)
     if not bound.aliases:
-        raise scope.sql.error("a constant is no feature; select columns of a table", item)
+        raise scope.sql.error("a constant is not a feature; select columns of a table", item)
     if len(bound.aliases) > 1:
         raise scope.sql.error(
             f"{_two_tables('an expression must', bound)}; select its parts, the model combines them", item

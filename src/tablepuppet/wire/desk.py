@@ -194,7 +194,7 @@ class Desk:
         if self.journal.seal(key, now) != now:
             raise PartyError(
                 f"party {self.party.name!r}: its data, its secrets or the rules of its columns have changed since this "
-                "session began; start the run anew"
+                "session began; start the run again"
             )
 
     def _line(self, key: Key, request: Request) -> Line:
@@ -228,7 +228,7 @@ class Desk:
         if self.journal is None or not self._is_written_down(key):
             raise PartyError(
                 f"party {self.party.name!r} knows no such session: it was closed, was silent for too long, or its "
-                "party was started anew without a state_dir; open the relation again, and let its operator set "
+                "party was restarted without a state_dir; open the relation again, and let its operator set "
                 "state_dir so that a restart does no harm"
             )
         with self._lock:

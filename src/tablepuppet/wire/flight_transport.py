@@ -109,7 +109,7 @@ class FlightTransport(Transport):
                 if once or not patient or not _worth_repeating(error):
                     raise self._lost(error, timeout) from None
                 if interrupts.received() is not None and not closing:
-                    raise PartyError(f"party {self.name!r} is not waited for any longer: the run was stopped") from None
+                    raise PartyError(f"party {self.name!r} did not answer before the run was stopped") from None
                 waiting.failed(error)
                 if time.monotonic() > deadline:
                     deadline = time.monotonic() + timeout

@@ -90,7 +90,7 @@ def _watch(server: FlightServer, door: Doorkeeper, stop: threading.Event) -> Non
         except Exception as error:  # the party must not end: it is logged once, and tried again
             if failed != type(error).__name__:
                 failed = type(error).__name__
-                log.error("cannot look after sessions now (%s); the party goes on", failed)
+                log.error("cannot clean up sessions now (%s); the party continues", failed)
 
 
 def _made(folder: Path) -> Path:

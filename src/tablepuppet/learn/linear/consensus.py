@@ -119,7 +119,7 @@ def consensus(
     """One inner round at a shard; ``rows`` begin a new problem at theta."""
     kept = table.state.get(f"{model}/{view}/shard")
     if not isinstance(kept, Shard):
-        raise PartyError(f"party {table.grant.party!r} has not begun this model; fit it again")
+        raise PartyError(f"party {table.grant.party!r} has not started this model; fit it again")
     _check_shapes(table, kept.own.shape, agreed, theta)
     _check_shapes(table, (kept.own.shape[1],) * 2, curvature, pull)
     kept.agree(agreed)

@@ -94,7 +94,7 @@ class Ridge:
     @property
     def _centres(self) -> Array:
         if self.means is None:
-            raise PartyError("this model was begun by another solver; fit it again")
+            raise PartyError("this model was started by another solver; fit it again")
         return self.means
 
     def size(self, theta: Array) -> float:

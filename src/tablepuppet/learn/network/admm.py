@@ -115,7 +115,7 @@ def solve(
 def network_of(part: Part) -> NetworkTable:
     """The network of a part; PartyError if its model cannot be solved for locally."""
     if not isinstance(part.model, NetworkTable):
-        raise PartyError("this model was begun by another solver; fit it again")
+        raise PartyError("this model was started by another solver; fit it again")
     return part.model
 
 
@@ -148,7 +148,7 @@ def consensus(
         own, dual = (theta, np.zeros_like(theta)) if kept is None else (kept.theta, kept.dual)
         table.state[name] = kept = Consensus(share, own, dual)
     if not isinstance(kept, Consensus):
-        raise PartyError(f"party {table.grant.party!r} has not begun this model; fit it again")
+        raise PartyError(f"party {table.grant.party!r} has not started this model; fit it again")
     kept.dual = kept.dual + kept.theta - theta
     kept.theta = kept.share.minimise(kept.theta, theta - kept.dual, inner_rho, steps)
     return {"sum": kept.theta + kept.dual}

@@ -22,7 +22,7 @@ from tablepuppet.sql.expression import checked, columns_of
 from tablepuppet.sql.plan import Plan
 
 NOTHING = (
-    "No epsilon is promised: the model was fitted without differential privacy. Parties let out what docs/privacy.md "
+    "No epsilon is promised: the model was fitted without differential privacy. Parties release what docs/privacy.md "
     "lists, and the coordinator is trusted not to solve it for rows."
 )
 LABELS_ONLY = (
@@ -47,7 +47,7 @@ FEATURES = (
     "several shards is in one of them; a person with rows in several tables has the total."
 )
 NO_SAMPLES = "Nothing is gained from sampling."
-SAMPLES = "Each step used a sample of rows that the party drew, each row on its own (Poisson), and told nobody of."
+SAMPLES = "Each step used a sample of rows that the party drew, each row independently (Poisson), and sent to nobody."
 FEATURES_GIVEN = (
     "Predictions left without noise: they are functions of the row itself, and a row of one table reaches another's "
     "parameters through them. So epsilon is infinite, and epsilon_given_messages, the paper's accounting, holds for "
@@ -146,9 +146,9 @@ def known_otherwise(plan: Plan, privacy: Privacy | None) -> list[str]:
         table, own = plan.tables[feature.alias].name, set(columns_of(feature.expression))
         for how, text in _uses_of_table(plan, table):
             for column in sorted(own & set(columns_of(text)) if how != "feature" else ()):
-                found[f"Column {column!r} of table {table!r} is a feature and a {how}: what that tells is known."] = (
-                    None
-                )
+                found[
+                    f"Column {column!r} of table {table!r} is a feature and a {how}: what that use reveals is known."
+                ] = None
     return list(found)
 
 

@@ -150,7 +150,7 @@ def gradient(
         row_model = model_of(spec, encoded(table, view, encoding).width).by_row
         steps = NoisySteps.of(table, view, encoding, row_model, theta, rows, pull, noise)
     if not isinstance(steps, NoisySteps):
-        raise PartyError(f"party {table.grant.party!r} has not begun this model; fit it again")
+        raise PartyError(f"party {table.grant.party!r} has not started this model; fit it again")
     sums = steps.gradient(theta)
     table.state[name] = steps  # only now: what is refused begins no round
     return {"sums": sums}

@@ -73,7 +73,7 @@ def load(path: str | Path, federation: Connected) -> Fitted:
         stored = _stored(facts, arrays)
         learner = _learner(facts, arrays, stored, federation)
     except (OSError, ValueError, TypeError, LookupError, AttributeError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{str(path)!r} is no model that can be read: {type(error).__name__}") from error
+        raise ConfigError(f"{str(path)!r} is not a saved model that can be read: {type(error).__name__}") from error
     _check_parties(federation.engine, stored, secrets)
     for party, secret in secrets.items():
         known = federation.engine.capabilities(party).category_secrets
@@ -91,7 +91,7 @@ def forget(path: str | Path, federation: Connected) -> None:
     folder = ModelFolder(Path(path))
     handle = _handle(folder.facts)
     if not folder.is_model:
-        raise ConfigError(f"{str(path)!r} is no model")
+        raise ConfigError(f"{str(path)!r} is not a saved model")
     if not settle(federation.engine, handle.parties, folder.saved, ""):
         raise PartyError(f"{', '.join(handle.parties)}: not all parties that keep parts of the model can be reached")
     shutil.rmtree(path)

@@ -47,7 +47,7 @@ class ModelFolder:
     def check_free(self) -> None:
         """ConfigError if something else is there."""
         if self.path.exists() and not self.is_model and (self.path.is_file() or any(self.path.iterdir())):
-            raise ConfigError(f"{str(self.path)!r} exists and is no model; choose another name")
+            raise ConfigError(f"{str(self.path)!r} exists and is not a saved model; choose another name")
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -66,7 +66,7 @@ class Part:
     def remembered(self, kind: type[Memory]) -> Memory:
         """The memory of a solver; PartyError if another solver has begun the model."""
         if not isinstance(self.memory, kind):
-            raise PartyError("this model was begun by another solver; fit it again")
+            raise PartyError("this model was started by another solver; fit it again")
         return self.memory
 
 

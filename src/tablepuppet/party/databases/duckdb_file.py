@@ -85,7 +85,7 @@ def _why_closed(error: duckdb.Error, path: str) -> str:
     if "Could not set lock" in message:
         return f"{path} is locked by a process that writes to it; close it there, or try again when it has finished"
     if "not a valid DuckDB database" in message:
-        return f"{path} is no DuckDB database; check the URL"
+        return f"{path} is not a DuckDB database; check the URL"
     return f"{path} cannot be opened by DuckDB {duckdb.__version__} ({type(error).__name__}); check the file"
 
 

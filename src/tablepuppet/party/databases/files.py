@@ -70,7 +70,7 @@ class Folder:
     def _opened(self) -> Iterator[tuple[duckdb.DuckDBPyConnection, dict[str, Path]]]:
         folder = existing(self.party, self.kind, self.path)
         if not folder.is_dir():
-            raise PartyError(f"Party {self.party!r}: {folder} is no folder; {self.kind}:/// takes a folder of files")
+            raise PartyError(f"Party {self.party!r}: {folder} is not a folder; {self.kind}:/// takes a folder of files")
         files = self._files(folder)
         with sandbox(allow(files.values())) as connection:
             yield connection, files

@@ -115,7 +115,7 @@ class MySQL:
             case pymysql.Error() | OSError():
                 reason = " ".join(str(error.args[-1] if error.args else error).split())
             case _:
-                reason = "what answers there is no MySQL server; check host and port"
+                reason = "the server that answers there is not MySQL; check host and port"
         password = self._options["password"].decode()
         return reason.replace(password, "***") if password else reason
 

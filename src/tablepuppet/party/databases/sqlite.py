@@ -84,7 +84,7 @@ def _why_closed(message: str, path: str) -> str:
     if "locked" in message:
         return f"{path} is locked by a process that writes to it; try again when it has finished"
     if "not a database" in message:
-        return f"{path} is no SQLite database; check the URL"
+        return f"{path} is not a SQLite database; check the URL"
     return f"{path} cannot be opened by SQLite; check the file and that it may be read"
 
 
