@@ -48,6 +48,7 @@ bench: $(DEMO_READY) ## run the benchmarks
 	$(BIN)/python -m benchmarks.privacy
 	$(BIN)/python -m benchmarks.privacy.useful
 	$(BIN)/python -m benchmarks.learning.defaults
+	$(BIN)/python -m benchmarks.learning.networks
 	$(BIN)/python -m benchmarks.start
 	$(BIN)/python -m benchmarks.wire
 

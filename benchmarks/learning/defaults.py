@@ -1,4 +1,4 @@
-"""Default settings: the objective of ``sgd`` against that of ``lbfgs``, and how networks end.
+"""Default settings: the objective of ``sgd`` against that of ``lbfgs``; networks.py measures those of networks.
 
 Run with ``python -m benchmarks.learning.defaults`` (``--quick`` for small relations only). Over MovieLens-1M, the
 flights of the demonstration and synthetic relations of 1,000 to 50,000 rows. Writes
@@ -8,7 +8,6 @@ flights of the demonstration and synthetic relations of 1,000 to 50,000 rows. Wr
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import tempfile
 import time
@@ -63,28 +62,6 @@ def linear(task: str, relation: tp.Relation) -> dict[str, Any]:
     return found
 
 
-def networks(folder: Path, quick: bool) -> dict[str, Any]:
-    """Networks with nothing set, over labels that are sums of curves."""
-    if importlib.util.find_spec("torch") is None:
-        return {"skipped": "torch is not installed"}
-    found: dict[str, Any] = {}
-    for rows in SIZES[:1] if quick else SIZES[:3]:
-        for shards in (1, 2):
-            fed = tp.Federation(write_synthetic(folder / f"curved{rows}-{shards}", Shape(rows, shards, curved=True)))
-            for task in ("regression", "binary"):
-                train, test = synthetic(fed, task).split(test=0.2, seed=1)
-                learner: Any = tp.MLPRegressor if task == "regression" else tp.MLPClassifier
-                start = time.perf_counter()
-                model = learner().fit(train)
-                seconds = time.perf_counter() - start
-                last = model.history_[-1]
-                figures = {"solver": model.solver_, "stopped": model.stopped_, "rounds": last["round"]}
-                figures |= {"objective": last["objective"], "seconds": seconds, **model.evaluate(test)}
-                found[f"{rows:,} rows, {shards} shards, {task}"] = figures
-                print("networks", rows, shards, task, json.dumps(figures), flush=True)
-    return found
-
-
 def main() -> None:
     """Measure everything and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -97,7 +74,6 @@ def main() -> None:
             result["linear"][name] = found = linear(task, relation)
             print(f"{name}: ratio {found['ratio']:.5f}, {json.dumps(found['sgd'])}", flush=True)
             RESULT.write_text(json.dumps(result, indent=2) + "\n")
-        result["networks"] = networks(Path(place), quick)
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
 
 

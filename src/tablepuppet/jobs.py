@@ -102,8 +102,10 @@ def read_job(path: Path) -> Job:
 def make_learner(settings: dict[str, Any]) -> Learner:
     """The learner a job names, with its settings."""
     kind, rest = settings.get("kind"), {name: value for name, value in settings.items() if name != "kind"}
+    if kind is None:
+        raise ConfigError(f"[learner] does not say which learner: set kind, one of {', '.join(LEARNERS)}")
     if kind not in LEARNERS:
-        closest = did_you_mean(str(kind), LEARNERS) if kind else ""
+        closest = did_you_mean(str(kind), LEARNERS)
         raise ConfigError(f"learner kind {kind!r} must be one of {', '.join(LEARNERS)}{closest}")
     try:
         found: Learner = LEARNERS[kind].of_plain(rest)

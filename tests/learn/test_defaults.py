@@ -133,6 +133,40 @@ def test_networks_converge_by_default(tmp_path: Path, shards: int) -> None:
     assert model.evaluate(test)["rmse"] <= 1.1 * error
 
 
+@pytest.mark.parametrize("task", ["regression", "binary"])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_small_relations_end_by_rows_held_out(tmp_path: Path, shards: int, task: str) -> None:
+    """A default network over 1,000 rows converges before it knows them by heart, and does better on unseen rows."""
+    fed = tp.Federation(write_synthetic(tmp_path, Shape(1000, shards, curved=True)))
+    train, test = synthetic(fed, task).split(test=0.2, seed=1)
+    seen: list[Event] = []
+    learner: Any = tp.MLPRegressor if task == "regression" else tp.MLPClassifier
+    model = learner(callbacks=[seen.append]).fit(train)
+    assert (model.stopped_, model.converged_, model.history_[-1]["converged"]) == ("converged", True, True)
+    assert "fit.short" not in {event.name for event in seen}
+    [ended] = [event.message for event in seen if event.name == "fitted"]
+    assert f"those of round {model.best_round_}, the best on the rows held out" in ended
+    losses = [entry["validation_loss"] for entry in model.history_]
+    assert int(np.argmin(losses)) + 1 == model.best_round_ < len(losses) < 400
+    long = learner(rounds=150, solver="lbfgs").fit(train)
+    assert long.history_[-1]["validation_loss"] is None  # whoever says how many rounds gets these, of all rows
+    name = "rmse" if task == "regression" else "log_loss"
+    assert model.evaluate(test)[name] < 0.97 * long.evaluate(test)[name]
+
+
+def test_a_class_among_the_rows_held_out_only(tmp_path: Path) -> None:
+    """Where one side would lack a class, nothing is held out: the model knows all classes."""
+    rng = np.random.default_rng(0)
+    classes = ["rare" if row == 7 else "yes" if row % 2 else "no" for row in range(200)]
+    fed = federation(tmp_path, {"p": {"f": pa.table({"a": rng.normal(size=200), "y": classes})}})
+    relation = fed.sql("SELECT a, y FROM f", label="y")
+    held_out = {seed: relation.split(0.1, seed)[1] for seed in range(30)}
+    with_it = [seed for seed, side in held_out.items() if 7 in side.rows()["f.row"].to_pylist()]
+    model = tp.MLPClassifier(hidden=(2,), seed=with_it[0], tol=1e-2).fit(relation)
+    assert list(model.classes_) == ["no", "rare", "yes"]
+    assert model.history_[-1]["validation_loss"] is None
+
+
 def test_networks_stop_by_validation(tmp_path: Path) -> None:
     """Where validation rows are given, learning ends when they say so."""
     train, test, _ = additive(tmp_path, 1)

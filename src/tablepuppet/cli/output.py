@@ -31,12 +31,12 @@ PIPED_WIDTH = 120
 class Screen:
     """Results on standard output; progress and warnings, read by ``reader``, on standard error.
 
-    Both may be one terminal, so bars stop before a result is printed. Use as a context.
+    Where both are one terminal they share one console. Bars stop before a result is printed. Use as a context.
     """
 
     def __init__(self) -> None:
-        self.reader = ProgressReader()
         self._results = results_console()
+        self.reader = ProgressReader(self._results if _is_one_terminal() else None)
 
     def __enter__(self) -> Screen:
         return self
@@ -65,6 +65,13 @@ class Screen:
 def results_console() -> Console:
     """Standard output: as wide as the terminal; of one width where it is none."""
     return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+
+
+def _is_one_terminal() -> bool:
+    """Whether standard output and standard error are the same terminal."""
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):
+        return False
+    return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
 
 
 def check_output(output: Path) -> None:

@@ -8,7 +8,8 @@ one of each, as scikit-learn's are of mixins.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar, Literal, Self, cast, overload
 
@@ -22,7 +23,15 @@ from tablepuppet.learn.learners.noise_warning import warn_of_noise
 from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.planner import Planner, tables_of
 from tablepuppet.learn.learners.predictions import Predictions, handed_out
-from tablepuppet.learn.learners.validation import Validation, Watched, check_alike
+from tablepuppet.learn.learners.validation import (
+    HELD_OUT,
+    OWN_PATIENCE,
+    CannotHoldOutError,
+    Validation,
+    Watched,
+    check_alike,
+    needed_to_hold_out,
+)
 from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.private.promise import promised
@@ -72,9 +81,12 @@ class Learner(Planner):
         as it was before.
         """
         with self.unchanged_if_it_fails():
-            return self._fit(relation, validation)
+            try:
+                return self._fit(relation, validation, may_hold_out=validation is None)
+            except CannotHoldOutError:
+                return self._fit(relation, validation)
 
-    def _fit(self, relation: Relation, validation: Relation | None) -> Self:
+    def _fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Self:
         self.check_settings()
         need_relation(relation, "fit")
         if validation is not None:
@@ -86,13 +98,34 @@ class Learner(Planner):
         label = label_of(relation)
         if validation is not None:
             check_alike(relation, validation)
+        own = may_hold_out and self._holds_out(relation)
+        with needed_to_hold_out() if own else nullcontext():
+            if own:
+                relation, validation = relation.split(HELD_OUT, self.seed)
+            prepared, relation, loss, held_out = self._prepared(relation, validation, label, own)
+        watch = Watch(self, relation, loss, held_out, prepared)
+        model, intercept = self._train(relation, loss, watch)
+        self.intercept_ = watch.end(model, intercept)
+        self.settle(relation, self.encoding_, model)
+        if self.privacy is not None:
+            warn_of_noise(self, self.privacy, relation, loss, held_out)
+        loss.rows.drop()
+        return self
+
+    def _prepared(
+        self, relation: Relation, validation: Relation | None, label: OutputColumn, own: bool
+    ) -> tuple[Callable[[int], None], Relation, JoinedLoss, Validation | None]:
+        """Choose a solver, ask for labels and fit encoders: (what to call after the first round, the rows to learn from,
+        their loss, and the rows to stop early by, which are the learner's ``own`` choice or the user's).
+        """
         if not self.reduce:
             relation = relation.without_reduction()
             validation = None if validation is None else validation.without_reduction()
         if self.privacy is not None and self.privacy.secure_sum:
             self._secure_sums(relation)
         prepared = relation.events.progress("prepare", f"{type(self).__name__}: preparing labels and features", 1)
-        self._choose_solver({alias: len(relation.client.shards(alias)) for alias in tables_of(relation.query)})
+        shards = {alias: len(relation.client.shards(alias)) for alias in tables_of(relation.query)}
+        self._choose_solver(shards, len(relation))
         self.promise_ = self._feature_promise(relation)
         self.plan_rounds(len(relation), partial(self._allowance, relation, validation))
         labels_first = self._check_budget(relation, validation)  # nothing is charged before
@@ -113,15 +146,13 @@ class Learner(Planner):
         if validation is not None and asked_also is not None:
             client = validation.client
             apply_encoding(client, self.encoding_)
-            held_out = Validation(client, self._held_out(client, label, asked_also), self.patience)
-        watch = Watch(self, relation, loss, held_out, prepared)
-        model, intercept = self._train(relation, loss, watch)
-        self.intercept_ = watch.end(model, intercept)
-        self.settle(relation, self.encoding_, model)
-        if self.privacy is not None:
-            warn_of_noise(self, self.privacy, relation, loss, held_out)
-        loss.rows.drop()
-        return self
+            patience = max(self.patience, OWN_PATIENCE) if own else self.patience
+            held_out = Validation(client, self._held_out(client, label, asked_also), patience, own)
+        return prepared, relation, loss, held_out
+
+    def _holds_out(self, relation: Relation) -> bool:
+        """Whether some of the rows are held out, where nobody gives validation rows."""
+        return False
 
     def _learn(self, relation: Relation) -> Model:
         raise AssertionError("`_fit` takes labels too")

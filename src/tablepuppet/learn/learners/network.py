@@ -32,6 +32,8 @@ from tablepuppet.party.spec import Network
 from tablepuppet.relation import Relation
 
 AUTO_LR = 0.1
+SMALL = 30_000  # joined rows: over fewer a network learns rows by heart, if nothing stops it
+FEWEST_ROWS = 100  # of the label's table: a tenth of fewer says nothing
 FLAT = 0.01  # a share of the objective: sgd has converged if its last quarter of epochs gained less
 
 
@@ -68,14 +70,30 @@ class NetworkLearner(Learner):
         """Hidden layers, and an output for each score."""
         return Network(tuple(int(size) for size in self.hidden), outputs)
 
-    def _fewest_trips(self, shards: Mapping[str, int]) -> Literal["admm", "sgd", "lbfgs"]:
-        """ADMM, one trip a round; where tables have several shards it needs two as L-BFGS does, which never rises.
+    def _usual_solver(self, shards: Mapping[str, int], rows: int) -> Literal["admm", "sgd", "lbfgs"]:
+        """L-BFGS over a small relation, as it learns evenly and may be stopped anywhere; else ADMM, one trip a round.
 
-        With noise on features, the better one of those that can have it.
+        Where tables have several shards ADMM needs two trips as L-BFGS does, which never rises. With noise on
+        features, the better one of those that can have it.
         """
         if self.has_private_features:
             return PRIVATE_SOLVER
-        return "lbfgs" if any(count > 1 for count in shards.values()) else "admm"
+        return "lbfgs" if self._is_small(rows) or any(count > 1 for count in shards.values()) else "admm"
+
+    def _is_small(self, rows: int) -> bool:
+        """Whether a network could learn so many joined rows by heart, and nobody says how many rounds there are."""
+        return isinstance(self.rounds, str) and rows <= SMALL
+
+    def _holds_out(self, relation: Relation) -> bool:
+        """Over small relations the objective falls for hundreds of rounds while other rows are predicted worse."""
+        label = relation.query.label
+        return (
+            label is not None
+            and self.privacy is None
+            and self.asked_solver != "sgd"
+            and self._is_small(len(relation))
+            and relation.mapping.tables[label.alias].rows >= FEWEST_ROWS
+        )
 
     def _takes_noisy_steps(self) -> bool:
         return True

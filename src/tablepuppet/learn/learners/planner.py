@@ -104,8 +104,8 @@ class Planner(Progress, Estimator):
         """Whether noise on features is that of steps, in place of that of sums."""
         return self.solver_ == "sgd"
 
-    def _fewest_trips(self, shards: Mapping[str, int]) -> Literal["admm", "sgd", "lbfgs"]:
-        """The solver that "auto" picks."""
+    def _usual_solver(self, shards: Mapping[str, int], rows: int) -> Literal["admm", "sgd", "lbfgs"]:
+        """The solver that "auto" picks, for so many joined rows."""
         return "lbfgs"
 
     # Settings and plans
@@ -143,7 +143,7 @@ class Planner(Progress, Estimator):
         How many batches fit is only known with the joined rows.
         """
         tables = tables_of(plan.query)
-        self._choose_solver({alias: len(plan.tables[alias].shards) for alias in tables})
+        self._choose_solver({alias: len(plan.tables[alias].shards) for alias in tables}, max(rows.values()))
         self.promise_ = self.promise_for(plan, {alias: rows[alias] for alias in tables}, self.privacy)
         allowance = Allowance.of_plan(plan, self._costs(1))
         if self.promise_ is not None or self.solver_ != "sgd":
@@ -155,10 +155,10 @@ class Planner(Progress, Estimator):
         """The name of the solver that was asked for."""
         return self.solver.name if isinstance(self.solver, Solver) else self.solver
 
-    def _choose_solver(self, shards: Mapping[str, int]) -> None:
-        """``shards`` that take part, by table."""
+    def _choose_solver(self, shards: Mapping[str, int], rows: int) -> None:
+        """For so many ``shards`` that take part, by table, and joined ``rows``."""
         asked = self.asked_solver
-        self.solver_ = self._fewest_trips(shards) if asked == "auto" else asked
+        self.solver_ = self._usual_solver(shards, rows) if asked == "auto" else asked
 
     @property
     def solving(self) -> Solver:

@@ -6,13 +6,15 @@ coordinator for tables with several shards and the intercept.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.errors import LearnError
+from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.tables.stored import Model
@@ -40,6 +42,10 @@ class Watched(Model, Protocol):
         ...
 
 
+HELD_OUT = 0.1  # of the rows of the label's table, where a learner holds rows out by itself
+OWN_PATIENCE = 20  # rounds at least: these rows may be few, and networks pause
+
+
 @dataclass
 class Validation:
     """The rows to measure on, and the best round so far."""
@@ -47,6 +53,7 @@ class Validation:
     client: Client
     loss: JoinedLoss
     patience: int
+    own: bool = False  # whether the learner held these rows out by itself
     best_round: int = field(default=0, init=False)
     best_loss: float = field(default=np.inf, init=False)
     best_intercept: Array = field(default_factory=lambda: np.zeros(0), init=False)
@@ -76,6 +83,19 @@ def _add(block: Block, intercept: Array) -> bool:
     scores = block[SCORES]
     scores += intercept
     return bool(np.isfinite(scores).all())
+
+
+class CannotHoldOutError(LearnError):
+    """Rows cannot be held out of this relation: learn from all."""
+
+
+@contextmanager
+def needed_to_hold_out() -> Iterator[None]:
+    """CannotHoldOutError where a party refuses a split or so few rows, or one of the sides lacks a class."""
+    try:
+        yield
+    except (LearnError, PrivacyError) as error:
+        raise CannotHoldOutError(str(error)) from error
 
 
 def check_alike(relation: Relation, validation: Relation) -> None:

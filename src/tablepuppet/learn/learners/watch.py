@@ -178,6 +178,9 @@ class Watch:
         lost = sorted(self.relation.client.outbox.lost)
         if lost and self._stopped == USED_UP and rounds < learner.most_rounds:
             self._stopped = LOST
+        own = self.validation is not None and self.validation.own
+        if own and self._stopped == EARLY and not lost:
+            learner.converged_ = True  # nobody asked it to stop: other rows gain no more
         learner.stopped_ = CONVERGED if learner.converged_ else self._stopped
         learner.best_round_ = rounds
         for entry in learner.history_[-1:]:
@@ -186,7 +189,8 @@ class Watch:
         if self.validation is not None and self.validation.best_round < rounds:
             learner.best_round_, intercept = self.validation.best_round, self.validation.best_intercept
             model.restore()
-            message += f"; the parameters are those of round {learner.best_round_}, the best on the validation rows"
+            rows = "the rows held out" if own else "the validation rows"
+            message += f"; the parameters are those of round {learner.best_round_}, the best on {rows}"
         if lost:
             message += f"; lost: {', '.join(lost)}"
         fields = {"converged": learner.converged_, "stopped": learner.stopped_, "rounds": rounds, "lost": lost}
