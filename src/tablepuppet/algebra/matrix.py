@@ -27,9 +27,9 @@ from tablepuppet.algebra.operator import ProductOperator
 from tablepuppet.errors import LearnError
 from tablepuppet.mapping.table_mapping import Floats, TableMapping
 from tablepuppet.operators.client import Client, Replies
-from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.arguments import LARGEST
+from tablepuppet.pieces import over_pieces
 from tablepuppet.prep.encode import Encoding, apply_encoding
 
 Array = NDArray[np.float64]
@@ -61,8 +61,7 @@ class RelationMatrix(ProductOperator):
     def __init__(self, client: Client, encoding: Encoding, wire: str, owner: object = None):
         apply_encoding(client, encoding)
         self.encoding, self._owner = encoding, owner
-        self._mapping = client.mapping
-        self._loj, self._lou = LearningOverJoin(client.mapping), LearningOverUnion(client, wire)
+        self._mapping, self._lou = client.mapping, LearningOverUnion(client, wire)
         names = {alias: encoding.names(alias) for alias in client.mapping.tables if alias in encoding.numbers}
         ends = np.cumsum([0, *map(len, names.values())]).tolist()
         self.blocks = {alias: slice(*ends) for alias, ends in zip(names, pairwise(ends), strict=True)}
@@ -98,11 +97,20 @@ class RelationMatrix(ProductOperator):
         replies = self._ask_images({alias: columns[self.blocks[alias]][:, used[alias]] for alias in used})
 
         def finish() -> Array:
-            found = np.empty((self.shape[0], columns.shape[1]), order="F")  # (N, k)
+            found = np.zeros((self.shape[0], columns.shape[1]))  # (N, k)
             images = self._images(replies, used)
-            for column in range(columns.shape[1]):
-                places = {alias: np.searchsorted(listed, column) for alias, listed in used.items() if column in listed}
-                self._loj.gather({alias: images[alias][:, at] for alias, at in places.items()}, 1, found[:, column])
+
+            def gather(part: slice) -> None:
+                for alias, image in images.items():
+                    table = self._mapping.tables[alias]
+                    # mode="clip" skips the bounds check
+                    here = image[part] if table.is_identity else image.take(table.index[part], 0, mode="clip")
+                    if image.shape[1] == found.shape[1]:
+                        found[part] += here
+                    else:
+                        found[part, used[alias]] += here
+
+            over_pieces(gather, len(found), max(columns.shape[1], 1))
             return found[:, 0] if wanted.ndim == 1 else found
 
         return Result(finish)
@@ -111,7 +119,8 @@ class RelationMatrix(ProductOperator):
         """Ask for X^T U."""
         wanted = _checked("U of X.T @ U", values, self.shape[0], "joined rows")
         columns = _wide(wanted)  # (N, k)
-        replies = self._ask_sums(self._loj.scatter(columns, self._tables if columns.size else ()))
+        asked = self._tables if columns.size else ()
+        replies = self._ask_sums({alias: self._mapping.scatter_sum(alias, columns) for alias in asked})
 
         def finish() -> Array:
             found = np.zeros((self.shape[1], columns.shape[1]))  # (d, k)
