@@ -67,6 +67,7 @@ class RelationMatrix(ProductOperator):
         self.blocks = {alias: slice(*ends) for alias, ends in zip(names, pairwise(ends), strict=True)}
         self.columns = [name for listed in names.values() for name in listed]
         super().__init__((len(client.mapping), len(self.columns)))
+        self._selections: dict[str, Any] = {}  # S_i^T by table, sparse
         self._tables = [alias for alias, listed in names.items() if listed and client.shards(alias)]
 
     def times(self, directions: ArrayLike) -> Array:
@@ -120,7 +121,7 @@ class RelationMatrix(ProductOperator):
         wanted = _checked("U of X.T @ U", values, self.shape[0], "joined rows")
         columns = _wide(wanted)  # (N, k)
         asked = self._tables if columns.size else ()
-        replies = self._ask_sums({alias: self._mapping.scatter_sum(alias, columns) for alias in asked})
+        replies = self._ask_sums({alias: self._scattered(alias, columns) for alias in asked})
 
         def finish() -> Array:
             found = np.zeros((self.shape[1], columns.shape[1]))  # (d, k)
@@ -198,6 +199,17 @@ class RelationMatrix(ProductOperator):
 
     def _width(self, alias: str) -> int:
         return len(self.encoding.names(alias))
+
+    def _scattered(self, alias: str, columns: Array) -> Array:
+        """S_i^T U, (n_i, k)."""
+        table = self._mapping.tables[alias]
+        if columns.shape[1] == 1 or table.is_identity:
+            return self._mapping.scatter_sum(alias, columns)
+        if alias not in self._selections:  # several columns are summed much faster by a sparse product
+            places = (table.index, np.arange(self.shape[0], dtype=np.int32))
+            shape = (table.rows, self.shape[0])
+            self._selections[alias] = coo_array((np.ones(self.shape[0]), places), shape=shape).tocsr()
+        return np.asarray(self._selections[alias] @ columns)
 
     def _ask_grams(self) -> Replies:
         """Ask for T_i^T diag(w_i) T_i / N of all tables."""
