@@ -27,10 +27,9 @@ from tablepuppet.algebra.operator import ProductOperator
 from tablepuppet.errors import LearnError
 from tablepuppet.mapping.table_mapping import Floats, TableMapping
 from tablepuppet.operators.client import Client, Pending
-from tablepuppet.operators.joined_rows import SCORES, JoinedRows
-from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.arguments import LARGEST
+from tablepuppet.pieces import over_pieces
 from tablepuppet.prep.encode import Encoding, apply_encoding
 
 Array = NDArray[np.float64]
@@ -62,13 +61,13 @@ class RelationMatrix(ProductOperator):
     def __init__(self, client: Client, encoding: Encoding, wire: str, owner: object = None):
         apply_encoding(client, encoding)
         self.encoding, self._owner = encoding, owner
-        self._mapping = client.mapping
-        self._lou = LearningOverUnion(client, wire)
+        self._mapping, self._lou = client.mapping, LearningOverUnion(client, wire)
         names = {alias: encoding.names(alias) for alias in client.mapping.tables if alias in encoding.numbers}
         ends = np.cumsum([0, *map(len, names.values())]).tolist()
         self.blocks = {alias: slice(*ends) for alias, ends in zip(names, pairwise(ends), strict=True)}
         self.columns = [name for listed in names.values() for name in listed]
         super().__init__((len(client.mapping), len(self.columns)))
+        self._selections: dict[str, Any] = {}  # S_i^T by table, sparse
         self._tables = [alias for alias, listed in names.items() if listed and client.shards(alias)]
 
     def times(self, directions: ArrayLike) -> Array:
@@ -94,19 +93,26 @@ class RelationMatrix(ProductOperator):
         """Ask for X V; a table is sent those columns of V that are not zero for it."""
         wanted = _checked("V of X @ V", directions, self.shape[1], "columns")
         columns = _wide(wanted)  # (d, k)
-        if not columns.shape[1]:
-            return Result(lambda: np.empty((self.shape[0], 0)))
         used = {alias: np.flatnonzero(columns[self.blocks[alias]].any(axis=0)) for alias in self._tables}
         used = {alias: places for alias, places in used.items() if len(places)}
         replies = self._ask_images({alias: columns[self.blocks[alias]][:, used[alias]] for alias in used})
 
         def finish() -> Array:
-            rows = JoinedRows(self._mapping, columns.shape[1])
-            LearningOverJoin(rows).gather(
-                {alias: _spread(image, used[alias], columns.shape[1]) for alias, image in self._images(replies).items()}
-            )
-            found = rows.hand_over(SCORES)
-            return found if wanted.ndim == 1 else _wide(found)
+            found = np.zeros((self.shape[0], columns.shape[1]))  # (N, k)
+            images = self._images(replies)
+
+            def gather(part: slice) -> None:
+                for alias, image in images.items():
+                    table = self._mapping.tables[alias]
+                    # mode="clip" skips the bounds check
+                    here = image[part] if table.is_identity else image.take(table.index[part], 0, mode="clip")
+                    if image.shape[1] == found.shape[1]:
+                        found[part] += here
+                    else:
+                        found[part, used[alias]] += here
+
+            over_pieces(gather, len(found), max(columns.shape[1], 1))
+            return found[:, 0] if wanted.ndim == 1 else found
 
         return Result(finish)
 
@@ -114,7 +120,8 @@ class RelationMatrix(ProductOperator):
         """Ask for X^T U."""
         wanted = _checked("U of X.T @ U", values, self.shape[0], "joined rows")
         columns = _wide(wanted)  # (N, k)
-        replies = self._ask_sums(self._summed(columns))
+        asked = self._tables if columns.size else ()
+        replies = self._ask_sums({alias: self._scattered(alias, columns) for alias in asked})
 
         def finish() -> Array:
             found = np.zeros((self.shape[1], columns.shape[1]))  # (d, k)
@@ -193,6 +200,17 @@ class RelationMatrix(ProductOperator):
     def _width(self, alias: str) -> int:
         return len(self.encoding.names(alias))
 
+    def _scattered(self, alias: str, columns: Array) -> Array:
+        """S_i^T U, (n_i, k)."""
+        table = self._mapping.tables[alias]
+        if columns.shape[1] == 1 or table.is_identity:
+            return self._mapping.scatter_sum(alias, columns)
+        if alias not in self._selections:  # several columns are summed much faster by a sparse product
+            places = (table.index, np.arange(self.shape[0], dtype=np.int32))
+            shape = (table.rows, self.shape[0])
+            self._selections[alias] = coo_array((np.ones(self.shape[0]), places), shape=shape).tocsr()
+        return np.asarray(self._selections[alias] @ columns)
+
     def _ask_grams(self) -> Pending:
         """Ask for T_i^T diag(w_i) T_i / N of all tables."""
         return self._lou.ask(
@@ -214,10 +232,6 @@ class RelationMatrix(ProductOperator):
         """T_i V_i by table, (n_i, k)."""
         found = {alias: self._lou.concatenate(each, "image") for alias, each in pending.read().items() if each}
         return {alias: _wide(image) for alias, image in found.items()}
-
-    def _summed(self, values: Array) -> dict[str, Array]:
-        """S_i^T U by table, (n_i, k)."""
-        return {alias: self._mapping.scatter_sum(alias, values) for alias in self._tables} if values.size else {}
 
     def _ask_sums(self, rows: Mapping[str, Array]) -> Pending:
         """Ask for T_i^T U_i of some tables."""
@@ -242,15 +256,6 @@ def moved(mapping: TableMapping, source: str, target: str, values: Floats) -> Ar
     ones = np.ones(len(mapping), np.int32)
     counted = coo_array((ones, (there.index, here.index)), shape=(there.rows, here.rows)).tocsr()
     return np.asarray(counted @ values.astype(np.float64))
-
-
-def _spread(values: Floats, places: NDArray[np.intp], width: int) -> Floats:
-    """Columns at their places among ``width`` columns, the others zero."""
-    if len(places) == width:
-        return values
-    found = np.zeros((len(values), width))
-    found[:, places] = values
-    return found
 
 
 def _wide(values: NDArray[Number]) -> NDArray[Number]:
