@@ -145,4 +145,5 @@ def test_labels(test: tp.Relation) -> Any:
     """The ratings of the test side."""
     learner = tp.LinearRegression()
     assert test.query.label is not None
-    return learner._prepare(test.client, test.query.label, learner._ask_labels(test.client, test.query.label)).labels
+    asked = learner._ask_labels(test.client, test.query.label)
+    return learner._prepare(test.client, test.query.label, asked).rows.whole().labels
