@@ -158,6 +158,6 @@ def test_several_rows_with_samples(relation: tp.Relation, batch_size: int) -> No
     steps = promise.steps
     for name, alias in (("orders", "o"), ("items", "i")):
         one, both = (each["tables"][name]["epsilon_given_messages"] for each in (report, two))
-        all_in = gaussian_epsilon(steps.multipliers[alias] / 2, DELTA, 5, None, 4 * promise._told(alias))
+        all_in = gaussian_epsilon(steps.multipliers[alias] / 2, DELTA, 5, None, 4 * promise.statistics.precision(alias))
         assert one < both <= all_in + 1e-3
     assert ("2 rows" in str(report)) == (batch_size != 100)

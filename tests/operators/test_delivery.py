@@ -6,7 +6,7 @@ import itertools
 import os
 import stat
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -261,8 +261,9 @@ def test_noise_is_asked_for_once(tmp_path: Path, known_noise: None, monkeypatch:
     privacy = tp.Privacy(feature_epsilon=20.0, prediction_epsilon=20.0)
     model = tp.LogisticRegression(privacy=privacy).fit(rel)
     calls = itertools.count()
-    asked = cast(Any, model.model_).scores
-    monkeypatch.setattr(model.model_, "scores", lambda client: (next(calls), asked(client))[1])
+    fitted: Any = model.model_
+    asked = fitted.scores
+    monkeypatch.setattr(fitted, "scores", lambda client: (next(calls), asked(client))[1])
     assert model.predict(rel, deliver_to="store")["written"] == 120
     assert next(calls) == 1
 
