@@ -143,7 +143,7 @@ class Told:
     def __init__(self, values: pa.Array):
         self.values, self.asked = values, []
         rule = SimpleNamespace(bounds=None, categories=None)
-        self.grant = SimpleNamespace(outputs={"x": SimpleNamespace(rule=rule)})
+        self.grant = SimpleNamespace(outputs={"x": SimpleNamespace(rule=rule)}, rules=SimpleNamespace(min_group=0))
 
     asked: list[tuple[NDArray[Any], float]]
 

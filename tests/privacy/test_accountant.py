@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import MAX_EMAX, MIN_EMIN, Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tablepuppet.privacy.accountant import (
     noise_multiplier,
     simple_division,
 )
+from tablepuppet.privacy.noise import sampling_epsilon
 
 MNIST = 60_000
 
@@ -169,3 +171,23 @@ def test_a_cost_that_is_no_number_cannot_be_made(wrong: float) -> None:
     for made in ({"pure": wrong}, {"tail": wrong}, {"gaussian": (wrong,) * len(ORDERS)}):
         with pytest.raises(tp.PrivacyError, match="not a finite number"):
             Spending(**made)
+
+
+@pytest.mark.parametrize("multiplier", [1e-6, 0.05, 0.7, 3.0, 1e4])
+@pytest.mark.parametrize("sampling", [1e-9, 1e-3, 0.3, 1 - 1e-9])
+def test_no_sample_costs_less_than_it_should(multiplier: float, sampling: float) -> None:
+    """At whole orders the cost of a sample is a finite sum: of next to no noise or much, rare rows or nearly all, no
+    charge is below it by more than each release pays beside it.
+    """
+    curve = Spending.of_gaussian(multiplier, 1, sampling).gaussian
+    for order in (2, 5, 32):
+        with localcontext() as exact:
+            exact.prec, exact.Emax, exact.Emin = 60, MAX_EMAX, MIN_EMIN
+            chance, variance = Decimal(sampling), 2 * Decimal(multiplier) ** 2
+            terms = (
+                math.comb(order, k) * (1 - chance) ** (order - k) * chance**k * (Decimal(k * (k - 1)) / variance).exp()
+                for k in range(order + 1)
+            )
+            least = sum(terms, Decimal(0)).ln() / (order - 1)
+        paid = Decimal(curve[ORDERS.index(order)]) * (1 + Decimal("1e-9")) + Decimal(sampling_epsilon(1))
+        assert paid >= least

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import pyarrow.parquet
 import pytest
 
 import tablepuppet as tp
+import tablepuppet.learn.party_ops
+from tablepuppet.party.blind import blind
 from tablepuppet.party.snapshot import EvaluationError
+from tablepuppet.party.spec import Linear
 from tests.party.policed import audit_lines, federation, open_party
 from tests.relations import federation as in_process
 from tests.wire.hostile import Attacker, accounts, digests_of, keyed, write_bank
@@ -202,3 +206,60 @@ def test_in_ones_own_process_a_failure_is_an_error(tmp_path: Path) -> None:
     fed = in_process(tmp_path, {"p0": {"t": accounts(largest=300)}})
     with pytest.raises(tp.PartyError, match=r"fails on its rows \(ConversionException\); use TRY_CAST"):
         fed.sql("SELECT CAST(id AS UTINYINT) AS x FROM t")
+
+
+# What was added later
+
+
+def test_next_to_no_noise_is_no_way_around_small_groups(tmp_path: Path) -> None:
+    """Without a budget noise may be as little as 1e-6: three values, and a category of three rows, were told by it."""
+    rows = accounts().set_column(3, "amount", pa.array([1234.5 if i < 3 else None for i in range(60)]))
+    rows = rows.set_column(2, "code", pa.array(["few" if i < 3 else "many" for i in range(60)]))
+    attacker = Attacker(write_bank(tmp_path, rows))
+    attacker.open("s", attacker.scan("SELECT amount, code, id FROM cards"))
+    attacker.use("s", "v", EVERY, ONCE)
+    asked: dict[str, Any] = {"view": "v", "multiplier": 1e-6}
+    edges = {"lows": np.full(2, -1e6), "highs": np.full(2, 1e6)}
+    for op, given in (("private.ranges", {}), ("private.moments", edges)):
+        told = attacker.run("s", op, columns=["amount", "id"], **asked, **given)
+        few, all_rows = told["counts" if op == "private.ranges" else "sums"]
+        assert not few.any()
+        assert round(all_rows.max()) >= 20
+    told = attacker.run("s", "private.categories", column="code", family="text", blinding="b", **asked)
+    assert told["distinct"] == 1
+    assert np.rint(told["weights"]).tolist() == [57.0]
+
+
+def test_a_name_of_one_row_is_not_told(tmp_path: Path) -> None:
+    """Whoever knows the digest of a rare category, and lists its row often, does not learn what it is called."""
+    attacker = Attacker(write_bank(tmp_path))
+    public = 'code = { uses = ["feature"], level = "public" }'
+    attacker.file.write_text(attacker.file.read_text().replace('code = ["key", "feature", "filter"]', public))
+    attacker.restart()
+    row = order_of(attacker, "s", "SELECT code FROM cards").index(7)
+    table = attacker.desk.party.table("s", "cards", "analyst")
+    known = blind([pa.chunked_array([["C7"]])], ["text"], table.category_key("b", "code")).digests
+    attacker.use("s", "v", np.r_[EVERY, np.full(40, row)], np.ones(100, np.int64))
+    asked = {"column": "code", "family": "text", "blinding": "b", "digests": known}
+    assert attacker.run("s", "categories.names", view="v", **asked)["names"] == []
+
+
+def test_a_part_of_another_table_takes_no_sums_away(tmp_path: Path) -> None:
+    """A model begun at a table without secure sums is not learned at one that demands them, where sums are masked."""
+    more = '[tables.plain]\nsql = "SELECT * FROM cards"\ncolumns.amount = "feature"'
+    attacker = Attacker(write_bank(tmp_path, more=more))
+    guard = attacker.desk.party._guard
+    strict = dataclasses.replace(guard.policy.tables["cards"], secure_sum=True)
+    guard.policy = dataclasses.replace(guard.policy, tables={**guard.policy.tables, "cards": strict})
+    build = {"columns": ["amount"], "means": np.zeros(1), "scales": np.ones(1), "categories": []}
+    for session, sql in (("plain", "SELECT amount FROM plain AS cards"), ("strict", VALUES)):
+        attacker.open(session, attacker.scan(sql))
+        attacker.use(session, "v", EVERY, ONCE)
+        attacker.run(session, "encode.build", view="v", encoding="e", **build)
+    names = {"view": "v", "encoding": "e", "model": "m"}
+    attacker.run("plain", "model.start", **names, spec=Linear(1), seed=0)
+    step = {"places": np.arange(1), "next_places": np.zeros(0, np.int64), "rows": np.ones(1)}
+    step |= {"lr": 1.0, "momentum": 0.0, "l2": 0.0}
+    with pytest.raises(tp.PrivacyError, match=r"'cards'.*only within a sum.*rule secure_sum"):
+        attacker.run("strict", "sgd.step", **names, **step)
+    attacker.run("plain", "sgd.step", **names, **step)

@@ -15,6 +15,8 @@ from msgspec import Meta
 
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.operators.client import Client
+from tablepuppet.party.allowance import check_reply
+from tablepuppet.party.bounded import size_of
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Use
@@ -40,13 +42,13 @@ def told_ids(table: LocalTable, view: str, columns: Names) -> Values:
     """The values of columns of the table, selected or not, for the rows of a relation."""
     if len({name.lower() for name in columns}) < len(columns):
         raise PartyError(f"party {table.grant.party!r}: name each column once")
-    places = table.snapshot.place(table.view(view).row_ids)
+    table.view(view)
     if table.is_repeat:  # it was answered before, and nobody reads this answer
         return {}
-    found = table.beside(columns).take(pa.array(places))
     reply: Values = {}
-    for number, column in enumerate(found.columns):
-        reply |= told_column(column, str(number))
+    for number, column in enumerate(table.beside(columns).columns):
+        reply |= told_column(table.taken(column, view), str(number))
+        check_reply(size_of(reply))
     return reply
 
 

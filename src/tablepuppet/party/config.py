@@ -131,7 +131,12 @@ class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     calls_per_caller: Annotated[
         Positive, Meta(description="requests of one caller that are answered at once; a further one must try again")
     ] = 32
-    message_bytes: Annotated[Positive, Meta(description="bytes of one request")] = 512 << 20
+    work_per_caller: Annotated[
+        Positive, Meta(description="requests of one caller that are computed at once; the others wait")
+    ] = 2
+    message_bytes: Annotated[
+        Positive, Meta(description="bytes of one request, and of all that one caller sends at once")
+    ] = 512 << 20
     reply_bytes: Annotated[Positive, Meta(description="bytes of one reply")] = 512 << 20
     request_seconds: Annotated[
         Seconds, Meta(description="seconds that one request may take, reading and evaluating included")
@@ -247,6 +252,7 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
             reply_bytes=self.limits.reply_bytes,
             expression_bytes=self.limits.expression_bytes,
             request_seconds=self.limits.request_seconds,
+            work_per_caller=self.limits.work_per_caller,
             releases_per_request=self.limits.releases_per_request,
             ledger_releases=self.limits.ledger_releases,
             peers=frozenset(self.peers),

@@ -13,10 +13,11 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
-from tablepuppet.party.allowance import count_release
+from tablepuppet.party.allowance import check_memory, check_reply, count_release
 from tablepuppet.party.blind import derive_key
 from tablepuppet.party.bounded import Bounded, Owned
 from tablepuppet.party.delivery import CallersDeliveries
@@ -39,6 +40,7 @@ from tablepuppet.privacy.noise import (
 from tablepuppet.sql.plan import Scan
 
 Charge = Callable[[Spending, str, str | None, str], None]  # cost, purpose, release, the line of releases it is in
+_COPIES = 4  # of a release while it is made: its sum, its noise, both together, and as it is written down
 Place = tuple[int, int]  # of an op in its session: the number of its request, and of its step
 
 
@@ -166,7 +168,18 @@ class LocalTable:
         column, row_ids = self.snapshot.outputs[name], self.view(view).row_ids
         if self.snapshot.in_source_order and len(row_ids) == self.snapshot.rows:
             return column
-        return column.take(pa.array(self.snapshot.place(row_ids)))
+        return self.taken(column, view)
+
+    def taken(self, column: pa.ChunkedArray, view: str) -> pa.ChunkedArray:
+        """Values of a column in the snapshot's own order, for the rows of a relation.
+
+        A row may be listed as often as it is joined: PartyError where so many copies of it may be too much memory, and
+        PrivacyError where noise is demanded, as the longest value decides about that.
+        """
+        found = self.view(view)
+        if not found.is_each_once:
+            self.rows_once(view) if self.must_hide else check_memory(len(found.row_ids) * _longest(column))
+        return column.take(pa.array(self.snapshot.place(found.row_ids)))
 
     def beside(self, columns: Sequence[str]) -> pa.Table:
         """Other columns of the table, for the rows of the snapshot in its own order; see beside.py."""
@@ -222,6 +235,8 @@ class LocalTable:
         it was killed in the middle of has left nothing; it is computed, and costs nothing more.
         """
         size = math.prod(shape)
+        check_reply(8 * size)
+        check_memory(8 * size * _COPIES)
         sigma = gaussian_sigma(multiplier, sensitivity, size)
         step = gaussian_grid(sigma, sensitivity)
         cost = Spending.of_gaussian(multiplier, 1, sampling) + Spending.of_pure(sampling_epsilon(max(size, 1)))
@@ -257,6 +272,13 @@ class LocalTable:
     def level(self, output: str) -> Level:
         """The policy's level of an output column: the strictest of the columns it is made of."""
         return self.grant.outputs[output].rule.level
+
+
+def _longest(column: pa.ChunkedArray) -> int:
+    """Bytes of the longest value of a column."""
+    if pa.types.is_primitive(column.type):
+        return int(column.type.bit_width + 7) // 8
+    return int(pc.max(pc.binary_length(column.cast(pa.large_string()))).as_py() or 0) + 8
 
 
 def category_secret(blinding_key: bytes, blinding: str) -> bytes:

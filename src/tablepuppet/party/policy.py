@@ -150,6 +150,7 @@ class Policy:
     reply_bytes: int | None = None
     expression_bytes: int | None = None  # of what one table use reads and evaluates
     request_seconds: float | None = None
+    work_per_caller: int | None = None  # requests that are computed at once
     releases_per_request: int | None = None  # with noise
     ledger_releases: int | None = None  # that cost once and are known by name, per caller and table
     peers: frozenset[str] | None = None  # parties to sum with; None: whoever has a certificate of the authority

@@ -79,8 +79,10 @@ def sample_rows(table: LocalTable, view: str, ranks: NDArray[np.integer]) -> Val
     row_ids = table.view(view).row_ids
     order = np.argsort(table.snapshot.place(row_ids))
     chosen = np.zeros(len(row_ids), bool)
-    if ranks.ndim != 1 or (len(ranks) and (ranks.min() < 0 or ranks.max() >= len(order))):
-        raise PartyError(f"party {table.grant.party!r}: ranks must be below the {len(order):,} rows that take part")
+    if ranks.ndim != 1 or len(ranks) > len(order) or (len(ranks) and (ranks.min() < 0 or ranks.max() >= len(order))):
+        raise PartyError(
+            f"party {table.grant.party!r}: ranks must be below the {len(order):,} rows that take part, and no more"
+        )
     chosen[order[ranks]] = True
     if chosen.any() and not chosen.all() and not table.is_repeat:
         what = hashlib.sha256(np.sort(table.snapshot.position(row_ids)).tobytes())

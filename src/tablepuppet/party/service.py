@@ -11,8 +11,8 @@ import hmac
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,7 @@ class Party:
         self._sessions: dict[tuple[str, str], dict[str, LocalTable]] = {}
         self._models: dict[str, tuple[Bounded, dict[str, str]]] = {}  # by caller, and the sessions that made them
         self._accounts: dict[str, Account] = {}  # by caller
+        self._turns: dict[str, threading.BoundedSemaphore] = {}  # by caller: requests that are computed now
         self._shelves = Shelves(name, state_dir, self._guard.policy.max_models, self._guard.policy.kept_bytes)
         self._category_secrets: dict[str, bytes] = {}
         self._openings = Openings(name)
@@ -112,7 +113,7 @@ class Party:
         the request before it was started anew. ``made`` keeps what a session that is opened releases with noise.
         """
         replies = [] if replies is None else replies
-        with allowed(self._allowance(caller, outcome)):
+        with allowed(self._allowance(caller, outcome)), self._at_work(caller):
             match request.verb:
                 case "describe":
                     tables = self.describe(caller)
@@ -151,6 +152,26 @@ class Party:
     def _account(self, caller: str) -> Account:
         with self._lock:
             return self._accounts.setdefault(caller, Account(self.name, self._guard.policy.memory_bytes))
+
+    def hold_reply(self, caller: str, session: str, size: int) -> None:
+        """Count the bytes of a session's last reply, which is kept until the next; PartyError if there is no room."""
+        self._account(caller).put(("reply", session), size)
+
+    @contextmanager
+    def _at_work(self, caller: str) -> Iterator[None]:
+        """Compute so many requests of a caller at once, the others wait: each takes memory while it is computed."""
+        most = self._guard.policy.work_per_caller
+        if most is None:
+            yield
+            return
+        with self._lock:
+            turn = self._turns.setdefault(caller, threading.BoundedSemaphore(most))
+        while not turn.acquire(timeout=1.0):
+            check_time()
+        try:
+            yield
+        finally:
+            turn.release()
 
     def _models_of(self, caller: str, session: str) -> Owned:
         """A caller's models, as a session sees them."""
@@ -417,6 +438,7 @@ class Party:
         for table in tables.values():
             table.free()
         self._account(caller).drop((session,))
+        self._account(caller).drop(("reply", session))
         self._guard.close(caller, session)
         with suppress(PartyError), self._audit.entry(caller, session, "close"):
             pass  # nothing leaves with it: a log that cannot be written must not keep sessions open

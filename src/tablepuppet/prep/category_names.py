@@ -54,7 +54,7 @@ def told_names(table: LocalTable, view: str, column: str, family: Blinding, blin
     if family not in _families(values.type):
         raise PartyError(f"party {table.grant.party!r}: column {column!r} is not blinded as {family}")
     blinded = blind([values], [family], table.category_key(blinding, column))
-    rows = np.bincount(blinded.codes, minlength=len(blinded.digests) + 1)[:-1]
+    rows = np.bincount(blinded.codes[table.view(view).firsts], minlength=len(blinded.digests) + 1)[:-1]
     first = np.full(len(blinded.digests) + 1, -1)
     first[blinded.codes[::-1]] = np.arange(len(blinded.codes))[::-1]
     places, codes = _meeting(digests, blinded.digests)

@@ -58,6 +58,8 @@ class EncodedTable:
             return EncodedTable(self.dense[places], tuple(codes[places] for codes in self.codes), self.sizes)
         if places.ndim != 1 or (len(places) and (places.min() < 0 or places.max() >= len(self.dense))):
             raise PartyError(f"places of rows must be at least 0 and below {len(self.dense):,}")
+        if len(places) > len(self.dense):  # a row that is named again and again takes memory each time
+            raise PartyError(f"{len(places):,} places are more than the {len(self.dense):,} rows that take part")
         return EncodedTable(self.dense[places], tuple(codes[places] for codes in self.codes), self.sizes)
 
     def times(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -95,8 +95,15 @@ def ranges(table: LocalTable, view: str, columns: Sequence[str], multiplier: Mul
             values, present = rows.values(name)
             yield np.bincount(bins_of(values[present]), minlength=BINS).astype(np.float64)
 
-        counts[place] = table.noisy(found, (BINS,), 1.0, multiplier, "ranges")
+        told = table.noisy(found, (BINS,), 1.0, multiplier, "ranges")
+        counts[place] = told if _is_group(table, told) else 0.0
     return {"known": known, "counts": counts}
+
+
+def _is_group(table: LocalTable, counts: NDArray[np.float64]) -> bool:
+    """Whether a column with such noisy counts may be told of: next to no noise is no way around ``min_group``."""
+    least = table.grant.rules.min_group
+    return not least or bool((counts > least - 0.5).any())
 
 
 @dataclass(frozen=True)
@@ -176,7 +183,8 @@ def moments(
                 inside = inside[present[block]]
                 yield np.array([len(inside), inside.sum(), inside @ inside])
 
-        sums[place] = table.noisy(found, (3,), math.sqrt(3.0), multiplier, "moments")
+        told = table.noisy(found, (3,), math.sqrt(3.0), multiplier, "moments")
+        sums[place] = told if _is_group(table, told[:1]) else 0.0
     return {"sums": sums}
 
 
@@ -217,7 +225,8 @@ def categories(
         yield np.bincount(codes, minlength=len(found().digests) + 1)[:-1].astype(np.float64)
 
     noisy = table.noisy(rows, (most,), 1.0, multiplier, "categories", tail=TAIL_DELTA, is_most=True)
-    kept = noisy > 1.0 + TAIL * gaussian_sigma(multiplier, 1.0, most)
+    others = max(1, table.grant.rules.min_group - 1)  # rows that a category which is not told may have
+    kept = noisy > others + TAIL * gaussian_sigma(multiplier, 1.0, most)
     return {"distinct": int(kept.sum()), "digests": found().digests[kept], "weights": noisy[kept], "known": False}
 
 

@@ -113,6 +113,8 @@ class Desk:
                 )
             try:
                 start = self._accept(key, line, request)
+                line.reply = None  # whoever sends the next request has it
+                self.party.hold_reply(*key, 0)
                 line.reply = self._computed(key, request, start=start)
             except TablePuppetError:
                 if request.verb == "open" and line.done < 0:  # nothing was opened: the caller may try again
@@ -144,6 +146,8 @@ class Desk:
         replies: Reply = []
         try:
             encoded = self._answer(request, key[0], outcome, replies, again=again)
+            if not again:
+                self.party.hold_reply(*key, encoded.nbytes)
         except TablePuppetError as error:
             if request.verb == "open":
                 raise
@@ -246,6 +250,8 @@ class Desk:
                 if refusal is not None:
                     reply = encode(refusal)
                 line.done, line.reply = number, reply if number == asked else None
+            if line.reply is not None:
+                line.reply = self._held(key, line.reply)
             self.log(*key, "restored")
             return line
         except BaseException:
@@ -253,6 +259,14 @@ class Desk:
             raise
         finally:
             line.lock.release()
+
+    def _held(self, key: Key, reply: Encoded) -> Encoded:
+        """A reply that is kept until the next request; where there is no room for it, the error that says so."""
+        try:
+            self.party.hold_reply(*key, reply.nbytes)
+            return reply
+        except PartyError as error:
+            return encode(error_message(error))
 
     def close(self, key: Key, why: str, *, forget: bool = True) -> None:
         """Free a session; its journal too unless it may come back."""

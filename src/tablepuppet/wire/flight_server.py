@@ -10,7 +10,7 @@ import ipaddress
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -24,6 +24,7 @@ from tablepuppet.privacy.certificates import hosts_of
 from tablepuppet.privacy.signed_keys import Identity
 from tablepuppet.wire.codec import CHUNK, decode_header, encode
 from tablepuppet.wire.desk import Desk
+from tablepuppet.wire.in_flight import AS_OBJECTS, InFlight
 from tablepuppet.wire.protocol import BusyError, error_message, read_request, read_version
 
 MOST_HEADER = 2 << 20  # bytes; as objects they may take a hundred times as many
@@ -109,7 +110,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         except (pa.ArrowException, OSError, ValueError) as error:
             reason = _why_not(host.strip("[]"), int(port)) or str(error).splitlines()[0]
             raise ConfigError(f"party {desk.party.name!r} cannot listen at {listen!r}: {reason}") from None
-        self.desk = desk
+        self.desk, self._in_flight = desk, InFlight(desk.party.name, desk.limits.message_bytes)
         self._callers = None if tls is None else Callers(tls)
         self.enter: Callable[[str, str], bool] = lambda peer, caller: True  # whether a caller may have this connection
 
@@ -124,11 +125,12 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def _answered(self, context: Any, frames: Iterator[pa.Buffer]) -> Iterator[pa.Buffer]:
         """The frames of the reply to a request, or of the error it met."""
-        try:
-            reply = self.desk.answer(*self._asked(context, frames))
-        except Exception as error:  # of whatever class: Flight would send its traceback
-            reply = encode(error_message(_sendable(error)))
-            self._skip(frames)
+        with ExitStack() as held:
+            try:
+                reply = self.desk.answer(*self._asked(context, frames, held))
+            except Exception as error:  # of whatever class: Flight would send its traceback
+                reply = encode(error_message(_sendable(error)))
+                self._skip(frames)
         return reply.frames()
 
     def _skip(self, frames: Iterator[pa.Buffer]) -> None:
@@ -138,13 +140,13 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             while left > 0 and (frame := next(frames, None)) is not None:
                 left -= frame.size + CHUNK // 100  # those without a byte come to an end too
 
-    def _asked(self, context: Any, frames: Iterator[pa.Buffer]) -> tuple[str, Request]:
-        """Who calls, and what is asked: read only of those who may call."""
+    def _asked(self, context: Any, frames: Iterator[pa.Buffer], held: ExitStack) -> tuple[str, Request]:
+        """Who calls, and what is asked: read only of those who may call. Its bytes count until ``held`` is left."""
         caller = self._caller(context)
         try:
             self._check_caller(context, caller)
             self._check_connection(context, caller)
-            return caller, self._read(frames)
+            return caller, self._read(frames, caller, held)
         except TablePuppetError as error:  # the party itself does not see it
             self.desk.party.note_refusal(caller, "", "", error)
             raise
@@ -170,13 +172,15 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 "(limits.connections_per_caller); try again"
             )
 
-    def _read(self, frames: Iterator[pa.Buffer]) -> Request:
+    def _read(self, frames: Iterator[pa.Buffer], caller: str, held: ExitStack) -> Request:
         header = next(frames, None)
         if header is None:
             raise PartyError("the request is empty")
         most = self.desk.limits.message_bytes
         if header.size > min(MOST_HEADER, most):
             raise PartyError(f"the request's header has {header.size:,} bytes, more than a party reads")
+        grow = held.enter_context(self._in_flight.request(caller))
+        grow(header.size * AS_OBJECTS)
         incoming = decode_header(header)
         read_version(incoming.message)
         if incoming.nbytes > most:
@@ -184,6 +188,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 f"the request has {incoming.nbytes:,} bytes, more than the {most:,} that party "
                 f"{self.desk.party.name!r} reads"
             )
+        grow(incoming.nbytes)
         return read_request(incoming.fill(frames))
 
 

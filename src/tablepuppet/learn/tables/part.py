@@ -82,13 +82,22 @@ def new_part(spec: Spec, seed: int, alias: str, numbers: int, width: int, *, zer
 
 def keep_part(table: LocalTable, model: str, part: Part) -> None:
     """Keep the party's part of a model; PrivacyError where a shard may not learn by itself."""
-    if table.must_mask:
-        raise table.secure.refusal("what is learned from its rows leaves only within a sum over three or more shards")
+    _check_alone(table)
     table.models[f"{model}/{table.snapshot.scan.alias}"] = part
 
 
+def _check_alone(table: LocalTable) -> None:
+    if table.must_mask:
+        raise table.secure.refusal("what is learned from its rows leaves only within a sum over three or more shards")
+
+
 def part_of(table: LocalTable, model: str) -> Part:
-    """The party's part of a model that is being learned, or was; PartyError if it has none."""
+    """The party's part of a model that is being learned, or was; PartyError if it has none.
+
+    PrivacyError where a shard may not learn by itself: the part may have been begun at another table, which would
+    release what is learned here.
+    """
+    _check_alone(table)
     part = table.models.get(f"{model}/{table.snapshot.scan.alias}")
     if not isinstance(part, Part):
         scan = table.snapshot.scan
