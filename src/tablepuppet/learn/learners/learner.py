@@ -115,7 +115,7 @@ class Learner(Planner):
     def _prepared(
         self, relation: Relation, validation: Relation | None, label: OutputColumn, own: bool
     ) -> tuple[Callable[[int], None], Relation, JoinedLoss, Validation | None]:
-        """Choose a solver, ask for labels and fit encoders: (what to call after the first round, the rows to learn from,
+        """Choose a solver, ask for labels and fit encoders: (what to call after the first round, rows to learn from,
         their loss, and the rows to stop early by, which are the learner's ``own`` choice or the user's).
         """
         if not self.reduce:

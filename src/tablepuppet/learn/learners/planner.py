@@ -190,7 +190,7 @@ class Planner(Progress, Estimator):
         """The same, for so many rows by table that take part."""
         if privacy is None or not privacy.is_feature_private:
             return None
-        self._choose_solver({alias: len(plan.tables[alias].shards) for alias in rows})
+        self._choose_solver({alias: len(plan.tables[alias].shards) for alias in rows}, max(rows.values(), default=0))
         self._check_private()
         rounds, solver = None if isinstance(self.rounds, str) else self.rounds, self.solving
         steps = solver if self._takes_noisy_steps() and isinstance(solver, Stepping) else None
