@@ -258,7 +258,7 @@ def test_a_part_of_another_table_takes_no_sums_away(tmp_path: Path) -> None:
         attacker.run(session, "encode.build", view="v", encoding="e", **build)
     names = {"view": "v", "encoding": "e", "model": "m"}
     attacker.run("plain", "model.start", **names, spec=Linear(1), seed=0)
-    step = {"places": np.arange(1), "next_places": np.zeros(0, np.int64), "rows": np.ones(1)}
+    step: dict[str, Any] = {"places": np.arange(1), "next_places": np.zeros(0, np.int64), "rows": np.ones(1)}
     step |= {"lr": 1.0, "momentum": 0.0, "l2": 0.0}
     with pytest.raises(tp.PrivacyError, match=r"'cards'.*only within a sum.*rule secure_sum"):
         attacker.run("strict", "sgd.step", **names, **step)
