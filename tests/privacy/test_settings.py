@@ -61,7 +61,7 @@ def test_lists_are_taken_as_tuples(name: str, value: list[Any]) -> None:
         ({"label_bounds": (0.0, 1.0)}, "set label_epsilon too"),
         ({"label_classes": (0, 1)}, "set label_epsilon too"),
         ({"label_mechanism": "laplace"}, "set label_epsilon too"),
-        ({"label_epsilon": 1.0, "label_mechanism": "gauss"}, "none of auto, randomised_response, laplace"),
+        ({"label_epsilon": 1.0, "label_mechanism": "gauss"}, "must be one of auto, randomised_response, laplace"),
         ({"label_epsilon": 1.0, "label_bounds": (1.0, 0.0)}, "the lower one first"),
         ({"label_epsilon": 1.0, "label_bounds": (1.0, 1.0)}, "the lower one first"),
         ({"label_epsilon": 1.0, "label_bounds": (0.0, math.nan)}, "finite numbers"),

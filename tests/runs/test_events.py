@@ -31,9 +31,10 @@ def emitted() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
-            place = {"emit": 1, "_emit": 1, "progress": 0}.get(node.func.attr)
-            if place is not None and len(node.args) > place and isinstance(node.args[place], ast.Constant):
-                found.add(str(node.args[place].value))  # type: ignore[attr-defined]
+            texts = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+            place = {"emit": 1, "_emit": 1, "progress": 0}.get(node.func.attr)  # a kind comes before the name
+            if place is not None and len(texts) > place:
+                found.add(texts[place])
     return found
 
 

@@ -66,10 +66,10 @@ class Grant:
 
     def check(self, op: Op, arguments: Mapping[str, Any]) -> None:
         """Raise PrivacyError unless every column that the op works on may be told as the op tells it."""
-        if op.directions:
-            self._check_directions()
         if self.rules.budget.require_dp and not op.is_private(arguments):
             self._check_noise(op)
+        if op.directions:
+            self._check_directions()
         for name in self._fields(op, arguments):
             self._hold(op, self.rules.column(name), [name])
         for name in self._involved(op, arguments):
@@ -99,9 +99,6 @@ class Grant:
         if not self.rules.matrix:
             reason = "may not be multiplied with vectors of the caller's choice; use a learner, or ask its operator"
             raise self.refusal("matrix", f"{reason} to set matrix = true")
-        if self.rules.budget.require_dp:
-            reason = "products with vectors of the caller's choice have no form with noise; use a learner with privacy"
-            raise self.refusal("require_dp", reason)
 
     def _check_receiver(self, receiver: object) -> None:
         """Raise PrivacyError unless predictions made with the table's features may go to a party."""
