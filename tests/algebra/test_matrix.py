@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -145,6 +146,18 @@ def test_one_trip_for_each_product(relation: tp.Relation, monkeypatch: pytest.Mo
     assert all(each.read() is known for each, known in zip(asked, first, strict=True))
     matrix.gram()
     assert trips(messages) == 2
+
+
+def test_a_result_that_was_read_holds_nothing_else(relation: tp.Relation) -> None:
+    """Neither the replies nor U, which are as long as tables and joined rows; loops keep results in lists."""
+    matrix = relation.matrix()
+    values = np.ones((matrix.shape[0], 2))
+    held = weakref.ref(values)
+    asked = matrix.ask_transposed_times(values)
+    del values
+    assert held() is not None
+    assert asked.read().shape == (matrix.shape[1], 2)
+    assert held() is None
 
 
 def test_one_table_tells_its_own_gram(fed: tp.Federation, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,19 @@ def test_what_was_asked_before_counts(tmp_path: Path) -> None:
     tp.LogisticRegression(rounds=20).fit(federation(party).sql(SQL, label="fraud"))
 
 
+@pytest.mark.parametrize("limit", [3, 5, 6, 20, 25])
+def test_few_replies_are_a_model_or_an_error(tmp_path: Path, limit: int) -> None:
+    """A default network takes a round at least, of the replies that a party gives; else an error says why."""
+    relation = federation(limited(tmp_path, limit)).sql("SELECT credit, fraud FROM cards", label="fraud")
+    if limit < 6:
+        with pytest.raises(
+            tp.PrivacyError, match=r"a round of lbfgs may need 4 replies.* \(policy rule max_prediction"
+        ):
+            tp.MLPClassifier(hidden=(2,)).fit(relation)
+    else:
+        assert tp.MLPClassifier(hidden=(2,)).fit(relation).history_
+
+
 def test_validation_counts(tmp_path: Path) -> None:
     """Rounds that would fit are too many where each is measured on validation rows too."""
     relation = federation(limited(tmp_path, 60)).sql(SQL, label="fraud")

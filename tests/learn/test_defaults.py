@@ -167,6 +167,15 @@ def test_a_class_among_the_rows_held_out_only(tmp_path: Path) -> None:
     assert model.history_[-1]["validation_loss"] is None
 
 
+def test_an_error_of_the_rows_is_one_error(tmp_path: Path) -> None:
+    """Rows are not held out where labels are missing; the error is that of a fit from all rows, and no other."""
+    table = pa.table({"a": np.arange(200.0), "y": [None if row == 7 else row % 2 for row in range(200)]})
+    relation = federation(tmp_path, {"p": {"f": table}}).sql("SELECT a, y FROM f", label="y")
+    with pytest.raises(tp.LearnError, match=r"label f\.y is NULL in 1 rows") as caught:
+        tp.MLPClassifier(hidden=(2,)).fit(relation)
+    assert caught.value.__context__ is None
+
+
 def test_networks_stop_by_validation(tmp_path: Path) -> None:
     """Where validation rows are given, learning ends when they say so."""
     train, test, _ = additive(tmp_path, 1)

@@ -126,6 +126,19 @@ def test_classes_of_all_kinds(tmp_path: Path, label: str) -> None:
     assert tp.load(tmp_path / "model.tpm", fed).classes_.tolist() == model.classes_.tolist()
 
 
+def test_many_classes_measured_on_rows_of_few(tmp_path: Path) -> None:
+    """Rows that have some of 200 classes are measured by the numbers of all 200, as validation and after the fit."""
+    classes = np.repeat(np.arange(200), 3)
+    fed = federation(tmp_path, {"p": {"t": pa.table({"x": classes / 50.0, "y": classes})}})
+    every = fed.sql("SELECT x, y FROM t", label="y")
+    few = fed.sql("SELECT x, y FROM t WHERE y >= 190", label="y")
+    model = tp.LogisticRegression(rounds=2).fit(every, validation=few)
+    wanted = float(np.mean(model.predict(few) == np.repeat(np.arange(190, 200), 3)))
+    assert wanted > 0
+    assert model.evaluate(few)["accuracy"] == pytest.approx(wanted)
+    assert model.history_[model.best_round_ - 1]["validation_metric"] == pytest.approx(wanted)
+
+
 def test_callbacks_hear_the_end(tmp_path: Path) -> None:
     """A learner's own readers get every round, and the event that says how it ended."""
     heard: list[tp.Event] = []

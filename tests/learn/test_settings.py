@@ -52,6 +52,8 @@ def test_a_solver_object_is_a_setting(make: Any) -> None:
     assert len(inspect.signature(make).parameters) <= 13
     with pytest.raises(ValueError, match="Invalid parameter 'solver__rho'"):
         make(solver="admm").set_params(solver__rho=2.0)
+    both = make(solver="admm").set_params(solver__rho=2.0, solver=tp.ADMM())  # in whatever order a search has them
+    assert both.solver == tp.ADMM(rho=2.0)
 
 
 @pytest.mark.parametrize(

@@ -40,13 +40,14 @@ class Result:
     """An array that was asked for; the first `read` makes the trip, unless another result's has."""
 
     def __init__(self, finish: Callable[[], Array]):
-        self._finish = finish
-        self._found: Array | None = None
+        self._finish: Callable[[], Array] | None = finish
+        self._found = np.empty(0)
 
     def read(self) -> Array:
         """The array."""
-        if self._found is None:
+        if self._finish is not None:
             self._found = self._finish()
+            self._finish = None  # and with it the replies, and what was asked
         return self._found
 
 
@@ -117,7 +118,7 @@ class RelationMatrix(ProductOperator):
         return Result(finish)
 
     def ask_transposed_times(self, values: ArrayLike) -> Result:
-        """Ask for X^T U."""
+        """Ask for X^T U; U must not change before the result is read."""
         wanted = _checked("U of X.T @ U", values, self.shape[0], "joined rows")
         columns = _wide(wanted)  # (N, k)
         asked = self._tables if columns.size else ()

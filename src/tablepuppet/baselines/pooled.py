@@ -15,7 +15,7 @@ def joined_tables(client: Client, encoding: Encoding) -> dict[str, EncodedTable]
     """The encoded rows of every table with features, one for every joined row."""
     client.outbox.send()  # parties encode their rows before they are looked at
     return {
-        alias: _table(client, encoding, alias).rows(client.mapping.tables[alias].index)
+        alias: _table(client, encoding, alias).repeated(client.mapping.tables[alias].index)
         for alias in client.mapping.tables
         if encoding.names(alias) and client.shards(alias)
     }

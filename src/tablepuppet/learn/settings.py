@@ -91,8 +91,8 @@ class Configured:
         return (found if parts else short | found) | nested
 
     def set_params(self, **settings: Any) -> Self:
-        """Change settings, of a part as ``part__setting``."""
-        for name, value in settings.items():
+        """Change settings, of a part as ``part__setting``: of the one that is given with it, if one is."""
+        for name, value in sorted(settings.items(), key=lambda item: "__" in item[0]):
             own, _, inner = name.partition("__")
             part = getattr(self, own, None)
             if inner and own in self.declared and isinstance(part, Configured):

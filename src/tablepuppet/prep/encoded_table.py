@@ -53,13 +53,16 @@ class EncodedTable:
         return np.asarray(np.hypot(lengths_of(self.dense), np.sqrt(categories)))
 
     def rows(self, places: NDArray[np.integer] | slice) -> EncodedTable:
-        """Only some of the rows."""
-        if isinstance(places, slice):
-            return EncodedTable(self.dense[places], tuple(codes[places] for codes in self.codes), self.sizes)
-        if places.ndim != 1 or (len(places) and (places.min() < 0 or places.max() >= len(self.dense))):
-            raise PartyError(f"places of rows must be at least 0 and below {len(self.dense):,}")
-        if len(places) > len(self.dense):  # a row that is named again and again takes memory each time
-            raise PartyError(f"{len(places):,} places are more than the {len(self.dense):,} rows that take part")
+        """Only some of the rows; PartyError for places that are not theirs, or more than there are rows."""
+        if not isinstance(places, slice):
+            if places.ndim != 1 or (len(places) and (places.min() < 0 or places.max() >= len(self.dense))):
+                raise PartyError(f"places of rows must be at least 0 and below {len(self.dense):,}")
+            if len(places) > len(self.dense):  # a row that is named again and again takes memory each time
+                raise PartyError(f"{len(places):,} places are more than the {len(self.dense):,} rows that take part")
+        return self.repeated(places)
+
+    def repeated(self, places: NDArray[np.integer] | slice) -> EncodedTable:
+        """The rows at these places, each as often as it is named: for whoever made the places, no caller."""
         return EncodedTable(self.dense[places], tuple(codes[places] for codes in self.codes), self.sizes)
 
     def times(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:

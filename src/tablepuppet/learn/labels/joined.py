@@ -199,12 +199,17 @@ def joined_classes(client: Client, label: OutputColumn, asked: Pending, least: i
         raise LearnError(
             f"label {label.qualified} has one class only in these rows; a classifier needs two or more {owners}"
         )
-    narrow = np.int8 if len(values) < 128 else np.int16
+    narrow = class_number_type(len(values))
     numbered: list[NDArray[np.integer]] = [
         take(np.searchsorted(values, np.array(told)).astype(narrow), reply["codes"])
         for told, reply in zip(classes, replies, strict=True)
     ]
     return Classes(values, client.mapping.gather(label.alias, _one(numbered)))
+
+
+def class_number_type(classes: int) -> type[np.int8 | np.int16]:
+    """What the numbers of so many classes fit in: they are as many as the joined rows, so they are kept narrow."""
+    return np.int8 if classes < 128 else np.int16
 
 
 def _one(parts: list[NDArray[Scalar]]) -> NDArray[Scalar]:

@@ -84,7 +84,8 @@ class Learner(Planner):
             try:
                 return self._fit(relation, validation, may_hold_out=validation is None)
             except CannotHoldOutError:
-                return self._fit(relation, validation)
+                pass  # learn from all rows: an error of the rows themselves comes again, and then by itself
+            return self._fit(relation, validation)
 
     def _fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Self:
         self.check_settings()

@@ -17,6 +17,7 @@ from tablepuppet.learn.labels.joined import (
     ask_numbers,
     check_classes,
     check_numbers,
+    class_number_type,
     joined_classes,
     joined_numbers,
 )
@@ -138,8 +139,8 @@ class Classifier(Learner):
                 f"label {label.qualified} has {len(new)} classes {where} that the model was not fitted on "
                 f"{client.owners(label.alias)}"
             )
-        places: NDArray[np.integer] = np.searchsorted(self.classes_, found.values).astype(found.numbers.dtype)
-        return np.asarray(places[found.numbers])
+        places = np.searchsorted(self.classes_, found.values)
+        return np.asarray(places.astype(class_number_type(len(self.classes_)))[found.numbers])
 
     def facts(self) -> dict[str, Any]:
         """How the fit went, and the classes."""

@@ -113,7 +113,7 @@ class LinearModel(FederatedModel):
         super().__init__(client, rows, encoding, wire, Linear(rows.outputs), l2, noise=noise)
         self.unsettled = 0.0  # what shards would gain by leaving what they agreed on
         self.lost, self._steps = LostParties(self), 0
-        self._directions: Pending | None = None
+        self._bounds: dict[str, float] = {}  # by table with one shard: what its last noisy X p was cut to
         told = {a: {} if noise is None else {"noise": noise.of_gram(self.rows(a))} for a in self.alone}
         self._started = self.lou.ask(
             "ridge.start", self.alone, by_alias=told, encoding=encoding.id, model=self.name, spec=self.spec,
@@ -146,6 +146,8 @@ class LinearModel(FederatedModel):
         predictions, replies = self.joined(moved.read(), self.together), turned.read()
         predictions |= self.joined(replies, self.alone)
         self.lost.learn(turned, moved, missed)
+        if self.noise is not None:  # and nobody is lost, as nothing stands in for noisy directions
+            self._bounds = {alias: float(replies[alias][0]["bound"]) for alias in self.alone}
         told = {alias: replies[alias][0]["products"] for alias in self.alone if alias not in self.lost.still}
         shared = [ridge_of(part).products(part.theta) for part in self.shared.values()]
         self.loj.gather(predictions, into)
@@ -160,12 +162,10 @@ class LinearModel(FederatedModel):
             told = {a: {"noise": noise.of_sums(self.rows(a))} for a in self.alone}
             if noise.image is not None:
                 told = {a: {**each, "prediction_noise": noise.of_predictions(None)} for a, each in told.items()}
-        replies = self.lou.ask(
+        return self.lou.ask(
             "ridge.direction", self.alone, rows, told, self.lost.instead if noise is None else None,
             encoding=self.encoding.id, model=self.name, l2=self.l2, curvature=curvature,
         )  # fmt: skip
-        self._directions = None if noise is None else replies  # else X p would be held for a whole round
-        return replies
 
     def advance(self, mix: Array, memory: int) -> None:
         """Take the step that is this mix of the new direction and earlier steps; remember ``memory`` steps."""
@@ -186,9 +186,7 @@ class LinearModel(FederatedModel):
         if self.noise is None or self.noise.image is None:
             return None
         multiplier = self.noise.image
-        assert self._directions is not None, "they are kept if there is noise"
-        replies = self._directions.read()
-        found = {alias: multiplier * float(replies[alias][0]["bound"]) for alias in self.alone}
+        found = {alias: multiplier * bound for alias, bound in self._bounds.items()}
         for alias, part in self.shared.items():
             found[alias] = multiplier * LARGE * ridge_of(part).size(ridge_of(part).direction)
         size = sum(deviation**2 for deviation in found.values()) / self.noise_ratio

@@ -13,9 +13,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.loss.joined_loss import GRADIENT, JoinedLoss
 from tablepuppet.learn.rounds import Round
+from tablepuppet.learn.solve.allowance import RULE
 from tablepuppet.learn.solve.plateau import Plateau
+from tablepuppet.learn.solve.schedule import MOST_OF_A_ROUND
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.part import Part, part_of
 from tablepuppet.learn.tables.products import check_products
@@ -160,13 +163,19 @@ def descend_full_batch(
     """Run to tolerance: (intercept, whether it converged). ``report`` may ask to stop.
 
     Stops when the objective is flat (plateau.py), the decrease that a step promises is next to nothing, or no length of
-    it gives any; or before tables are asked for more than so many ``replies``.
+    it gives any; or before tables are asked for more than so many ``replies``. PrivacyError if these allow no round.
     """
     batch = FullBatch(model, loss.best_constant())
     model.predict(batch.intercept)
     value, converged, plateau = loss.evaluate(), False, Plateau(tol)
     for number in range(1, rounds + 1):
-        trials = TRIALS if replies is None else min(TRIALS, replies - batch.asked - 3)
+        trials = TRIALS if replies is None else min(TRIALS, replies - batch.asked - MOST_OF_A_ROUND + 1)
+        if trials < 1 and number == 1:
+            raise PrivacyError(
+                f"a round of lbfgs may need {MOST_OF_A_ROUND} replies beside the first predictions, and a party gives "
+                f"fewer to this session; use solver='admm', or ask the party's operator (policy rule {RULE})",
+                rule=RULE,
+            )
         if trials < 1:
             break
         tables, products = batch.turn(loss)

@@ -14,6 +14,8 @@ from tablepuppet.learn.settings import Auto
 from tablepuppet.learn.solve.allowance import Allowance
 from tablepuppet.learn.solve.solvers import SGD, Solver
 
+MOST_OF_A_ROUND = 4  # replies of a network's `lbfgs`: gradient, scores anew if a party was lost, a step, and back
+BESIDE_A_ROUND = 2  # replies: the first predictions, and those of validation rows
 FEWEST_ROWS = 64  # of a batch that "auto" makes, unless there are fewer
 
 
@@ -56,8 +58,10 @@ def schedule_of(
         return epochs_that_fit(rows, rounds, solver.batch_size, usual, allowed, told)
     advice = "" if solver.sums_shards else "lower inner_rounds"
     planned = rounds_that_fit(rounds, usual_rounds, allowed(1), told, advice)
-    most = allowed(1).most_rounds()
-    return Schedule(planned, rows, None if most is None else 2 * max(most, planned))
+    most, left = allowed(1).most_rounds(), allowed(1).left()
+    if most is None or left is None:
+        return Schedule(planned, rows)
+    return Schedule(planned, rows, max(2 * max(most, planned), min(MOST_OF_A_ROUND, left - BESIDE_A_ROUND)))
 
 
 def rounds_that_fit(rounds: int | Auto, usual: int, allowance: Allowance, told: dict[str, object], advice: str) -> int:

@@ -244,7 +244,7 @@ def descend_by_batches(
         lr, scores = rates[epoch - 1], batch.gather(predictions, intercept)
         rows.put(SCORES, batch.rows, scores)
         here = loss.pointwise.evaluate(scores, rows.labels_of(batch.rows))
-        total += here.value / len(batch.rows) * len(batch.rows)
+        total += here.value
         penalty += steps.penalty * len(batch.rows)
         wanted = here.gradient / len(batch.rows)
         inside, outside = (1.0, lr) if steps.conditioned is None else (steps.conditioned.intercept_rate(lr), 1.0)
