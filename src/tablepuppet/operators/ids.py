@@ -22,7 +22,7 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import EACH, Column
-from tablepuppet.party.told_column import read_column, told_column
+from tablepuppet.party.sent_column import read_column, sent_column
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.plan import Plan
 
@@ -47,7 +47,7 @@ def told_ids(table: LocalTable, view: str, columns: Names) -> Values:
         return {}
     reply: Values = {}
     for number, column in enumerate(table.beside(columns).columns):
-        reply |= told_column(table.taken(column, view), str(number))
+        reply |= sent_column(table.taken(column, view), str(number))
         check_reply(size_of(reply))
     return reply
 

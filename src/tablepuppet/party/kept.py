@@ -102,7 +102,7 @@ class Shelf:
         """The part for every table that it has one for, each with its fingerprint."""
         return [self._read(path) for path in self._files(f"*/{_hash(part)}.*.part")]
 
-    def settle(self, model: str, part: str) -> None:
+    def keep_only(self, model: str, part: str) -> None:
         """Forget all parts of a model but one; "" is none."""
         with self._lock:
             for path in self._files(f"{_hash(model)}/*"):

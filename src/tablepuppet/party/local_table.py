@@ -61,7 +61,7 @@ def _nothing_beside(snapshot: Snapshot, columns: Sequence[str]) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class View:
+class RelationRows:
     """The rows of a snapshot that take part in one relation, and how often each is joined."""
 
     row_ids: NDArray[np.integer]
@@ -94,7 +94,7 @@ class LocalTable:
     secure: SecureTable  # whether and how sums over its rows are masked
     wire: str = "float64"  # precision of row arrays on the wire
     run_key: bytes = b""  # for blinding join keys in this run only
-    views: Bounded = field(default_factory=Bounded)  # `View`s by the names of relations
+    views: Bounded = field(default_factory=Bounded)  # `RelationRows`s by the names of relations
     state: Bounded = field(default_factory=Bounded)  # of this session
     models: Owned = field(default_factory=lambda: Owned(Bounded(), {}, ""))  # of all sessions of the caller
     category_secrets: dict[str, bytes] = field(default_factory=dict)  # of the party: those of loaded models
@@ -113,11 +113,11 @@ class LocalTable:
     _place: Place = field(default=(0, -1), init=False)  # of the op that runs
     _releases: int = field(default=0, init=False)  # with noise, of this op so far
 
-    def view(self, name: str) -> View:
+    def view(self, name: str) -> RelationRows:
         """The rows of a relation that was announced with the op ``rows.use``."""
         if name not in self.views:
             raise PartyError(f"party {self.snapshot.scan.party!r}: no rows are announced for relation {name!r}")
-        found: View = self.views[name]
+        found: RelationRows = self.views[name]
         return found
 
     def begin(self, place: Place | None = None) -> None:
@@ -142,7 +142,7 @@ class LocalTable:
         self.state.clear()
         self.models.close()
 
-    def rows_once(self, view: str) -> View:
+    def rows_once(self, view: str) -> RelationRows:
         """The rows of a relation, each listed once: a row that is listed twice would count twice in sums with noise."""
         found = self.view(view)
         if not found.is_each_once:

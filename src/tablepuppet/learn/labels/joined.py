@@ -18,7 +18,7 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ROWS, Asked, Codes, Numbers, Plain, Returns, Texts, Wrong
-from tablepuppet.party.told_column import DAYS, TIMES, in_calendar
+from tablepuppet.party.sent_column import DAYS, TIMES, in_calendar
 from tablepuppet.prep.values import numbers
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import NUMERIC, Family, family
@@ -34,7 +34,7 @@ _KINDS: dict[Family, tuple[type, ...]] = {
 
 
 @dataclass(frozen=True)
-class ToldClasses:
+class SentClasses:
     """Classes of the label's type, each once; none if more were found than were asked for."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
@@ -53,7 +53,7 @@ class ToldClasses:
 
 
 @dataclass(frozen=True)
-class ToldDays:
+class SentCalendarType:
     """The Arrow type of classes that are dates or timestamps, all of which a calendar has; empty for others."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
@@ -67,8 +67,8 @@ class ToldDays:
 
 MOST_LETTERS = 1 << 20  # of a class
 CLASS_LABELS: Returns = {
-    "found": Plain(int, 0), "missing": Plain(int, 0, ROWS), "classes": ToldClasses(),
-    "codes": Codes("classes", or_none=True), "days": ToldDays(),
+    "found": Plain(int, 0), "missing": Plain(int, 0, ROWS), "classes": SentClasses(),
+    "codes": Codes("classes", or_none=True), "days": SentCalendarType(),
 }  # fmt: skip
 
 
@@ -112,11 +112,11 @@ def label_classes(table: LocalTable, view: str, column: str, most: int) -> Value
     if not 0 < found <= most:
         return {"found": found, "classes": [], "codes": codes[:0], "missing": missing, "days": ""}
     narrow = codes.astype(np.min_scalar_type(max(found, 1)))
-    told, days = told_classes(encoded.dictionary)
+    told, days = sent_classes(encoded.dictionary)
     return {"found": found, "classes": told, "codes": narrow, "missing": missing, "days": days}
 
 
-def told_classes(classes: pa.Array) -> tuple[list[Any], str]:
+def sent_classes(classes: pa.Array) -> tuple[list[Any], str]:
     """Classes as they travel, and their Arrow type if they are dates or timestamps, which travel as whole numbers."""
     if pa.types.is_decimal(classes.type):
         classes = classes.cast(pa.float64())

@@ -25,13 +25,13 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PrivacyError
-from tablepuppet.learn.labels.joined import CLASS_LABELS, NUMBER_LABELS, Question, told_classes
+from tablepuppet.learn.labels.joined import CLASS_LABELS, NUMBER_LABELS, Question, sent_classes
 from tablepuppet.party.arguments import Epsilon
+from tablepuppet.party.column_fingerprint import column_fingerprint
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Category, Use
 from tablepuppet.party.release import Release
-from tablepuppet.party.whole import whole_fingerprint
 from tablepuppet.prep.values import numbers
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.label import (
@@ -117,7 +117,7 @@ def private_classes(
         expression=table.snapshot.scan.outputs[column],
         mechanism=mechanism,
     )
-    told, days = told_classes(values)
+    told, days = sent_classes(values)
     narrow = codes[places].astype(np.min_scalar_type(len(listed)))
     return {"found": len(listed), "classes": told, "codes": narrow, "missing": 0, "days": days}
 
@@ -178,7 +178,7 @@ def fitted_classes(classes: tuple[Category, ...], type_: pa.DataType) -> pa.Arra
 def _release(table: LocalTable, column: str, mechanism: str, epsilon: float, domain: Any) -> tuple[bytes, str]:
     """The secret that noise of this release is drawn from, and its name in the ledger."""
     expression = table.snapshot.scan.outputs[column]
-    state = whole_fingerprint(table.snapshot, column, table.read)
+    state = column_fingerprint(table.snapshot, column, table.read)
     secret = hmac.digest(table.noise_secret, f"labels {table.grant.table.lower()} {state}".encode(), "sha256")
     mark = hmac.digest(secret, b"mark", "sha256").hex()  # of the state, which a hash alone would let others guess
     return secret, json.dumps(["labels", expression, mechanism, float(epsilon), domain, mark])

@@ -75,7 +75,7 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
                 raise LearnError("the relation has no joined rows; check the join keys and filters with explain()")
             self.encoding_ = relation.fit_encoding()
             self.check_features(relation)
-            self.settle(relation, self.encoding_, self._learn(relation))
+            self.store_fit(relation, self.encoding_, self._learn(relation))
         return self
 
     @contextmanager
@@ -92,7 +92,7 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
     def _learn(self, relation: Relation) -> Storable:
         """Learn from the rows of a relation, as ``encoding_`` encodes them; the parameters."""
 
-    def settle(self, relation: Relation, encoding: Encoding, model: Storable) -> None:
+    def store_fit(self, relation: Relation, encoding: Encoding, model: Storable) -> None:
         """Keep what was learned."""
         self.encoding_, self.model_ = encoding, model
         self.relation_columns_ = [(c.alias, c.name, c.type) for c in encoding.kept(relation.query.features)]

@@ -106,7 +106,7 @@ class Learner(Planner):
         watch = Watch(self, relation, loss, held_out, prepared)
         model, intercept = self._train(relation, loss, watch)
         self.intercept_ = watch.end(model, intercept)
-        self.settle(relation, self.encoding_, model)
+        self.store_fit(relation, self.encoding_, model)
         if self.privacy is not None:
             warn_of_noise(self, self.privacy, relation, loss, held_out)
         loss.rows.drop()

@@ -20,11 +20,11 @@ from tablepuppet.learn.private.usefulness import (
     help_for_clipping,
     help_for_features,
     help_for_labels,
-    image_noise,
     is_all_noise,
     is_useless,
     label_share,
     loss_of_constant,
+    prediction_noise_ratio,
     searched_directions,
 )
 from tablepuppet.learn.store.fitted import Fitted
@@ -97,7 +97,7 @@ def left_by_noise(learner: NoisyLearner, loss: JoinedLoss, constant: float, gain
     what those without noise would gain. Noisy steps are measured with the noise, noisy statistics without.
     """
     promise = learner.promise_
-    noise = None if promise is None else image_noise(promise)
+    noise = None if promise is None else prediction_noise_ratio(promise)
     if promise is None or noise is None:
         return gained
     if not isinstance(learner.model_, SampledModel):

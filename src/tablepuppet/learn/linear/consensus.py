@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.linear.ridge import Curvature, new_diagonal_part, ridge_of, square_curvature
+from tablepuppet.learn.linear.ridge import Curvature, diagonal_ridge_parameters, ridge_of, square_curvature
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.allowance import check_memory
@@ -46,7 +46,7 @@ OVER = 1.6  # over-relaxation: shards are told to have moved further than they d
 
 
 @dataclass
-class Shard:
+class ShardSolver:
     """What a shard keeps: eigenvectors of its Gram matrix, its part of the problem, its parameters and their dual."""
 
     means: Array
@@ -61,9 +61,9 @@ class Shard:
     def ask(self, sums: Array, theta: Array, curvature: Array) -> None:
         """A new problem: T_q^T Y_q, where the model stands, and C."""
         self.curvature = curvature
-        self.slope = sums - self.bend(theta)
+        self.slope = sums - self.hessian(theta)
 
-    def bend(self, x: Array) -> Array:
+    def hessian(self, x: Array) -> Array:
         """K_q x C."""
         return np.asarray(self.vectors @ (self.values[:, None] * (self.vectors.T @ x)) @ self.curvature)
 
@@ -76,7 +76,7 @@ class Shard:
         """The parameters for the next agreement (Eq. 22); what the shard would gain by them."""
         curvatures, classes = np.linalg.eigh(self.curvature)
         pulls = np.diag(classes.T @ pull @ classes)  # C and R have the same eigenvectors
-        force = self.slope + self.bend(agreed) + self.dual
+        force = self.slope + self.hessian(agreed) + self.dual
         turned = (self.vectors.T @ force @ classes) / (np.outer(self.values, curvatures) + pulls)
         moved = -self.vectors @ turned @ classes.T
         self.own, self.pull = agreed + OVER * moved, pull
@@ -95,7 +95,7 @@ def shard(
     gram = data.gram(counts) - sums - sums.T + counts.sum() * np.outer(means, means)
     values, vectors = np.linalg.eigh(gram / joined_rows)
     start = np.zeros((data.width, spec.outputs))
-    table.state[f"{model}/{view}/shard"] = Shard(means, np.maximum(values, 0.0), vectors, start, start)
+    table.state[f"{model}/{view}/shard"] = ShardSolver(means, np.maximum(values, 0.0), vectors, start, start)
     return {}
 
 
@@ -118,7 +118,7 @@ def consensus(
 ) -> Values:  # fmt: skip
     """One inner round at a shard; ``rows`` begin a new problem at theta."""
     kept = table.state.get(f"{model}/{view}/shard")
-    if not isinstance(kept, Shard):
+    if not isinstance(kept, ShardSolver):
         raise PartyError(f"party {table.grant.party!r} has not started this model; fit it again")
     _check_shapes(table, kept.own.shape, agreed, theta)
     _check_shapes(table, (kept.own.shape[1],) * 2, curvature, pull)
@@ -156,14 +156,14 @@ class Consensus:
         self.common: dict[str, Any] = {"encoding": encoding.id, "model": model}
         widths = {alias: len(encoding.names(alias)) for alias in aliases}
         self.parts = {
-            alias: new_diagonal_part(
+            alias: diagonal_ridge_parameters(
                 encoding.means(alias), encoding.columns(alias) * encoding.squares(alias), spec.outputs
             )
             for alias in aliases
         }  # a Gram matrix is at most its diagonal times the number of columns that were encoded
         self.agreed: dict[str, Array] = {alias: np.zeros((width, spec.outputs)) for alias, width in widths.items()}
         self.largest = float(sum(encoding.columns(alias) for alias in aliases))  # of a Gram matrix: its trace
-        self._told: dict[tuple[str, str], Array] = {}  # by alias and party: the last sum
+        self._last_sums: dict[tuple[str, str], Array] = {}  # by alias and party: the last sum
         self._force: dict[str, float] = {}  # by alias: the largest so far, about
         means = {alias: {"means": encoding.means(alias)} for alias in aliases}
         rows = len(lou.client.mapping)
@@ -187,7 +187,7 @@ class Consensus:
         ).read()  # fmt: skip
         for alias, each in told.items():
             shards = zip(self.lou.client.shards(alias), replies[alias], strict=True)
-            self._told |= {(alias, shard.party): reply["sum"] for shard, reply in shards}
+            self._last_sums |= {(alias, shard.party): reply["sum"] for shard, reply in shards}
             whole = self.l2 * np.eye(len(each["pull"])) + self.lou.shards(alias) * each["pull"]
             self.agreed[alias] = self.lou.add(replies[alias], "sum") @ np.linalg.inv(whole)
         return float(sum(self.lou.add(replies[alias], "gain") for alias in told))
@@ -198,15 +198,15 @@ class Consensus:
         Duals remember earlier rounds, so the largest force so far counts.
         """
         agreed, theta, curvature, pull = (told[name] for name in ("agreed", "theta", "curvature", "pull"))
-        bend = np.linalg.norm(agreed - theta) * np.linalg.norm(curvature) * max(len(theta), 1)
-        force = float(bend + (0.0 if rows is None else self.lou.bound(rows)))
+        hessian = np.linalg.norm(agreed - theta) * np.linalg.norm(curvature) * max(len(theta), 1)
+        force = float(hessian + (0.0 if rows is None else self.lou.bound(rows)))
         self._force[alias] = force = max(force, self._force.get(alias, 0.0))
         held = float(np.linalg.norm(agreed) * np.linalg.norm(pull))
         return {"sum": held + force, "gain": force**2 * len(pull) / float(np.trace(pull))}
 
     def _as_before(self, alias: str, shard: ShardRows) -> dict[str, Any]:
         """A shard that is lost stays where it was."""
-        return {"sum": self._told.get((alias, shard.party), np.zeros_like(self.agreed[alias])), "gain": 0.0}
+        return {"sum": self._last_sums.get((alias, shard.party), np.zeros_like(self.agreed[alias])), "gain": 0.0}
 
     def _problem(self, alias: str, curvature: Curvature) -> dict[str, Array]:
         agreed = self.agreed[alias]

@@ -26,7 +26,7 @@ def has_converged(model: LinearModel, loss: JoinedLoss, intercept: Array) -> boo
     model.predict(intercept)
     known = loss.evaluate()
     directions = Directions(loss.rows, 1)
-    column, curvature = GradientRule(loss).wanted(directions.new(), None)
+    column, curvature = GradientRule(loss).values(directions.new(), None)
     products = model.direction(model.loj.scatter_centred(column, model.tables), curvature, column)
     if not model.is_whole:
         return False

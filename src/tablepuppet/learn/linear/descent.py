@@ -39,7 +39,7 @@ class Rule(Protocol):
         """Prepare columns, at the first scores; the loss was evaluated there."""
         ...
 
-    def wanted(self, room: Column, before: Array | None) -> tuple[Column, Curvature]:
+    def values(self, room: Column, before: Array | None) -> tuple[Column, Curvature]:
         """(the column of values that tables are sent sums of, the curvature of their ridge solve).
 
         The loss was evaluated at the scores. ``room`` is a column that may be written to; ``before`` is the mean
@@ -47,7 +47,7 @@ class Rule(Protocol):
         """
         ...
 
-    def asked(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
+    def right_hand_side(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         """What the base rows of tables shall answer, from the values, summed and centred."""
         ...
 
@@ -90,24 +90,26 @@ def descend(
         if known is None:
             known = loss.evaluate()
         room = directions.new()
-        column, curvature = rule.wanted(room, before)
+        column, curvature = rule.values(room, before)
         # a constant is the intercept's to answer
-        products = model.direction(rule.asked(model.loj.scatter_centred(column, model.tables)), curvature, room)
+        products = model.direction(
+            rule.right_hand_side(model.loj.scatter_centred(column, model.tables)), curvature, room
+        )
         changed = model.lost.changed
         if changed:
             directions.forget_earlier()
             model.lost.correct(intercept)
             errors, known, slopes = [], None, False
-        least = LEAST_GAIN if model.unsettled else 0.0
+        least = LEAST_GAIN if model.disagreement else 0.0
         noise = model.direction_noise(loss)
         plane = Plane(loss, directions, model.l2, products, noise)
         begin, end = plane.lowest(known, least, slopes=slopes)
         mix, shift = end.weights[: -loss.outputs], end.weights[-loss.outputs :]
         errors, sound = _rounding(begin.hessian, errors, mix)
         slope = 0.0 if end is begin else float(begin.slope[0])
-        gap = promised_decrease(slope, begin.hessian, curvature, loss.outputs, model.unsettled)
+        gap = promised_decrease(slope, begin.hessian, curvature, loss.outputs, model.disagreement)
         small = gap <= tol * max(abs(end.objective), 1e-12)
-        kept = memory if sound or not model.unsettled else 0  # directions of consensus are much like each other
+        kept = memory if sound or not model.disagreement else 0  # directions of consensus are much like each other
         if small and rule is not gradient:
             kept = 0  # nor is it any use to remember steps that gained nothing
         kept = min(kept, 1) if changed else kept
@@ -153,11 +155,11 @@ def _take_step(
     rule.moved(block, is_evaluated)
 
 
-def promised_decrease(slope: float, hessian: Array, curvature: Curvature, outputs: int, unsettled: float) -> float:
+def promised_decrease(slope: float, hessian: Array, curvature: Curvature, outputs: int, disagreement: float) -> float:
     """<g, p> / 2 at the true curvature: what the step would gain if the tables did not overlap.
 
-    Where shards agree step by step (consensus.py), p is not yet the ridge solve; ``unsettled`` is what they would gain.
+    With consensus (consensus.py), p is not yet the ridge solve: ``disagreement`` is what the shards could still gain.
     """
     asked = np.trace(curvature) if isinstance(curvature, np.ndarray) else curvature * outputs
     true = np.trace(hessian[-outputs:, -outputs:])
-    return (abs(slope) / 2 + unsettled) * float(asked / max(true, 1e-12))
+    return (abs(slope) / 2 + disagreement) * float(asked / max(true, 1e-12))

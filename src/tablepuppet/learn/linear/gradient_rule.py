@@ -27,7 +27,7 @@ class GradientRule:
     def begin(self) -> None:
         """Nothing to prepare."""
 
-    def wanted(self, room: Column, before: Array | None) -> tuple[Column, Curvature]:
+    def values(self, room: Column, before: Array | None) -> tuple[Column, Curvature]:
         """The gradient of the mean loss by scores, and the mean curvature by pairs of outputs."""
         rows = self.loss.rows
         parts = rows.each(self._write_gradient, room, 1 / len(rows))
@@ -38,7 +38,7 @@ class GradientRule:
         np.multiply(here.gradient, scale, out=block[room])
         return here.hessian.on_constants()
 
-    def asked(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
+    def right_hand_side(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         """The gradient's sums."""
         return sums
 

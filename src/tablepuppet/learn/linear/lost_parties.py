@@ -22,7 +22,7 @@ from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Pending
 
 Array = NDArray[np.float64]
-Place = tuple[str, str]  # alias, party
+ShardKey = tuple[str, str]  # alias, party
 
 
 class LostParties:
@@ -32,7 +32,7 @@ class LostParties:
         self.model = model
         self.still: set[str] = set()  # tables with one shard that stand still
         self.changed = False  # whether somebody was lost or came back in this round
-        self._since: dict[Place, Array] = {}  # shards that are lost: the parameters that their predictions are of
+        self._since: dict[ShardKey, Array] = {}  # shards that are lost: the parameters that their predictions are of
         self._missed: dict[str, Array] = {}  # what the scores of shards that came back lack, by base rows
         self._products: dict[str, Array] = {}
         self._squares: dict[str, float] = {}

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from tablepuppet.algebra.ops import gram_noise
 from tablepuppet.learn.linear.consensus import Consensus, Inner
 from tablepuppet.learn.linear.lost_parties import LostParties
-from tablepuppet.learn.linear.ops import advance_part
-from tablepuppet.learn.linear.ridge import LARGE, Curvature, Ridge, new_noisy_part, new_ridge_part, ridge_of
+from tablepuppet.learn.linear.ops import advance_parameters
+from tablepuppet.learn.linear.ridge import LARGE, Curvature, Ridge, noisy_ridge_parameters, ridge_of, ridge_parameters
 from tablepuppet.learn.loss.joined_loss import GRADIENT, JoinedLoss
 from tablepuppet.learn.noise.plan import FeatureNoise
 from tablepuppet.learn.noise.predictions import DirectionNoise
 from tablepuppet.learn.tables.federated import FederatedModel
-from tablepuppet.learn.tables.part import Part
+from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.joined_rows import Column, JoinedRows
@@ -61,16 +61,18 @@ class Sums:
         return 1.0 + 10 * multiplier * self.lou.shards(alias) / self._rows(alias)
 
     @cached_property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, TableParameters]:
         """By table."""
         found, grams = {}, self._grams.read()
         for alias in self.aliases:
             gram = self.lou.add(grams[alias], "gram")
             if self.noise is None:
-                found[alias] = new_ridge_part(gram, self.encoding.means(alias), self.spec.outputs)
+                found[alias] = ridge_parameters(gram, self.encoding.means(alias), self.spec.outputs)
             else:
                 noise = gram_noise(self.encoding.columns(alias), self.noise.of_gram(self._rows(alias)))
-                found[alias] = new_noisy_part(gram, noise * math.sqrt(self.lou.shards(alias)), self.spec.outputs)
+                found[alias] = noisy_ridge_parameters(
+                    gram, noise * math.sqrt(self.lou.shards(alias)), self.spec.outputs
+                )
         return found
 
     @property
@@ -111,7 +113,7 @@ class LinearModel(FederatedModel):
         noise: FeatureNoise | None = None,
     ):  # fmt: skip
         super().__init__(client, rows, encoding, wire, Linear(rows.outputs), l2, noise=noise)
-        self.unsettled = 0.0  # what shards would gain by leaving what they agreed on
+        self.disagreement = 0.0  # what shards would gain by leaving what they agreed on
         self.lost, self._steps = LostParties(self), 0
         self._directions: Pending | None = None
         told = {a: {} if noise is None else {"noise": noise.of_gram(self.rows(a))} for a in self.alone}
@@ -126,7 +128,7 @@ class LinearModel(FederatedModel):
             self._union = Consensus(self.lou, encoding, self.together, self.spec, l2, self.name, inner)
 
     @property
-    def shared(self) -> Mapping[str, Part]:
+    def shared(self) -> Mapping[str, TableParameters]:
         """As shards have added them up, or agreed on them."""
         return self._union.parts
 
@@ -140,7 +142,7 @@ class LinearModel(FederatedModel):
     def direction(self, rows: Mapping[str, Floats], curvature: Curvature, into: Column) -> Array:
         """Inner products over all tables, which answer a value per base row; X p is written into a column."""
         turned = self._ask_directions(rows, curvature)
-        self.unsettled = self._union.turn(rows, curvature)
+        self.disagreement = self._union.turn(rows, curvature)
         directions = {alias: ridge_of(part).direction for alias, part in self.shared.items()}
         moved, missed = self.ask_applied(directions, self.lost.instead), self.lost.ask_missed()
         predictions, replies = self.joined(moved.read(), self.together), turned.read()
@@ -172,7 +174,7 @@ class LinearModel(FederatedModel):
         moving = [alias for alias in self.alone if alias not in self.lost.still]
         self.lou.ask("ridge.advance", moving, model=self.name, mix=mix, memory=memory)
         for part in self.shared.values():
-            advance_part(part, mix, memory)
+            advance_parameters(part, mix, memory)
         self.lost.advance(mix)
         self._steps = min(len(mix), memory)
 

@@ -23,10 +23,16 @@ from numpy.typing import NDArray
 
 from tablepuppet.algebra.ops import gram_noise, joined_counts, noisy_gram
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.linear.ridge import Curvature, Ridge, new_noisy_part, new_ridge_part, ridge_of
+from tablepuppet.learn.linear.ridge import Curvature, Ridge, noisy_ridge_parameters, ridge_of, ridge_parameters
 from tablepuppet.learn.tables.linear import LinearRows
 from tablepuppet.learn.tables.noisy import noisy_gradient, noisy_predictions
-from tablepuppet.learn.tables.part import Part, keep_part, noisy_part, part_of, unchanged_if_refused
+from tablepuppet.learn.tables.parameters import (
+    TableParameters,
+    hold_parameters,
+    noisy_parameters,
+    parameters_of,
+    unchanged_if_refused,
+)
 from tablepuppet.party.added_noise import GramNoise, PredictionNoise, SumNoise
 from tablepuppet.party.arguments import List, NotNegative, Positive, SomeOrNone
 from tablepuppet.party.local_table import LocalTable
@@ -55,11 +61,11 @@ def start(
     if noise is None:
         data, counts = encoded(table, view, encoding), joined_counts(table, view)
         means = data.transposed_times(counts) / joined_rows
-        part = new_ridge_part(data.gram(counts) / joined_rows, means, spec.outputs)
+        part = ridge_parameters(data.gram(counts) / joined_rows, means, spec.outputs)
     else:
         data = encoded_for_noise(table, view, encoding)
-        part = new_noisy_part(noisy_gram(table, data, noise), gram_noise(data.columns, noise), spec.outputs)
-    keep_part(table, model, part)
+        part = noisy_ridge_parameters(noisy_gram(table, data, noise), gram_noise(data.columns, noise), spec.outputs)
+    hold_parameters(table, model, part)
     return {"largest": ridge_of(part).largest}
 
 
@@ -79,9 +85,9 @@ def direction(
     ``noise`` is that of the gradient; T p has noise only if there is ``prediction_noise`` too.
     """
     if noise is None:
-        part, data = part_of(table, model), encoded(table, view, encoding)
+        part, data = parameters_of(table, model), encoded(table, view, encoding)
     else:
-        part, data = noisy_part(table, model), encoded_for_noise(table, view, encoding)
+        part, data = noisy_parameters(table, model), encoded_for_noise(table, view, encoding)
     ridge = ridge_of(part)
     _check_fit(part, rows, curvature, data)
     with unchanged_if_refused(part):
@@ -99,7 +105,7 @@ def direction(
         return {"image": image, "products": ridge.products(part.theta), "bound": bound}
 
 
-def _check_fit(part: Part, rows: Array, curvature: Curvature, data: EncodedTable) -> None:
+def _check_fit(part: TableParameters, rows: Array, curvature: Curvature, data: EncodedTable) -> None:
     """PartyError unless all are of one width and number of outputs."""
     outputs = part.theta.shape[1:]
     square = np.shape(curvature) in ((), (math.prod(outputs),) * 2)
@@ -110,11 +116,11 @@ def _check_fit(part: Part, rows: Array, curvature: Curvature, data: EncodedTable
 @op("ridge.advance", asked="linear `lbfgs`, `admm`", releases=Release.COUNTS, returns={})
 def advance(table: LocalTable, view: str, model: str, mix: List, memory: SomeOrNone) -> Values:
     """Take the step that the coordinator decided on."""
-    advance_part(part_of(table, model), mix, memory)
+    advance_parameters(parameters_of(table, model), mix, memory)
     return {}
 
 
-def advance_part(part: Part, mix: Array, memory: int) -> None:
+def advance_parameters(part: TableParameters, mix: Array, memory: int) -> None:
     """Take a step that is a mix of the direction and earlier steps."""
     part.theta = ridge_of(part).advance(part.theta, mix, memory)
 
@@ -128,5 +134,5 @@ def advance_part(part: Part, mix: Array, memory: int) -> None:
 )
 def size(table: LocalTable, view: str, model: str) -> Values:
     """The usual size of predictions, by noisy sums only: nothing more is spent."""
-    part = noisy_part(table, model)
+    part = noisy_parameters(table, model)
     return {"size": part.remembered(Ridge).size(part.theta)}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.tables.linear import LinearTable
-from tablepuppet.learn.tables.part import Part
+from tablepuppet.learn.tables.parameters import TableParameters
 
 Array = NDArray[np.float64]
 FLOOR = 1e-10  # directions with less than this share of the largest eigenvalue are never inverted
@@ -119,7 +119,7 @@ class ConditionedRates:
     damping: float
 
 
-def ridge_of(part: Part) -> Ridge:
+def ridge_of(part: TableParameters) -> Ridge:
     """What descent remembers of a part."""
     return part.remembered(Ridge)
 
@@ -137,28 +137,30 @@ def square_curvature(curvature: Curvature, outputs: int) -> Array:
     return np.asarray((vectors * values) @ vectors.T)
 
 
-def new_diagonal_part(means: Array, squares: Array, outputs: int) -> Part:
+def diagonal_ridge_parameters(means: Array, squares: Array, outputs: int) -> TableParameters:
     """Parameters of zero, conditioned by ``squares``, bounds of second moments along every column."""
-    return _part(len(means), outputs, squares, None, means, 0.0)
+    return _zeros(len(means), outputs, squares, None, means, 0.0)
 
 
-def new_ridge_part(gram: Array, means: Array, outputs: int) -> Part:
+def ridge_parameters(gram: Array, means: Array, outputs: int) -> TableParameters:
     """Parameters of zero, with the eigendecomposition of a centred Gram matrix."""
     values, vectors = np.linalg.eigh(gram - np.outer(means, means))
     values = np.maximum(values, 0.0)
-    return _part(len(gram), outputs, values, vectors, means, float(values.max(initial=0.0) + means @ means))
+    return _zeros(len(gram), outputs, values, vectors, means, float(values.max(initial=0.0) + means @ means))
 
 
-def new_noisy_part(gram: Array, noise: float, outputs: int) -> Part:
+def noisy_ridge_parameters(gram: Array, noise: float, outputs: int) -> TableParameters:
     """The same from a Gram matrix with noise: eigenvalues below what noise alone has tell nothing."""
     values, vectors = np.linalg.eigh(gram)
     values = np.maximum(values, 2 * noise * np.sqrt(len(gram)))
-    part = _part(len(gram), outputs, values, vectors, None, float(values.max(initial=0.0)))
+    part = _zeros(len(gram), outputs, values, vectors, None, float(values.max(initial=0.0)))
     part.noisy = True
     return part
 
 
-def _part(width: int, outputs: int, values: Array, vectors: Array | None, means: Array | None, largest: float) -> Part:
+def _zeros(
+    width: int, outputs: int, values: Array, vectors: Array | None, means: Array | None, largest: float
+) -> TableParameters:
     model = LinearTable(width, outputs)
     theta = model.start(0, "", width)
-    return Part(model, theta, memory=Ridge(values, vectors, means, largest, np.zeros_like(theta)))
+    return TableParameters(model, theta, memory=Ridge(values, vectors, means, largest, np.zeros_like(theta)))

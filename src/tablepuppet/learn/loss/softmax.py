@@ -122,7 +122,7 @@ class Softmax(Loss):
         elif isinstance(known, SoftmaxEvaluation):
             weight = known.hessian.probability + rho
             np.divide(rho, weight, out=weight)
-        _settle(z, gap, rho, small_step(self, rho, z), weight)
+        _newton(z, gap, rho, small_step(self, rho, z), weight)
         self.add_targets(gap, 1 / rho, labels)
         np.subtract(-1, gap, out=away.T)
 
@@ -159,7 +159,7 @@ def _exponentials(scores: Scores, out: Scores) -> tuple[Scores, Scores]:
     return out.sum(axis=0), highest
 
 
-def _settle(
+def _newton(
     z: Scores, gap: Scores, rho: float, enough: float, weight: Scores | None = None, steps: int = NEWTON_STEPS
 ) -> None:
     """Move ``gap`` = z - high - 1 to where it is at the solution. ``weight`` is rho / (p + rho), if known.
@@ -175,12 +175,12 @@ def _settle(
     z = z - step
     gap -= step
     if steps and (np.abs(step[:, ::SOME]).max(axis=0) >= enough).mean() > 0.5:
-        return _settle(z, gap, rho, enough, steps=steps - 1)
+        return _newton(z, gap, rho, enough, steps=steps - 1)
     moving = np.flatnonzero(np.abs(step, out=step).max(axis=0) >= enough)
     if len(moving):
         of, rest = z[:, moving], gap[:, moving]
         if steps:
-            _settle(of, rest, rho, enough, steps=steps - 1)
+            _newton(of, rest, rho, enough, steps=steps - 1)
         else:
             high = of - rest - 1
             rest = _by_logsumexp(high, rho) - high - 1

@@ -31,7 +31,7 @@ from tablepuppet.learn.solve.admm import RESIDUAL, SharingResidual, auto_rho
 from tablepuppet.learn.solve.plateau import Plateau
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.network import NetworkTable, need_torch
-from tablepuppet.learn.tables.part import Part, part_of
+from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.party.arguments import Some
@@ -47,7 +47,7 @@ Array = NDArray[np.float64]
 AUTO_RHO = 1.5  # times the mean curvature of the loss at the start
 AUTO_INNER_RHO, L2_SHARE = 0.05, 3.0  # times rho, times l2: a weaker pull lets shards drift apart
 USUAL = 16.0  # times the largest parameter so far: what shards come to before they agree
-SETTLED = 3  # rounds in a row that change the objective by next to nothing
+FLAT_ROUNDS = 3  # rounds in a row that change the objective by next to nothing
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ class Share:
         def objective(theta: Array) -> tuple[float, Array]:
             total = [0.0]
 
-            def wanted(part: slice, scores: Array) -> Array:
+            def row_gradients(part: slice, scores: Array) -> Array:
                 moved = scores - self.before[part]
                 force = self.weights[part] * moved
                 total.append(0.5 * float(np.vdot(force, moved)) + float(np.vdot(self.rows[part], scores)))
                 return force + self.rows[part]
 
-            gradient = self.network.gradient_of(theta, self.data, wanted)
+            gradient = self.network.gradient_of(theta, self.data, row_gradients)
             away = theta - centre
             return sum(total) + 0.5 * weight * float(away @ away), gradient + weight * away
 
@@ -104,7 +104,7 @@ def solve(
     table: LocalTable, view: str, encoding: str, model: str, rows: Array, pull: float, l2: float, steps: Some
 ) -> Values:
     """The theta-update at a table with one shard (Eq. 16); predictions after it, and |theta|^2."""
-    part = part_of(table, model)
+    part = parameters_of(table, model)
     network = network_of(part)
     share = Share.of(table, view, encoding, network, part.theta, rows, pull)
     part.theta, part.noisy = share.minimise(part.theta, 0.0, l2, steps), False
@@ -112,7 +112,7 @@ def solve(
     return {"image": image, "square": part.square}
 
 
-def network_of(part: Part) -> NetworkTable:
+def network_of(part: TableParameters) -> NetworkTable:
     """The network of a part; PartyError if its model cannot be solved for locally."""
     if not isinstance(part.model, NetworkTable):
         raise PartyError("this model was started by another solver; fit it again")
@@ -234,7 +234,7 @@ def descend_by_sharing(
     loss.evaluate()
     rule, sharing = SharingResidual(loss, len(model.tables), auto_rho(loss, rho, AUTO_RHO)), Sharing(model, inner)
     rule.begin()
-    last, settled, converged, plateau = np.inf, 0, False, Plateau(tol)
+    last, flat_rounds, converged, plateau = np.inf, 0, False, Plateau(tol)
     for number in range(1, rounds + 1):
         total = loss.rows.total(lambda block: np.atleast_1d(block[RESIDUAL].sum(axis=0)))
         intercept = intercept - total / rule.rho
@@ -243,13 +243,13 @@ def descend_by_sharing(
         value = loss.evaluate()
         objective = value + 0.5 * model.l2 * square
         steady, flat = model.was_steady(), plateau.is_flat(objective)
-        settled = settled + 1 if steady and abs(objective - last) <= plateau.strict * objective else 0
-        settled = max(settled, SETTLED) if steady and flat else settled
-        last, converged = objective, settled >= SETTLED and model.is_whole
+        flat_rounds = flat_rounds + 1 if steady and abs(objective - last) <= plateau.strict * objective else 0
+        flat_rounds = max(flat_rounds, FLAT_ROUNDS) if steady and flat else flat_rounds
+        last, converged = objective, flat_rounds >= FLAT_ROUNDS and model.is_whole
         if report(Round(number, objective, value, intercept, converged)) or converged:
             break
-        if settled >= SETTLED:
+        if flat_rounds >= FLAT_ROUNDS:
             if not model.all_return():
                 break
-            settled = 0
+            flat_rounds = 0
     return intercept, converged

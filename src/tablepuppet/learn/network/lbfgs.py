@@ -17,7 +17,7 @@ from tablepuppet.learn.loss.joined_loss import GRADIENT, JoinedLoss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.plateau import Plateau
 from tablepuppet.learn.tables.federated import FederatedModel
-from tablepuppet.learn.tables.part import Part, part_of
+from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
 from tablepuppet.learn.tables.products import check_products
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.party.arguments import List, SomeOrNone
@@ -60,7 +60,7 @@ class Pairs:
         return np.asarray(self.base + mix @ np.stack([*self.steps, *self.changes, self.gradient])[-len(mix) :])
 
 
-def turn_part(part: Part, gradient: Array, l2: float, memory: int) -> Array:
+def turn_parameters(part: TableParameters, gradient: Array, l2: float, memory: int) -> Array:
     """Learn the gradient of the loss at a table's parameters; inner products with what is remembered."""
     if part.memory is None:
         part.memory = Pairs(part.theta)
@@ -70,16 +70,16 @@ def turn_part(part: Part, gradient: Array, l2: float, memory: int) -> Array:
 @op("lbfgs.turn", asked="networks by `lbfgs`", releases=Release.GRADIENT_SUMS, returns={"products": PRODUCTS})
 def turn(table: LocalTable, view: str, encoding: str, model: str, rows: Array, l2: float, memory: SomeOrNone) -> Values:
     """The gradient stays here; its inner products with what is remembered go out."""
-    part = part_of(table, model)
+    part = parameters_of(table, model)
     part.noisy = False
     gradient = part.model.pull_back(part.theta, encoded(table, view, encoding), rows.astype(np.float64))
-    return {"products": turn_part(part, gradient, l2, memory)}
+    return {"products": turn_parameters(part, gradient, l2, memory)}
 
 
 @op("lbfgs.move", asked="networks by `lbfgs`", releases=Release.PREDICTIONS, returns={"image": IMAGE})
 def move(table: LocalTable, view: str, encoding: str, model: str, mix: List) -> Values:
     """Go to base + a combination of what is remembered; predictions there."""
-    part = part_of(table, model)
+    part = parameters_of(table, model)
     part.theta = part.remembered(Pairs).moved(mix)
     return {"image": part.model.predict(part.theta, encoded(table, view, encoding)).astype(table.wire)}
 
@@ -120,7 +120,7 @@ class FullBatch:
         self._products = {alias: answer["products"] for alias, answer in answers.items() if answer}
         products = [*self._products.values()]
         for alias, part in model.shared.items():
-            products.append(turn_part(part, model.lou.add(added[alias], "sums"), model.l2, memory))
+            products.append(turn_parameters(part, model.lou.add(added[alias], "sums"), model.l2, memory))
         own = self._pairs.turn(self.intercept, total, memory)
         self._still = set(model.alone) - set(self._products)
         self.changed, self._changes = self._changes != model.lou.client.outbox.changes, model.lou.client.outbox.changes
@@ -186,12 +186,12 @@ def descend_full_batch(
             value, reached = batch.move(0.0 * mix, loss), objective
         gained = objective - reached
         small = max(gained, -slope / 2) <= plateau.strict * max(abs(reached), 1e-12)
-        settled = (gained <= 0 and trials == TRIALS) or small or plateau.is_flat(reached)
-        settled = model.was_steady() and settled
-        converged = settled and model.is_whole
+        ended = (gained <= 0 and trials == TRIALS) or small or plateau.is_flat(reached)
+        ended = model.was_steady() and ended
+        converged = ended and model.is_whole
         if report(Round(number, reached, value, batch.intercept, converged)) or converged:
             break
-        if settled and not model.all_return():
+        if ended and not model.all_return():
             break
     return batch.intercept, converged
 
@@ -206,21 +206,21 @@ def two_loop(products: Array) -> Array:
     mix = np.zeros(len(products))
     mix[-1] = -1.0
     steps, changes = range(pairs), range(pairs, 2 * pairs)
-    bend = [(s, y) for s, y in zip(steps, changes, strict=True) if _bends_up(products, s, y)]
-    if not bend:
+    usable = [(s, y) for s, y in zip(steps, changes, strict=True) if _is_curved_up(products, s, y)]
+    if not usable:
         return mix / max(1.0, float(np.sqrt(products[-1, -1])))
     shares = {}
-    for s, y in bend:
+    for s, y in usable:
         shares[s] = float(products[s] @ mix) / products[s, y]
         mix[y] -= shares[s]
-    newest, change = bend[0]
+    newest, change = usable[0]
     mix *= products[newest, change] / products[change, change]
-    for s, y in reversed(bend):
+    for s, y in reversed(usable):
         mix[s] += shares[s] - float(products[y] @ mix) / products[s, y]
     return mix
 
 
-def _bends_up(products: Array, step: int, change: int) -> bool:
+def _is_curved_up(products: Array, step: int, change: int) -> bool:
     return bool(products[step, change] > 1e-8 * np.sqrt(products[step, step] * products[change, change]))
 
 

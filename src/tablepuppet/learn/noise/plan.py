@@ -14,12 +14,12 @@ class Noise:
 
     clip: float
     _: KW_ONLY
-    image: float | None = None  # the multiplier of predictions, all tables alike; None: they have no noise
+    image: float | None = None  # noise multiplier of predictions, the same for all tables; None: no noise
     steps: int = 0  # rounds, or noisy steps, so far
-    images: int = 0  # predictions so far
+    images: int = 0  # noisy predictions so far; saved models store both fields under these names
 
     @property
-    def image_precision(self) -> float:
+    def prediction_precision(self) -> float:
         """The sum of 1 / multiplier^2 of predictions so far."""
         return 0.0 if self.image is None else self.images / self.image**2
 

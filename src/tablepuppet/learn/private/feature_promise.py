@@ -64,16 +64,16 @@ class FeaturePromise(ABC):
         """Noise in a table's parameters after all rounds, in units of what one row may add; 0 if it takes none."""
 
     @abstractmethod
-    def _epsilon(self, alias: str, images: float) -> float:
-        """Of all that was told of a table, with predictions of which 1 / multiplier^2 adds up to ``images``."""
+    def _epsilon(self, alias: str, predictions: float) -> float:
+        """Of all that was told of a table, with predictions of which 1 / multiplier^2 adds up to ``predictions``."""
 
     @abstractmethod
-    def _total(self, aliases: Sequence[str], images: float) -> float:
-        """The same of several tables at one delta; ``images`` of each."""
+    def _total(self, aliases: Sequence[str], predictions: float) -> float:
+        """The same of several tables at one delta; ``predictions`` of each."""
 
     @abstractmethod
-    def _group_epsilon(self, aliases: Sequence[str], rows: int, images: float, delta: float) -> float:
-        """The same of somebody with several rows; ``images`` of all."""
+    def _group_epsilon(self, aliases: Sequence[str], rows: int, predictions: float, delta: float) -> float:
+        """The same of somebody with several rows; ``predictions`` of all."""
 
     @property
     def is_sampled(self) -> bool:
@@ -118,7 +118,7 @@ class FeaturePromise(ABC):
 
     def epsilon(self, alias: str) -> float:
         """The epsilon of a table's rows for all that was told: infinite if predictions had no noise."""
-        return math.inf if self.spent.image is None else self._epsilon(alias, self.spent.image_precision)
+        return math.inf if self.spent.image is None else self._epsilon(alias, self.spent.prediction_precision)
 
     def together(self, aliases: Sequence[str], *, given_messages: bool = False, rows: int = 1) -> float:
         """The epsilon at one delta of somebody with a row, or several, in each of these tables.
@@ -130,7 +130,7 @@ class FeaturePromise(ABC):
         alone = self.given_messages if given_messages else self.epsilon
         if len(aliases) < 2 or math.isinf(alone(aliases[0])):
             return sum(map(alone, aliases))
-        return self._total(aliases, 0.0 if given_messages else self.spent.image_precision)
+        return self._total(aliases, 0.0 if given_messages else self.spent.prediction_precision)
 
     def _of_group(self, aliases: Sequence[str], rows: int, given_messages: bool) -> float:
         """The same for somebody with several rows in each table, which change a sum by as many times the bound of one.
@@ -140,8 +140,8 @@ class FeaturePromise(ABC):
         delta = self.statistics.delta_left(aliases, rows)
         if delta <= 0 or (not given_messages and self.spent.image is None):
             return math.inf
-        images = 0.0 if given_messages else rows * len(aliases) * self.spent.image_precision
-        return self._group_epsilon(aliases, rows, images, delta)
+        predictions = 0.0 if given_messages else rows * len(aliases) * self.spent.prediction_precision
+        return self._group_epsilon(aliases, rows, predictions, delta)
 
     def to_keep(self) -> dict[str, Any]:
         """What a saved model has of it: the settings, the noise, and how much of it was used."""

@@ -126,7 +126,7 @@ def check_label_apart(plan: Plan, privacy: Privacy | None) -> None:
         return
     table, own = plan.tables[label.alias].name, set(columns_of(label.expression))
     for how, text in _uses_of_table(plan, table):
-        shared = sorted(own & set(_told_columns(text) if how == "filter" else columns_of(text)))
+        shared = sorted(own & set(_revealed_columns(text) if how == "filter" else columns_of(text)))
         if shared and how != "label":
             raise PrivacyError(
                 f"table {table!r}, column {shared[0]!r}: it makes the label, which is noised, and is used as a "
@@ -169,7 +169,7 @@ def _uses(plan: Plan, alias: str) -> Iterator[tuple[str, str]]:
         yield from (("join key", text) for key in branch.keys for text in key.members.get(alias, ()))
 
 
-def _told_columns(text: str) -> Iterable[str]:
+def _revealed_columns(text: str) -> Iterable[str]:
     """The columns of a filter that it tells more of than whether they are missing."""
     for column in checked(text).find_all(exp.Column):
         test = column.parent

@@ -75,9 +75,9 @@ class SampledModel(FederatedModel):
         """The same for all tables."""
         return dict.fromkeys(self.tables, self.noise.clip)
 
-    def step(self, wanted: str, pull: float, pace: Pace, into: str) -> None:
-        """Predictions of the joined rows, as a column, after steps that answer the column ``wanted``."""
-        rows = self.loj.scatter(wanted, self.tables)
+    def step(self, column: str, pull: float, pace: Pace, into: str) -> None:
+        """Predictions of the joined rows, as a column, after steps that answer the column ``column``."""
+        rows = self.loj.scatter(column, self.tables)
         stepped = self._ask_steps(rows, pull, pace)
         for number in range(pace.steps):
             self._step_shared(None if number else rows, pull, pace, number)

@@ -127,8 +127,8 @@ class StepPromise(FeaturePromise):
     def _has_steps(self, alias: str) -> bool:
         return bool(self.steps.steps) and alias in self.steps.multipliers
 
-    def _epsilon(self, alias: str, images: float) -> float:
-        beside, delta = self.statistics.precision(alias) + images, self.statistics.delta_left([alias])
+    def _epsilon(self, alias: str, predictions: float) -> float:
+        beside, delta = self.statistics.precision(alias) + predictions, self.statistics.delta_left([alias])
         if not self._has_steps(alias):
             return epsilon_of(beside, delta)
         multiplier, taken = self.steps.multipliers[alias], self.steps.steps
@@ -141,8 +141,8 @@ class StepPromise(FeaturePromise):
         cost = self._spending(alias, self.statistics.precision(alias))
         return min(cost.epsilon(self.statistics.delta_left([alias])) + self._slack, self.statistics.epsilon)
 
-    def _total(self, aliases: Sequence[str], images: float) -> float:
-        costs = (self._spending(alias, self.statistics.precision(alias) + images) for alias in aliases)
+    def _total(self, aliases: Sequence[str], predictions: float) -> float:
+        costs = (self._spending(alias, self.statistics.precision(alias) + predictions) for alias in aliases)
         return sum(costs, Spending()).epsilon(self.statistics.delta_left(aliases)) + len(aliases) * self._slack
 
     def _spending(self, alias: str, beside: float) -> Spending:
@@ -152,8 +152,8 @@ class StepPromise(FeaturePromise):
             return cost
         return cost + Spending.of_gaussian(self.steps.multipliers[alias], self.steps.steps, self._sampling(alias))
 
-    def _group_epsilon(self, aliases: Sequence[str], rows: int, images: float, delta: float) -> float:
-        beside = rows**2 * sum(map(self.statistics.precision, aliases)) + images
+    def _group_epsilon(self, aliases: Sequence[str], rows: int, predictions: float, delta: float) -> float:
+        beside = rows**2 * sum(map(self.statistics.precision, aliases)) + predictions
         taken = [alias for alias in aliases if self._has_steps(alias)]
         if not taken:
             return epsilon_of(beside, delta)

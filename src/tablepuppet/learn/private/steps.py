@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.tables.model import RowModel, model_of
 from tablepuppet.learn.tables.noisy import noisy_predictions, predicted
-from tablepuppet.learn.tables.part import noisy_part, unchanged_if_refused
+from tablepuppet.learn.tables.parameters import noisy_parameters, unchanged_if_refused
 from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
 from tablepuppet.party.allowance import check_time
 from tablepuppet.party.arguments import NotNegative, Rates
@@ -53,23 +53,23 @@ class NoisySteps:
     data: EncodedTable
     rows: RowModel
     begin: Array  # theta when the round begins
-    wanted: Array  # n Y
+    row_gradients: Array  # n Y
     pull: Array  # n p G
     noise: SampleNoise  # of n rows, with probability q
     given: bytes  # a digest of what the round begins with
 
     @classmethod
     def of(
-        cls, table: LocalTable, view: str, encoding: str, rows: RowModel, theta: Array, wanted: Array, pull: float,
-        noise: SampleNoise,
+        cls, table: LocalTable, view: str, encoding: str, rows: RowModel, theta: Array, row_gradients: Array,
+        pull: float, noise: SampleNoise,
     ) -> NoisySteps:  # fmt: skip
         """At the parameters with which the round begins."""
         data, counts = encoded_for_noise(table, view, encoding), table.rows_once(view).counts.astype(np.float64)
         outputs = rows.predict(theta, data.rows(slice(0))).shape[1:]  # by shapes alone: nothing is computed yet
-        if wanted.shape != (len(data.dense), *outputs) or not np.isfinite(wanted).all():
+        if row_gradients.shape != (len(data.dense), *outputs) or not np.isfinite(row_gradients).all():
             raise PartyError(f"party {table.grant.party!r}: one finite number is needed for each row and output")
         n = noise.table_rows
-        begin = (theta, wanted.astype(np.float64) * n, counts * pull * n)
+        begin = (theta, row_gradients.astype(np.float64) * n, counts * pull * n)
         given = hashlib.sha256(b"".join(array.tobytes() for array in begin)).digest()
         return cls(table, data, rows, *begin, noise, given)
 
@@ -97,9 +97,9 @@ class NoisySteps:
             here = chosen[block]
             data = self.data.rows(here)
             moved = self.rows.predict(theta, data) - self.before[here]
-            wanted = self.wanted[here] + by_row(moved, self.pull[here])
-            assert moved.shape == wanted.shape, "as at the beginning of the round"
-            yield self.rows.clipped_sums(theta, data, wanted, self.noise.clip).reshape(theta.shape)
+            row_gradients = self.row_gradients[here] + by_row(moved, self.pull[here])
+            assert moved.shape == row_gradients.shape, "as at the beginning of the round"
+            yield self.rows.clipped_sums(theta, data, row_gradients, self.noise.clip).reshape(theta.shape)
 
 
 @op(
@@ -114,7 +114,7 @@ def descend(
     momentum: NotNegative, l2: NotNegative, noise: SampleNoise, prediction_noise: PredictionNoise | None = None,
 ) -> Values:  # fmt: skip
     """Noisy steps, one for each learning rate, then predictions, which have noise only if that is asked for."""
-    part = noisy_part(table, model)
+    part = noisy_parameters(table, model)
     if prediction_noise is not None and prediction_noise.bound is None:
         raise PartyError("predictions with noise need a bound")
     steps = NoisySteps.of(table, view, encoding, part.model.by_row, part.theta, rows, pull, noise)

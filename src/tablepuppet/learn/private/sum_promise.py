@@ -60,13 +60,13 @@ class SumPromise(FeaturePromise):
         noise = self.noise
         return self.statistics.precision(alias) + 1 / noise.gram**2 + noise.steps / noise.step**2
 
-    def _epsilon(self, alias: str, images: float) -> float:
-        return epsilon_of(self._precision(alias) + images, self.statistics.delta_left([alias]))
+    def _epsilon(self, alias: str, predictions: float) -> float:
+        return epsilon_of(self._precision(alias) + predictions, self.statistics.delta_left([alias]))
 
-    def _total(self, aliases: Sequence[str], images: float) -> float:
-        precision = sum(map(self._precision, aliases)) + len(aliases) * images
+    def _total(self, aliases: Sequence[str], predictions: float) -> float:
+        precision = sum(map(self._precision, aliases)) + len(aliases) * predictions
         return epsilon_of(precision, self.statistics.delta_left(aliases)) + (len(aliases) - 1) * SLACK
 
-    def _group_epsilon(self, aliases: Sequence[str], rows: int, images: float, delta: float) -> float:
-        precision = rows**2 * sum(map(self._precision, aliases)) + images
+    def _group_epsilon(self, aliases: Sequence[str], rows: int, predictions: float, delta: float) -> float:
+        precision = rows**2 * sum(map(self._precision, aliases)) + predictions
         return epsilon_of(precision, delta) + (len(aliases) * rows - 1) * SLACK

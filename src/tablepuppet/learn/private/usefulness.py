@@ -82,7 +82,7 @@ def searched_directions(promise: FeaturePromise, tables: Mapping[str, TableSize]
     return promise.rounds + seen
 
 
-def image_noise(promise: FeaturePromise) -> float | None:
+def prediction_noise_ratio(promise: FeaturePromise) -> float | None:
     """Noise in predictions, in units of their usual size; None if they have none."""
     multiplier = promise.spent.image
     return None if multiplier is None else promise.prediction_size * multiplier
@@ -96,7 +96,7 @@ def help_for_features(promise: FeaturePromise, tables: Mapping[str, TableSize]) 
 
 
 def _for_predictions(promise: FeaturePromise) -> str | None:
-    noise = image_noise(promise)
+    noise = prediction_noise_ratio(promise)
     if noise is None or noise < 0.5:
         return None
     enough = gaussian_epsilon(1 / promise.prediction_size, promise.privacy.delta, promise.rounds)

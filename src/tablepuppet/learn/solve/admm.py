@@ -62,11 +62,11 @@ class SharingRule(Sharing):
         super().begin()
         self.curvature = self.loss.curvature_matrix()
 
-    def wanted(self, room: Column, before: Array | None) -> tuple[Column, Curvature]:
+    def values(self, room: Column, before: Array | None) -> tuple[Column, Curvature]:
         """The dual variable, and the mean curvature of the loss before the last step."""
         return DUAL, self.curvature if before is None else before
 
-    def asked(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
+    def right_hand_side(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
         """The residual times rho, at base rows: r = 2 u - (u before)."""
         before, self.before = self.before or sums, sums
         return {alias: self.scale * (2 * now - before[alias]) for alias, now in sums.items()}

@@ -81,8 +81,8 @@ def epochs_that_fit(
     size = _size(rows, rounds, usual, allowed) if isinstance(batch_size, str) else batch_size
     batches = batches_of(rows, size)
     allowance = allowed(batches)
-    wanted = min(usual.epochs_for(rows), max(10, math.ceil(2 * usual.steps / batches)))
-    epochs = _within(wanted, allowance) if isinstance(rounds, str) else rounds
+    epochs_enough = min(usual.epochs_for(rows), max(10, math.ceil(2 * usual.steps / batches)))
+    epochs = _within(epochs_enough, allowance) if isinstance(rounds, str) else rounds
     allowance.check(epochs, told, f"make batch_size larger than {size:,}")
     return Schedule(epochs, size)
 

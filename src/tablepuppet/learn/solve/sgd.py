@@ -19,7 +19,7 @@ from tablepuppet.learn.linear.ridge import ConditionedRates, ridge_of
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.tables.federated import FederatedModel
-from tablepuppet.learn.tables.part import Part, part_of
+from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
 from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
 from tablepuppet.operators.batches import Batch, Places, batches
 from tablepuppet.operators.client import Pending, Replies
@@ -51,7 +51,7 @@ def step(
     With a ``curvature`` the step is conditioned; the mean prediction over joined rows is then returned too, for the
     intercept to take.
     """
-    part, data = part_of(table, model), encoded(table, view, encoding)
+    part, data = parameters_of(table, model), encoded(table, view, encoding)
     part.noisy = False
     wide = rows.astype(np.float64)
     if len(places):
@@ -63,8 +63,8 @@ def step(
 
 
 def take_step(
-    part: Part, sums: Array, total: Array, lr: float, momentum: float, l2: float, curvature: float | None = None,
-    damping: float = 0.0,
+    part: TableParameters, sums: Array, total: Array, lr: float, momentum: float, l2: float,
+    curvature: float | None = None, damping: float = 0.0,
 ) -> None:  # fmt: skip
     """One step of a table's parameters, conditioned if there is a curvature."""
     if curvature is None:
@@ -98,7 +98,7 @@ class Steps(Protocol):
     centre: Array  # (outputs,): how much of the predictions' mean the intercept has to take back
 
     def exchange(
-        self, batch: Batch | None, wanted: Array | None, following: Batch | None, lr: float
+        self, batch: Batch | None, row_gradients: Array | None, following: Batch | None, lr: float
     ) -> Mapping[str, Floats]:
         """Take the step that ``batch`` asks for; the predictions for the ``following`` batch."""
         ...
@@ -112,11 +112,11 @@ class Stochastic:
         self.mapping, self.tables = model.loj.mapping, model.tables
         self.secured = [alias for alias in model.together if alias in model.lou.client.secured.parties]
         self.penalty, self.centre = 0.0, np.zeros(model.outputs)
-        self._told: dict[str, Array] = {}  # by table: the last prediction of every base row
+        self._last_predictions: dict[str, Array] = {}  # by table: the last prediction of every base row
         self._numbers: dict[str, dict[str, Any]] = {}  # by table: its squared norm and its mean prediction
 
     def exchange(
-        self, batch: Batch | None, wanted: Array | None, following: Batch | None, lr: float
+        self, batch: Batch | None, row_gradients: Array | None, following: Batch | None, lr: float
     ) -> dict[str, Floats]:
         """Take the step that ``batch`` asks for; the predictions for the ``following`` batch.
 
@@ -132,7 +132,9 @@ class Stochastic:
                 known = {"square": known["square"]}
             return {**known, "image": image}
 
-        sums = {} if batch is None or wanted is None else {a: batch.scatter(a, wanted) for a in self.tables}
+        sums = (
+            {} if batch is None or row_gradients is None else {a: batch.scatter(a, row_gradients) for a in self.tables}
+        )
         rates: dict[str, Any] = {"lr": lr, "momentum": self.momentum, "l2": model.l2}
         if self.conditioned is not None:
             rates |= {"curvature": self.conditioned.curvature, "damping": self.conditioned.damping}
@@ -142,21 +144,21 @@ class Stochastic:
             | {"next_places": _within(following, alias, part), "model": model.name, **rates},
             as_before,
         )  # fmt: skip
-        if batch is not None and wanted is not None:
+        if batch is not None and row_gradients is not None:
             replies = self._ask(
                 "model.gradient", model.together,
-                lambda alias, part: self._sums(batch, sums, alias, part) | self._told_part(alias),
+                lambda alias, part: self._sums(batch, sums, alias, part) | self._shared_theta(alias),
                 lambda alias, _: {"sums": np.zeros_like(model.shared[alias].theta)},
                 lambda alias: model.gradient_bound(alias, sums[alias]),
             ).read()  # fmt: skip
             for alias, part in model.shared.items():
-                take_step(part, model.lou.add(replies[alias], "sums"), wanted.sum(axis=0), **rates)
+                take_step(part, model.lou.add(replies[alias], "sums"), row_gradients.sum(axis=0), **rates)
         if following is None:
             self._learn_numbers(alone.read())
             return {}
         together = self._ask(
             "model.apply", model.together,
-            lambda alias, part: {"places": _within(following, alias, part), **self._told_part(alias)},
+            lambda alias, part: {"places": _within(following, alias, part), **self._shared_theta(alias)},
             as_before,
         )  # fmt: skip
         replies = alone.read()
@@ -167,7 +169,7 @@ class Stochastic:
                 self._known(alias)[following.places[alias]] = values
         return found
 
-    def _told_part(self, alias: str) -> dict[str, Any]:
+    def _shared_theta(self, alias: str) -> dict[str, Any]:
         """What shards are told of the parameters that they share."""
         return {"spec": self.model.spec, "theta": self.model.shared[alias].theta}
 
@@ -187,10 +189,10 @@ class Stochastic:
 
     def _known(self, alias: str) -> Array:
         """The last prediction of every base row of a table; zeros where there is none."""
-        if alias not in self._told:
+        if alias not in self._last_predictions:
             rows, outputs = self.mapping.tables[alias].rows, self.model.outputs
-            self._told[alias] = np.zeros(rows if outputs == 1 else (rows, outputs))
-        return self._told[alias]
+            self._last_predictions[alias] = np.zeros(rows if outputs == 1 else (rows, outputs))
+        return self._last_predictions[alias]
 
     def _ask(
         self, name: str, aliases: list[str], arguments: Callable[[str, slice], dict[str, Any]], instead: Instead,
@@ -246,11 +248,11 @@ def descend_by_batches(
         here = loss.pointwise.evaluate(scores, rows.labels_of(batch.rows))
         total += here.value / len(batch.rows) * len(batch.rows)
         penalty += steps.penalty * len(batch.rows)
-        wanted = here.gradient / len(batch.rows)
+        row_gradients = here.gradient / len(batch.rows)
         inside, outside = (1.0, lr) if steps.conditioned is None else (steps.conditioned.intercept_rate(lr), 1.0)
-        velocity = steps.momentum * velocity + inside * wanted.sum(axis=0)
+        velocity = steps.momentum * velocity + inside * row_gradients.sum(axis=0)
         free = free - outside * velocity
-        predictions = steps.exchange(batch, wanted, following, lr)
+        predictions = steps.exchange(batch, row_gradients, following, lr)
         intercept = free - steps.centre
         if is_last:
             if report(Round(epoch, (total + penalty) / len(rows), total / len(rows), intercept, converged=False)):

@@ -29,7 +29,7 @@ from tablepuppet.learn.private.promises import read_promise
 from tablepuppet.learn.registry import LEARNERS
 from tablepuppet.learn.store.fitted import Connected, Fitted
 from tablepuppet.learn.store.model_folder import ModelFolder
-from tablepuppet.learn.tables.stored import Kept, KeptNoise, Stored, settle
+from tablepuppet.learn.tables.stored import Kept, KeptNoise, Stored, keep_only
 from tablepuppet.prep.encode import CategoryEncoder, Encoding, NumberEncoder
 from tablepuppet.runs import interrupts
 from tablepuppet.sql.query import OutputColumn
@@ -53,11 +53,11 @@ def save(learner: Fitted, path: str | Path) -> None:
         except BaseException as error:
             # A run that lost a party or was stopped may be resumed, and then counts on what parties have stored.
             resumable = isinstance(error, PartyError) or interrupts.received() is not None
-            if not resumable and settle(engine, model.keepers, saved, before.part):
+            if not resumable and keep_only(engine, model.keepers, saved, before.part):
                 folder.end()
             raise
         known = [party for party in before.parties if party in engine.parties]
-        settle(engine, dict.fromkeys([*known, *stored.parties]), saved, part)
+        keep_only(engine, dict.fromkeys([*known, *stored.parties]), saved, part)
         folder.end()
 
 
@@ -92,7 +92,7 @@ def forget(path: str | Path, federation: Connected) -> None:
     handle = _handle(folder.facts)
     if not folder.is_model:
         raise ConfigError(f"{str(path)!r} is not a saved model")
-    if not settle(federation.engine, handle.parties, folder.saved, ""):
+    if not keep_only(federation.engine, handle.parties, folder.saved, ""):
         raise PartyError(f"{', '.join(handle.parties)}: not all parties that keep parts of the model can be reached")
     shutil.rmtree(path)
 

@@ -52,7 +52,7 @@ class ModelFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Make the folder and keep others out; ConfigError if something else is there. One that stays empty goes."""
-        with _told(self.path):
+        with _write_errors(self.path):
             self.check_free()
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path, os.O_RDONLY)
@@ -70,7 +70,7 @@ class ModelFolder:
     def begin(self, name: str) -> str:
         """Write down under which name parties will know the model: as before, or as ``name``."""
         saved = self.saved or name
-        with _told(self.path):
+        with _write_errors(self.path):
             _write(self.path / "saving.json", json.dumps({"saved": saved}).encode())
             sync_folder(self.path)
         return saved
@@ -80,7 +80,7 @@ class ModelFolder:
     ) -> None:
         """Replace what is there, all or nothing."""
         inside = self.path / f"content-{secrets.token_hex(8)}"
-        with _told(self.path):
+        with _write_errors(self.path):
             inside.mkdir()
             with (inside / "arrays.npz").open("wb") as stream:
                 np.savez(stream, **arrays)  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

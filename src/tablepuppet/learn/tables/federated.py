@@ -16,8 +16,8 @@ from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.noise.predictions import calmed
 from tablepuppet.learn.tables.model import TableModel, model_of
-from tablepuppet.learn.tables.ops import restore_part
-from tablepuppet.learn.tables.part import Part, new_part
+from tablepuppet.learn.tables.ops import restore_parameters
+from tablepuppet.learn.tables.parameters import TableParameters, first_parameters
 from tablepuppet.learn.tables.stored import Kept, KeptNoise, Stored
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Client, Pending, Replies
@@ -48,9 +48,9 @@ class FederatedModel:
         self.alone = [alias for alias in tables if self.lou.shards(alias) == 1]
         self.together = [alias for alias in tables if alias not in self.alone]
         self.mean = np.zeros(spec.outputs)  # of predictions over the rows that were learned from; the intercept has it
-        self._shared: dict[str, Part] = {}
+        self._shared: dict[str, TableParameters] = {}
         self._changes = client.outbox.changes
-        self._told: dict[tuple[str, str, str], Floats] = {}  # by view, alias and party: the last predictions
+        self._last_predictions: dict[tuple[str, str, str], Floats] = {}  # by view, alias and party
 
     def begin(self, seed: int, *, zero: bool = False) -> None:
         """Make first parameters, from the seed; ``zero``: such as predict zero."""
@@ -58,12 +58,14 @@ class FederatedModel:
             "model.start", self.alone, encoding=self.encoding.id, model=self.name, spec=self.spec, seed=seed, zero=zero
         )
         self._shared = {
-            alias: new_part(self.spec, seed, alias, len(self.encoding.numbers[alias]), self.width(alias), zero=zero)
+            alias: first_parameters(
+                self.spec, seed, alias, len(self.encoding.numbers[alias]), self.width(alias), zero=zero
+            )
             for alias in self.together
         }
 
     @property
-    def shared(self) -> Mapping[str, Part]:
+    def shared(self) -> Mapping[str, TableParameters]:
         """Parts of the tables in `together`."""
         return self._shared
 
@@ -150,7 +152,7 @@ class FederatedModel:
         """What stands in for predictions of a shard that is lost: the last that it told, or zeros."""
 
         def stand_in(alias: str, shard: ShardRows) -> dict[str, Any]:
-            told = self._told.get((client.view, alias, shard.party))
+            told = self._last_predictions.get((client.view, alias, shard.party))
             return {"image": self.nothing(shard) if told is None else told}
 
         return stand_in
@@ -160,7 +162,7 @@ class FederatedModel:
         if client.outbox.when_lost.stand_in == "cache":
             for alias in aliases:
                 for shard, reply in zip(client.shards(alias), replies[alias], strict=True):
-                    self._told[client.view, alias, shard.party] = reply["image"]
+                    self._last_predictions[client.view, alias, shard.party] = reply["image"]
         return self.joined(replies, aliases)
 
     def gather(
@@ -259,7 +261,7 @@ class FederatedModel:
         """Go back to the parameters that were remembered, without a trip of its own."""
         self.lou.ask("model.restore", self.alone, model=self.name)
         for part in self.shared.values():
-            restore_part("", part)
+            restore_parameters("", part)
 
     def parameters(self, aliases: Iterable[str] | None = None) -> dict[str, Array]:
         """Parameters by table, of all tables or some, in the label's own units."""

@@ -25,9 +25,9 @@ class LinearRows:
         """T theta."""
         return table.times(theta)
 
-    def clipped_sums(self, theta: Array, table: EncodedTable, wanted: Array, clip: float) -> Array:
+    def clipped_sums(self, theta: Array, table: EncodedTable, row_gradients: Array, clip: float) -> Array:
         """T^T Y, with Y cut by the lengths of rows; that of null records is zero."""
-        return table.transposed_times(clipped(wanted, clip, table.norms()))
+        return table.transposed_times(clipped(row_gradients, clip, table.norms()))
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class LinearTable:
         """T theta."""
         return table.times(theta)
 
-    def pull_back(self, theta: Array, table: EncodedTable, wanted: Array) -> Array:
+    def pull_back(self, theta: Array, table: EncodedTable, row_gradients: Array) -> Array:
         """T^T Y."""
-        return table.transposed_times(wanted)
+        return table.transposed_times(row_gradients)
 
     def gradient_bound(self, theta: Array) -> float:
         """It is just as long."""

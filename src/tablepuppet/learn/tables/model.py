@@ -31,7 +31,7 @@ class RowModel(Protocol):
         """h: (rows,) for one output, else (rows, outputs)."""
         ...
 
-    def clipped_sums(self, theta: Array, table: EncodedTable, wanted: Array, clip: float) -> Array:
+    def clipped_sums(self, theta: Array, table: EncodedTable, row_gradients: Array, clip: float) -> Array:
         """The sum over rows of J_r^T Y_r, each cut to length ``clip``."""
         ...
 
@@ -61,7 +61,7 @@ class TableModel(Protocol):
         """h: (rows,) for one output, else (rows, outputs)."""
         ...
 
-    def pull_back(self, theta: Array, table: EncodedTable, wanted: Array) -> Array:
+    def pull_back(self, theta: Array, table: EncodedTable, row_gradients: Array) -> Array:
         """The sum over rows of J_r^T Y_r (Eq. 12)."""
         ...
 

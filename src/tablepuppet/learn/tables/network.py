@@ -129,15 +129,15 @@ class NetworkTable:
                 scores[part] = self._forward(torch.tensor(theta), table, part).numpy()
         return scores
 
-    def pull_back(self, theta: Array, table: EncodedTable, wanted: Array) -> Array:
+    def pull_back(self, theta: Array, table: EncodedTable, row_gradients: Array) -> Array:
         """The sum over rows of J_r^T Y_r (Eq. 12)."""
-        check_length("values", wanted, len(table.dense))
-        return self.gradient_of(theta, table, lambda part, _: wanted[part])
+        check_length("values", row_gradients, len(table.dense))
+        return self.gradient_of(theta, table, lambda part, _: row_gradients[part])
 
-    def gradient_of(self, theta: Array, table: EncodedTable, wanted: Callable[[slice, Array], Array]) -> Array:
-        """The gradient of a function of the predictions.
+    def gradient_of(self, theta: Array, table: EncodedTable, row_gradients: Callable[[slice, Array], Array]) -> Array:
+        """The gradient by theta of a function of the predictions.
 
-        ``wanted`` gives Y, the derivative by the predictions of some rows, from these rows and their predictions.
+        ``row_gradients(rows, predictions)`` returns Y, the derivative of that function by the predictions of the rows.
         """
         torch = need_torch()
         with one_thread(torch):
@@ -145,7 +145,7 @@ class NetworkTable:
             point.grad = torch.zeros_like(point)
             for part in self._chunks(len(table.dense)):
                 scores = self._forward(point, table, part)
-                pulled = torch.from_numpy(wanted(part, scores.detach().numpy()))
+                pulled = torch.from_numpy(row_gradients(part, scores.detach().numpy()))
                 scores.backward(pulled)  # type: ignore[no-untyped-call]
             return np.asarray(point.grad.numpy())
 
@@ -195,9 +195,9 @@ class NetworkRows:
         found = self._forward(theta, table)[-1]
         return found[:, 0] if self.network.outputs == 1 else found
 
-    def clipped_sums(self, theta: Array, table: EncodedTable, wanted: Array, clip: float) -> Array:
+    def clipped_sums(self, theta: Array, table: EncodedTable, row_gradients: Array, clip: float) -> Array:
         """h^T Y, cut by row at every layer alike."""
-        inputs, slopes = self._backward(theta, table, wanted.reshape(len(wanted), self.network.outputs))
+        inputs, slopes = self._backward(theta, table, row_gradients.reshape(len(row_gradients), self.network.outputs))
         norms, biases = [table.norms(), *map(lengths_of, inputs)], [1.0] * len(inputs) + [0.0]
         sizes = [np.hypot(norm, bias) for norm, bias in zip(norms, biases, strict=True)]
         kept = kept_shares(_whole(sizes, slopes), clip)
@@ -219,10 +219,10 @@ class NetworkRows:
             values, bias = found[-1] @ weights, following
         return [*found, values]
 
-    def _backward(self, theta: Array, table: EncodedTable, wanted: Array) -> tuple[list[Array], list[Array]]:
+    def _backward(self, theta: Array, table: EncodedTable, row_gradients: Array) -> tuple[list[Array], list[Array]]:
         """(what goes into each layer after the first, the derivative by what comes out of each layer), by row."""
         layers, inputs = self.network.layers(theta), self._forward(theta, table)[:-1]
-        slopes = [wanted]
+        slopes = [row_gradients]
         for (weights, _), into in zip(layers[:0:-1], inputs[::-1], strict=True):
             slopes.append(slopes[-1] @ weights.T * (1 - into**2))
         return inputs, slopes[::-1]

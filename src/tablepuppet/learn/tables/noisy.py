@@ -35,8 +35,8 @@ def noisy_gradient(
 
     def parts() -> Iterator[Array]:
         for block in blocks(len(data.dense), max(data.dense.shape[1], model.width)):
-            wanted = rows[block].astype(np.float64) * noise.table_rows
-            yield model.clipped_sums(theta, data.rows(block), wanted, noise.clip) / noise.table_rows
+            row_gradients = rows[block].astype(np.float64) * noise.table_rows
+            yield model.clipped_sums(theta, data.rows(block), row_gradients, noise.clip) / noise.table_rows
 
     return table.noisy(parts, theta.shape, noise.clip / noise.table_rows, noise.multiplier, "gradient")
 

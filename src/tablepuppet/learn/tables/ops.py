@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.tables.model import model_of
 from tablepuppet.learn.tables.noisy import noisy_gradient, noisy_predictions
-from tablepuppet.learn.tables.part import (
-    Part,
+from tablepuppet.learn.tables.parameters import (
+    TableParameters,
     check_noisy,
-    keep_part,
-    new_part,
-    noisy_part,
-    part_for_predictions,
-    part_of,
+    first_parameters,
+    hold_parameters,
+    noisy_parameters,
+    parameters_for_predictions,
+    parameters_of,
 )
 from tablepuppet.party.added_noise import PredictionNoise, SumNoise
 from tablepuppet.party.arguments import Seed
@@ -41,7 +41,7 @@ def start(
     """Begin a model at a table with one shard; ``zero``: with parameters that predict zero."""
     data = encoded(table, view, encoding)
     alias, numbers = table.snapshot.scan.alias, data.dense.shape[1]
-    keep_part(table, model, new_part(spec, seed, alias, numbers, data.width, zero=zero))
+    hold_parameters(table, model, first_parameters(spec, seed, alias, numbers, data.width, zero=zero))
     return {}
 
 
@@ -56,10 +56,10 @@ def predict(table: LocalTable, view: str, encoding: str, model: str, noise: Pred
     """h for parameters that the party holds or keeps; with noise they must have been learned with noise."""
     if noise is None:
         data = encoded(table, view, encoding)
-        part = part_for_predictions(table, model, data)
+        part = parameters_for_predictions(table, model, data)
         return {"image": part.model.predict(part.theta, data).astype(table.wire)}
     data = encoded_for_noise(table, view, encoding)
-    part = part_for_predictions(table, model, data)
+    part = parameters_for_predictions(table, model, data)
     check_noisy(table.grant.party, part)
     bound = noise.bound if noise.bound is not None else part.bound
     return {"image": noisy_predictions(table, data, part.model.by_row, part.theta, bound, noise.multiplier)}
@@ -126,14 +126,14 @@ def _check_shape(theta: Array, shape: tuple[int, ...]) -> None:
 )
 def parameters(table: LocalTable, view: str, model: str, noisy: bool = False) -> Values:
     """The parameters of a table; ``noisy``: which were made from noisy sums only, and nothing more is spent."""
-    part = noisy_part(table, model) if noisy else part_of(table, model)
+    part = noisy_parameters(table, model) if noisy else parameters_of(table, model)
     return {"theta": part.theta}
 
 
 @op("model.keep", asked="validation, `save`, `tp.load`, `tp.forget`", releases=Release.COUNTS, returns={})
 def keep(table: LocalTable, view: str, model: str) -> Values:
     """Remember the parameters as they are."""
-    part = part_of(table, model)
+    part = parameters_of(table, model)
     part.kept = (part.theta, part.noisy)
     return {}
 
@@ -141,12 +141,12 @@ def keep(table: LocalTable, view: str, model: str) -> Values:
 @op("model.restore", asked="validation, `save`, `tp.load`, `tp.forget`", releases=Release.COUNTS, returns={})
 def restore(table: LocalTable, view: str, model: str) -> Values:
     """Go back to the parameters that were remembered."""
-    part = part_of(table, model)
-    restore_part(table.grant.party, part)
+    part = parameters_of(table, model)
+    restore_parameters(table.grant.party, part)
     return {}
 
 
-def restore_part(party: str, part: Part) -> None:
+def restore_parameters(party: str, part: TableParameters) -> None:
     """Go back to the parameters that were remembered; PartyError if there are none."""
     if part.kept is None:
         raise PartyError(f"party {party!r} remembers no parameters of this model; fit it again")

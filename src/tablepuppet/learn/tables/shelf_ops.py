@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tablepuppet.learn.tables.part import check_noisy, part_of
+from tablepuppet.learn.tables.parameters import check_noisy, parameters_of
 from tablepuppet.party.arguments import Name, NoName
 from tablepuppet.party.kept import KeptCategories, KeptPart, Shelf
 from tablepuppet.party.local_table import LocalTable
@@ -36,7 +36,7 @@ def store(table: LocalTable, view: str, model: str, saved: Name, part: Name, uni
     """
     if table.is_repeat or not table.shelf.keeps:
         return {"kept": ""}
-    found = part_of(table, model)
+    found = parameters_of(table, model)
     theta = found.model.rescaled(found.theta, unit)
     kept = KeptPart.of(saved, part, table.snapshot.scan, theta, found.model.spec, noisy=found.noisy)
     built = table.state.get(f"{view}/{encoding}")
@@ -79,9 +79,9 @@ def copy(shelf: Shelf, part: Name, saved: Name, to: Name) -> Values:
     on_shelf=True,
     returns={},
 )
-def settle(shelf: Shelf, saved: Name, keep: Name | NoName) -> Values:
+def keep_only(shelf: Shelf, saved: Name, keep: Name | NoName) -> Values:
     """Forget all parts of a saved model but one; "" is none."""
-    shelf.settle(saved, keep)
+    shelf.keep_only(saved, keep)
     return {}
 
 

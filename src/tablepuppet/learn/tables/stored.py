@@ -160,7 +160,7 @@ def _gone(alias: str, party: str) -> LearnError:
     )
 
 
-def settle(engine: Engine, parties: Iterable[str], saved: str, part: str) -> bool:
+def keep_only(engine: Engine, parties: Iterable[str], saved: str, part: str) -> bool:
     """Let parties forget all parts of a saved model but one ("": none); whether all did.
 
     Whoever cannot be reached does so when the model is saved again.

@@ -21,7 +21,7 @@ from tablepuppet.sql.types import Family, family
 
 
 @dataclass(frozen=True)
-class View:
+class PublishedSelect:
     """A checked SELECT, with the tables of the database it reads and every name that it mentions."""
 
     sql: str  # reads each table under the name that ``tables`` gives it
@@ -29,10 +29,10 @@ class View:
     names: frozenset[str] | None  # in lower case; None: all columns, as with *
 
     @classmethod
-    def parsed(cls, party: str, table: str, sql: str) -> View:
+    def parsed(cls, party: str, table: str, sql: str) -> PublishedSelect:
         """The view that ``sql`` spells; ConfigError unless it is one SELECT over plain tables.
 
-        >>> View.parsed("bank", "rich", "SELECT id FROM cards WHERE credit > 1000").tables
+        >>> PublishedSelect.parsed("bank", "rich", "SELECT id FROM cards WHERE credit > 1000").tables
         {'__read_0': 'cards'}
         """
         where = f"party {party!r}, tables.{table}.sql"
@@ -80,7 +80,7 @@ def _names(query: exp.Query) -> frozenset[str] | None:
     return frozenset(name.name.lower() for name in query.find_all(exp.Identifier))
 
 
-def read_by(view: View, table: SourceTable) -> dict[str, str]:
+def read_by(view: PublishedSelect, table: SourceTable) -> dict[str, str]:
     """The columns of a table that a view may read, with types; those that no party can read are left out."""
     readable = {name: kind for name, kind in table.columns.items() if family(kind) is not Family.OTHER}
     used = {n: kind for n, kind in readable.items() if view.names is None or n.lower() in view.names}

@@ -35,10 +35,10 @@ _FIRST, _LAST = (datetime.fromisoformat(day).toordinal() - 719163 for day in ("0
 _DECIMAL = re.compile(r"decimal128\((\d{1,2}), (\d{1,2})\)")
 
 
-def told_column(column: pa.ChunkedArray, suffix: str = "") -> dict[str, Any]:
+def sent_column(column: pa.ChunkedArray, suffix: str = "") -> dict[str, Any]:
     """The column as values of a reply, whose names end in ``suffix``.
 
-    >>> told_column(pa.chunked_array([["a", None, "bc"]]))["lengths"].tolist()
+    >>> sent_column(pa.chunked_array([["a", None, "bc"]]))["lengths"].tolist()
     [1, 0, 2]
     """
     kind = column.type

@@ -21,7 +21,7 @@ from tablepuppet.sql.plan import Scan
 Read = Callable[[Scan], Snapshot]  # takes a snapshot of the party's database as it is now
 
 
-def whole_fingerprint(snapshot: Snapshot, output: str, read: Read) -> str:
+def column_fingerprint(snapshot: Snapshot, output: str, read: Read) -> str:
     """The fingerprint of an output over the whole table; over the snapshot, where the table cannot be told from it.
 
     That is so if the expression fails on rows which the filters leave out, or if the data has changed meanwhile.

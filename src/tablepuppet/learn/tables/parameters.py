@@ -35,7 +35,7 @@ class KnowsSize(Protocol):
 
 
 @dataclass
-class Part:
+class TableParameters:
     """The parameters of one table."""
 
     model: TableModel
@@ -70,17 +70,19 @@ class Part:
         return self.memory
 
 
-def new_part(spec: Spec, seed: int, alias: str, numbers: int, width: int, *, zero: bool = False) -> Part:
+def first_parameters(
+    spec: Spec, seed: int, alias: str, numbers: int, width: int, *, zero: bool = False
+) -> TableParameters:
     """The first parameters of a table; ``zero``: such as predict zero, so that nothing is told before the first step.
 
     None is a function of its rows.
     """
     model = model_of(spec, width)
     theta = model.start(seed, alias, numbers)
-    return Part(model, model.rescaled(theta, 0.0) if zero else theta, noisy=zero)
+    return TableParameters(model, model.rescaled(theta, 0.0) if zero else theta, noisy=zero)
 
 
-def keep_part(table: LocalTable, model: str, part: Part) -> None:
+def hold_parameters(table: LocalTable, model: str, part: TableParameters) -> None:
     """Keep the party's part of a model; PrivacyError where a shard may not learn by itself."""
     _check_alone(table)
     table.models[f"{model}/{table.snapshot.scan.alias}"] = part
@@ -91,7 +93,7 @@ def _check_alone(table: LocalTable) -> None:
         raise table.secure.refusal("what is learned from its rows leaves only within a sum over three or more shards")
 
 
-def part_of(table: LocalTable, model: str) -> Part:
+def parameters_of(table: LocalTable, model: str) -> TableParameters:
     """The party's part of a model that is being learned, or was; PartyError if it has none.
 
     PrivacyError where a shard may not learn by itself: the part may have been begun at another table, which would
@@ -99,7 +101,7 @@ def part_of(table: LocalTable, model: str) -> Part:
     """
     _check_alone(table)
     part = table.models.get(f"{model}/{table.snapshot.scan.alias}")
-    if not isinstance(part, Part):
+    if not isinstance(part, TableParameters):
         scan = table.snapshot.scan
         raise PartyError(
             f"party {scan.party!r} has no part of this model for {scan.alias!r}: if another was saved over it, load it "
@@ -108,15 +110,15 @@ def part_of(table: LocalTable, model: str) -> Part:
     return part
 
 
-def noisy_part(table: LocalTable, model: str) -> Part:
+def noisy_parameters(table: LocalTable, model: str) -> TableParameters:
     """The same for what leaves with noise: PrivacyError unless all that the part is made of had noise."""
-    part = part_of(table, model)
+    part = parameters_of(table, model)
     check_noisy(table.grant.party, part)
     return part
 
 
 @contextmanager
-def unchanged_if_refused(part: Part) -> Iterator[None]:
+def unchanged_if_refused(part: TableParameters) -> Iterator[None]:
     """Let a part be as it was if an op ends early: a party that is started anew does not run what was refused."""
     held = [part] if part.memory is None else [part, part.memory]
     before = [dict(vars(each)) for each in held]
@@ -128,15 +130,15 @@ def unchanged_if_refused(part: Part) -> Iterator[None]:
         raise
 
 
-def check_noisy(party: str, part: Part | KeptPart) -> None:
+def check_noisy(party: str, part: TableParameters | KeptPart) -> None:
     """PrivacyError unless all that the part is made of had noise."""
     if not part.noisy:
         raise PrivacyError(f"party {party!r}: this model was not learned with noise", rule="require_dp")
 
 
-def part_for_predictions(table: LocalTable, model: str, data: EncodedTable) -> Part:
+def parameters_for_predictions(table: LocalTable, model: str, data: EncodedTable) -> TableParameters:
     """The party's part of a model, from the shelf if the model was loaded."""
     alias = table.snapshot.scan.alias
     if f"{model}/{alias}" not in table.models and (kept := table.shelf.get(model, alias)):
-        return Part(model_of(kept.spec, data.width), kept.theta, kept.noisy)
-    return part_of(table, model)
+        return TableParameters(model_of(kept.spec, data.width), kept.theta, kept.noisy)
+    return parameters_of(table, model)
