@@ -1,8 +1,8 @@
 """Linear models over a relation: h_i = T_i theta_i, one block of parameters per table.
 
-The coordinator asks for a preconditioned direction of every table, in one trip (ops.py). A table with one shard keeps
-its parameters at the party; for a table with several the shards' sums are added and the parameters are held here (LoU),
-which costs a second trip. What has noise, if features are private, is said by `FeatureNoise`.
+The coordinator asks every table for a preconditioned direction, in one trip (ops.py). If a table has one shard, its
+party holds the parameters. If it has several, the coordinator adds their sums and holds the parameters (LoU), which
+costs a second trip. With feature privacy, `FeatureNoise` defines which values have noise.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Sums:
         return self.lou.client.mapping.tables[alias].rows
 
     def _noisy_gram(self, alias: str, noise: FeatureNoise) -> float:
-        """No number of a noisy Gram matrix is larger, almost surely; without noise none is above 1."""
+        """Bound of the entries of a noisy Gram matrix, almost surely; without noise they are at most 1."""
         return self.encoding.columns(alias) * self._with_noise(alias, noise.gram)
 
     def _with_noise(self, alias: str, multiplier: float) -> float:
-        """No noisy sum over a table's rows is larger, by what one row may add to it times its rows; almost surely."""
+        """Bound of a noisy sum over a table's rows: the number of rows times the bound of one row; almost surely."""
         return 1.0 + 10 * multiplier * self.lou.shards(alias) / self._rows(alias)
 
     @cached_property
@@ -77,11 +77,11 @@ class Sums:
 
     @property
     def largest(self) -> float:
-        """The sum over tables of a bound of their Gram matrices' eigenvalues."""
+        """The sum over tables of a bound of the eigenvalues of their Gram matrices."""
         return sum(ridge_of(part).largest for part in self.parts.values())
 
     def turn(self, rows: Mapping[str, Floats], curvature: Curvature) -> float:
-        """Set the direction of every table; nothing is left to agree on."""
+        """Set the direction of every table; return 0, since exact sums leave no disagreement."""
         noise = self.noise
         told = {a: {} if noise is None else {"noise": noise.of_sums(self._rows(a))} for a in self.aliases}
         sums = self.lou.ask(
@@ -98,12 +98,12 @@ class Sums:
         return self.noise.clip * self._with_noise(alias, self.noise.step)
 
     def _left_out(self, alias: str, _: ShardRows) -> dict[str, Array]:
-        """The sums of a shard that is lost: its rows are left out."""
+        """The reply used for a lost shard: zero sums, so its rows are left out."""
         return {"sums": np.zeros_like(self.parts[alias].theta)}
 
 
 class LinearModel(FederatedModel):
-    """Asks for directions, tells steps, holds the parts of tables with several shards."""
+    """Asks for directions, sends steps, holds the parameters of tables with several shards."""
 
     noise: FeatureNoise | None
     spec: Linear
@@ -113,7 +113,7 @@ class LinearModel(FederatedModel):
         noise: FeatureNoise | None = None,
     ):  # fmt: skip
         super().__init__(client, rows, encoding, wire, Linear(rows.outputs), l2, noise=noise)
-        self.disagreement = 0.0  # what shards would gain by leaving what they agreed on
+        self.disagreement = 0.0  # how much shards could still gain by more inner rounds of consensus
         self.lost, self._steps = LostParties(self), 0
         self._directions: Pending | None = None
         told = {a: {} if noise is None else {"noise": noise.of_gram(self.rows(a))} for a in self.alone}
@@ -129,18 +129,18 @@ class LinearModel(FederatedModel):
 
     @property
     def shared(self) -> Mapping[str, TableParameters]:
-        """As shards have added them up, or agreed on them."""
+        """Parameters held by the coordinator, from sums of shards or from consensus."""
         return self._union.parts
 
     @property
     def largest(self) -> float:
-        """No direction of the joined table is longer than this, since its tables' blocks are not."""
+        """Bound of the eigenvalues of X^T X / N: the sum of the bounds of its tables' blocks."""
         started = self._started.read()
         alone = sum(started[alias][0]["largest"] for alias in self.alone)
         return float(1.0 + alone + self._union.largest)
 
     def direction(self, rows: Mapping[str, Floats], curvature: Curvature, into: Column) -> Array:
-        """Inner products over all tables, which answer a value per base row; X p is written into a column."""
+        """Write X p of the new direction p into a column; return the inner products summed over tables."""
         turned = self._ask_directions(rows, curvature)
         self.disagreement = self._union.turn(rows, curvature)
         directions = {alias: ridge_of(part).direction for alias, part in self.shared.items()}
@@ -166,11 +166,11 @@ class LinearModel(FederatedModel):
             "ridge.direction", self.alone, rows, told, self.lost.instead if noise is None else None,
             encoding=self.encoding.id, model=self.name, l2=self.l2, curvature=curvature,
         )  # fmt: skip
-        self._directions = None if noise is None else replies  # else X p would be held for a whole round
+        self._directions = None if noise is None else replies  # only with noise: it holds X p for a whole round
         return replies
 
     def advance(self, mix: Array, memory: int) -> None:
-        """Take the step that is this mix of the new direction and earlier steps; remember ``memory`` steps."""
+        """Take the step ``mix``, a combination of the new direction and earlier steps; keep ``memory`` steps."""
         moving = [alias for alias in self.alone if alias not in self.lost.still]
         self.lou.ask("ridge.advance", moving, model=self.name, mix=mix, memory=memory)
         for part in self.shared.values():
@@ -181,9 +181,9 @@ class LinearModel(FederatedModel):
     # With noise.
 
     def direction_noise(self, loss: JoinedLoss) -> DirectionNoise | None:
-        """What privacy added to the last direction's X p, which begins at the scores.
+        """The privacy noise in X p of the last direction.
 
-        Its size is known by the noisy Gram matrices.
+        The likely size of X p without noise follows from the noisy Gram matrices.
         """
         if self.noise is None or self.noise.image is None:
             return None
@@ -199,7 +199,7 @@ class LinearModel(FederatedModel):
         return DirectionNoise.of(self.loj, found, size, GRADIENT)
 
     def prediction_bound(self, alias: str, theta: Array | None) -> float | None:
-        """By the noisy Gram matrix, which a party has for the parameters that it holds."""
+        """The bound from the noisy Gram matrix; None if the party holds the parameters and knows it."""
         if theta is None:
             return None
         part = self.shared.get(alias)
@@ -207,13 +207,13 @@ class LinearModel(FederatedModel):
 
     @property
     def noise_ratio(self) -> float:
-        """Predictions are cut to `LARGE` times their usual size."""
+        """The mean square of noise relative to predictions: these are clipped to `LARGE` times their usual size."""
         multiplier = None if self.noise is None else self.noise.image
         assert multiplier is not None, "asked with noise only"
         return (LARGE * multiplier) ** 2
 
     def kept_bounds(self) -> dict[str, float]:
-        """By the noisy Gram matrices."""
+        """The bounds from the noisy Gram matrices."""
         sizes = self.lou.ask("ridge.size", self.alone, model=self.name).read()
         bounds = {alias: LARGE * float(sizes[alias][0]["size"]) for alias in self.alone}
         return bounds | {alias: LARGE * ridge_of(part).size(part.theta) for alias, part in self.shared.items()}
