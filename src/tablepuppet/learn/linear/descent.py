@@ -85,9 +85,9 @@ def descend(
     rule.begin()
     memory = memory_for(len(rows), loss.outputs)
     directions = Directions(rows, memory + 1)
-    errors: list[float] = []  # what rounding may have done to X d of each step
+    errors: list[float] = []  # bounds of the rounding error in X d of each step
     before: Array | None = None
-    slopes = converged = False  # slopes: whether those along earlier steps are the ones at the scores
+    slopes = converged = False  # slopes: whether cached slopes are those at the scores
     for number in range(1, rounds + 1):
         if known is None:
             known = loss.evaluate()
@@ -111,9 +111,9 @@ def descend(
         slope = 0.0 if end is begin else float(begin.slope[0])
         gap = promised_decrease(slope, begin.hessian, curvature, loss.outputs, model.disagreement)
         small = gap <= tol * max(abs(end.objective), 1e-12)
-        kept = memory if sound or not model.disagreement else 0  # directions of consensus are much like each other
+        kept = memory if sound or not model.disagreement else 0  # directions of consensus are nearly parallel
         if small and rule is not gradient:
-            kept = 0  # nor is it any use to remember steps that gained nothing
+            kept = 0  # steps without gain are not worth keeping either
         kept = min(kept, 1) if changed else kept
         model.advance(mix, kept)
         known, slopes = (end.loss, True) if end.evaluated else (None, False)
