@@ -160,7 +160,7 @@ class Consensus:
                 encoding.means(alias), encoding.columns(alias) * encoding.squares(alias), spec.outputs
             )
             for alias in aliases
-        }  # the largest eigenvalue of a Gram matrix is at most its trace
+        }  # as quadratic form, a Gram matrix is at most its diagonal times the number of encoded columns
         self.agreed: dict[str, Array] = {alias: np.zeros((width, spec.outputs)) for alias, width in widths.items()}
         self.largest = float(sum(encoding.columns(alias) for alias in aliases))  # of a Gram matrix: its trace
         self._last_sums: dict[tuple[str, str], Array] = {}  # by alias and party: the last sum

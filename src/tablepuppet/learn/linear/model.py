@@ -134,7 +134,7 @@ class LinearModel(FederatedModel):
 
     @property
     def largest(self) -> float:
-        """Bound of the eigenvalues of X^T X / N: the sum of the bounds of its tables' blocks."""
+        """Bound of the eigenvalues of X^T X / N: 1 for the intercept plus the bounds of the tables' blocks."""
         started = self._started.read()
         alone = sum(started[alias][0]["largest"] for alias in self.alone)
         return float(1.0 + alone + self._union.largest)

@@ -68,7 +68,7 @@ def noise_of_steps(promise: FeaturePromise, alias: str, table: TableSize) -> flo
 def is_all_noise(promise: FeaturePromise, tables: Mapping[str, TableSize]) -> bool:
     """Whether the parameters of all tables are almost only noise: any gain of such a model is chance.
 
-    Not if there are enough rounds to search all parameters by the plane search.
+    Not if there are so many rounds that the plane search, which has no noise, covers all parameters.
     """
     learned = {alias: table for alias, table in tables.items() if table.parameters}
     return bool(learned) and all(

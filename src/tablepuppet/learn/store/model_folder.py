@@ -1,7 +1,7 @@
 """The folder of a saved model as files: replaced all or nothing, whenever the process ends.
 
 ``model.json`` names the folder inside that holds arrays and secrets; replacing it is the one moment of change.
-``saving.json`` stands there while a model is saved: if it is left behind, it tells what parties may keep of it.
+``saving.json`` exists while a model is saved: if it is left behind, it names what parties may still store of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tablepuppet.privacy.private_file import sync_folder
 
 
 class ModelFolder:
-    """A model at a path, which may not be there yet."""
+    """A model at a path, which may not exist yet."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -51,7 +51,7 @@ class ModelFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder and keep others out; ConfigError if something else is there. One that stays empty goes."""
+        """Create and lock the folder; ConfigError if something else is there. It is removed if it stays empty."""
         with _write_errors(self.path):
             self.check_free()
             self.path.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """A file, whole or not at all."""
+    """Write a file atomically."""
     draft = path.with_name(f"{path.name}.new")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as stream:
         stream.write(data)
