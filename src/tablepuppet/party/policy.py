@@ -1,4 +1,4 @@
-"""A party's policy: what each column may be used for, what may be told of it, to whom, and how often.
+"""A party's policy: what each column may be used for, what may be released of it, to whom, and how often.
 
 A column has uses and a level; a level is a named set of releases. An expression has the fewest uses and the
 strictest level of its columns. Databases opened in the analyst's own process are open to every use and `public`
@@ -20,7 +20,7 @@ from tablepuppet.party.release import Release
 
 
 class Level(IntEnum):
-    """How much of a column may be told; a higher level is stricter."""
+    """How much of a column may be released; a higher level is stricter."""
 
     PUBLIC = 0  # anything an op releases, extremes included
     AGGREGATE = 1  # what training needs; no single value such as a minimum, no vector per row
@@ -85,14 +85,14 @@ class ColumnRule:
 
     @cached_property
     def releases(self) -> Release:
-        """Everything that may be told of the column."""
+        """Everything that may be released of the column."""
         allowed = _OF_EVERY_COLUMN
         for use in self.uses:
             allowed |= USES[use] & LEVELS[self.level]
         return allowed
 
     def allows(self, releases: Release) -> bool:
-        """Whether all of these may be told of the column."""
+        """Whether all of these may be released of the column."""
         return not releases.value & ~self.releases.value
 
     def joined(self, other: ColumnRule) -> ColumnRule:

@@ -1,4 +1,4 @@
-"""The SELECT that an operator publishes as a table: checked, and the tables and columns that it reads.
+"""A SELECT that an operator publishes as a table: it is checked, and its tables and columns are listed.
 
 The text comes from the party's own file, never from a caller. Still it must be one SELECT over the tables of the
 database: no statement that changes anything, no function that opens a file.
@@ -30,7 +30,7 @@ class PublishedSelect:
 
     @classmethod
     def parsed(cls, party: str, table: str, sql: str) -> PublishedSelect:
-        """The view that ``sql`` spells; ConfigError unless it is one SELECT over plain tables.
+        """Parse ``sql``; ConfigError unless it is one SELECT over plain tables.
 
         >>> PublishedSelect.parsed("bank", "rich", "SELECT id FROM cards WHERE credit > 1000").tables
         {'__read_0': 'cards'}
@@ -81,7 +81,7 @@ def _names(query: exp.Query) -> frozenset[str] | None:
 
 
 def read_by(view: PublishedSelect, table: SourceTable) -> dict[str, str]:
-    """The columns of a table that a view may read, with types; those that no party can read are left out."""
+    """The columns of a table that a published SELECT may read, with types; unreadable types are left out."""
     readable = {name: kind for name, kind in table.columns.items() if family(kind) is not Family.OTHER}
     used = {n: kind for n, kind in readable.items() if view.names is None or n.lower() in view.names}
     return used or dict(list(readable.items())[:1])  # count(*) needs rows, though no column

@@ -48,7 +48,7 @@ Numbers = NDArray[np.float64]
 
 
 class RandomSource(Protocol):
-    """Uniform 64-bit words. A keyed source gives the same words for the same row, lane and draw, whoever asks along."""
+    """Uniform 64-bit words. A keyed source gives the same words for the same row, lane and draw, in any batch."""
 
     def words(self, rows: Whole, draw: int, width: int) -> Words:
         """Words for some rows: (rows, width)."""
@@ -58,7 +58,7 @@ class RandomSource(Protocol):
 
 
 class SecureStream:
-    """Words that nobody can foresee or repeat. Made anew for each use, so neither threads nor forks share one."""
+    """Words that nobody can predict or repeat. Created for each use, so threads and forks do not share one."""
 
     def __init__(self) -> None:
         self._start(os.urandom(32))

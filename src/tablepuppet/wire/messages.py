@@ -20,7 +20,7 @@ from tablepuppet.wire.traffic import Traffic
 
 
 class CountedPart(msgspec.Struct, frozen=True):
-    """One part of a request: what its reply releases, its header, and its values."""
+    """One part of a request, for counting bytes: what its reply releases, its header, and its values."""
 
     release: Release
     header: tuple[str, ...]
