@@ -152,7 +152,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def checker(hint: Any) -> Check:
-    """What tells whether a value is of a declared type, within its limits."""
+    """A function that checks whether a value has a declared type and is within its limits."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _annotated(inner[0], inner[1])

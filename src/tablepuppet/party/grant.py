@@ -24,9 +24,9 @@ from tablepuppet.sql.expression import checked, columns_of
 from tablepuppet.sql.plan import Scan, pushable
 
 OF_NO_CELL = Release.SCHEMA | Release.COUNTS | Release.KEY_DIGESTS
-"""What does not depend on features or labels; digests, unless an op tells those of a column."""
+"""Releases that do not depend on features or labels; digests, unless an op returns those of a column."""
 HAVE_NO_NOISE = Release.IDS | Release.CATEGORIES
-"""What cannot be told with noise: a table that demands noise does not tell it."""
+"""Releases that cannot have noise: a table that demands noise does not make them."""
 _MOST_TEXT = 200  # of an expression in an error
 
 

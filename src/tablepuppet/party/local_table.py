@@ -104,7 +104,7 @@ class LocalTable:
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))  # of the session: no two draw the same noise
     charged: Charge = _uncharged
     made: ReleaseLog = field(default_factory=Unlogged)  # releases with noise of this session, as they were sent
-    split_by: Callable[[str], None] = _uncounted  # told of a choice of rows by their places, before it leaves
+    split_by: Callable[[str], None] = _uncounted  # called with a choice of rows by position, before it is released
     read: Callable[[Scan], Snapshot] = _unread
     read_beside: Callable[[Snapshot, Sequence[str]], pa.Table] = _nothing_beside
     deliveries: CallersDeliveries = field(

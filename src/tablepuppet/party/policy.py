@@ -32,9 +32,9 @@ class Use(Flag):
 
     KEY = auto()  # in a join condition
     FILTER = auto()  # in WHERE
-    LABEL = auto()  # to learn, which tells its values
+    LABEL = auto()  # as a label, which releases its values
     FEATURE = auto()  # to learn from
-    ID = auto()  # to know predictions by, which tells its values
+    ID = auto()  # to identify predictions, which releases its values
 
     @property
     def label(self) -> str:
@@ -49,7 +49,7 @@ LEVELS: Mapping[Level, Release] = {
     Level.AGGREGATE: EVERY_RELEASE & ~Release.EMBEDDINGS & ~Release.CATEGORIES,
     Level.PRIVATE: Release.SCHEMA | Release.COUNTS | Release.KEY_DIGESTS,
 }
-"""What may be told at each level, as far as a use of the column leads to it."""
+"""What may be released at each level, if the column's uses allow it."""
 
 _OF_EVERY_COLUMN = Release.SCHEMA | Release.COUNTS
 USES: Mapping[Use, Release] = {

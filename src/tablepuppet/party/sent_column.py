@@ -92,7 +92,7 @@ _PUBLISHED = {
 
 
 def read_column(reply: Mapping[str, Any], rows: int, where: str, type_name: str, suffix: str = "") -> pa.Array:
-    """The column that a reply tells; PartyError, beginning with ``where``, unless it is one of so many rows, and of the
+    """The column in a reply; PartyError, beginning with ``where``, unless it has this number of rows, and is of the
     type that its table publishes.
     """
     kind, data, lengths, valid = (reply.get(f"{name}{suffix}") for name in ("type", "data", "lengths", "valid"))

@@ -61,7 +61,7 @@ def to_words(values: NDArray[np.float64] | float, bits: int, peers: int) -> Word
 
 
 def add_words(parts: Sequence[Words], bits: int) -> NDArray[np.float64]:
-    """The sum of what all peers told, as numbers."""
+    """The sum of the words of all peers, as numbers."""
     total = np.zeros_like(parts[0])
     for part in parts:
         total = total + part  # modulo 2^64
