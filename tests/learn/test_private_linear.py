@@ -23,7 +23,7 @@ from tablepuppet.learn.tables import ops as model_ops
 from tablepuppet.learn.tables.linear import LinearRows
 from tablepuppet.learn.tables.noisy import noisy_predictions
 from tablepuppet.party.added_noise import GramNoise, SumNoise
-from tablepuppet.party.local_table import LocalTable, View
+from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.policy import ColumnRule
 from tablepuppet.party.spec import Linear
 from tablepuppet.prep.encode import Encoded
@@ -47,11 +47,11 @@ class Exact:
 
     def __init__(self, data: EncodedTable):
         rows = np.arange(len(data.dense))
-        self.rows = View(rows, np.ones_like(rows))
+        self.rows = RelationRows(rows, np.ones_like(rows))
         self.state = {"v/e": Encoded(data, self.rows, private=True)}
         self.values, self.sensitivity = np.zeros(0), 0.0
 
-    def view(self, name: str) -> View:
+    def view(self, name: str) -> RelationRows:
         return self.rows
 
     rows_once = view

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.learn.private import steps as noisy_steps
 from tablepuppet.learn.tables import ops as model_ops
-from tablepuppet.learn.tables.part import part_of
+from tablepuppet.learn.tables.parameters import parameters_of
 from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
 from tablepuppet.party.ledger import Budget, Ledger
-from tablepuppet.party.local_table import Charge, LocalTable, View
+from tablepuppet.party.local_table import Charge, LocalTable, RelationRows
 from tablepuppet.party.spec import Linear, Network
 from tablepuppet.prep.encode import Encoded
 from tablepuppet.prep.encoded_table import EncodedTable
@@ -52,7 +52,7 @@ def local_table(nonce: str = "session", charges: list[Any] | None = None, charge
             charges.append((cost, release))
 
     table.charged = charged or charge
-    table.views["v"] = View(np.arange(ROWS), np.full(ROWS, 3))
+    table.views["v"] = RelationRows(np.arange(ROWS), np.full(ROWS, 3))
     table.state["v/e"] = Encoded(encoded_rows(), table.views["v"], private=True)
     return table
 
@@ -88,7 +88,7 @@ def test_charged_for_each_step(hidden: list[int] | None) -> None:
     charges: list[Any] = []
     table = begun(hidden, charges=charges)
     steps(table, 3)
-    size = part_of(table, "m").theta.size
+    size = parameters_of(table, "m").theta.size
     cost = Spending.of_gaussian(2.0, 1, 0.25) + Spending.of_pure(sampling_epsilon(size))
     assert [each for each, _ in charges] == [cost] * 3
     assert len({release for _, release in charges}) == 3
@@ -104,7 +104,7 @@ def test_nothing_is_told_that_cannot_be_charged() -> None:
     table.charged = refuse
     with pytest.raises(PrivacyError, match="nothing is left"):
         steps(table)
-    assert not part_of(table, "m").theta.any()
+    assert not parameters_of(table, "m").theta.any()
 
 
 @MODELS
@@ -176,7 +176,7 @@ def test_parameters_keep_their_shape(hidden: list[int] | None, shape: tuple[int,
     """
     charges: list[Any] = []
     table = begun(hidden, charges=charges)
-    theta, spec = np.zeros(part_of(table, "m").theta.size), Linear(1) if hidden is None else Network(hidden, 1)
+    theta, spec = np.zeros(parameters_of(table, "m").theta.size), Linear(1) if hidden is None else Network(hidden, 1)
     ask = partial(noisy_steps.gradient, table, "v", "e", "m", spec, pull=1.0, noise=NOISE)
     assert ask(theta=theta, rows=np.zeros(ROWS))["sums"].shape == theta.shape
     other = np.zeros([theta.size if size < 0 else size for size in shape])
@@ -202,7 +202,7 @@ def test_what_is_refused_changes_nothing(op: str) -> None:
     if op == "descend":
         with pytest.raises(PrivacyError):
             steps(table, 5, prediction_noise=PredictionNoise(1.0, 1.0))
-        part = part_of(table, "m")
+        part = parameters_of(table, "m")
         assert not part.theta.any()
         assert part.velocity is None
     else:
@@ -244,7 +244,7 @@ def test_samples_are_poisson() -> None:
 def test_noisy_gradient_is_right_on_average(sampling: float) -> None:
     """Over many samples the noisy gradient is the clipped one over all rows, with the noise that was asked for."""
     table = begun(None)
-    part, rows = part_of(table, "m"), np.sin(np.arange(ROWS)) / ROWS
+    part, rows = parameters_of(table, "m"), np.sin(np.arange(ROWS)) / ROWS
     noise = replace(NOISE, sampling=sampling)
     drawn = noisy_steps.NoisySteps.of(table, "v", "e", part.model.by_row, part.theta, rows, 0.0, noise)
     found = np.stack([drawn.gradient(part.theta) for _ in range(2000)])
@@ -289,7 +289,7 @@ def test_a_shard_must_have_begun() -> None:
 def test_rows_that_are_listed_twice_are_refused() -> None:
     """Such a row would add twice its bound; that other rows are announced after it was encoded hides nothing."""
     table, once = begun(None), local_table().views["v"]
-    twice = View(np.zeros(ROWS, np.int64), np.full(ROWS, 3))
+    twice = RelationRows(np.zeros(ROWS, np.int64), np.full(ROWS, 3))
     table.views["v"] = twice
     table.state["v/e"] = Encoded(encoded_rows(), twice, private=True)
     with pytest.raises(PrivacyError, match="listed twice"):

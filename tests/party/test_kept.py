@@ -47,9 +47,9 @@ def test_settling(tmp_path: Path) -> None:
     for name in ("old", "broken off", "new"):
         shelf.put(part(name))
     shelf.put(part("other", model="n"))
-    shelf.settle("m", "new")
+    shelf.keep_only("m", "new")
     assert [bool(shelf.get(name, "t")) for name in ("old", "broken off", "new", "other")] == [False, False, True, True]
-    shelf.settle("m", "")
+    shelf.keep_only("m", "")
     assert shelf.get("new", "t") is None
 
 
@@ -63,7 +63,7 @@ def test_as_many_as_are_allowed(tmp_path: Path) -> None:
     with pytest.raises(PartyError, match=r"'bank' keeps 2 saved models.*forget.*limits\.max_models"):
         shelf.put(part("c", "3"))
     shelves.of("colleague").put(part("c", "3"))
-    shelf.settle("1", "")
+    shelf.keep_only("1", "")
     shelf.put(part("c", "3"))
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import tablepuppet as tp
 from tablepuppet.party.databases.urls import open_database
-from tablepuppet.party.local_table import LocalTable, View
+from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.policy import ColumnRule, Policy, TableRule
 from tablepuppet.party.service import Party
 from tablepuppet.prep import private_encode
@@ -147,9 +147,9 @@ class Told:
 
     asked: list[tuple[NDArray[Any], float]]
 
-    def rows_once(self, view: str) -> View:
+    def rows_once(self, view: str) -> RelationRows:
         rows = np.arange(len(self.values))
-        return View(rows, np.ones_like(rows))
+        return RelationRows(rows, np.ones_like(rows))
 
     def null_rows(self, outputs: Any, view: str) -> NDArray[np.bool_]:
         return np.asarray(self.values.is_null(), bool)

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.fuzz.worlds import CALLER, SESSION, World
-from tablepuppet.learn.tables.part import new_part
+from tablepuppet.learn.tables.parameters import first_parameters
 from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.spec import Linear, Network, Spec
@@ -51,7 +51,7 @@ def spec_of(hidden: list[int] | None) -> Spec:
 def gradients(world: World, hidden: list[int] | None) -> NDArray[Any]:
     """Of a step in which only the first row is asked for anything, far more than clipping allows."""
     spec, noise = spec_of(hidden), SampleNoise(ROWS, 1.0, MULTIPLIER, 1.0)
-    theta = new_part(spec, 0, "t", 1, 1, zero=True).theta + 0.5
+    theta = first_parameters(spec, 0, "t", 1, 1, zero=True).theta + 0.5
     asked = {"encoding": "e", "model": "m", "spec": spec, "theta": theta, "pull": 0.0, "noise": noise}
     rows = np.append(-50.0, np.zeros(ROWS - 1))
     told = [ask(world, "steps.gradient", **asked, rows=rows)["sums"] for _ in range(RUNS)]
@@ -61,7 +61,7 @@ def gradients(world: World, hidden: list[int] | None) -> NDArray[Any]:
 def predictions(world: World, hidden: list[int] | None) -> NDArray[Any]:
     """That of the first row, which is cut to the bound."""
     spec, noise = spec_of(hidden), PredictionNoise(MULTIPLIER, 1.0)
-    theta = new_part(spec, 0, "t", 1, 1, zero=True).theta + 9.0
+    theta = first_parameters(spec, 0, "t", 1, 1, zero=True).theta + 9.0
     told = [ask(world, "model.apply", encoding="e", spec=spec, theta=theta, noise=noise)["image"] for _ in range(RUNS)]
     return np.stack(told)[:, :1]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import tablepuppet as tp
 from tablepuppet.learn.private.encoder_promise import EncoderPromise
 from tablepuppet.learn.private.step_promise import StepPromise
-from tablepuppet.learn.tables.part import new_part
+from tablepuppet.learn.tables.parameters import first_parameters
 from tablepuppet.party.added_noise import SampleNoise
 from tablepuppet.party.spec import Linear, Network, Spec
 from tests.privacy.audit import least_epsilon
@@ -58,7 +58,7 @@ def seen_in(world: World, promise: StepPromise, hidden: list[int] | None, steps:
     """
     noise = promise.steps
     spec = spec_of(hidden)
-    theta = new_part(spec, 0, "a", 1, 1, zero=True).theta
+    theta = first_parameters(spec, 0, "a", 1, 1, zero=True).theta
     added = SampleNoise(ROWS, noise.clip, noise.multipliers["a"] * steps.noise, steps.drawn or steps.sampling)
     asked = {"encoding": world.encoding, "model": "m", "spec": spec, "theta": theta, "pull": 0.0, "noise": added}
     rows = np.append(-PULLED / ROWS, np.zeros(ROWS - 1))

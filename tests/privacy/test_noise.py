@@ -76,7 +76,7 @@ def test_keyed_words_belong_to_their_row() -> None:
 def test_words_are_uniform(keyed: bool) -> None:
     """Every byte of every word takes all its values alike."""
     messages = pa.array([str(i) for i in range(40_000)])
-    source: noise.Source = KeyedWords(b"k" * 32, messages) if keyed else fixed_stream()
+    source: noise.RandomSource = KeyedWords(b"k" * 32, messages) if keyed else fixed_stream()
     words = source.words(np.arange(40_000), 0, 3)
     places = words.view(np.uint8).reshape(-1, 24)
     assert min(stats.chisquare(np.bincount(column, minlength=256)).pvalue for column in places.T) > ALPHA

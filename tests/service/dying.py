@@ -23,7 +23,7 @@ MOMENTS = ("written", "answered")
 SAVE = {
     "store": "tables.federated.FederatedModel.store",
     "write": "store.model_folder.ModelFolder.write",
-    "settle": "store.model_file.settle",
+    "settle": "store.model_file.keep_only",
     "end": "store.model_folder.ModelFolder.end",
 }
 """The steps of a save in their order, and where they are."""

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.party.added_noise import GramNoise
 from tablepuppet.party.arguments import Positive
-from tablepuppet.party.local_table import LocalTable, View
+from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import IMAGE, OUTPUTS, WIDTH, Numbers
@@ -66,7 +66,7 @@ def transposed_times(table: LocalTable, view: str, encoding: str, rows: Array) -
     return {"sums": data.transposed_times(rows.astype(np.float64))}
 
 
-def _check_weighed(table: LocalTable, view: View, rows: Array) -> None:
+def _check_weighed(table: LocalTable, view: RelationRows, rows: Array) -> None:
     """PrivacyError if a direction weighs some rows, but too few to hide among; by what was asked alone."""
     least = table.grant.rules.min_rows
     if not least:

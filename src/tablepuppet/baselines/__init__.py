@@ -64,7 +64,7 @@ class Centralized(BaseEstimator):  # type: ignore[misc]
         model, intercept = train(learner, relation.client, encoding, loss, diary.write)
         diary.close()
         learner.intercept_ = intercept
-        learner.settle(relation, encoding, model)
+        learner.store_fit(relation, encoding, model)
         self.learner_ = learner
         return self
 

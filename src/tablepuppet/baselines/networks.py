@@ -14,7 +14,7 @@ from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.sgd import Conditioned, descend_by_batches
-from tablepuppet.learn.tables.part import Part, new_part
+from tablepuppet.learn.tables.parameters import TableParameters, first_parameters
 from tablepuppet.learn.tables.stored import Held
 from tablepuppet.mapping.table_mapping import Floats, MappedTable, ShardRows, TableMapping
 from tablepuppet.operators.batches import Batch
@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 class PooledNetworks(Held):
     """The networks of all tables, applied to joined rows."""
 
-    def __init__(self, encoding: Encoding, parts: Mapping[str, Part], outputs: int, unit: float):
+    def __init__(self, encoding: Encoding, parts: Mapping[str, TableParameters], outputs: int, unit: float):
         super().__init__({})
         self.encoding, self.parts, self.unit = encoding, dict(parts), unit
         self.shape = () if outputs == 1 else (outputs,)
@@ -60,7 +60,7 @@ def train_networks(
 
     tables, rows = joined_tables(client, encoding), len(client.mapping)
     parts = {
-        alias: new_part(learner.spec(loss.outputs), learner.seed, alias, table.dense.shape[1], table.width)
+        alias: first_parameters(learner.spec(loss.outputs), learner.seed, alias, table.dense.shape[1], table.width)
         for alias, table in tables.items()
     }
     model = PooledNetworks(encoding, parts, loss.outputs, unit)
@@ -76,7 +76,12 @@ class PooledSteps:
     """Takes the steps of mini-batches on joined rows: no row stands for another."""
 
     def __init__(
-        self, parts: Mapping[str, Part], data: Mapping[str, EncodedTable], rows: int, momentum: float, l2: float
+        self,
+        parts: Mapping[str, TableParameters],
+        data: Mapping[str, EncodedTable],
+        rows: int,
+        momentum: float,
+        l2: float,
     ):
         self.parts, self.data, self.momentum, self.l2 = parts, data, momentum, l2
         places = np.arange(rows, dtype=np.int32)

@@ -1,7 +1,7 @@
-"""Every op there is, for a party that is a process of its own: importing this registers them.
+"""Registers all ops when imported; a party that runs as its own process needs this.
 
-Modules are found by what they are: those that register an op. So an op needs no other line than its own, and what only
-the coordinator needs, such as scikit-learn, stays out.
+It finds the modules that register an op. So a new op needs no other line, and modules that only the coordinator needs,
+such as those with scikit-learn, are not imported.
 """
 
 from __future__ import annotations

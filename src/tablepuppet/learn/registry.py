@@ -1,4 +1,4 @@
-"""The learners by name: what jobs can ask for, and what saved models can be loaded as."""
+"""The learners by name: jobs refer to these names, and so do saved models."""
 
 from __future__ import annotations
 

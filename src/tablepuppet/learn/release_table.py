@@ -1,6 +1,6 @@
 """Who sees which release in which algorithm; ``python -m tablepuppet.learn.release_table`` prints it.
 
-All of it is said where ops are registered: when one is asked for, what it lets out, and whether with noise.
+It is generated from the registered ops: when an op is used, what it releases, and whether with noise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def release_table() -> str:
 
 
 def _noise(found: Op) -> str:
-    """With an argument that asks for it, an op has noise."""
+    """Whether an op adds noise: always, never, or if an argument asks for it."""
     if isinstance(found.private, tuple):
         return f"if asked: {', '.join(f'`{name}`' for name in found.private)}"
     return "yes" if found.private else "no"

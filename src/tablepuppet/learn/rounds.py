@@ -1,4 +1,4 @@
-"""What one round of a solver ends with."""
+"""The result of one round of a solver."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Round:
-    """What one round of a solver ends with."""
+    """The result of one round of a solver."""
 
     number: int
     objective: float  # loss and penalty

@@ -1,8 +1,8 @@
 """Settings of learners and solvers: each is declared once, on the class that has it.
 
-A class declares ``l2: float = setting(default=1e-6, kind=NUMBER, help="...")``. Its constructor, ``get_params`` and
-``set_params`` in scikit-learn's manner, checks and their errors, fields of job files and saved models, and the tables
-in the docs follow from that. Nothing is checked when an object is made: `check_settings` does it.
+A class declares ``l2: float = setting(default=1e-6, kind=NUMBER, help="...")``. From this come the constructor,
+``get_params`` and ``set_params`` as in scikit-learn, checks and their errors, fields of job files and saved models, and
+the tables in the docs. The constructor checks nothing: `check_settings` does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Auto = Literal["auto"]
 
 
 class SettingError(LearnError, TypeError, ValueError):
-    """A learner or a solver was given a setting that it does not have; for scikit-learn a ValueError."""
+    """A learner or a solver got an unknown setting; also a ValueError, as scikit-learn expects."""
 
 
 def _same(value: Any) -> Any:
@@ -32,7 +32,7 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a setting may be, in words and as a test; how it is written in files and read from them."""
+    """The allowed values of a setting, in words and as a test; and how files store them."""
 
     allowed: str
     fits: Callable[[Any], bool]
@@ -57,15 +57,15 @@ class Setting:
 
 
 def setting(*, default: Any, kind: Kind, help: str, in_files: bool = True) -> Any:
-    """Declare a setting; its value stands in the attribute of that name."""
+    """Declare a setting; its value is stored in the attribute of the same name."""
     return Setting(default, kind, help, in_files)
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(setting,))
 class Configured:
-    """An object with settings, which are given by name.
+    """An object with settings, which are passed by name.
 
-    ``beside`` are settings of its parts that it takes too, as short forms: they are kept only if they are given.
+    ``beside`` are settings of its parts that it also accepts, as short forms; they are stored only if they are given.
     """
 
     declared: ClassVar[Mapping[str, Setting]] = {}
@@ -74,7 +74,7 @@ class Configured:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         found: dict[str, Setting] = {}
-        for base in cls.__mro__:  # a class's own settings stand first, and replace those of its bases
+        for base in cls.__mro__:  # a class's own settings come first and override those of its bases
             found |= {n: each for n, each in vars(base).items() if isinstance(each, Setting) and n not in found}
         cls.declared = found
         if "__init__" not in vars(cls):
@@ -120,7 +120,7 @@ class Configured:
                 value.check_settings()
 
     def plain_settings(self) -> dict[str, Any]:
-        """The settings as a file has them."""
+        """The settings as a file stores them."""
         kinds = {name: each for name, each in {**self.beside, **self.declared}.items() if each.in_files}
         return {name: kinds[name].kind.write(v) for name, v in self.get_params(deep=False).items() if name in kinds}
 
@@ -135,7 +135,7 @@ class Configured:
 
 
 def _constructor(made: type[Configured]) -> Callable[..., None]:
-    """``__init__`` of a class: it only stores. Its signature lists what is declared."""
+    """The ``__init__`` of a class: it only stores. Its signature lists the declared settings."""
 
     def initialise(self: Configured, *values: Any, **settings: Any) -> None:
         called, known = type(self).__name__, [*self.declared, *self.beside]
@@ -156,7 +156,7 @@ def _constructor(made: type[Configured]) -> Callable[..., None]:
 
 
 def settings_table(*classes: type[Configured]) -> str:
-    """The settings of some classes in Markdown, those with the same line once."""
+    """The settings of some classes as a Markdown table, without duplicate lines."""
     lines = ["| setting | it is | meaning |", "| --- | --- | --- |"]
     for made in classes:
         for name, each in made.declared.items():

@@ -1,4 +1,4 @@
-"""One thread for each party: those of one process compute at the same time, and would fight for its cores."""
+"""Limits BLAS and torch to one thread: parties in one process compute at the same time and share its cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mini-batches of joined rows, with duplicates reduced inside each: a table hears of a base row of a batch once."""
+"""Mini-batches of joined rows, with duplicates reduced: for each base row of a batch, one value is sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Places = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Batch:
-    """Some joined rows: for each table the distinct base rows they come from, and which each joined row means."""
+    """Some joined rows: for each table the distinct base rows, and the index of each joined row among them."""
 
     rows: NDArray[np.intp]
     places: Mapping[str, Places]  # distinct base rows, ascending

@@ -31,17 +31,17 @@ Replies = dict[str, list[Mapping[str, Any]]]
 
 
 class Pending:
-    """What shards were asked, and will reply. Only `read` makes a trip."""
+    """Replies that shards have been asked for. Only `read` makes a trip."""
 
     def __init__(self, answers: Mapping[str, list[Answer]]):
         self._answers = answers
 
     def read(self) -> Replies:
-        """The replies, by alias. Unless they are there, this sends all that waits, of other asks too: one trip."""
+        """The replies, by alias. If they have not arrived, one trip sends all queued steps, also those of others."""
         return {alias: [answer.read() for answer in answers] for alias, answers in self._answers.items()}
 
     def missed(self, alias: str) -> list[bool]:
-        """For each reply that was read, whether it only stands in for that of a party that is lost."""
+        """For each reply that was read, whether it is a substitute because the party is lost."""
         return [answer.missed for answer in self._answers[alias]]
 
 
@@ -75,7 +75,7 @@ class Client:
         return [shard for shard in self.mapping.tables[alias].shards if len(shard.row_ids)]
 
     def owners(self, alias: str) -> str:
-        """Whose rows a table has in the relation, as the end of an error: "(party 'store')"."""
+        """The parties that own a table's rows in the relation, as the end of an error: "(party 'store')"."""
         names = [repr(shard.party) for shard in self.shards(alias)]
         return f"({'party' if len(names) == 1 else 'parties'} {', '.join(names)})"
 
@@ -106,7 +106,7 @@ class Client:
         return Pending(answers)
 
     def _check(self, step: Step, shard: ShardRows) -> Callable[[Mapping[str, Any]], None]:
-        """What holds the reply to a step against what was asked, and what is known of the shard and the model."""
+        """A function that checks the reply to a step against the request, the shard and the model."""
         op, arguments = find_op(step.op), step.arguments
         self._learn(step)
         returns = op.returns

@@ -2,7 +2,7 @@
 
 The coordinator asks the receiver whether its operator named a place, and every other party with features whether its
 policy lets predictions made with them go to the receiver. Then it sends a prediction for each base row of
-the receiver's shard. It hears how many were written: no key, no path.
+the receiver's shard. The reply is the number of rows written: no key, no path.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Classes = Annotated[Sequence[Class], Meta(min_length=2, max_length=MOST_CLASSES)
 
 @op("deliver.begin", asked="`predict(rel, deliver_to=...)`", releases=Release.COUNTS, returns={"party": Word()})
 def begin(table: LocalTable, view: str) -> Values:
-    """The party's own name, if its operator named a place for predictions about the table's rows."""
+    """The party's name, if its operator configured a target for predictions about the table's rows."""
     table.deliveries.check(table.grant.table)
     return {"party": table.grant.party}
 
 
 @op("deliver.permit", asked="`predict(rel, deliver_to=...)`", releases=Release.COUNTS, receiver="receiver", returns={})
 def permit(table: LocalTable, view: str, receiver: str) -> Values:
-    """Nothing: the guard refuses if predictions made with the table's features may not go to the receiver."""
+    """Returns nothing; the guard refuses it if predictions from the table's features may not go to the receiver."""
     return {}
 
 
@@ -124,7 +124,7 @@ class Delivery:
         return cls(client, alias, shard, client.new_name())
 
     def send(self, values: NDArray[np.float64], classes: NDArray[Any] | None) -> dict[str, Any]:
-        """Send predictions of joined rows, averaged per base row; what the receiver answers."""
+        """Send predictions of joined rows, averaged per base row; return the receiver's reply."""
         counts = self.client.mapping.counts(self.alias)[self.shard.slice]
         sums = self.client.mapping.scatter_sum(self.alias, values)[self.shard.slice]
         means = sums / (counts if values.ndim == 1 else counts[:, None])
@@ -139,7 +139,7 @@ class Delivery:
 
 
 def _plain(classes: NDArray[Any] | None) -> list[Class] | None:
-    """Classes as they travel: dates as texts."""
+    """Classes as they are sent: dates as text."""
     if classes is None:
         return None
     listed = classes.tolist()

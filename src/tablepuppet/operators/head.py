@@ -1,8 +1,8 @@
-"""How tables meet in a joined row: a head makes scores of the predictions that tables give its base rows.
+"""How predictions of tables are combined: a head computes the score of a joined row from those of its base rows.
 
 Forward takes, block by block, the predictions of every table gathered to the block's joined rows; backward gives the
-gradient by one table's predictions, which `LearningOverJoin` sums at base rows. A head that wants predictions side by
-side keeps them until it has all; one that adds them up takes each as it comes, and nothing else is stored.
+gradient by one table's predictions, which `LearningOverJoin` sums at base rows. A head that needs predictions side by
+side stores them until it has all; one that adds them up needs no memory for them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SumHead:
     """A score is the sum over tables of their predictions (Eq. 2); the solver adds the intercept."""
 
     def forward(self, predictions: Iterable[tuple[str, Array]], out: Array) -> None:
-        """Add them up, each as it is gathered."""
+        """Add the predictions up, table by table."""
         number = -1
         for number, (_, values) in enumerate(predictions):
             if number:
@@ -43,5 +43,5 @@ class SumHead:
             out[:] = 0.0
 
     def backward(self, alias: str, gradient: Array) -> Array:
-        """That by scores."""
+        """The gradient by scores."""
         return gradient

@@ -1,4 +1,4 @@
-"""Columns to know predictions by: values of any column of a query's tables, for the rows that take part.
+"""Columns that identify predictions: values of any column of a query's tables, for the rows that take part.
 
 The op reads them at the party, where the policy gives the column the use ``id``. The coordinator puts the shards of
 a table together and gathers to joined rows. Nothing else of the row is sent, and nothing is stored.
@@ -22,7 +22,7 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import EACH, Column
-from tablepuppet.party.told_column import read_column, told_column
+from tablepuppet.party.sent_column import read_column, sent_column
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.plan import Plan
 
@@ -43,11 +43,11 @@ def told_ids(table: LocalTable, view: str, columns: Names) -> Values:
     if len({name.lower() for name in columns}) < len(columns):
         raise PartyError(f"party {table.grant.party!r}: name each column once")
     table.view(view)
-    if table.is_repeat:  # it was answered before, and nobody reads this answer
+    if table.is_repeat:  # it was answered before, and nobody reads this reply
         return {}
     reply: Values = {}
     for number, column in enumerate(table.beside(columns).columns):
-        reply |= told_column(table.taken(column, view), str(number))
+        reply |= sent_column(table.taken(column, view), str(number))
         check_reply(size_of(reply))
     return reply
 

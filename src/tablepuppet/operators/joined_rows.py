@@ -1,9 +1,9 @@
-"""Whatever is as long as the joined rows of a relation: its mapping, labels, and columns of numbers that solvers need.
+"""Everything that is as long as the joined rows of a relation: mapping, labels, and columns of numbers for solvers.
 
 Comes in: functions of a block of rows, with small arguments. Goes out: their small results, in the order of blocks. An
 algorithm names a column and changes it by sending such a function; it never holds the column itself. So rows may be
-anywhere: here they are in memory, and all cores work on their blocks. Columns are kept until they are dropped: to take
-memory anew in every round costs more than what is computed in it. Nothing here crosses the wire.
+stored anywhere: here they are in memory, and all cores work on their blocks. Columns are kept until they are dropped,
+since allocating memory in every round would cost more than the computation. Nothing here is sent over the wire.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class JoinedRows:
     # Columns.
 
     def reserve(self, name: str, *shape: int, dtype: DTypeLike = np.float64) -> None:
-        """Make room for a column of scores, or of arrays of this shape for each row; what is there is used again.
+        """Reserve a column of scores, or of arrays of this shape for each row; existing memory is used again.
 
         Values are not set.
         """
@@ -91,11 +91,11 @@ class JoinedRows:
             rows.drop()
 
     def set_scores(self, scores: Array) -> None:
-        """Take scores of all rows over from somebody who made them."""
+        """Set the scores of all rows, without a copy."""
         self._columns[SCORES] = scores[None] if scores.ndim == 1 else scores.T
 
     def hand_over(self, name: str) -> Array:
-        """A whole column of scores, as a result that somebody asked for; it is dropped here."""
+        """Return a whole column of scores as a result, and drop it here."""
         values = self._columns.pop(name)
         return values[0] if len(values) == 1 else values.T
 
@@ -124,7 +124,7 @@ class JoinedRows:
     def each(
         self, work: Callable[Concatenate[Block, Arguments], Found], *given: Arguments.args, **named: Arguments.kwargs
     ) -> list[Found]:
-        """What ``work`` makes of each block, in order."""
+        """The results of ``work`` for each block, in order."""
         return self.some(1, work, *given, **named)
 
     def some(
@@ -134,14 +134,14 @@ class JoinedRows:
         *given: Arguments.args,
         **named: Arguments.kwargs,
     ) -> list[Found]:
-        """What ``work`` makes of one block of ``every`` so many, in order."""
+        """The results of ``work`` for one in ``every`` blocks, in order."""
         blocks = [Block(self.mapping, self._columns, part) for part in pieces(len(self), self.outputs)[::every]]
         return on_all_cores(lambda block: work(block, *given, **named), blocks)
 
     def total(
         self, work: Callable[Concatenate[Block, Arguments], Any], *given: Arguments.args, **named: Arguments.kwargs
     ) -> Any:
-        """The sum of what ``work`` makes of each block."""
+        """The sum of the results of ``work`` over all blocks."""
         return sum(self.each(work, *given, **named))
 
     # Single rows, for batches.

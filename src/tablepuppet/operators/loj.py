@@ -1,8 +1,7 @@
 """The LoJ operator: learning over a join is learning on its tables (Table 4).
 
 Gather: predictions of base rows become scores of joined rows, as the head says (head.py). Scatter: the gradient at
-joined rows is summed at base rows (Eq. 10, 14), so that a party hears of each of its rows once, however often it is
-joined.
+joined rows is summed at base rows (Eq. 10, 14), so that one value per base row is sent, however often it is joined.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class LearningOverJoin:
         return found
 
     def scatter_centred(self, column: Column, aliases: Iterable[str]) -> dict[str, Array]:
-        """The same of a gradient from which its mean over joined rows is taken: a constant is the intercept's."""
+        """The same after subtracting the mean over joined rows: the intercept absorbs a constant."""
         sums = self.scatter(column, aliases)
         total = next(iter(sums.values())).sum(axis=0) if sums else 0.0
         for alias, found in sums.items():

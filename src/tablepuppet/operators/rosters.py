@@ -1,6 +1,6 @@
 """Rosters: the coordinator passes signed keys between the shards of a table, which then mask their sums.
 
-Two trips make a roster; a third step, which nobody waits for, travels with what is asked next.
+A roster takes two trips; a third step needs no reply and is sent with the next request.
 """
 
 from __future__ import annotations

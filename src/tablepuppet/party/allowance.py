@@ -3,7 +3,7 @@
 The service says what a request is allowed. Whatever takes long asks `check_time` between its steps, whatever is large
 asks `check_memory` or `check_reply` before it is made, releases with noise are counted by `count_release`, and a DuckDB
 that evaluates for a caller is interrupted when time is up. Errors say what the limit is, never how much there was: that
-may depend on rows. Outside of a request, and in the analyst's own process, nothing is bounded.
+may depend on rows. Outside of a request, and in the analyst's own process, there are no limits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tablepuppet.party.bounded import Account
 
 
 class TooMuchError(PartyError):
-    """What is read takes too much memory: that it does so tells of the rows."""
+    """What is read takes too much memory; the error itself reveals something about the rows."""
 
 
 @dataclass

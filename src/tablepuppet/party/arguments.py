@@ -1,10 +1,10 @@
-"""What an op may be told: arguments held against the types that the op's function declares.
+"""Arguments of ops, checked against the types that the op's function declares.
 
 A coordinator may send anything. Here a text stays a text, a number lies within the limits of its annotation, and an
 array has the kind of numbers, the range and the dimensions that the op expects; how long arrays must be, each op knows.
 Values that belong together are a Struct, which travels as a mapping.
 No type is without limits: what an annotation does not narrow has those of `LARGEST`, `LONGEST` and `MOST_ITEMS`. All of
-this is decided by the arguments alone, before a row is looked at, so that a refusal tells nothing of the rows.
+this is decided by the arguments alone, before a row is read, so that a refusal reveals nothing about the rows.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def checker(hint: Any) -> Check:
-    """What tells whether a value is of a declared type, within its limits."""
+    """A function that checks whether a value has a declared type and is within its limits."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _annotated(inner[0], inner[1])

@@ -45,7 +45,7 @@ class Entry:
     size: int = field(default=0, init=False)  # bytes
 
     def __enter__(self) -> Entry:
-        """The entry, to be told more."""
+        """The entry; more can be added to it."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:

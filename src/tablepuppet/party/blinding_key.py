@@ -30,7 +30,7 @@ def read_blinding_key(path: Path) -> bytes:
         name, text = content.decode("ascii").split()
         key = base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error):
-        name, key = "", b""  # the cause is not told: it may quote the key
+        name, key = "", b""  # the cause is not in the error: it may quote the key
     if name != FORMAT or len(key) != SIZE:
         raise ConfigError(
             f"blinding key {str(path)!r} is not one line of {FORMAT!r} and a key of {SIZE} bytes in base64: "

@@ -24,9 +24,9 @@ from tablepuppet.sql.expression import checked, columns_of
 from tablepuppet.sql.plan import Scan, pushable
 
 OF_NO_CELL = Release.SCHEMA | Release.COUNTS | Release.KEY_DIGESTS
-"""What does not depend on features or labels; digests, unless an op tells those of a column."""
+"""Releases that do not depend on features or labels; digests, unless an op returns those of a column."""
 HAVE_NO_NOISE = Release.IDS | Release.CATEGORIES
-"""What cannot be told with noise: a table that demands noise does not tell it."""
+"""Releases that cannot have noise: a table that demands noise does not make them."""
 _MOST_TEXT = 200  # of an expression in an error
 
 
@@ -65,7 +65,7 @@ class Grant:
         return cls(party, scan.table, rules, outputs)
 
     def check(self, op: Op, arguments: Mapping[str, Any]) -> None:
-        """Raise PrivacyError unless every column that the op works on may be told as the op tells it."""
+        """Raise PrivacyError unless the policy allows the op's releases for every column that it works on."""
         if self.rules.budget.require_dp and not op.is_private(arguments):
             self._check_noise(op)
         if op.directions:
@@ -79,7 +79,7 @@ class Grant:
             self._check_receiver(arguments.get(op.receiver))
 
     def _hold(self, op: Op, rule: ColumnRule | None, columns: Iterable[str]) -> None:
-        """Raise PrivacyError unless columns of a rule may be used, and told, as the op does."""
+        """Raise PrivacyError unless a rule allows the op's use and releases of these columns."""
         if rule is None:
             raise refusal(self.party, "columns", "is not published", self.table, columns)
         if op.use is not None and not rule.uses & op.use:
@@ -94,7 +94,7 @@ class Grant:
     def _check_directions(self) -> None:
         """Raise PrivacyError unless the caller may multiply the table with vectors of its own choice.
 
-        As many of them as the table has columns are the table.
+        With as many such vectors as the table has columns, the caller could reconstruct the table.
         """
         if not self.rules.matrix:
             reason = "may not be multiplied with vectors of the caller's choice; use a learner, or ask its operator"
@@ -107,7 +107,7 @@ class Grant:
             raise self.refusal("deliver", f"predictions made with its features may not be delivered to {named}")
 
     def _check_noise(self, op: Op) -> None:
-        """Where the policy demands noise, an op that adds none tells nothing of cells."""
+        """If the policy demands noise, refuse an op that releases something about cells without noise."""
         bare = op.releases & ~OF_NO_CELL | (op.releases & Release.KEY_DIGESTS if op.columns else Release(0))
         if bare & HAVE_NO_NOISE:
             reason = f"does not release {(bare & HAVE_NO_NOISE).label}, which has no form with noise"
@@ -127,7 +127,7 @@ class Grant:
             raise self.refusal("min_rows", f"fewer than {self.rules.min_rows} of its rows take part in the relation")
 
     def is_group(self, rows: NDArray[np.integer] | int) -> NDArray[np.bool_]:
-        """Whether a group of so many rows may be told of; one without rows tells nothing and may."""
+        """Whether statistics of a group of so many rows may be released; an empty group may."""
         return np.asarray((rows == 0) | (np.asarray(rows) >= self.rules.min_group))
 
     def refusal(self, rule: str, reason: str) -> PrivacyError:

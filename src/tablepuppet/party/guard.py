@@ -28,15 +28,18 @@ from tablepuppet.party.secure_table import RULE
 from tablepuppet.sql.expression import checked
 from tablepuppet.sql.plan import Scan
 
-SOLVABLE = Release.PREDICTIONS | Release.EMBEDDINGS | Release.GRADIENT_SUMS | Release.PARAMETERS
-"""Releases that many rounds of chosen questions could be solved for rows: ``max_prediction_rounds`` counts them."""
+RECONSTRUCTIBLE = Release.PREDICTIONS | Release.EMBEDDINGS | Release.GRADIENT_SUMS | Release.PARAMETERS
+"""Releases that allow reconstruction of rows after enough chosen queries: ``max_prediction_rounds`` counts them."""
 SUMS = Release.GRADIENT_SUMS | Release.GRAM | Release.PARAMETERS
-"""Releases that shards of a table make together: with ``secure_sum`` they leave masked."""
+"""Releases that are sums over the shards of a table: with ``secure_sum`` each shard masks its summand."""
 
 
 def is_round(op: Op) -> bool:
-    """Whether ``max_prediction_rounds`` counts an op; of one with directions the columns are counted instead."""
-    return bool(op.releases.value & SOLVABLE.value) and not op.directions
+    """Whether ``max_prediction_rounds`` counts an op: its releases allow reconstruction after enough chosen queries.
+
+    For an op with directions, columns are counted instead.
+    """
+    return bool(op.releases.value & RECONSTRUCTIBLE.value) and not op.directions
 
 
 class Guard:
@@ -75,7 +78,7 @@ class Guard:
     def run(
         self, caller: str, session: str, op: Op, grant: Grant, arguments: Mapping[str, Any], *, bound: bool = False
     ) -> None:
-        """Refuse an op that would tell what the policy forbids; ``bound``: sums may leave masked only."""
+        """Refuse an op that would release what the policy forbids; ``bound``: sums may be released only masked."""
         grant.check(op, arguments)
         must_mask = bound or grant.rules.secure_sum
         if must_mask and op.releases & SUMS and not (op.summed and SECURE in arguments):
@@ -114,7 +117,7 @@ class Guard:
 
     @contextmanager
     def evaluating(self, caller: str, scans: Sequence[Scan]) -> Iterator[None]:
-        """Refuse a caller whose queries have failed too often; of those at once, no more begin than may still fail."""
+        """Refuse a caller with too many failed queries; at the same time, only as many run as may still fail."""
         most, tables = self.policy.max_failures, sorted({scan.table.lower() for scan in scans if _may_fail(scan)})
         with ExitStack() as begun:
             for table in tables if most is not None else ():
@@ -143,7 +146,7 @@ class Guard:
             self._evaluated.notify_all()
 
     def failed(self, caller: str, scan: Scan, beside: int = 0) -> None:
-        """Count a scan that failed by what rows hold, ``beside`` so many bytes of others: that it did tells of them."""
+        """Count a scan that failed because of row values: the failure itself reveals something about them."""
         if _may_fail(scan):
             self._counters.use_texts("failures", caller, scan.table, [f"{scan!r} {beside}"], self.policy.max_failures)
 
@@ -157,7 +160,7 @@ class Guard:
 
     def _rules(self, caller: str, table: str) -> TableRule:
         rules = self._allowed(caller, table)
-        if rules is None:  # the same words for a table that is hidden and for one that is not there
+        if rules is None:  # the same message for a hidden table and for one that does not exist
             raise refusal(self.party, "allow", f"is not published to caller {caller!r}", table)
         return rules
 

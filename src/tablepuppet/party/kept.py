@@ -1,8 +1,8 @@
-"""What a party keeps of saved models: its parameters, in files of its ``state_dir``, each caller's apart.
+"""What a party stores of saved models: its parameters, in files of its ``state_dir``, separate for each caller.
 
-A part is written whole or not at all, is on disk before the caller hears of it, and never changes: a model that is
-saved again gets a new part, and the old one goes when the caller has settled on the new. So whoever dies in between,
-the caller's folder names parts that are there. A file holds no row.
+A part is written atomically, is on disk before the caller gets its reply, and never changes: a model that is saved
+again gets a new part, and the old one is deleted when the caller confirms the new one. So if a process dies in between,
+the caller's folder still names existing parts. A file contains no row.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class Shelf:
         """The part for every table that it has one for, each with its fingerprint."""
         return [self._read(path) for path in self._files(f"*/{_hash(part)}.*.part")]
 
-    def settle(self, model: str, part: str) -> None:
-        """Forget all parts of a model but one; "" is none."""
+    def keep_only(self, model: str, part: str) -> None:
+        """Delete all parts of a model except one; "": delete all."""
         with self._lock:
             for path in self._files(f"{_hash(model)}/*"):
                 if path.name.partition(".")[0] != _hash(part):
@@ -205,7 +205,7 @@ class Shelves:
 
 
 def close_folders(folder: Path) -> None:
-    """Let nobody but the owner look into a folder and those in it, whoever made them, and how."""
+    """Give only the owner access to a folder and its subfolders, whatever their mode was."""
     for each in (folder, *(path for path in folder.glob("**/") if not path.is_symlink())):
         with suppress(OSError):  # it is not there, or somebody else's
             if each.stat().st_mode & 0o077:

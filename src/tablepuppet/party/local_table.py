@@ -1,4 +1,4 @@
-"""`LocalTable`: what an op sees of a party's table, and the one place where noise is added to what leaves."""
+"""`LocalTable`: what an op sees of a party's table, and the only place where noise is added to a release."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tablepuppet.privacy.noise import (
 from tablepuppet.sql.plan import Scan
 
 Charge = Callable[[Spending, str, str | None, str], None]  # cost, purpose, release, the line of releases it is in
-_COPIES = 4  # of a release while it is made: its sum, its noise, both together, and as it is written down
+_COPIES = 4  # of a release in memory: its sum, its noise, both together, and the copy for the log
 Place = tuple[int, int]  # of an op in its session: the number of its request, and of its step
 
 
@@ -61,7 +61,7 @@ def _nothing_beside(snapshot: Snapshot, columns: Sequence[str]) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class View:
+class RelationRows:
     """The rows of a snapshot that take part in one relation, and how often each is joined."""
 
     row_ids: NDArray[np.integer]
@@ -69,12 +69,12 @@ class View:
 
     @cached_property
     def is_each_once(self) -> bool:
-        """Whether no row stands there twice."""
+        """Whether every row is listed only once."""
         return bool(self.firsts.all())
 
     @cached_property
     def firsts(self) -> NDArray[np.bool_]:
-        """Where each row stands for the first time: a row that is listed again is no other row to hide among."""
+        """A mask of the first occurrence of each row: a repeated row does not count towards group sizes."""
         if np.all(self.row_ids[1:] > self.row_ids[:-1]):  # as the rows of a mapping stand
             return np.ones(len(self.row_ids), bool)
         found = np.zeros(len(self.row_ids), bool)
@@ -94,7 +94,7 @@ class LocalTable:
     secure: SecureTable  # whether and how sums over its rows are masked
     wire: str = "float64"  # precision of row arrays on the wire
     run_key: bytes = b""  # for blinding join keys in this run only
-    views: Bounded = field(default_factory=Bounded)  # `View`s by the names of relations
+    views: Bounded = field(default_factory=Bounded)  # `RelationRows` by the name of the relation (its view)
     state: Bounded = field(default_factory=Bounded)  # of this session
     models: Owned = field(default_factory=lambda: Owned(Bounded(), {}, ""))  # of all sessions of the caller
     category_secrets: dict[str, bytes] = field(default_factory=dict)  # of the party: those of loaded models
@@ -104,7 +104,7 @@ class LocalTable:
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))  # of the session: no two draw the same noise
     charged: Charge = _uncharged
     made: ReleaseLog = field(default_factory=Unlogged)  # releases with noise of this session, as they were sent
-    split_by: Callable[[str], None] = _uncounted  # told of a choice of rows by their places, before it leaves
+    split_by: Callable[[str], None] = _uncounted  # called with a choice of rows by position, before it is released
     read: Callable[[Scan], Snapshot] = _unread
     read_beside: Callable[[Snapshot, Sequence[str]], pa.Table] = _nothing_beside
     deliveries: CallersDeliveries = field(
@@ -113,18 +113,18 @@ class LocalTable:
     _place: Place = field(default=(0, -1), init=False)  # of the op that runs
     _releases: int = field(default=0, init=False)  # with noise, of this op so far
 
-    def view(self, name: str) -> View:
+    def view(self, name: str) -> RelationRows:
         """The rows of a relation that was announced with the op ``rows.use``."""
         if name not in self.views:
             raise PartyError(f"party {self.snapshot.scan.party!r}: no rows are announced for relation {name!r}")
-        found: View = self.views[name]
+        found: RelationRows = self.views[name]
         return found
 
     def begin(self, place: Place | None = None) -> None:
-        """Begin an op. Its place among the session's requests, which no other op has, names its releases with noise.
+        """Begin an op. Its unique place among the session's requests names its noisy releases.
 
-        So the names of one that is refused are never used again, and a party that is started anew, which does not run
-        it again, gives the releases after it the names that they had. None: the next place.
+        So names of a refused op are never used again. A restarted party does not run a refused op again, and still
+        gives the later releases the same names. None: the next place.
         """
         place = (self._place[0], self._place[1] + 1) if place is None else place
         if place <= self._place:
@@ -132,17 +132,17 @@ class LocalTable:
         self._place, self._releases = place, 0
 
     def measure(self) -> None:
-        """Count what an op has used: models grow while they learn. PartyError if there is no room for it."""
+        """Count the memory that an op used: models grow during training. PartyError if the limit is exceeded."""
         for held in (self.views, self.state, self.models):
             held.measure()
 
     def free(self) -> None:
-        """Let go of everything, of models those that this session has made."""
+        """Free everything; of models, only those that this session created."""
         self.views.clear()
         self.state.clear()
         self.models.close()
 
-    def rows_once(self, view: str) -> View:
+    def rows_once(self, view: str) -> RelationRows:
         """The rows of a relation, each listed once: a row that is listed twice would count twice in sums with noise."""
         found = self.view(view)
         if not found.is_each_once:
@@ -151,15 +151,15 @@ class LocalTable:
 
     @property
     def must_hide(self) -> bool:
-        """Whether the policy demands noise on all that leaves: then nothing may depend on what a caller says."""
+        """Whether the policy demands noise on all releases: then the caller cannot choose to go without."""
         return self.grant.rules.budget.require_dp
 
     def null_rows(self, outputs: Iterable[str], view: str) -> NDArray[np.bool_]:
         """Which rows of a relation are null records: every cell that the outputs are computed from is NULL.
 
-        They add nothing to what leaves with noise, whatever an expression makes of NULL: then a row whose cells are
-        replaced by NULLs changes a release by no more than the row's own part. An output that reads no cell does not
-        count: a constant tells nothing of a row.
+        They add nothing to noisy releases, whatever value an expression gives to NULL. So replacing a row's cells by
+        NULLs changes a release by at most the row's own contribution. An output that reads no cell does not count: a
+        constant reveals nothing about a row.
         """
         return np.take(self.snapshot.is_null(outputs), self.snapshot.place(self.view(view).row_ids))
 
@@ -203,9 +203,10 @@ class LocalTable:
         return f"{self._line} {self._place[0]}.{self._place[1]}.{self._releases}"
 
     def sample(self, count: int, probability: float, given: bytes = b"") -> NDArray[np.int64]:
-        """Which of ``count`` rows are in the sample of the next release with noise: each on its own, unseen by others.
+        """Which of ``count`` rows are in the sample of the next noisy release: drawn independently and kept secret.
 
-        It is drawn from a stream of its own, of which ``given``, what the release is made of besides rows, is part.
+        Deterministic per session and input: it comes from an independent random stream, derived from the release's name
+        and ``given``, a digest of what the release depends on besides rows.
         """
         mark = f"sample {self._next_release()} {hashlib.sha256(given).hexdigest()}"
         key = hmac.digest(self.noise_secret, mark.encode(), "sha256")

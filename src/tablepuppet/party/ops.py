@@ -1,4 +1,4 @@
-"""Ops: everything a party will compute for a coordinator, each with what it lets out.
+"""Ops: everything that a party computes for a coordinator, each with what it releases.
 
 An op is a function over a `LocalTable` (local_table.py) with named arguments, plain values and NumPy arrays in and out.
 It declares its releases; the service checks them. Algorithms register their ops beside their coordinator half.
@@ -34,11 +34,11 @@ class Op:
     ``asked`` says when a coordinator asks for it: the docs list that.
     ``columns`` are the arguments that name the outputs it works on; an op without any works on every feature.
     ``use`` is one of which those outputs must have at least one; None: what the releases are allowed for. A ``private``
-    op adds noise to all that it lets out and charges for it before it looks at a row, with `LocalTable.noisy`. It is
-    total: it refuses by the arguments alone, or answers with a release of which only the noisy values depend on rows.
-    One that names arguments as ``private`` is so when all of these are given, which the guard sees before the op runs.
-    One that is ``on_shelf`` works on the caller's parts of saved models and needs no table; what it tells of the part
-    that its argument ``part`` names is held against the policy for the tables that the part was learned from.
+    op adds noise to everything it releases, and charges for it before it reads a row, with `LocalTable.noisy`. It is
+    total: it is refused because of its arguments alone, or returns a release in which only noisy values depend on rows.
+    If ``private`` names arguments, the op is private when all of them are given; the guard checks this before it runs.
+    An ``on_shelf`` op works on the caller's parts of saved models and needs no table; what it releases of the part
+    named by its argument ``part`` is checked against the policy of the tables that the part was learned from.
     ``summed`` are all values of its reply, if a coordinator needs no more of them than their sums over shards.
     ``fields`` are the arguments that name columns of the table itself, selected or not, if it works on such.
     ``receiver`` is the argument that names the party to which predictions made with the table's features will go.
@@ -62,7 +62,7 @@ class Op:
     asked: str = ""
 
     def is_private(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether all that it lets out has noise, with these arguments."""
+        """Whether everything it releases has noise, with these arguments."""
         if isinstance(self.private, bool):
             return self.private
         given = [arguments.get(name) for name in self.private]  # anything else is refused by its type
@@ -71,7 +71,7 @@ class Op:
     def __call__(self, place: Any, arguments: Mapping[str, Any]) -> Values:
         """Run the op after checking that the arguments are those it takes.
 
-        What fails as arrays do not fit each other or the rows is a PartyError that tells nothing but that.
+        If arrays do not fit each other or the rows, the PartyError says only that.
         """
         read = self.parameters.read(arguments)
         try:
@@ -116,7 +116,7 @@ def op(
     directions: str = "",
     returns: Returns | None = None,
 ) -> Callable[[Callable[..., Values]], Callable[..., Values]]:
-    """Register a function as an op that lets out ``releases`` of ``columns`` and nothing else; see `Op`."""
+    """Register a function as an op that releases only ``releases`` of ``columns``; see `Op`."""
 
     def register(function: Callable[..., Values]) -> Callable[..., Values]:
         assert name not in REGISTRY, f"two ops are called {name}"

@@ -1,4 +1,4 @@
-"""A party's policy: what each column may be used for, what may be told of it, to whom, and how often.
+"""A party's policy: what each column may be used for, what may be released of it, to whom, and how often.
 
 A column has uses and a level; a level is a named set of releases. An expression has the fewest uses and the
 strictest level of its columns. Databases opened in the analyst's own process are open to every use and `public`
@@ -20,7 +20,7 @@ from tablepuppet.party.release import Release
 
 
 class Level(IntEnum):
-    """How much of a column may be told; a higher level is stricter."""
+    """How much of a column may be released; a higher level is stricter."""
 
     PUBLIC = 0  # anything an op releases, extremes included
     AGGREGATE = 1  # what training needs; no single value such as a minimum, no vector per row
@@ -32,9 +32,9 @@ class Use(Flag):
 
     KEY = auto()  # in a join condition
     FILTER = auto()  # in WHERE
-    LABEL = auto()  # to learn, which tells its values
+    LABEL = auto()  # as a label, which releases its values
     FEATURE = auto()  # to learn from
-    ID = auto()  # to know predictions by, which tells its values
+    ID = auto()  # to identify predictions, which releases its values
 
     @property
     def label(self) -> str:
@@ -49,7 +49,7 @@ LEVELS: Mapping[Level, Release] = {
     Level.AGGREGATE: EVERY_RELEASE & ~Release.EMBEDDINGS & ~Release.CATEGORIES,
     Level.PRIVATE: Release.SCHEMA | Release.COUNTS | Release.KEY_DIGESTS,
 }
-"""What may be told at each level, as far as a use of the column leads to it."""
+"""What may be released at each level, if the column's uses allow it."""
 
 _OF_EVERY_COLUMN = Release.SCHEMA | Release.COUNTS
 USES: Mapping[Use, Release] = {
@@ -85,14 +85,14 @@ class ColumnRule:
 
     @cached_property
     def releases(self) -> Release:
-        """Everything that may be told of the column."""
+        """Everything that may be released of the column."""
         allowed = _OF_EVERY_COLUMN
         for use in self.uses:
             allowed |= USES[use] & LEVELS[self.level]
         return allowed
 
     def allows(self, releases: Release) -> bool:
-        """Whether all of these may be told of the column."""
+        """Whether all of these may be released of the column."""
         return not releases.value & ~self.releases.value
 
     def joined(self, other: ColumnRule) -> ColumnRule:

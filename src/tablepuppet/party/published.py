@@ -22,7 +22,7 @@ from tablepuppet.party.databases.positions import numbered_by
 from tablepuppet.party.databases.sandbox import count, describe
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.delivery import Deliveries
-from tablepuppet.party.view import View, read_by
+from tablepuppet.party.published_select import PublishedSelect, read_by
 from tablepuppet.sql.query import Comparison
 
 SEE_MORE = "; its operator can see more with 'tablepuppet party check'"
@@ -43,7 +43,7 @@ class Published:
     def __init__(self, party: str, database: Database, tables: Sequence[PublishedTable]):
         self._party, self._database = party, database
         self._tables = {table.name: table for table in tables}
-        self._views = {table.name: View.parsed(party, table.name, table.sql) for table in tables if table.sql}
+        self._selects = {each.name: PublishedSelect.parsed(party, each.name, each.sql) for each in tables if each.sql}
         self._known: Mapping[str, SourceTable] | None = None  # the database's own tables, as last seen
 
     def tables(self) -> list[SourceTable]:
@@ -52,7 +52,7 @@ class Published:
         if not any(table.sql for table in self._tables.values()):
             return [self._plain(table, stored) for table in self._tables.values()]
         with self._database.reader() as reader:
-            inner = _Reader(self._party, reader, self._tables, self._views, stored)
+            inner = _Reader(self._party, reader, self._tables, self._selects, stored)
             return [inner.described(t) if t.sql else self._plain(t, stored) for t in self._tables.values()]
 
     @contextmanager
@@ -60,7 +60,7 @@ class Published:
         """Open the database for reading what is published of it."""
         stored = self._stored(anew=False)
         with self._database.reader() as reader:
-            yield _Reader(self._party, reader, self._tables, self._views, stored)
+            yield _Reader(self._party, reader, self._tables, self._selects, stored)
 
     def _stored(self, *, anew: bool) -> Mapping[str, SourceTable]:
         known = self._known
@@ -96,7 +96,7 @@ class _Reader:
     party: str
     inner: Reader
     published: Mapping[str, PublishedTable]
-    views: Mapping[str, View]
+    views: Mapping[str, PublishedSelect]
     stored: Mapping[str, SourceTable]
 
     def source(self, table: str, columns: Mapping[str, str], where: Sequence[Comparison] = ()) -> Source:

@@ -7,7 +7,7 @@ from functools import cached_property
 
 
 class Release(Flag):
-    """What an op lets out. A policy allows or forbids each kind."""
+    """What an op releases. A policy allows or forbids each kind."""
 
     SCHEMA = auto()  # table and column names, types, row counts
     COUNTS = auto()  # how many rows, and which row ids

@@ -1,4 +1,4 @@
-"""Replies held against what ops declare (returns.py): the coordinator believes no party.
+"""Checks replies against what ops declare (returns.py): the coordinator trusts no party.
 
 Comes in: the reply to one step, the step, and what the coordinator knows of the shard that it asked. Goes out: nothing,
 or one error that names the party, the table and the op.
@@ -59,7 +59,7 @@ def _check(returned: Returned, value: Any, asked: Asked, reply: Mapping[str, Any
 
 
 def masked(returns: Returns, bits: Any) -> Returns:
-    """The same values as words that shards have masked; ``bits`` are the scales that they were told."""
+    """The same values as masked words; ``bits`` are the scales that were sent to the shards."""
     lengths = {name: each.lengths if isinstance(each, Numbers) else () for name, each in returns.items()}
     return {"bits": Exactly(bits), **{name: Words(length) for name, length in lengths.items()}}
 

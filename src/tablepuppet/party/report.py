@@ -197,7 +197,7 @@ def _warnings(settings: PartyFile, tables: list[TableReport]) -> list[str]:
 
 
 def _budget_warnings(table: TableReport) -> list[str]:
-    """What a table that demands privacy tells without noise all the same."""
+    """What a table that demands privacy still releases without noise."""
     found = []
     if table.budget.delta * table.rows >= 1:
         found.append(

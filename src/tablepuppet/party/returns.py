@@ -303,7 +303,7 @@ class Exactly:
 
 @dataclass(frozen=True)
 class Column:
-    """A part of a column of values, which `told_column.py` holds against the rows when it is read."""
+    """A part of a column of values, which `sent_column.py` holds against the rows when it is read."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """It is checked with the other parts."""

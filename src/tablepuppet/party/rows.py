@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import mark
 from tablepuppet.errors import PartyError
-from tablepuppet.party.local_table import LocalTable, View
+from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import BITS, Bytes
@@ -37,7 +37,7 @@ def use_rows(table: LocalTable, view: str, chosen: NDArray[np.integer] | None, c
     """
     rows = _row_ids(table, chosen)
     _check_rows(table, rows, counts)
-    table.views[view] = View(rows, counts)
+    table.views[view] = RelationRows(rows, counts)
     return {}
 
 

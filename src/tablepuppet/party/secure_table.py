@@ -33,7 +33,7 @@ class Wanted(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @classmethod
     def read(cls, op: str, names: Sequence[str], value: Any) -> Wanted:
-        """What an op was told; PartyError if it is nothing that can be."""
+        """Parse the argument ``secure`` of an op; PartyError if it is invalid."""
         try:
             found = msgspec.convert(value, cls)
         except msgspec.ValidationError:
@@ -140,7 +140,7 @@ class SecureTable:
         self._last = wanted.number
 
     def masked(self, op: str, wanted: Wanted, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Sums over rows as words that tell nothing but in the sum over all peers."""
+        """Mask sums over rows: the words reveal nothing, except for their sum over all peers."""
         masks, roster = self._masks, self._roster
         if masks is None or roster is None or set(values) != set(wanted.bits):
             raise self.refusal(f"op {op!r} would release more than sums")
@@ -195,5 +195,5 @@ class SecureTable:
         )
 
     def refusal(self, reason: str) -> PrivacyError:
-        """The error for what would tell more than a sum."""
+        """The error for a request that would reveal more than a sum."""
         return PrivacyError(f"party {self.party!r}, table {self.table!r}: {reason} (policy rule {RULE})", rule=RULE)

@@ -317,7 +317,7 @@ class Party:
         return self._row_secret is not None or self._demands_noise(scan)
 
     def _split(self, caller: str, grant: Grant, chosen: str) -> None:
-        """Count a split; a table that has other rows than before has a new order to be told of."""
+        """Count a split; if the rows of a table have changed, counting starts again, since their order is new."""
         name = grant.table.lower()
         if name not in self._row_counts and self._guard.policy.max_splits is not None:
             self._row_counts |= {table.name.lower(): table.rows for table in self._database.tables()}

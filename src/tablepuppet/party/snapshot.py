@@ -44,7 +44,7 @@ class Digest(Protocol):
 
 
 class EvaluationError(PartyError):
-    """An expression fails on some rows: that it does so tells of them."""
+    """An expression fails on some rows; the failure itself reveals something about them."""
 
 
 class Order(NamedTuple):
@@ -268,7 +268,7 @@ def _failure(source: Source, scan: Scan, query: str, kind: str) -> PartyError:
     where = f"party {scan.party!r}: an expression over table {scan.table!r}"
     try:
         source.connection.sql(f"SELECT * FROM ({query}) LIMIT 0").to_arrow_table()
-    except duckdb.Error as error:  # without any row, so it tells of none
+    except duckdb.Error as error:  # no row was read, so it reveals none
         reason = f"cannot be evaluated ({type(error).__name__}); try it in DuckDB, over columns of the same types"
         return PartyError(f"{where} {reason}")
     return EvaluationError(f"{where} fails on its rows{kind}; use TRY_CAST, or filter the rows it does not fit")

@@ -55,7 +55,7 @@ def _check_pair(certificate: x509.Certificate, key: bytes, tls: Tls) -> None:
     try:
         public = load_pem_private_key(key, None).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        # The cause is not told: it may quote the key.
+        # The cause is not in the error: it may quote the key.
         raise ConfigError(f"tls.key {tls.key!r} is not a private key in PEM without a password") from None
     form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
     if public.public_bytes(*form) != certificate.public_key().public_bytes(*form):

@@ -1,7 +1,7 @@
 """The names of categories: text that leaves a party only of columns that its policy makes public.
 
 Models know categories as digests, and call them by codes. The coordinator asks what some of them are called; the op
-finds those among its rows, and tells no category that fewer rows have than the policy's ``min_group``.
+finds those among its rows, and returns no category with fewer rows than the policy's ``min_group``.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from tablepuppet.operators.client import Client
 from tablepuppet.party.allowance import check_memory
 from tablepuppet.party.arguments import Means, Scales, fits
 from tablepuppet.party.blind import blind
-from tablepuppet.party.local_table import LocalTable, View
+from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
@@ -262,7 +262,7 @@ class Encoded:
     """
 
     data: EncodedTable
-    view: View
+    view: RelationRows
     private: bool
 
 

@@ -26,7 +26,7 @@ from tablepuppet.privacy.private_file import read_private_file, write_new_file
 
 CA = "ca"
 CA_DAYS = 3650
-HERE = ("localhost", "127.0.0.1")  # the hosts of a certificate if none is told
+HERE = ("localhost", "127.0.0.1")  # the hosts of a certificate if none is given
 SKEW = datetime.timedelta(minutes=5)  # clocks of parties may differ by this
 _LABEL = "[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
 _DNS_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
@@ -70,7 +70,7 @@ def issue(
     """
     if name.lower() == CA:
         raise ConfigError(f"the name {name!r} is taken by the authority itself: choose another")
-    names = _alternative_names(name, hosts or HERE)  # a wrong one is told before the authority is read
+    names = _alternative_names(name, hosts or HERE)  # a wrong name is an error before the authority is read
     authority, authority_key = _load_authority(folder)
     certificate, key = make_certificate(authority, authority_key, name, hosts, days, start)
     return _write(folder, name, key, certificate, tuple(str(each.value) for each in names))

@@ -1,4 +1,4 @@
-"""Bounds of what single rows add to a release: no row adds more than its bound, whatever its numbers are.
+"""Clipping: no row adds more than its bound to a release, whatever its values are.
 
 Comes in: numbers by row. Goes out: the same, each row cut to a length. What is not finite counts as a null record,
 which adds nothing. Lengths neither vanish nor overflow: where the plain sum of squares is no ordinary number, a row

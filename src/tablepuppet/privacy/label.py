@@ -34,7 +34,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PrivacyError
-from tablepuppet.privacy.noise import KeyedWords, Numbers, Source, Whole, below, discrete_laplace, grid, steps_of
+from tablepuppet.privacy.noise import KeyedWords, Numbers, RandomSource, Whole, below, discrete_laplace, grid, steps_of
 
 ClassMechanism = Literal["randomised_response", "laplace"]
 LEAST_EPSILON = 1e-6  # below it labels are noise, and the arithmetic here would need more bits
@@ -82,7 +82,7 @@ def noisy_numbers(
     return laplace_numbers(true, (lo, hi), epsilon, KeyedWords(key, _messages(rows, true)))
 
 
-def randomised_response(codes: Whole, classes: int, epsilon: float, source: Source) -> Whole:
+def randomised_response(codes: Whole, classes: int, epsilon: float, source: RandomSource) -> Whole:
     """The true class with probability e^epsilon / (e^epsilon + classes - 1), else one of the others, all as likely."""
     words = source.words(np.arange(len(codes)), 0, 1)[:, 0]
     other = below(source.lane(1), len(codes), classes - 1)
@@ -90,7 +90,7 @@ def randomised_response(codes: Whole, classes: int, epsilon: float, source: Sour
     return np.where(words < np.uint64(_keep_words(classes, epsilon)), codes, other)
 
 
-def laplace_argmax(codes: Whole, classes: int, epsilon: float, source: Source) -> Whole:
+def laplace_argmax(codes: Whole, classes: int, epsilon: float, source: RandomSource) -> Whole:
     """Eq. 25: the largest of the one-hot vector with Laplace noise of scale 2 / epsilon in every place."""
     one = round(1 / grid(2 / epsilon))  # a power of two, so the one-hot vector is exact
     scale = _scale(2 * one, epsilon)
@@ -103,7 +103,7 @@ def laplace_argmax(codes: Whole, classes: int, epsilon: float, source: Source) -
     return found
 
 
-def laplace_numbers(values: Numbers, bounds: tuple[float, float], epsilon: float, source: Source) -> Numbers:
+def laplace_numbers(values: Numbers, bounds: tuple[float, float], epsilon: float, source: RandomSource) -> Numbers:
     """Numbers within ``bounds``, rounded to a grid, with Laplace noise for the bounds' distance on that grid."""
     step, scale = check_bounds(bounds, epsilon)
     noise = discrete_laplace(source, len(values), scale)

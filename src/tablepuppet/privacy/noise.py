@@ -47,18 +47,18 @@ Whole = NDArray[np.int64]
 Numbers = NDArray[np.float64]
 
 
-class Source(Protocol):
-    """Uniform 64-bit words. A keyed source gives the same words for the same row, lane and draw, whoever asks along."""
+class RandomSource(Protocol):
+    """Uniform 64-bit words. A keyed source gives the same words for the same row, lane and draw, in any batch."""
 
     def words(self, rows: Whole, draw: int, width: int) -> Words:
         """Words for some rows: (rows, width)."""
 
-    def lane(self, number: int) -> Source:
+    def lane(self, number: int) -> RandomSource:
         """A source of words that are independent of those of other lanes."""
 
 
 class SecureStream:
-    """Words that nobody can foresee or repeat. Made anew for each use, so neither threads nor forks share one."""
+    """Words that nobody can predict or repeat. Created for each use, so threads and forks do not share one."""
 
     def __init__(self) -> None:
         self._start(os.urandom(32))
@@ -110,14 +110,14 @@ class KeyedWords:
         return other
 
 
-def add_gaussian(values: Numbers, sigma: float, source: Source | None = None) -> Numbers:
+def add_gaussian(values: Numbers, sigma: float, source: RandomSource | None = None) -> Numbers:
     """Values with Gaussian noise of standard deviation ``sigma``; take it from `gaussian_sigma`."""
     step = grid(sigma)
     noise = discrete_gaussian(source or SecureStream(), values.size, sigma / step)
     return np.asarray((steps_of(values, step) + noise.reshape(values.shape)) * step, np.float64)
 
 
-def add_laplace(values: Numbers, scale: float, source: Source | None = None) -> Numbers:
+def add_laplace(values: Numbers, scale: float, source: RandomSource | None = None) -> Numbers:
     """Values with Laplace noise of ``scale`` (its standard deviation is sqrt 2 times that); from `laplace_scale`."""
     step = grid(scale)
     noise = discrete_laplace(source or SecureStream(), values.size, math.ceil(scale / step))
@@ -203,13 +203,13 @@ def bernoulli(probabilities: Numbers, words: Words) -> NDArray[np.bool_]:
     return np.asarray((probabilities >= 1) | (first & second & (exponent >= -64)), np.bool_)
 
 
-def poisson_sample(count: int, probability: float, source: Source | None = None) -> Whole:
+def poisson_sample(count: int, probability: float, source: RandomSource | None = None) -> Whole:
     """Which of ``count`` rows are in a sample that takes each on its own with this probability; ascending."""
     words = (source or SecureStream()).words(np.arange(count), 0, 2)
     return np.flatnonzero(bernoulli(np.full(count, probability), words))
 
 
-def below(source: Source, count: int, bound: int) -> Whole:
+def below(source: RandomSource, count: int, bound: int) -> Whole:
     """Whole numbers from 0 to ``bound`` - 1, all exactly as likely."""
 
     def attempt(rows: Whole, draw: int) -> tuple[Whole, NDArray[np.bool_]]:
@@ -224,12 +224,12 @@ def _below(words: Words, bound: int) -> tuple[Whole, NDArray[np.bool_]]:
     return (words % np.uint64(bound)).astype(np.int64), words <= np.uint64(last)
 
 
-def discrete_laplace(source: Source, count: int, scale: int) -> Whole:
+def discrete_laplace(source: RandomSource, count: int, scale: int) -> Whole:
     """Whole numbers k with probability proportional to exp(-|k| / ``scale``)."""
     return _two_sided(source, count, scale, lambda rest, whole: rest / scale)
 
 
-def discrete_gaussian(source: Source, count: int, sigma: float) -> Whole:
+def discrete_gaussian(source: RandomSource, count: int, sigma: float) -> Whole:
     """Whole numbers k with probability proportional to exp(-k² / 2 ``sigma``²); ``sigma`` is 1 or more."""
     scale = int(sigma) + 1
     best = sigma * sigma / scale  # where Laplace noise is least likely compared with Gaussian noise
@@ -240,7 +240,7 @@ def discrete_gaussian(source: Source, count: int, sigma: float) -> Whole:
     return _two_sided(source, count, scale, exponent)
 
 
-def _two_sided(source: Source, count: int, scale: int, exponent: Callable[[Numbers, Numbers], Numbers]) -> Whole:
+def _two_sided(source: RandomSource, count: int, scale: int, exponent: Callable[[Numbers, Numbers], Numbers]) -> Whole:
     """k = ±(rest + scale whole), P(whole = v) ~ exp(-v), rest < scale uniform; kept with exp(-exponent)."""
 
     def attempt(rows: Whole, draw: int) -> tuple[Whole, NDArray[np.bool_]]:
@@ -259,7 +259,7 @@ _AT_LEAST = np.array(
 )  # P(whole >= 8), ..., P(whole >= 1)
 
 
-def _geometric(source: Source, rows: Whole, draw: int, words: Words) -> Whole:
+def _geometric(source: RandomSource, rows: Whole, draw: int, words: Words) -> Whole:
     """Whole numbers v with probability (1 - 1/e) exp(-v); it has no memory, so an 8 is 8 and a further digit."""
     digits = (_DIGIT - np.searchsorted(_AT_LEAST, words, side="right")).astype(np.int64)
     full = np.flatnonzero(digits == _DIGIT)

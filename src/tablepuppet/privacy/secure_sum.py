@@ -1,4 +1,4 @@
-"""Masks that vanish in a sum: whoever adds up what all peers say learns the sum, and of a peer nothing.
+"""Masks that cancel in a sum: adding the masked words of all peers gives the sum, and reveals no single peer.
 
 Comes in: a peer's numbers, and a secret for each pair of peers. Goes out: 64-bit words that look random. Numbers are
 rounded to multiples of 2^-bits and added modulo 2^64, so the sum is exactly that of the rounded numbers. Of each pair,
@@ -61,7 +61,7 @@ def to_words(values: NDArray[np.float64] | float, bits: int, peers: int) -> Word
 
 
 def add_words(parts: Sequence[Words], bits: int) -> NDArray[np.float64]:
-    """The sum of what all peers told, as numbers."""
+    """The sum of the words of all peers, as numbers."""
     total = np.zeros_like(parts[0])
     for part in parts:
         total = total + part  # modulo 2^64

@@ -93,7 +93,7 @@ class Privacy:
         return self.feature_epsilon is not None or self.prediction_epsilon is not None
 
     def check_rows(self, rows: int) -> None:
-        """Raise PrivacyError if delta would allow a table of so many rows to be told one row whole."""
+        """Raise PrivacyError if delta is so large that a table of this size could release a whole row."""
         if self.is_feature_private and self.delta >= 1 / max(rows, 1):
             raise PrivacyError(
                 f"delta {self.delta:g} is not below one over the {rows:,} rows of a table: such a promise would allow "

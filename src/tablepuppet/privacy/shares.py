@@ -1,4 +1,4 @@
-"""How a promise for the features of a table is shared among its releases.
+"""How the privacy promise for a table's features is divided among its releases.
 
 Comes in: a target epsilon and delta. Goes out: a noise multiplier for each release, and the epsilon of what was used.
 All noise is Gaussian, and without sampling: releases of multipliers s_1, s_2, ... are together exactly as private as

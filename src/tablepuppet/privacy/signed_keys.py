@@ -76,7 +76,7 @@ class Identity:
         return Hello(self.certificates, public, self.sign(_hello_text(session, table, public)))
 
     def name_of(self, hello: Hello, session: str, table: str) -> str:
-        """The peer that a hello for this table and session comes from; PrivacyError if that cannot be told."""
+        """The peer that a hello for this table and session comes from; PrivacyError if it cannot be verified."""
         self._check(hello.certificates)
         name = _named(hello.certificates)
         if not has_signed(hello.certificates, hello.signature, _hello_text(session, table, hello.public)):

@@ -1,5 +1,5 @@
-"""The desk of a party's service: callers come with requests, each is computed once, and whoever repeats one gets the
-reply that was stored before it was sent.
+"""The desk of a party's service: each request is computed once, and its reply is stored before it is sent. A repeated
+request gets the stored reply.
 
 A caller's session is a line of requests with numbers. The next number is computed; the last one again is answered from
 store; any other is refused. With a `Journal` the line outlives the process: a party that was killed computes its

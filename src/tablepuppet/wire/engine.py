@@ -64,7 +64,7 @@ class Engine:
         return reply, meter(self.traffic, party, request, reply)
 
     def drop_losses(self, party: str, losses: int) -> None:
-        """Drop the last losses of a party from its record, if there is one: the run ends because of them."""
+        """Drop the last ``losses`` losses of a party from its record, if there is one: the run ends because of them."""
         drop = self.capabilities(party).drop_losses
         if drop is not None:
             drop(losses)

@@ -19,21 +19,21 @@ from tablepuppet.party.request import Request
 from tablepuppet.wire.traffic import Traffic
 
 
-class Part(msgspec.Struct, frozen=True):
-    """One part of a request: what its reply releases, its header, and its values."""
+class CountedPart(msgspec.Struct, frozen=True):
+    """One part of a request, for counting bytes: what its reply releases, its header, and its values."""
 
     release: Release
     header: tuple[str, ...]
     values: Mapping[str, Any]
 
 
-def parts_of(request: Request) -> list[Part]:
+def parts_of(request: Request) -> list[CountedPart]:
     """The parts of a request."""
-    steps = [Part(find_op(step.op).releases, (step.op, step.table), step.arguments) for step in request.steps]
+    steps = [CountedPart(find_op(step.op).releases, (step.op, step.table), step.arguments) for step in request.steps]
     if request.verb == "run":
         return steps
     release = Release.SCHEMA if request.verb == "describe" else Release.COUNTS
-    return [Part(release, (request.verb, request.session), request.arguments), *steps]
+    return [CountedPart(release, (request.verb, request.session), request.arguments), *steps]
 
 
 class Sizes(NamedTuple):

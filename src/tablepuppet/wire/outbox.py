@@ -1,4 +1,4 @@
-"""The outbox of a session: batches steps into trips, and goes on while a party is lost.
+"""The outbox of a session: batches steps into trips, and continues while a party is lost.
 
 `ask` only queues a step. When the first answer is read, every party gets all its queued steps in one request, and all
 parties at the same time. So a step whose answer nobody reads, such as one to encode rows, costs no trip.
@@ -108,7 +108,7 @@ class LostParty:
                 answer.resolve(values)
 
     def failed_again(self) -> None:
-        """It was tried in vain: a try may take a second, so they grow rare."""
+        """A retry failed; a retry may take a second, so the next ones are less frequent."""
         self.tries += 1
         self.rest = min(self.tries - 1, LONGEST_REST)
 
@@ -210,7 +210,7 @@ class Outbox:
         return enough()
 
     def send(self) -> None:
-        """One trip with everything that waits. An error is raised again for whoever reads an answer of this trip."""
+        """Send all queued steps in one trip. An error is raised again for every reader of an answer of this trip."""
         with self._lock:
             self._retry_lost()
             ready = {party: asked for party, asked in self._waiting.items() if party not in self._lost}

@@ -1,4 +1,4 @@
-"""A `Transport`: the way to one party, one method wide, and what can be done with that party beyond it.
+"""A `Transport`: calls one party (its only method is `call`); `Capabilities` lists what else that party can do.
 
 Comes in: a request. Goes out: the party's reply. Each kind of transport is a file: `in_process.py`,
 `flight_transport.py`, and `record.py`, which keeps what another transport brought.
@@ -45,7 +45,7 @@ class Capabilities:
 
 
 class Transport(ABC):
-    """The way to one party."""
+    """Calls one party."""
 
     capabilities: Capabilities = Capabilities()
 

@@ -1,4 +1,4 @@
-"""Says at once that a party is waited for, where one would else look at nothing until the timeout.
+"""Reports early that the coordinator waits for a party, so that users see something before the timeout.
 
 Comes in: failures of the tries of one request. Goes out: one message, with the address and the reason, at the second
 failure, since a first one is often mended by trying again; or after some seconds if a party that has not answered yet

@@ -1,4 +1,4 @@
-"""Labels: asked of their party after the join, for the rows that take part."""
+"""Labels: the coordinator asks their party for them after the join, for the rows that take part."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ROWS, Asked, Codes, Numbers, Plain, Returns, Texts, Wrong
-from tablepuppet.party.told_column import DAYS, TIMES, in_calendar
+from tablepuppet.party.sent_column import DAYS, TIMES, in_calendar
 from tablepuppet.prep.values import numbers
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import NUMERIC, Family, family
 
 MOST_CLASSES = 1000
-Question = tuple[str, dict[str, Any]]  # an op and its arguments, but for the column
+Question = tuple[str, dict[str, Any]]  # an op and its arguments, without the column
 NUMBER_LABELS: Returns = {"labels": Numbers((ROWS,), "fiu", finite=False), "missing": Plain(int, 0, ROWS)}
-LARGEST = 1e100  # of a label that is a number: sums of squares of larger ones would overflow
+LARGEST = 1e100  # bound of a numeric label: sums of squares of larger ones would overflow
 _KINDS: dict[Family, tuple[type, ...]] = {
     Family.TEXT: (str,), Family.UUID: (str,), Family.BOOLEAN: (bool,), Family.DATE: (int,), Family.TIMESTAMP: (int,),
     **dict.fromkeys((Family.INTEGER, Family.DECIMAL, Family.FLOAT), (int, float)),
@@ -34,8 +34,8 @@ _KINDS: dict[Family, tuple[type, ...]] = {
 
 
 @dataclass(frozen=True)
-class ToldClasses:
-    """Classes of the label's type, each once; none if more were found than were asked for."""
+class SentClasses:
+    """Distinct classes of the label's type; an empty list if there are more classes than ``most``."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` unless it is such a list."""
@@ -53,8 +53,8 @@ class ToldClasses:
 
 
 @dataclass(frozen=True)
-class ToldDays:
-    """The Arrow type of classes that are dates or timestamps, all of which a calendar has; empty for others."""
+class SentCalendarType:
+    """The Arrow type of classes that are dates or timestamps (years 1 to 9999); empty for other classes."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` unless it is one."""
@@ -67,8 +67,8 @@ class ToldDays:
 
 MOST_LETTERS = 1 << 20  # of a class
 CLASS_LABELS: Returns = {
-    "found": Plain(int, 0), "missing": Plain(int, 0, ROWS), "classes": ToldClasses(),
-    "codes": Codes("classes", or_none=True), "days": ToldDays(),
+    "found": Plain(int, 0), "missing": Plain(int, 0, ROWS), "classes": SentClasses(),
+    "codes": Codes("classes", or_none=True), "days": SentCalendarType(),
 }  # fmt: skip
 
 
@@ -81,13 +81,13 @@ CLASS_LABELS: Returns = {
     returns=NUMBER_LABELS,
 )
 def label_numbers(table: LocalTable, view: str, column: str) -> Values:
-    """The label of every row as a number, and how many have none."""
+    """The label of every row as a number, and how many labels are missing."""
     values, present = numbers(table.column(column, view))
     return {"labels": _narrow(values), "missing": int(np.count_nonzero(~present))}
 
 
 def _narrow(values: NDArray[np.float64]) -> NDArray[Any]:
-    """The same numbers in fewer bytes where all are small whole ones."""
+    """The same numbers in a smaller type, if all are small integers."""
     for kind in (np.int8, np.int16, np.int32):
         limits = np.iinfo(kind)
         if len(values) and limits.min <= values.min() and values.max() <= limits.max:
@@ -105,19 +105,19 @@ def _narrow(values: NDArray[np.float64]) -> NDArray[Any]:
     returns=CLASS_LABELS,
 )
 def label_classes(table: LocalTable, view: str, column: str, most: int) -> Values:
-    """The classes among the rows and each row's class; no codes where there is none, or more than ``most``."""
+    """The distinct classes and the class code of each row; no codes if there are no classes, or more than ``most``."""
     encoded = pa.concat_arrays(table.column(column, view).chunks).dictionary_encode()
     missing, found = encoded.null_count, len(encoded.dictionary)
     codes = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
     if not 0 < found <= most:
         return {"found": found, "classes": [], "codes": codes[:0], "missing": missing, "days": ""}
     narrow = codes.astype(np.min_scalar_type(max(found, 1)))
-    told, days = told_classes(encoded.dictionary)
+    told, days = sent_classes(encoded.dictionary)
     return {"found": found, "classes": told, "codes": narrow, "missing": missing, "days": days}
 
 
-def told_classes(classes: pa.Array) -> tuple[list[Any], str]:
-    """Classes as they travel, and their Arrow type if they are dates or timestamps, which travel as whole numbers."""
+def sent_classes(classes: pa.Array) -> tuple[list[Any], str]:
+    """Classes as they are sent. Dates and timestamps are sent as integers, with their Arrow type."""
     if pa.types.is_decimal(classes.type):
         classes = classes.cast(pa.float64())
     if not pa.types.is_temporal(classes.type):
@@ -135,7 +135,7 @@ class Classes:
 
 
 def ask_numbers(client: Client, label: OutputColumn, question: Question = ("label.numbers", {})) -> Pending:
-    """Ask for labels that are numbers; LearnError if they are none."""
+    """Ask for numeric labels; LearnError if the label is not numeric."""
     check_numbers(label)
     return _ask(client, label, question)
 
@@ -170,7 +170,7 @@ def joined_numbers(client: Client, label: OutputColumn, asked: Pending) -> NDArr
 def ask_classes(
     client: Client, label: OutputColumn, question: Question = ("label.classes", {"most": MOST_CLASSES})
 ) -> Pending:
-    """Ask for labels that are classes; LearnError if they are none."""
+    """Ask for class labels; LearnError if the label cannot have classes."""
     check_classes(label)
     return _ask(client, label, question)
 
@@ -182,7 +182,7 @@ def check_classes(label: OutputColumn) -> None:
 
 
 def joined_classes(client: Client, label: OutputColumn, asked: Pending, least: int = 2) -> Classes:
-    """The class of every joined row; LearnError if labels are missing, of fewer than ``least`` or very many classes."""
+    """The class of every joined row; LearnError if labels are missing, or if classes are too few or too many."""
     replies = asked.read()[label.alias]
     owners = client.owners(label.alias)
     _refuse_missing(sum(reply["missing"] for reply in replies), label, owners)
@@ -213,7 +213,7 @@ def class_number_type(classes: int) -> type[np.int8 | np.int16]:
 
 
 def _one(parts: list[NDArray[Scalar]]) -> NDArray[Scalar]:
-    """Values of all shards; those of one are not copied."""
+    """The values of all shards in one array; not copied if there is only one shard."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

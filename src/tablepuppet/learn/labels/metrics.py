@@ -1,9 +1,9 @@
-"""Metrics that the label's party computes itself, on true labels, which do not leave for it.
+"""Metrics that the label's party computes on its true labels; the labels do not leave the party.
 
-The coordinator tells, for each row of the label's table, sums over the joined rows that it is in: of scores and their
-squares, or by class of how often it was guessed and of its log probability. So nothing as long as the joined rows
-crosses. What comes back are sums over all rows. They have no noise: no epsilon holds for them, and a table that demands
-differential privacy does not tell them.
+For each row of the label's table, the coordinator sends sums over its joined rows: sums of scores and squared scores,
+or per class the number of times it was predicted and the sum of its log probabilities. So no array as long as the
+joined rows is sent. The party returns sums over all its rows. They have no noise: no epsilon holds for them, and a
+table that demands differential privacy does not return them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LABEL_SUM = Plain(float, size=LARGEST_SQUARE)  # over labels, or over their squa
 
 @dataclass(frozen=True)
 class SquaredError:
-    """A sum of squared errors: not negative, but for what rounding does to its parts."""
+    """A sum of squared errors: not negative, except for rounding errors."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` or `NotFinite` unless it is one."""
@@ -47,7 +47,7 @@ class SquaredError:
 
 @dataclass(frozen=True)
 class LogLikelihood:
-    """The sum of a row's log probabilities of one class, over rows: between the least and the most that was asked."""
+    """The sum over rows of log probabilities; it must lie between the smallest and the largest possible sum."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` unless it is one."""
@@ -60,10 +60,10 @@ class LogLikelihood:
 
 @dataclass(frozen=True)
 class JoinedRows:
-    """How many rows are joined, or by class."""
+    """The number of joined rows, in total or per class."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless they are as many as the coordinator knows."""
+        """Raise `Wrong` unless the total is the number that the coordinator knows."""
         if isinstance(value, np.ndarray):
             Numbers(("classes",), "iu", least=0, most=JOINED).check(value, asked, reply)
             value = int(value.sum())
@@ -84,7 +84,7 @@ class JoinedRows:
 def label_errors(
     table: LocalTable, view: str, column: str, sums: NDArray[np.floating], squares: NDArray[np.floating]
 ) -> Values:
-    """The sum of squared errors over joined rows, and sums of the labels; by row, sums of scores and their squares."""
+    """The sum of squared errors over joined rows, and sums of labels, from each row's sums of scores and squares."""
     values, present = numbers(table.column(column, view))
     counts = table.view(view).counts
     _check_shape(table, sums, counts.shape)
@@ -117,9 +117,10 @@ def label_hits(
     guesses: NDArray[np.integer],
     logs: NDArray[np.floating],
 ) -> Values:
-    """How many joined rows are right, the sum of their log probabilities, and by class the rows and the ROC area.
+    """How many joined rows are predicted correctly, their summed log probability, and per class the rows and ROC area.
 
-    By row and class: how often it was guessed, the sum of its log probabilities. Areas only if rows are joined once.
+    ``guesses`` and ``logs`` are per row and class: the number of predictions, and the sum of log probabilities. Areas
+    are computed only if every row is joined exactly once.
     """
     labels, counts = table.column(column, view), table.view(view).counts.astype(np.int64)
     _check_shape(table, guesses, (len(labels), len(classes)))
@@ -151,7 +152,7 @@ def _missing(table: LocalTable, column: str) -> LearnError:
 
 
 def _area(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> float:
-    """The area under the ROC curve, by ranks; NaN if all rows are of one kind."""
+    """The area under the ROC curve, from ranks; NaN if all rows are positive or all are negative."""
     ones = int(positive.sum())
     if ones in (0, len(positive)):
         return float("nan")
@@ -162,7 +163,7 @@ def _area(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> float:
 
 
 def regression_metrics(client: Client, label: OutputColumn, scores: Array) -> dict[str, float]:
-    """Root mean squared error and R2, of sums that the label's party computes."""
+    """Root mean squared error and R2, from sums that the label's party computes."""
     sums = client.mapping.scatter_sum(label.alias, scores)
     squares = client.mapping.scatter_sum(label.alias, scores**2)
     asked = client.ask(
@@ -182,7 +183,7 @@ def regression_metrics(client: Client, label: OutputColumn, scores: Array) -> di
 
 
 def class_metrics(client: Client, label: OutputColumn, classes: NDArray[Any], probability: Array) -> dict[str, float]:
-    """Accuracy, area under the ROC curve and log loss, of sums that the label's party computes.
+    """Accuracy, area under the ROC curve and log loss, from sums that the label's party computes.
 
     The area is NaN unless the label's table has one shard, whose rows are joined once each.
     """

@@ -1,13 +1,13 @@
-"""Labels with noise: added by their party before anything leaves, and charged to the table's budget (Eq. 25).
+"""Noisy labels: their party adds the noise before it releases them, and charges the table's budget (Eq. 25).
 
 The noise of a label is a function of the party's secret, the label's expression, mechanism, epsilon, bounds or classes,
-the state of the label's column over the whole table, the row's place in it and the label's value. As long as the
-column stays as it is, everybody who asks gets the same noisy labels, whatever else the relation selects, filters or
-joins: there is nothing to average, and it is charged once. When it changes, all noise is drawn anew and charged anew.
+a fingerprint of the label's column over the whole table, the row's position in it and the label's value. While the
+column does not change, every request gets the same noisy labels, whatever else the relation selects, filters or joins:
+nobody can average the noise away, and it is charged once. When the column changes, new noise is drawn and charged.
 
-Bounds and classes are the policy's where it has some, else the job's; never the data's. A label outside of them, or a
-missing one, is no error, which would tell that there is one: it counts as the nearest bound, the middle, or the first
-class, and gets noise like any other.
+Bounds and classes come from the policy, or from the job if the policy has none; never from the data. A label outside
+the bounds counts as the nearest bound, a missing number as their middle, an unknown or missing class as the first
+class; each gets noise like any other. An error instead would reveal that such a label exists.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PrivacyError
-from tablepuppet.learn.labels.joined import CLASS_LABELS, NUMBER_LABELS, Question, told_classes
+from tablepuppet.learn.labels.joined import CLASS_LABELS, NUMBER_LABELS, Question, sent_classes
 from tablepuppet.party.arguments import Epsilon
+from tablepuppet.party.column_fingerprint import column_fingerprint
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Category, Use
 from tablepuppet.party.release import Release
-from tablepuppet.party.whole import whole_fingerprint
 from tablepuppet.prep.values import numbers
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.label import (
@@ -64,13 +64,13 @@ Rows = tuple[pa.ChunkedArray, pa.Array, NDArray[np.intp]]
 def private_numbers(
     table: LocalTable, view: str, column: str, epsilon: Epsilon, bounds: tuple[float, float] | None
 ) -> Values:
-    """The label of every row as a number, clipped to the bounds, with Laplace noise; a missing one is their middle."""
+    """Numeric labels of all rows, clipped to the bounds, with Laplace noise; a missing label counts as the middle."""
     table.view(view)
     with _naming(table, column):
         given = None if bounds is None else (float(bounds[0]), float(bounds[1]))
         lo, hi = _agreed("bounds", table.grant.outputs[column].rule.bounds, given)
         check_bounds((lo, hi), epsilon)
-        numbers(table.snapshot.outputs[column].slice(0, 0))  # refused by its type alone
+        numbers(table.snapshot.outputs[column].slice(0, 0))  # no row is read: the type alone decides
         secret, release = _release(table, column, "laplace", epsilon, [lo, hi])
     table.charge(Spending.of_pure(epsilon), "labels", release)
     labels, names, places = _rows(table, view, column)
@@ -98,7 +98,7 @@ def private_numbers(
 def private_classes(
     table: LocalTable, view: str, column: str, epsilon: Epsilon, classes: Classes | None, mechanism: ClassMechanism
 ) -> Values:
-    """All classes there may be, and the noisy class of every row; a label that is none of them counts as the first."""
+    """The listed classes, and the noisy class of every row; a label that is not listed counts as the first class."""
     table.view(view)
     with _naming(table, column):
         policy = table.grant.outputs[column].rule.categories
@@ -117,14 +117,14 @@ def private_classes(
         expression=table.snapshot.scan.outputs[column],
         mechanism=mechanism,
     )
-    told, days = told_classes(values)
+    told, days = sent_classes(values)
     narrow = codes[places].astype(np.min_scalar_type(len(listed)))
     return {"found": len(listed), "classes": told, "codes": narrow, "missing": 0, "days": days}
 
 
 @contextmanager
 def _naming(table: LocalTable, column: str) -> Iterator[None]:
-    """Say in errors whose label it is."""
+    """Name the party, table and column of the label in errors."""
     with _named(f"party {table.grant.party!r}, table {table.grant.table!r}, label {column!r}"):
         yield
 
@@ -157,7 +157,7 @@ def _sorted(classes: Sequence[Category]) -> tuple[Category, ...]:
 
 
 def _rows(table: LocalTable, view: str, column: str) -> Rows:
-    """Labels and names of the different rows of a view, and where each row of the view is among them."""
+    """Labels and names of the distinct rows of a view, and the index of each row of the view among them."""
     row_ids, places = np.unique(table.view(view).row_ids, return_inverse=True)
     positions = np.ascontiguousarray(table.snapshot.position(row_ids), "<i8")
     names = pa.Array.from_buffers(pa.binary(8), len(positions), [None, pa.py_buffer(positions.tobytes())])
@@ -178,14 +178,14 @@ def fitted_classes(classes: tuple[Category, ...], type_: pa.DataType) -> pa.Arra
 def _release(table: LocalTable, column: str, mechanism: str, epsilon: float, domain: Any) -> tuple[bytes, str]:
     """The secret that noise of this release is drawn from, and its name in the ledger."""
     expression = table.snapshot.scan.outputs[column]
-    state = whole_fingerprint(table.snapshot, column, table.read)
+    state = column_fingerprint(table.snapshot, column, table.read)
     secret = hmac.digest(table.noise_secret, f"labels {table.grant.table.lower()} {state}".encode(), "sha256")
-    mark = hmac.digest(secret, b"mark", "sha256").hex()  # of the state, which a hash alone would let others guess
+    mark = hmac.digest(secret, b"mark", "sha256").hex()  # keyed: from a plain hash, others could guess the state
     return secret, json.dumps(["labels", expression, mechanism, float(epsilon), domain, mark])
 
 
 def check_label(privacy: Privacy, plan: Plan, *, classes: bool) -> None:
-    """PrivacyError if a party would refuse to noise the labels of a plan, by what it publishes: before it is asked."""
+    """PrivacyError if a party would refuse to release noisy labels, as far as its published policy shows."""
     label, question = plan.query.label, class_question(privacy) if classes else number_question(privacy)
     if label is None or privacy.label_epsilon is None:
         return
@@ -207,7 +207,7 @@ def check_label(privacy: Privacy, plan: Plan, *, classes: bool) -> None:
 
 
 def described(expression: str, known: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...] | None:
-    """What a policy says of the values of an expression: nothing unless it is exactly one column."""
+    """The policy's bounds or categories of an expression; None unless the expression is a single column."""
     if not known or not is_column(expression):
         return None
     column = columns_of(expression)[0].lower()
@@ -242,12 +242,12 @@ def class_question(privacy: Privacy) -> Question:
 
 
 def class_mechanism(privacy: Privacy) -> ClassMechanism:
-    """The mechanism that classes are noised by."""
+    """The mechanism that adds noise to classes."""
     return "laplace" if privacy.label_mechanism == "laplace" else "randomised_response"
 
 
 def kept(privacy: Privacy | None, classes: int) -> float:
-    """How likely a label is the true class: 1 without noise."""
+    """The probability that a noisy label is the true class: 1 without noise."""
     if privacy is None or privacy.label_epsilon is None:
         return 1.0
     return keep_probability(classes, privacy.label_epsilon, class_mechanism(privacy))

@@ -1,8 +1,8 @@
-"""The base of whatever learns from a relation, with a label or without: settings, columns, saving, privacy's report.
+"""The base class of everything that learns from a relation, with or without a label: settings, columns, saving.
 
-In scikit-learn's manner: the constructor only stores, `fit` does the work, what it learned ends in `_`. A class says
-what it learns in `_learn` and, if it is to be saved, what of it beside settings and encoders: `facts`, `arrays` and
-`restore`. Learners of a label are in learner.py.
+As in scikit-learn, the constructor only stores, `fit` does the work, and learned attributes end in `_`. A subclass
+implements `_learn`. To be saved it also implements `facts`, `arrays` and `restore`, for what is not a setting or an
+encoder. Learners of a label are in learner.py.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
 
     @names_checked
     def fit(self, relation: Relation) -> Self:
-        """Learn from a relation. If it fails, the learner is as it was before."""
+        """Learn from a relation. If this fails, the learner does not change."""
         with self.unchanged_if_it_fails():
             self.check_settings()
             need_relation(relation, "fit")
@@ -75,12 +75,12 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
                 raise LearnError("the relation has no joined rows; check the join keys and filters with explain()")
             self.encoding_ = relation.fit_encoding()
             self.check_features(relation)
-            self.settle(relation, self.encoding_, self._learn(relation))
+            self.store_fit(relation, self.encoding_, self._learn(relation))
         return self
 
     @contextmanager
     def unchanged_if_it_fails(self) -> Iterator[None]:
-        """What was learned before stays if an error ends the block."""
+        """Restore what was learned before if the block raises an error."""
         before = dict(self.__dict__)
         try:
             yield
@@ -90,10 +90,10 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
 
     @abstractmethod
     def _learn(self, relation: Relation) -> Storable:
-        """Learn from the rows of a relation, as ``encoding_`` encodes them; the parameters."""
+        """Learn from the rows of a relation, encoded by ``encoding_``; return the parameters."""
 
-    def settle(self, relation: Relation, encoding: Encoding, model: Storable) -> None:
-        """Keep what was learned."""
+    def store_fit(self, relation: Relation, encoding: Encoding, model: Storable) -> None:
+        """Store what was learned in the attributes that end in ``_``."""
         self.encoding_, self.model_ = encoding, model
         self.relation_columns_ = [(c.alias, c.name, c.type) for c in encoding.kept(relation.query.features)]
         self.n_features_in_ = len(self.relation_columns_)
@@ -102,7 +102,7 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
         self.uses_ = Uses.of(relation.plan, self.privacy, relation.client.secured.parties)
         self.privacy_ = promised(self.uses_, self.privacy, self.promise_)
         self._category_names = None
-        self.relation_ = relation  # the parameters stay with its parties for as long as its session does
+        self.relation_ = relation  # parties hold the parameters until its session ends
 
     # Before a fit
 
@@ -112,13 +112,13 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
         check_supported(self.privacy)
 
     def check_plan(self, plan: Plan) -> None:
-        """Raise unless a plan can be learned from, as far as its parties' catalog tells: nothing is asked for it."""
+        """Raise unless a plan can be learned from, as far as the catalog shows; no party is asked."""
         if self.privacy is not None:
             raise PrivacyError(f"{type(self).__name__} has no private form yet: leave privacy at None")
         check_demanded(plan, None)
 
     def check_features(self, relation: Relation) -> None:
-        """Warn if nothing is left to learn from. Where noise hides all columns, a warning at the end says so."""
+        """Warn if there is no column to learn from. If noise hides all columns, the warning after the fit says so."""
         if self.promise_ is None and not self.encoding_.kept(relation.query.features):
             none = "the query selects no column but the label"
             why = f"all of {', '.join(relation.columns)} were left out" if relation.columns else none
@@ -126,7 +126,7 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
             relation.events.emit("warning", "features.none", message)
 
     def emit(self, relation: Relation, kind: EventKind, name: str, message: str, fields: dict[str, Any]) -> None:
-        """Tell the federation's readers, and the learner's own."""
+        """Send an event to the readers of the federation and of this learner."""
         relation.events.emit(kind, name, message, **fields)
         for callback in self.callbacks:
             callback(Event(kind, name, message, fields))
@@ -137,7 +137,7 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
     def categories_(self) -> dict[str, list[str | None]]:
         """What the codes of ``coef_`` mean: names of categories in the order of codes, by ``alias.column``.
 
-        Of columns that are public at every party that has them, and of encoders without noise; others are not there.
+        Only for columns that are public at every party, and only for encoders without noise.
         """
         check_fitted(self)
         if self._category_names is None:
@@ -179,22 +179,22 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
         save(self, path)
 
     def _get_fitted_attr_html(self, doc_link: str = "") -> Any:
-        """What scikit-learn's drawing in a notebook lists: only what is known here.
+        """The fitted attributes that scikit-learn shows in a notebook: only those stored in this process.
 
-        By itself it would read every property, and ``coef_`` asks parties for parameters: a policy may refuse that,
-        and noise may cost epsilon.
+        The default would read every property, and ``coef_`` asks parties for parameters: a policy may refuse that, and
+        noise may cost epsilon.
         """
         known = {name: value for name, value in vars(self).items() if name in DRAWN}
         return BaseEstimator._get_fitted_attr_html(SimpleNamespace(**known), doc_link)
 
 
 def is_text(type_: str) -> bool:
-    """Whether a column of this type is one of categories, unless it is said."""
+    """Whether a column of this type is categorical by default."""
     return family(type_) in (Family.TEXT, Family.UUID)
 
 
 def need_relation(relation: object, verb: str) -> None:
-    """LearnError unless it is a relation."""
+    """LearnError unless the argument is a relation."""
     if not hasattr(relation, "fit_encoding"):  # a DataFrame has a query
         raise LearnError(
             f"{verb} takes a relation, as fed.sql(...) makes one, not {type(relation).__name__}: the rows stay in "

@@ -1,8 +1,8 @@
-"""Learners of a label. The story of `fit`: encoders are fitted over the joined rows and applied at the parties; labels
-are asked for; a solver runs rounds of gather, loss, scatter; the parameters stay with the parties.
+"""Learners of a label. `fit` fits encoders over the joined rows and lets parties apply them; it asks for labels; then a
+solver runs rounds of gather, loss and scatter. The parameters stay with the parties.
 
-What is learned, a number or a class, is in tasks.py; by which model, in linear.py and network.py. A learner is made of
-one of each, as scikit-learn's are of mixins.
+tasks.py defines the task (regression or classification), linear.py and network.py define the model. A learner inherits
+from one of each, like scikit-learn's mixins.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from tablepuppet.sql.query import OutputColumn
 from tablepuppet.wire.engine import Engine
 
 Array = NDArray[np.float64]
-SINGLE_PRECISION_TOL = 1e-8  # what float32 on the wire can still tell: below it, steps are of rounding errors
+SINGLE_PRECISION_TOL = 1e-8  # with float32 on the wire, smaller steps are only rounding errors
 
 
 class Learner(Planner):
-    """Learns a label. Subclasses say what is learned (tasks.py) and by which model (``spec`` and ``_train``)."""
+    """Learns a label. Subclasses define the task (tasks.py) and the model (``spec`` and ``_train``)."""
 
     metric_name: ClassVar[str] = "metric"
 
@@ -77,8 +77,8 @@ class Learner(Planner):
         """Learn from a relation with a label.
 
         The model is measured on the ``validation`` relation after every round. Learning stops when its loss there has
-        not fallen for ``patience`` rounds, and the parameters of the best round are kept. If it fails, the learner is
-        as it was before.
+        not fallen for ``patience`` rounds, and the parameters of the best round are kept. If this fails, the learner
+        does not change.
         """
         with self.unchanged_if_it_fails():
             try:
@@ -107,7 +107,7 @@ class Learner(Planner):
         watch = Watch(self, relation, loss, held_out, prepared)
         model, intercept = self._train(relation, loss, watch)
         self.intercept_ = watch.end(model, intercept)
-        self.settle(relation, self.encoding_, model)
+        self.store_fit(relation, self.encoding_, model)
         if self.privacy is not None:
             warn_of_noise(self, self.privacy, relation, loss, held_out)
         loss.rows.drop()
@@ -129,7 +129,7 @@ class Learner(Planner):
         self._choose_solver(shards, len(relation))
         self.promise_ = self._feature_promise(relation)
         self.plan_rounds(len(relation), partial(self._allowance, relation, validation))
-        labels_first = self._check_budget(relation, validation)  # nothing is charged before
+        labels_first = self._check_budget(relation, validation)  # before anything is charged
         asked = self._ask_labels(relation.client, label)  # before statistics are read: both travel together
         asked_also = None if validation is None else self._ask_labels(validation.client, label)
         if labels_first:
@@ -152,7 +152,7 @@ class Learner(Planner):
         return prepared, relation, loss, held_out
 
     def _holds_out(self, relation: Relation) -> bool:
-        """Whether some of the rows are held out, where nobody gives validation rows."""
+        """Whether the learner itself holds rows out, if no validation relation is given."""
         return False
 
     def _learn(self, relation: Relation) -> Model:
@@ -173,23 +173,23 @@ class Learner(Planner):
 
     @abstractmethod
     def _ask_labels(self, client: Client, label: OutputColumn) -> Pending:
-        """Ask for labels of the kind that is learned."""
+        """Ask for labels of the kind that this task needs."""
 
     @abstractmethod
     def _prepare(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
-        """The loss over the rows that are learned from."""
+        """The loss over the training rows."""
 
     @abstractmethod
     def _held_out(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
-        """The loss over rows that are not learned from."""
+        """The loss over validation rows."""
 
     @abstractmethod
     def metric(self, loss: JoinedLoss, value: float) -> float:
-        """The metric of the rows' scores, whose mean loss is ``value``."""
+        """The metric of the current scores; ``value`` is their mean loss."""
 
     @abstractmethod
     def predictions(self, relation: Relation) -> Predictions:
-        """What is predicted for every joined row; parties are asked once."""
+        """The predictions for every joined row; each party is asked once."""
 
     @abstractmethod
     def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
@@ -197,7 +197,7 @@ class Learner(Planner):
 
     @abstractmethod
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
-        """Run the solver: (the model, its intercept); says in ``converged_`` whether it came to an end."""
+        """Run the solver and return (model, intercept); set ``converged_``."""
 
     # After a fit: predictions, saving
 
@@ -246,7 +246,7 @@ class Learner(Planner):
             scores = cast(Model, self.model_).scores(client)
             done(1)
         finally:
-            if self.promise_ is not None:  # predictions have cost something, also those that got lost
+            if self.promise_ is not None:  # predictions cost epsilon even if their replies were lost
                 self.privacy_ = promised(self.uses_, self.promise_.privacy, self.promise_)
         if not np.isfinite(scores).all():
             raise LearnError(
@@ -259,7 +259,7 @@ class Learner(Planner):
         self.evaluated_on_ = "true labels, at their party"
 
     def _tell_labels(self, relation: Relation) -> None:
-        """Say in ``evaluated_on_``, and by an event if they have noise, which labels a metric was measured on."""
+        """Store in ``evaluated_on_`` which labels a metric used; emit an event if these labels have noise."""
         noisy = self.privacy is not None and self.privacy.is_label_private
         self.evaluated_on_ = "noisy labels" if noisy else "labels"
         if noisy and self.privacy is not None:
@@ -271,7 +271,7 @@ class Learner(Planner):
             )  # fmt: skip
 
     def facts(self) -> dict[str, Any]:
-        """How the fit went."""
+        """Facts of the fit to save, such as its history."""
         return {
             "solver": self.solver_,
             "converged": self.converged_,
@@ -285,13 +285,13 @@ class Learner(Planner):
         return {"intercept": self.intercept_}
 
     def restore(self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Both."""
+        """Restore the facts and the intercept."""
         self.intercept_ = arrays["intercept"]
         self.solver_, self.converged_, self.stopped_ = facts["solver"], facts["converged"], facts["stopped"]
         self.best_round_, self.history_ = facts["best_round"], Records(facts["history"])
 
     def saved(self, stored: Stored, engine: Engine, wire: str) -> SavedModel:
-        """A model with these parameters, for predictions only."""
+        """A model with the stored parameters, for predictions only."""
         model = SavedModel(self.spec(len(self.intercept_)), self.encoding_, stored, engine, wire)
         model.spent = None if self.promise_ is None else self.promise_.spent
         return model

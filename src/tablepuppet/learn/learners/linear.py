@@ -35,7 +35,7 @@ from tablepuppet.relation import Relation
 from tablepuppet.runs.table_view import NamedNumbers
 
 MOMENTUM, FASTEST = 0.9, 0.3  # of sgd; of a Newton step: a row far from all others is in one batch of an epoch
-DAMPING = 0.3  # of steps whose columns the rows of a batch say little of
+DAMPING = 0.3  # of steps along columns that few rows of a batch have, such as rare categories
 
 
 class LinearLearner(Learner):
@@ -49,7 +49,7 @@ class LinearLearner(Learner):
         check_fitted(self)
         classes = [f"class {each}" for each in getattr(self, "classes_", ())]
         heads = classes if len(classes) > 2 else ["coefficient"]
-        asked = weakref.WeakMethod(self._meanings)  # numbers that are kept must not keep a session open
+        asked = weakref.WeakMethod(self._meanings)  # a stored result must not keep a session open
         meanings = lambda: found() if (found := asked()) else {}  # noqa: E731
         return NamedNumbers(by_column(self.encoding_, self.model_.parameters()), heads, meanings)
 
@@ -90,7 +90,7 @@ class LinearLearner(Learner):
         rounds, size = self.schedule_.rounds, self.schedule_.batch_size
         if isinstance(solver.lr, str):
             momentum = MOMENTUM if isinstance(solver.momentum, str) else solver.momentum
-            rest = 1 - momentum  # a step goes on for 1 / rest steps
+            rest = 1 - momentum  # with momentum a step adds up to 1 / rest times its length
             rates = falling(min(rest, FASTEST), rounds)
             steps = Stochastic(model, momentum, Conditioned(loss.most_curvature, DAMPING / (rest * size)))
         else:
@@ -106,7 +106,7 @@ class LinearLearner(Learner):
         inner = self.solving.inner_trips
         if self.solver_ != "sgd":
             return Costs(Cost(0, 1), Cost(0, inner + 1))
-        return Costs(Cost(3, batches), Cost(inner + 3, 2 * batches))  # after the last epoch one round looks back
+        return Costs(Cost(3, batches), Cost(inner + 3, 2 * batches))  # one extra round checks convergence at the end
 
     def _solve_privately(
         self, relation: Relation, loss: JoinedLoss, watch: Watch, promise: FeaturePromise

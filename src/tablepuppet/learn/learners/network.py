@@ -32,8 +32,8 @@ from tablepuppet.party.spec import Network
 from tablepuppet.relation import Relation
 
 AUTO_LR = 0.1
-SMALL = 30_000  # joined rows: over fewer a network learns rows by heart, if nothing stops it
-FEWEST_ROWS = 100  # of the label's table: a tenth of fewer says nothing
+SMALL = 30_000  # joined rows: with fewer, a network overfits unless it is stopped early
+FEWEST_ROWS = 100  # of the label's table: a tenth of fewer rows is too small to validate on
 FLAT = 0.01  # a share of the objective: sgd has converged if its last quarter of epochs gained less
 
 
@@ -71,21 +71,21 @@ class NetworkLearner(Learner):
         return Network(tuple(int(size) for size in self.hidden), outputs)
 
     def _usual_solver(self, shards: Mapping[str, int], rows: int) -> Literal["admm", "sgd", "lbfgs"]:
-        """L-BFGS over a small relation, as it learns evenly and may be stopped anywhere; else ADMM, one trip a round.
+        """L-BFGS for a small relation, since it can be stopped after any round; otherwise ADMM, with one trip a round.
 
-        Where tables have several shards ADMM needs two trips as L-BFGS does, which never rises. With noise on
-        features, the better one of those that can have it.
+        If a table has several shards, both need two trips, and L-BFGS is chosen since its objective never rises. With
+        noise on features, the better of the solvers that support noise is chosen.
         """
         if self.has_private_features:
             return PRIVATE_SOLVER
         return "lbfgs" if self._is_small(rows) or any(count > 1 for count in shards.values()) else "admm"
 
     def _is_small(self, rows: int) -> bool:
-        """Whether a network could learn so many joined rows by heart, and nobody says how many rounds there are."""
+        """Whether a network could overfit so few joined rows, and the user did not set the number of rounds."""
         return isinstance(self.rounds, str) and rows <= SMALL
 
     def _holds_out(self, relation: Relation) -> bool:
-        """Over small relations the objective falls for hundreds of rounds while other rows are predicted worse."""
+        """True for small relations: there networks overfit long before their objective stops falling."""
         label = relation.query.label
         return (
             label is not None
@@ -144,7 +144,10 @@ class NetworkLearner(Learner):
         return intercept
 
     def _is_flat(self) -> bool:
-        """Whether the last quarter of the epochs gained little; rates that fall to nothing gain nothing at the end."""
+        """Whether the objective fell little in the last quarter of the epochs.
+
+        A shorter window would not do: learning rates fall to zero, so the last epochs always gain little.
+        """
         objectives = [entry["objective"] for entry in self.history_]
         last = len(objectives) // 4
         return (
@@ -154,14 +157,14 @@ class NetworkLearner(Learner):
         )
 
     def _rates(self) -> list[float]:
-        """Learning rates by epoch: down to nothing on a line."""
+        """Learning rates by epoch: they fall linearly to zero."""
         solver = self.solving
         lr = solver.lr if isinstance(solver, SGD) and not isinstance(solver.lr, str) else AUTO_LR
         rounds = self.most_rounds
         return [lr * (1 - epoch / rounds) for epoch in range(rounds)]
 
     def check_settings(self) -> None:
-        """Raise LearnError if a setting is out of range, or torch is not there."""
+        """Raise LearnError if a setting is out of range, or torch is not installed."""
         super().check_settings()
         need_torch()
 
@@ -170,7 +173,7 @@ class NetworkLearner(Learner):
 class MLPRegressor(Regressor, NetworkLearner):
     """Regression by a sum over tables of small networks; l2 and lr are in units of the label's standard deviation.
 
-    It cannot learn an interaction between columns of different tables: what tables say is only added up.
+    It cannot learn an interaction between columns of different tables: their predictions are only added.
     """
 
 
@@ -178,5 +181,5 @@ class MLPRegressor(Regressor, NetworkLearner):
 class MLPClassifier(Classifier, NetworkLearner):
     """Classification of two or more classes by a sum over tables of small networks.
 
-    It cannot learn an interaction between columns of different tables: what tables say is only added up.
+    It cannot learn an interaction between columns of different tables: their predictions are only added.
     """

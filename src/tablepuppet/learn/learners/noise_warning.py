@@ -1,7 +1,7 @@
-"""Says by an event when the noise of a fit has left a model that is no better than a constant.
+"""Emits an event if noise left a model that is no better than a constant.
 
-Comes in: a fitted learner, and the loss that it was fitted by. Goes out: the event ``privacy.useless``, with what would
-help (usefulness.py). All of it was released before: nothing is asked of a party, and nothing is spent.
+Comes in: a fitted learner and its loss. Goes out: the event ``privacy.useless``, with advice (usefulness.py). It uses
+released values only: no party is asked, and no epsilon is spent.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tablepuppet.learn.private.usefulness import (
     help_for_clipping,
     help_for_features,
     help_for_labels,
-    image_noise,
     is_all_noise,
     is_useless,
     label_share,
     loss_of_constant,
+    prediction_noise_ratio,
     searched_directions,
 )
 from tablepuppet.learn.store.fitted import Fitted
@@ -44,7 +44,7 @@ class NoisyLearner(Fitted, Protocol):
     best_round_: int
 
     def emit(self, relation: Relation, kind: Kind, name: str, message: str, fields: dict[str, Any]) -> None:
-        """Tell the federation's readers, and the learner's own."""
+        """Send an event to the readers of the federation and of this learner."""
         ...
 
     def spec(self, outputs: int) -> Spec:
@@ -55,13 +55,13 @@ class NoisyLearner(Fitted, Protocol):
 def warn_of_noise(
     learner: NoisyLearner, privacy: Privacy, relation: Relation, loss: JoinedLoss, held_out: Validation | None
 ) -> None:
-    """Emit the warning if there is noise and the model is useless, on validation rows where there are some."""
+    """Emit the warning if there is noise and the model is useless, measured on validation rows if there are some."""
     if not (privacy.is_label_private or privacy.is_feature_private) or not learner.history_:
         return
     entry = learner.history_[learner.best_round_ - 1]
     measured, value = (loss, entry["loss"]) if held_out is None else (held_out.loss, entry["validation_loss"])
     constant = loss_of_constant(measured, loss.best_constant())
-    if constant <= 0:  # a label that does not vary
+    if constant <= 0:  # the label is constant
         return
     gained = left_by_noise(learner, loss, constant, 1 - value / constant)
     tables = table_sizes(learner, relation, loss.outputs)
@@ -83,7 +83,7 @@ def warn_of_noise(
 
 
 def _is_luck(learner: NoisyLearner, privacy: Privacy, tables: dict[str, TableSize], rows: int) -> bool:
-    """Whether there is so much noise that a model can gain by luck only, whatever it seems to gain."""
+    """Whether there is so much noise that any gain of the model is chance."""
     if learner.promise_ is not None and is_all_noise(learner.promise_, tables):
         return True
     parameters = sum(table.parameters for table in tables.values())
@@ -91,13 +91,13 @@ def _is_luck(learner: NoisyLearner, privacy: Privacy, tables: dict[str, TableSiz
 
 
 def left_by_noise(learner: NoisyLearner, loss: JoinedLoss, constant: float, gained: float) -> float:
-    """What predictions of the model will gain, of what it gained while it was fitted; the same if they have no noise.
+    """The gain that is left once predictions have noise; the gain of the fit if they have none.
 
-    Predictions are drawn towards their mean as far as they are noise (noise/predictions.py), which leaves a share of
-    what those without noise would gain. Noisy steps are measured with the noise, noisy statistics without.
+    Noisy predictions are shrunk towards their mean (noise/predictions.py), which leaves a share of the gain without
+    noise. The gain of noisy steps already includes the noise, that of noisy statistics does not.
     """
     promise = learner.promise_
-    noise = None if promise is None else image_noise(promise)
+    noise = None if promise is None else prediction_noise_ratio(promise)
     if promise is None or noise is None:
         return gained
     if not isinstance(learner.model_, SampledModel):
@@ -127,7 +127,7 @@ def _classes(learner: NoisyLearner) -> int | None:
 
 
 def _searched(learner: NoisyLearner, privacy: Privacy, tables: dict[str, TableSize]) -> float:
-    """Directions in which a fit may have followed chance; corrected labels make chance larger."""
+    """The number of directions in which a fit may follow chance; corrected noisy labels increase it."""
     found = float(sum(table.parameters for table in tables.values()))
     if learner.promise_ is not None:
         found = searched_directions(learner.promise_, tables)
@@ -135,7 +135,7 @@ def _searched(learner: NoisyLearner, privacy: Privacy, tables: dict[str, TableSi
 
 
 def table_sizes(learner: NoisyLearner, relation: Relation, outputs: int) -> dict[str, TableSize]:
-    """What noise worked on, by alias of a table with features."""
+    """The size of each table with features, by alias: noise is compared with it."""
     encoding, spec, found = learner.encoding_, learner.spec(outputs), {}
     for alias in dict.fromkeys(column.alias for column in relation.query.features):
         kept = {encoder.column.name for encoder in encoding.numbers[alias]}

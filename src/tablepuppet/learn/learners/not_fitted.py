@@ -1,4 +1,4 @@
-"""The error of a learner that is asked for what only a fitted one knows."""
+"""The error of a learner that is used before it is fitted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tablepuppet.errors import LearnError
 
 
 class NotFittedError(LearnError, SklearnNotFittedError):  # type: ignore[misc]
-    """A learner was asked for what only a fitted one knows; for scikit-learn it is its own error of that name."""
+    """A learner was used before it was fitted; it is a subclass of scikit-learn's error of the same name."""
 
 
 def check_fitted(learner: object) -> None:

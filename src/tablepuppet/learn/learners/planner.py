@@ -1,7 +1,7 @@
-"""What a learner of a label decides before it asks for anything: solver, promise, rounds, whether budgets allow them.
+"""What a learner of a label decides before any party is asked: solver, privacy promise, rounds, budgets.
 
 Comes in: settings, a plan, what parties publish. Goes out: ``solver_``, ``promise_`` and ``schedule_``, or an error.
-The fit itself is in learner.py, the only direct subclass: the two are one class, cut where the first party is asked.
+The fit itself is in learner.py, the only direct subclass: one class in two files, split where the first party is asked.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import Query
 
 Array = NDArray[np.float64]
-AUTO_ROUNDS = 300  # at most: solvers but sgd stop when they have converged
+AUTO_ROUNDS = 300  # at most: all solvers except sgd stop when they converge
 
 
 class Progress:
-    """What a learner of a label has while it is fitted, and afterwards."""
+    """Attributes of a learner during and after a fit."""
 
     intercept_: Array
     solver_: Literal["admm", "sgd", "lbfgs"]
@@ -86,26 +86,26 @@ class Planner(Progress, Estimator):
 
     @abstractmethod
     def check_label(self, plan: Plan) -> None:
-        """Raise LearnError or PrivacyError if the label of a plan cannot be learned, by what parties publish."""
+        """Raise LearnError or PrivacyError if the label cannot be learned, as far as the catalog shows."""
 
     @abstractmethod
     def spec(self, outputs: int) -> Spec:
-        """What each table's model is."""
+        """The model of each table."""
 
     @abstractmethod
     def _costs(self, batches: int) -> Costs:
-        """The replies that parties count towards their limits, of the solver with so many batches in an epoch."""
+        """The number of replies that parties count towards their limits, with ``batches`` batches in an epoch."""
 
     @abstractmethod
     def _check_private(self) -> None:
         """PrivacyError unless the settings allow noise on features."""
 
     def _takes_noisy_steps(self) -> bool:
-        """Whether noise on features is that of steps, in place of that of sums."""
+        """Whether feature privacy uses noisy steps instead of noisy sums."""
         return self.solver_ == "sgd"
 
     def _usual_solver(self, shards: Mapping[str, int], rows: int) -> Literal["admm", "sgd", "lbfgs"]:
-        """The solver that "auto" picks, for so many joined rows."""
+        """The solver that "auto" chooses for this number of joined rows."""
         return "lbfgs"
 
     # Settings and plans
@@ -119,7 +119,7 @@ class Planner(Progress, Estimator):
             raise LearnError("label_correction is for labels with noise: set privacy=tp.Privacy(label_epsilon=...) too")
 
     def check_plan(self, plan: Plan, *, validated: bool = False) -> None:
-        """Raise unless a plan can be learned from, as far as its parties' catalog tells: nothing is asked for it."""
+        """Raise unless a plan can be learned from, as far as the catalog shows; no party is asked."""
         check_demanded(plan, self.privacy)
         check_label_apart(plan, self.privacy)
         check_sums_demanded(plan, self.privacy)
@@ -131,16 +131,16 @@ class Planner(Progress, Estimator):
         self.check_label(plan)
 
     def check_promise(self, relation: Relation) -> None:
-        """PrivacyError unless what is promised is what the relation's parties demand, and the query lets it be kept."""
+        """PrivacyError unless the promise is what the parties demand, and the query allows to keep it."""
         check_demanded(relation.plan, self.privacy)
         check_label_apart(relation.plan, self.privacy)
         for known in known_otherwise(relation.plan, self.privacy):
             relation.events.emit("warning", "privacy.known", f"{known} Leave it out there if it is to be protected.")
 
     def check_rounds(self, plan: Plan, rows: Mapping[str, int], max_categories: int) -> Planning:
-        """How a fit over so many rows by table is planned; PrivacyError if parties do not allow its rounds.
+        """Plan a fit over ``rows`` rows by table; PrivacyError if parties do not allow its rounds.
 
-        How many batches fit is only known with the joined rows.
+        The number of batches is decided later, when the number of joined rows is known.
         """
         tables = tables_of(plan.query)
         self._choose_solver({alias: len(plan.tables[alias].shards) for alias in tables}, max(rows.values()))
@@ -156,7 +156,7 @@ class Planner(Progress, Estimator):
         return self.solver.name if isinstance(self.solver, Solver) else self.solver
 
     def _choose_solver(self, shards: Mapping[str, int], rows: int) -> None:
-        """For so many ``shards`` that take part, by table, and joined ``rows``."""
+        """Set ``solver_``; ``shards`` is the number of shards by table, ``rows`` the number of joined rows."""
         asked = self.asked_solver
         self.solver_ = self._usual_solver(shards, rows) if asked == "auto" else asked
 
@@ -167,18 +167,18 @@ class Planner(Progress, Estimator):
 
     @property
     def plain_momentum(self) -> float:
-        """That of steps with one learning rate for all columns."""
+        """The momentum of steps that use one learning rate for all columns."""
         solver = self.solving
         asked = solver.momentum if isinstance(solver, Stepping) else "auto"
         return self.usual_momentum if isinstance(asked, str) else asked
 
     @property
     def has_private_features(self) -> bool:
-        """Whether what is learned from features has noise."""
+        """Whether releases that depend on features have noise."""
         return self.privacy is not None and self.privacy.is_feature_private
 
     def _feature_promise(self, relation: Relation) -> FeaturePromise | None:
-        """What may be told of features; None without feature privacy. PrivacyError where it cannot be kept."""
+        """The promise for features; None without feature privacy. PrivacyError if it cannot be kept."""
         if self.privacy is None:
             return None
         rows = {alias: relation.mapping.tables[alias].rows for alias in tables_of(relation.query)}
@@ -187,7 +187,7 @@ class Planner(Progress, Estimator):
         return self.promise_for(relation.plan, rows, self.privacy)
 
     def promise_for(self, plan: Plan, rows: Mapping[str, int], privacy: Privacy | None) -> FeaturePromise | None:
-        """The same, for so many rows by table that take part."""
+        """The same for a plan; ``rows`` is the number of rows by table that take part."""
         if privacy is None or not privacy.is_feature_private:
             return None
         self._choose_solver({alias: len(plan.tables[alias].shards) for alias in rows}, max(rows.values(), default=0))
@@ -197,9 +197,9 @@ class Planner(Progress, Estimator):
         return new_promise(privacy, plan, rounds, rows, steps)
 
     def _check_budget(self, relation: Relation, validation: Relation | None, *, labels_paid: bool = False) -> bool:
-        """PrivacyError if the fit, and predictions that are to come, would exceed what is left of a party's budget.
+        """PrivacyError if the fit and later predictions would exceed the remaining budget of a party.
 
-        Whether that depends on labels costing nothing, as they were told before. Rows are those that take part.
+        Return whether the budget is enough only because the labels were released, and paid for, before.
         """
         if self.privacy is None or not any(s.funds for table in relation.plan.tables.values() for s in table.shards):
             return False
@@ -210,9 +210,9 @@ class Planner(Progress, Estimator):
         return check_budget(self, planning, relation.funds(), labels_paid=labels_paid)
 
     def plan_rounds(self, rows: int, allowed: Callable[[int], Allowance]) -> None:
-        """Decide on rounds and batches over so many joined rows; PrivacyError if parties do not allow them.
+        """Choose rounds and batches for ``rows`` joined rows; PrivacyError if parties do not allow them.
 
-        ``allowed`` is what they allow with so many batches in an epoch.
+        ``allowed(batches)`` is what parties allow with this number of batches in an epoch.
         """
         if self.promise_ is None:
             self.schedule_ = schedule_of(self.solving, self.rounds, rows, self.usual, self.usual_rounds, allowed)
@@ -224,11 +224,11 @@ class Planner(Progress, Estimator):
 
     @property
     def most_rounds(self) -> int:
-        """How many rounds, or epochs, there may be."""
+        """The largest number of rounds, or epochs."""
         return self.schedule_.rounds if self.promise_ is None else self.promise_.rounds
 
     def _allowance(self, relation: Relation, validation: Relation | None, batches: int) -> Allowance:
-        """What parties allow, with so many batches in an epoch."""
+        """What parties allow, with ``batches`` batches in an epoch."""
         aliases = tables_of(relation.query)
         asked: list[tuple[Client, Iterable[str], Costs]] = [(relation.client, aliases, self._costs(batches))]
         if validation is not None:
@@ -237,7 +237,7 @@ class Planner(Progress, Estimator):
 
     @property
     def epsilon_so_far(self) -> float | None:
-        """What the rounds until now have cost, given messages; that of labels without feature privacy, None without."""
+        """The epsilon of the rounds so far, given messages; without feature privacy that of labels, or None."""
         if self.promise_ is not None:
             return self.promise_.most_so_far
         return None if self.privacy is None else self.privacy.label_epsilon

@@ -1,4 +1,4 @@
-"""What a model predicts for joined rows, and the one way it becomes a table: in Python, in files, on the screen."""
+"""Predictions for joined rows, and how they become a table in Python, in files and on the screen."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def handed_out(
     deliver_to: str | None,
     combine: Literal["mean"] | None,
 ) -> Any:
-    """Predictions in the way that was asked for: an array, a table with ids, or a delivery's receipt.
+    """Predictions in the requested form: an array, a table with ids, or the receipt of a delivery.
 
-    ``features`` are aliases of the tables that predictions are made from. What cannot be is refused before predictions
-    are made, which may cost something.
+    ``features`` are aliases of the tables that predictions are made from. An impossible request is refused before
+    predictions are made, since they may cost epsilon.
     """
     if deliver_to is None:
         if combine is not None:

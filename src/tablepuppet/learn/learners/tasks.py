@@ -1,4 +1,4 @@
-"""What is learned: a number, or a class. How labels become a loss, and scores become predictions and metrics."""
+"""The two tasks, regression and classification: from labels to a loss, from scores to predictions and metrics."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Regressor(Learner):
     metric_name = "rmse"
 
     def check_label(self, plan: Plan) -> None:
-        """Raise LearnError or PrivacyError if the label of a plan cannot be learned, by what parties publish."""
+        """Raise LearnError or PrivacyError if the label cannot be learned, as far as the catalog shows."""
         if plan.query.label is not None:
             check_numbers(plan.query.label)
         if self.privacy is not None and self.privacy.is_label_private:
@@ -64,7 +64,7 @@ class Regressor(Learner):
         return float(np.sqrt(2 * max(value, 0.0)))
 
     def predictions(self, relation: Relation) -> Predictions:
-        """The predicted number of every joined row; parties are asked once."""
+        """The predicted number of every joined row; each party is asked once."""
         return Predictions(self._scores(relation))
 
     @names_checked
@@ -87,7 +87,7 @@ class Regressor(Learner):
 
 
 def _right(block: Block) -> int:
-    """How many rows have their highest score at their own class number."""
+    """How many rows have their highest score at their true class."""
     scores, numbers = block[SCORES], block.labels
     if scores.ndim == 1:
         return int(np.count_nonzero((scores > 0) == numbers))
@@ -99,13 +99,13 @@ def _right(block: Block) -> int:
 
 
 class Classifier(Learner):
-    """Learns a class by log loss: of one score for two classes, of a score for each class for more."""
+    """Learns a class by log loss: one score for two classes, one score per class for more."""
 
     metric_name = "accuracy"
     learns_classes = True
 
     def check_label(self, plan: Plan) -> None:
-        """Raise LearnError or PrivacyError if the label of a plan cannot be learned, by what parties publish."""
+        """Raise LearnError or PrivacyError if the label cannot be learned, as far as the catalog shows."""
         if plan.query.label is not None:
             check_classes(plan.query.label)
         if self.privacy is not None and self.privacy.is_label_private:
@@ -143,12 +143,12 @@ class Classifier(Learner):
         return np.asarray(places.astype(class_number_type(len(self.classes_)))[found.numbers])
 
     def facts(self) -> dict[str, Any]:
-        """How the fit went, and the classes."""
+        """Facts of the fit to save, with the classes."""
         values = self.classes_.tolist()
         return super().facts() | {"classes": values, "class_type": type(values[0]).__name__}
 
     def restore(self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Both. JSON has no dates."""
+        """Restore facts and arrays; classes that are dates are parsed, since JSON stores them as text."""
         super().restore(facts, arrays)
         read = {"date": date.fromisoformat, "datetime": datetime.fromisoformat}.get(facts["class_type"])
         self.classes_ = np.array(facts["classes"] if read is None else [read(each) for each in facts["classes"]])
@@ -166,7 +166,7 @@ class Classifier(Learner):
         return np.asarray(softmax(scores, axis=1))
 
     def predictions(self, relation: Relation) -> Predictions:
-        """The probability of each class for every joined row; parties are asked once."""
+        """The probability of each class for every joined row; each party is asked once."""
         return Predictions(self.predict_proba(relation), self.classes_)
 
     @names_checked
@@ -174,8 +174,8 @@ class Classifier(Learner):
         """Accuracy, area under the ROC curve (one against the rest for several classes), log loss.
 
         The area is NaN where a class has no row. With ``at_party`` the label's party measures on its true labels and
-        tells the metrics only; these have no noise. The area is then NaN too where rows of its table are joined more
-        than once, or have several shards.
+        returns only the metrics; these have no noise. The area is then also NaN if rows of its table are joined more
+        than once, or if the table has several shards.
         """
         self.check_relation(relation, "evaluate")
         if at_party:

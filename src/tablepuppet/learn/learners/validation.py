@@ -1,7 +1,7 @@
-"""Stopping early: a model is measured on rows that it does not learn from, and its best parameters are kept.
+"""Early stopping: a model is measured on validation rows, and its best parameters are kept.
 
-Scores of the validation rows are one trip per round. What is best is remembered where it is: by the parties, and by the
-coordinator for tables with several shards and the intercept.
+Scoring the validation rows takes one trip per round. Whoever holds parameters also stores their best values: the
+parties, and the coordinator for the intercept and for tables with several shards.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class Watched(Model, Protocol):
     """A model that is being learned."""
 
     def score(self, client: Client, rows: JoinedRows, *, learning: bool = False) -> None:
-        """Scores of the rows of a relation, without the intercept; ``learning``: also while parties are lost."""
+        """Score the rows of a relation, without the intercept; with ``learning``, also while parties are lost."""
         ...
 
     def keep(self) -> None:
-        """Remember the parameters as they are."""
+        """Store a copy of the current parameters."""
         ...
 
     def restore(self) -> None:
-        """Go back to the parameters that were remembered."""
+        """Return to the stored copy of the parameters."""
         ...
 
 
 HELD_OUT = 0.1  # of the rows of the label's table, where a learner holds rows out by itself
-OWN_PATIENCE = 20  # rounds at least: these rows may be few, and networks pause
+OWN_PATIENCE = 20  # rounds at least: these rows may be few, and the loss of networks has plateaus
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Validation:
     best_intercept: Array = field(default_factory=lambda: np.zeros(0), init=False)
 
     def measure(self, model: Watched, done: Round) -> float:
-        """The mean loss of the model after a round; remember the model if it is the first or the best."""
+        """The mean validation loss after a round; store the parameters if it is the best so far."""
         model.score(self.client, self.loss.rows, learning=True)
         finite = self.loss.rows.each(_add, done.intercept)
         if np.isfinite(done.loss) and not all(finite):
@@ -79,19 +79,19 @@ class Validation:
 
 
 def _add(block: Block, intercept: Array) -> bool:
-    """Add the intercept to scores; whether all are finite."""
+    """Add the intercept to the scores; return whether all are finite."""
     scores = block[SCORES]
     scores += intercept
     return bool(np.isfinite(scores).all())
 
 
 class CannotHoldOutError(LearnError):
-    """Rows cannot be held out of this relation: learn from all."""
+    """Rows cannot be held out of this relation: train on all of them."""
 
 
 @contextmanager
 def needed_to_hold_out() -> Iterator[None]:
-    """CannotHoldOutError where a party refuses a split or so few rows, or one of the sides lacks a class."""
+    """CannotHoldOutError if a party refuses the split or so few rows, or if one side of the split lacks a class."""
     try:
         yield
     except (LearnError, PrivacyError) as error:

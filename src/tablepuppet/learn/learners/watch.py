@@ -1,4 +1,4 @@
-"""Turns the rounds of a solver into history and events, and says when to stop."""
+"""Turns the rounds of a solver into history and events, and decides when to stop."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ class Learning(Protocol):
 
     @property
     def epsilon_so_far(self) -> float | None:
-        """What the rounds until now have cost."""
+        """The epsilon of the rounds so far."""
         ...
 
     def metric(self, loss: JoinedLoss, value: float) -> float:
-        """The metric of the rows' scores, whose mean loss is ``value``."""
+        """The metric of the current scores; ``value`` is their mean loss."""
         ...
 
     def emit(self, relation: Relation, kind: Kind, name: str, message: str, fields: dict[str, Any]) -> None:
-        """Tell the federation's readers, and the learner's own."""
+        """Send an event to the readers of the federation and of this learner."""
         ...
 
 
@@ -73,9 +73,9 @@ def counted(rounds: int) -> str:
 
 
 class Watch:
-    """Looks at a learner after every round; ``validation`` are rows to stop early by.
+    """Records every round of a learner; ``validation`` holds the rows for early stopping.
 
-    ``prepared`` is called when the first round is there: what came before it is a stage of its own.
+    ``prepared`` is called after the first round, since preparation is a separate stage of the progress.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Watch:
         return up, down, sum(entry["messages"] for entry in entries)
 
     def of(self, model: Watched) -> Callable[[Round], bool]:
-        """What a solver calls after each round of this model; true asks it to stop."""
+        """The function that a solver calls after each round of this model; it returns True to stop."""
         return lambda done: self._round(model, done)
 
     def _round(self, model: Watched, done: Round) -> bool:
@@ -155,7 +155,7 @@ class Watch:
         self.learner.emit(self.relation, "progress", "fit", message, fields)
 
     def _ending(self) -> str:
-        """How learning ended. With noise there is no optimum to converge to: rounds are planned before the first."""
+        """How learning ended. With noise the number of rounds is fixed before the first, so nothing converges."""
         learner, rounds = self.learner, counted(len(self.learner.history_))
         if learner.promise_ is None or learner.stopped_ in (EARLY, LOST):
             return f"{STATES[learner.stopped_]} after {rounds}"
@@ -164,7 +164,7 @@ class Watch:
         return f"done after the {rounds} that its noise was planned for"
 
     def _short_of(self) -> str:
-        """Who has stopped short of the optimum, and what to do."""
+        """What stopped the solver before the optimum, and what to do about it."""
         learner, rounds = self.learner, len(self.learner.history_)
         remedy = f"set rounds above {rounds:,}"
         if isinstance(solver := learner.solving, SGD):
@@ -173,14 +173,14 @@ class Watch:
         return f"{name} stopped short of the optimum after {counted(rounds)}: {remedy}, or take another solver"
 
     def end(self, model: Watched, intercept: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The solver is done: go back to the best round, say how it ended; the intercept."""
+        """Called when the solver is done: restore the best round, report how it ended, return the intercept."""
         learner, rounds = self.learner, len(self.learner.history_)
         lost = sorted(self.relation.client.outbox.lost)
         if lost and self._stopped == USED_UP and rounds < learner.most_rounds:
             self._stopped = LOST
         own = self.validation is not None and self.validation.own
         if own and self._stopped == EARLY and not lost:
-            learner.converged_ = True  # nobody asked it to stop: other rows gain no more
+            learner.converged_ = True  # the validation loss no longer falls
         learner.stopped_ = CONVERGED if learner.converged_ else self._stopped
         learner.best_round_ = rounds
         for entry in learner.history_[-1:]:

@@ -1,19 +1,19 @@
-"""Consensus among the shards of a table, where parties do not let out Gram matrices (Eq. 20-22, with Q_i for M).
+"""Consensus among the shards of a table whose parties do not release Gram matrices (Eq. 20-22, with Q_i for M).
 
-A table with several shards shall answer Y with its ridge solve, as in ops.py, but no shard tells a sum over its
-rows. Each keeps the eigenvectors of its own Gram matrix K_q and solves its own part of the problem, pulled to
-parameters w that all agreed on; the coordinator sees parameters only, and averages them. x_q are a shard's parameters,
-y_q its dual variable, theta^t where the model stands, C the curvature of the loss, R = inner_rho, both
-(outputs, outputs):
+A table with several shards must return the ridge solve for Y, as in ops.py, but no shard releases a sum over its rows.
+Each shard q keeps the eigenvectors of its own Gram matrix K_q and solves its own problem, with a proximal term that
+keeps it near the agreed parameters w; the coordinator sees only parameters, and averages them. x_q are a shard's
+parameters, y_q its dual variable, theta^t the current parameters, C the curvature of the loss and R = inner_rho the
+weight of the proximal term (``pull`` in the code), both (outputs, outputs):
 
     l_q(x) = <T_q^T Y_q, x - theta^t> + <x - theta^t, K_q (x - theta^t) C> / 2
     x_q    = argmin of  l_q(x) + <y_q, x - w> + <x - w, (x - w) R> / 2                                   (Eq. 22)
     w      = sum_q(x_q R + y_q) (l2 + Q R)^-1                                                           (Eq. 20)
     y_q    = y_q + (x_q - w) R                                                                          (Eq. 21)
 
-The direction of the table is w - theta^t. Agreed parameters and dual variables are kept from round to round: while the
-model stands still they go on towards the exact ridge solve, and where it is best they stand still, too. So few inner
-rounds are enough, and the search of the plane (descent.py) makes whatever they propose a step downhill.
+The direction of the table is w - theta^t. Agreed parameters and dual variables are kept between rounds: they converge
+to the exact ridge solve while theta does not change. So few inner rounds are enough, and the plane search (descent.py)
+makes sure that each step lowers the objective.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.linear.ridge import Curvature, new_diagonal_part, ridge_of, square_curvature
+from tablepuppet.learn.linear.ridge import Curvature, diagonal_ridge_parameters, ridge_of, square_curvature
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.allowance import check_memory
@@ -40,14 +40,14 @@ from tablepuppet.prep.encode import Encoding
 from tablepuppet.prep.encoded_rows import encoded
 
 Array = NDArray[np.float64]
-AUTO_PULL = 0.3  # of the curvature that shards have in a standardised column, were they alike
-CONSENSUS_TOL = 1e-12  # agreement is reached step by step: what is left is not told from rounding
-OVER = 1.6  # over-relaxation: shards are told to have moved further than they did (Boyd et al., section 3.4.3)
+AUTO_PULL = 0.3  # share of the curvature that each shard would have in a standardised column if all were equal
+CONSENSUS_TOL = 1e-12  # relative: a smaller disagreement cannot be distinguished from rounding
+OVER = 1.6  # over-relaxation factor (Boyd et al., section 3.4.3)
 
 
 @dataclass
-class Shard:
-    """What a shard keeps: eigenvectors of its Gram matrix, its part of the problem, its parameters and their dual."""
+class ShardSolver:
+    """The state of a shard: eigenvectors of its Gram matrix, its problem, its parameters and their dual variable."""
 
     means: Array
     values: Array
@@ -59,24 +59,24 @@ class Shard:
     pull: Array | None = None
 
     def ask(self, sums: Array, theta: Array, curvature: Array) -> None:
-        """A new problem: T_q^T Y_q, where the model stands, and C."""
+        """Begin a new problem: T_q^T Y_q, the current parameters theta^t, and C."""
         self.curvature = curvature
-        self.slope = sums - self.bend(theta)
+        self.slope = sums - self.hessian(theta)
 
-    def bend(self, x: Array) -> Array:
+    def hessian(self, x: Array) -> Array:
         """K_q x C."""
         return np.asarray(self.vectors @ (self.values[:, None] * (self.vectors.T @ x)) @ self.curvature)
 
     def agree(self, agreed: Array) -> None:
-        """The dual variable after all have agreed (Eq. 21)."""
+        """Update the dual variable with the agreed parameters (Eq. 21)."""
         if self.pull is not None:
             self.dual = self.dual + (self.own - agreed) @ self.pull
 
     def solve(self, agreed: Array, pull: Array) -> float:
-        """The parameters for the next agreement (Eq. 22); what the shard would gain by them."""
+        """Update the shard's parameters (Eq. 22); return the decrease of its objective."""
         curvatures, classes = np.linalg.eigh(self.curvature)
         pulls = np.diag(classes.T @ pull @ classes)  # C and R have the same eigenvectors
-        force = self.slope + self.bend(agreed) + self.dual
+        force = self.slope + self.hessian(agreed) + self.dual
         turned = (self.vectors.T @ force @ classes) / (np.outer(self.values, curvatures) + pulls)
         moved = -self.vectors @ turned @ classes.T
         self.own, self.pull = agreed + OVER * moved, pull
@@ -87,7 +87,7 @@ class Shard:
 def shard(
     table: LocalTable, view: str, encoding: str, model: str, spec: Linear, joined_rows: Positive, means: Array
 ) -> Values:
-    """Begin at a shard; its Gram matrix, centred by the ``means`` over all joined rows, stays here."""
+    """Begin a model at a shard; its Gram matrix, centred by the ``means`` over all joined rows, stays at the party."""
     data, counts = encoded(table, view, encoding), table.view(view).counts.astype(np.float64)
     _check_shapes(table, (data.width,), means)
     check_memory(2 * 8 * data.width * spec.outputs)
@@ -95,12 +95,12 @@ def shard(
     gram = data.gram(counts) - sums - sums.T + counts.sum() * np.outer(means, means)
     values, vectors = np.linalg.eigh(gram / joined_rows)
     start = np.zeros((data.width, spec.outputs))
-    table.state[f"{model}/{view}/shard"] = Shard(means, np.maximum(values, 0.0), vectors, start, start)
+    table.state[f"{model}/{view}/shard"] = ShardSolver(means, np.maximum(values, 0.0), vectors, start, start)
     return {}
 
 
 def _check_shapes(table: LocalTable, shape: tuple[int, ...], *arrays: Array) -> None:
-    """Arrays of other shapes would be spread to ones that are as long as both."""
+    """Refuse arrays of other shapes, which NumPy would broadcast to larger arrays."""
     if any(array.shape != shape for array in arrays):
         raise PartyError(f"party {table.grant.party!r}: an array of {shape} is needed, of another shape came")
 
@@ -118,7 +118,7 @@ def consensus(
 ) -> Values:  # fmt: skip
     """One inner round at a shard; ``rows`` begin a new problem at theta."""
     kept = table.state.get(f"{model}/{view}/shard")
-    if not isinstance(kept, Shard):
+    if not isinstance(kept, ShardSolver):
         raise PartyError(f"party {table.grant.party!r} has not started this model; fit it again")
     _check_shapes(table, kept.own.shape, agreed, theta)
     _check_shapes(table, (kept.own.shape[1],) * 2, curvature, pull)
@@ -133,13 +133,13 @@ def consensus(
 
 @dataclass(frozen=True)
 class Inner:
-    """How shards come to agree."""
+    """Settings of the inner rounds: how shards agree."""
 
     rounds: int
     rho: float | str
 
     def pull(self, curvature: Array, shards: int) -> Array:
-        """R: of the curvature of one shard, if it is not given."""
+        """R: the given inner_rho, or a share of the curvature of one shard."""
         if isinstance(self.rho, str):
             return AUTO_PULL / shards * curvature
         return self.rho * np.eye(len(curvature))
@@ -156,21 +156,21 @@ class Consensus:
         self.common: dict[str, Any] = {"encoding": encoding.id, "model": model}
         widths = {alias: len(encoding.names(alias)) for alias in aliases}
         self.parts = {
-            alias: new_diagonal_part(
+            alias: diagonal_ridge_parameters(
                 encoding.means(alias), encoding.columns(alias) * encoding.squares(alias), spec.outputs
             )
             for alias in aliases
-        }  # a Gram matrix is at most its diagonal times the number of columns that were encoded
+        }  # as quadratic form, a Gram matrix is at most its diagonal times the number of encoded columns
         self.agreed: dict[str, Array] = {alias: np.zeros((width, spec.outputs)) for alias, width in widths.items()}
         self.largest = float(sum(encoding.columns(alias) for alias in aliases))  # of a Gram matrix: its trace
-        self._told: dict[tuple[str, str], Array] = {}  # by alias and party: the last sum
+        self._last_sums: dict[tuple[str, str], Array] = {}  # by alias and party: the last sum
         self._force: dict[str, float] = {}  # by alias: the largest so far, about
         means = {alias: {"means": encoding.means(alias)} for alias in aliases}
         rows = len(lou.client.mapping)
         lou.ask("ridge.shard", aliases, by_alias=means, joined_rows=rows, spec=spec, **self.common)
 
     def turn(self, rows: Mapping[str, Floats], curvature: Curvature) -> float:
-        """Set the direction of every table; what shards would still gain by leaving what they agreed on."""
+        """Set the direction of every table; return how much the shards could still gain: their disagreement."""
         gain = 0.0
         for number in range(self.inner.rounds if self.parts else 0):
             gain = self._round(None if number else rows, curvature)
@@ -179,7 +179,7 @@ class Consensus:
         return gain
 
     def _round(self, rows: Mapping[str, Floats] | None, curvature: Curvature) -> float:
-        """One inner round of every table; ``rows`` begin a new problem."""
+        """One inner round of every table; if ``rows`` are given, they begin a new problem."""
         told = {alias: self._problem(alias, curvature) for alias in self.parts}
         replies = self.lou.ask(
             "ridge.consensus", told, rows, told, self._as_before,
@@ -187,26 +187,26 @@ class Consensus:
         ).read()  # fmt: skip
         for alias, each in told.items():
             shards = zip(self.lou.client.shards(alias), replies[alias], strict=True)
-            self._told |= {(alias, shard.party): reply["sum"] for shard, reply in shards}
+            self._last_sums |= {(alias, shard.party): reply["sum"] for shard, reply in shards}
             whole = self.l2 * np.eye(len(each["pull"])) + self.lou.shards(alias) * each["pull"]
             self.agreed[alias] = self.lou.add(replies[alias], "sum") @ np.linalg.inv(whole)
         return float(sum(self.lou.add(replies[alias], "gain") for alias in told))
 
     def _bounds(self, alias: str, told: Mapping[str, Array], rows: Floats | None) -> dict[str, float]:
-        """About how large sum and gain can be: what pulls at a shard is Y, and that the model is not where all agreed.
+        """Rough bounds of sum and gain, from Y and from the distance between theta and the agreed parameters.
 
-        Duals remember earlier rounds, so the largest force so far counts.
+        Dual variables depend on earlier rounds, so the largest bound so far counts.
         """
         agreed, theta, curvature, pull = (told[name] for name in ("agreed", "theta", "curvature", "pull"))
-        bend = np.linalg.norm(agreed - theta) * np.linalg.norm(curvature) * max(len(theta), 1)
-        force = float(bend + (0.0 if rows is None else self.lou.bound(rows)))
+        hessian = np.linalg.norm(agreed - theta) * np.linalg.norm(curvature) * max(len(theta), 1)
+        force = float(hessian + (0.0 if rows is None else self.lou.bound(rows)))
         self._force[alias] = force = max(force, self._force.get(alias, 0.0))
         held = float(np.linalg.norm(agreed) * np.linalg.norm(pull))
         return {"sum": held + force, "gain": force**2 * len(pull) / float(np.trace(pull))}
 
     def _as_before(self, alias: str, shard: ShardRows) -> dict[str, Any]:
-        """A shard that is lost stays where it was."""
-        return {"sum": self._told.get((alias, shard.party), np.zeros_like(self.agreed[alias])), "gain": 0.0}
+        """The reply used for a lost shard: its last parameters."""
+        return {"sum": self._last_sums.get((alias, shard.party), np.zeros_like(self.agreed[alias])), "gain": 0.0}
 
     def _problem(self, alias: str, curvature: Curvature) -> dict[str, Array]:
         agreed = self.agreed[alias]

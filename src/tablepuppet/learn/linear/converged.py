@@ -1,7 +1,7 @@
-"""Whether stochastic descent has come to the optimum: learning rates that fall to nothing would stop anywhere.
+"""Whether SGD has converged: with learning rates that fall to zero, small steps alone do not show it.
 
-One round of full-batch descent is asked for, its best step found and not taken: what it would gain tells how much is
-left. It costs two trips, three where a table has several shards.
+One full-batch round computes the best step without taking it; the gain of that step shows how far the optimum is. It
+costs two trips, three if a table has several shards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tablepuppet.learn.linear.plane import Plane
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 
 Array = NDArray[np.float64]
-CLOSE, NEAR = 2e-3, 5e-4  # what a step may still gain: of the objective; of a log loss at all
+CLOSE, NEAR = 2e-3, 5e-4  # gain that a step may still have: relative to the objective; absolute, for a log loss
 
 
 def has_converged(model: LinearModel, loss: JoinedLoss, intercept: Array) -> bool:
@@ -26,7 +26,7 @@ def has_converged(model: LinearModel, loss: JoinedLoss, intercept: Array) -> boo
     model.predict(intercept)
     known = loss.evaluate()
     directions = Directions(loss.rows, 1)
-    column, curvature = GradientRule(loss).wanted(directions.new(), None)
+    column, curvature = GradientRule(loss).values(directions.new(), None)
     products = model.direction(model.loj.scatter_centred(column, model.tables), curvature, column)
     if not model.is_whole:
         return False

@@ -1,9 +1,11 @@
-"""Full-batch descent over a relation, one trip per round, whatever proposes the direction.
+"""Full-batch descent over a relation, one trip per round, for any rule that proposes directions.
 
-Each round every table answers with the direction of its own ridge solve. The coordinator then minimises the objective
-exactly over the plane that this direction, the last few steps and the intercept span: the joined rows hold X d of each,
-so the search needs no traffic, and the objective falls in every round. What the tables are asked to answer is the rule
-of the algorithm: the gradient of the loss (gradient_rule.py), or the residual of the sharing problem (solve/admm.py).
+In each round every table returns the direction of its own ridge solve. The coordinator then minimises the objective
+exactly over the plane spanned by this direction, the last few steps and the intercept. X d of each is stored with the
+joined rows, so the search needs no traffic, and the objective falls in every round. The right-hand side of the ridge
+solves is the rule of the algorithm: the gradient of the loss (gradient_rule.py), or the residual of the sharing problem
+(solve/admm.py). z are the scores, X the joined matrix, d_k the directions, c_k their coefficients, b the change of the
+intercept:
 
     z' = z + sum_k c_k X d_k + b            scores move with the chosen coefficients
     min over c, b of  loss(z') + l2 / 2 |theta + sum_k c_k d_k|^2
@@ -26,38 +28,38 @@ from tablepuppet.learn.rounds import Round
 from tablepuppet.operators.joined_rows import SCORES, Block, Column
 
 Array = NDArray[np.float64]
-DRIFT = 1e-8  # of a step that rounding may have added to its X d before all are forgotten
-LEAST_GAIN = 1e-13  # of the objective: a step of less is not taken while shards still agree
+DRIFT = 1e-8  # relative rounding error of X d above which all stored directions are dropped
+LEAST_GAIN = 1e-13  # share of the objective: a step that gains less is not taken while consensus goes on
 LEAST_MEMORY, MOST_MEMORY = 5, 200  # earlier steps in the plane
-PLANE_SIZE = 32_000_000  # numbers that X d of these steps may take before there are fewer of them
+PLANE_SIZE = 32_000_000  # numbers that X d of these steps may take; beyond it, fewer steps are kept
 
 
 class Rule(Protocol):
     """What an algorithm asks of the tables in each round."""
 
     def begin(self) -> None:
-        """Prepare columns, at the first scores; the loss was evaluated there."""
+        """Prepare columns at the first scores, where the loss has been evaluated."""
         ...
 
-    def wanted(self, room: Column, before: Array | None) -> tuple[Column, Curvature]:
-        """(the column of values that tables are sent sums of, the curvature of their ridge solve).
+    def values(self, room: Column, before: Array | None) -> tuple[Column, Curvature]:
+        """(column of values whose sums are sent to tables, curvature of their ridge solve).
 
-        The loss was evaluated at the scores. ``room`` is a column that may be written to; ``before`` is the mean
-        curvature, (outputs, outputs), where the last step began.
+        The loss has been evaluated at the scores. ``room`` is a column that may be overwritten; ``before`` is the mean
+        curvature, (outputs, outputs), at the start of the last step.
         """
         ...
 
-    def asked(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
-        """What the base rows of tables shall answer, from the values, summed and centred."""
+    def right_hand_side(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The right-hand side sent to tables, from centred sums of the values at base rows."""
         ...
 
     def moved(self, block: Block, is_evaluated: bool) -> None:
-        """The step is taken in a block of the joined rows; the loss may be evaluated there already."""
+        """Update a block after the step; ``is_evaluated``: the loss has been evaluated at its new scores."""
         ...
 
 
 def memory_for(joined_rows: int, outputs: int) -> int:
-    """How many earlier steps to keep: hard relations need fewer rounds with more of them, long ones pay for each."""
+    """How many earlier steps to keep: more of them save rounds, but each costs a pass over the joined rows."""
     return min(max(PLANE_SIZE // (joined_rows * outputs), LEAST_MEMORY), MOST_MEMORY)
 
 
@@ -67,49 +69,51 @@ def descend(
 ) -> tuple[Array, bool]:  # fmt: skip
     """Run to tolerance: (intercept, whether it converged). ``report`` may ask to stop.
 
-    Stops when the decrease that a round promised, the tables' ridge solves taken together, is below ``tol`` times
-    the objective. A direction other than that of the ``gradient`` may promise little far from the optimum: from there
-    on the gradient's is asked for, and decides. While a party is lost it has not converged; when there is nothing to
-    gain without it, the party has one more timeout to come back.
+    Stops when the expected decrease of a round, from all tables' ridge solves, is below ``tol`` times the objective. A
+    rule other than ``gradient`` may predict a small decrease far from the optimum: then the ``gradient`` rule is used
+    from there on, and decides. While a party is lost, the solver has not converged; if it can gain no more without that
+    party, it waits one more timeout for it.
     """
     rows, first = loss.rows, loss.best_constant()
     intercept = first
     loss.set_constant(first)
     value = loss.evaluate()
-    if not model.tables:  # no column to learn from: the intercept is all there is
+    if not model.tables:  # no feature column: only the intercept is learned
         report(Round(1, value, value, intercept, converged=True))
         return intercept, True
-    known: float | None = value  # the mean loss at the scores, while rows keep its evaluation
+    known: float | None = value  # the mean loss at the scores, while its evaluation is stored with the rows
     rule.begin()
     memory = memory_for(len(rows), loss.outputs)
     directions = Directions(rows, memory + 1)
-    errors: list[float] = []  # what rounding may have done to X d of each step
+    errors: list[float] = []  # bounds of the rounding error in X d of each step
     before: Array | None = None
-    slopes = converged = False  # slopes: whether those along earlier steps are the ones at the scores
+    slopes = converged = False  # slopes: whether cached slopes are those at the scores
     for number in range(1, rounds + 1):
         if known is None:
             known = loss.evaluate()
         room = directions.new()
-        column, curvature = rule.wanted(room, before)
-        # a constant is the intercept's to answer
-        products = model.direction(rule.asked(model.loj.scatter_centred(column, model.tables)), curvature, room)
+        column, curvature = rule.values(room, before)
+        # centred: the intercept absorbs a constant
+        products = model.direction(
+            rule.right_hand_side(model.loj.scatter_centred(column, model.tables)), curvature, room
+        )
         changed = model.lost.changed
         if changed:
             directions.forget_earlier()
             model.lost.correct(intercept)
             errors, known, slopes = [], None, False
-        least = LEAST_GAIN if model.unsettled else 0.0
+        least = LEAST_GAIN if model.disagreement else 0.0
         noise = model.direction_noise(loss)
         plane = Plane(loss, directions, model.l2, products, noise)
         begin, end = plane.lowest(known, least, slopes=slopes)
         mix, shift = end.weights[: -loss.outputs], end.weights[-loss.outputs :]
         errors, sound = _rounding(begin.hessian, errors, mix)
         slope = 0.0 if end is begin else float(begin.slope[0])
-        gap = promised_decrease(slope, begin.hessian, curvature, loss.outputs, model.unsettled)
+        gap = promised_decrease(slope, begin.hessian, curvature, loss.outputs, model.disagreement)
         small = gap <= tol * max(abs(end.objective), 1e-12)
-        kept = memory if sound or not model.unsettled else 0  # directions of consensus are much like each other
+        kept = memory if sound or not model.disagreement else 0  # directions of consensus are nearly parallel
         if small and rule is not gradient:
-            kept = 0  # nor is it any use to remember steps that gained nothing
+            kept = 0  # steps without gain are not worth keeping either
         kept = min(kept, 1) if changed else kept
         model.advance(mix, kept)
         known, slopes = (end.loss, True) if end.evaluated else (None, False)
@@ -131,9 +135,9 @@ def descend(
 
 
 def _rounding(hessian: Array, errors: list[float], mix: Array) -> tuple[list[float], bool]:
-    """(bounds of the rounding errors in X d of the new step and earlier ones, whether the new one is small).
+    """(bounds of the rounding errors in X d of the new and earlier steps, whether the error of the new one is small).
 
-    A step that is a small difference of large ones has their errors, and so would every step made from it.
+    If a step is a small difference of large steps, it inherits their errors, and so do all later combinations of it.
     """
     hessian = hessian[: len(mix), : len(mix)]
     fresh = np.finfo(np.float64).eps * np.sqrt(np.diag(hessian))
@@ -144,7 +148,7 @@ def _rounding(hessian: Array, errors: list[float], mix: Array) -> tuple[list[flo
 def _take_step(
     block: Block, directions: Directions, mix: Array | None, shift: Array, rule: Rule, *, is_evaluated: bool
 ) -> None:
-    """Move scores by the step, which is mixed if need be, and the change of the intercept."""
+    """Add the step and the change of the intercept to the scores; X d of the step is computed if it is not known."""
     if mix is not None:
         directions.mix(block, mix)
     scores = block[SCORES]
@@ -153,11 +157,11 @@ def _take_step(
     rule.moved(block, is_evaluated)
 
 
-def promised_decrease(slope: float, hessian: Array, curvature: Curvature, outputs: int, unsettled: float) -> float:
-    """<g, p> / 2 at the true curvature: what the step would gain if the tables did not overlap.
+def promised_decrease(slope: float, hessian: Array, curvature: Curvature, outputs: int, disagreement: float) -> float:
+    """<g, p> / 2 at the true curvature: the decrease by the step if the tables were uncorrelated.
 
-    Where shards agree step by step (consensus.py), p is not yet the ridge solve; ``unsettled`` is what they would gain.
+    With consensus (consensus.py), p is not yet the ridge solve: ``disagreement`` is what the shards could still gain.
     """
     asked = np.trace(curvature) if isinstance(curvature, np.ndarray) else curvature * outputs
     true = np.trace(hessian[-outputs:, -outputs:])
-    return (abs(slope) / 2 + unsettled) * float(asked / max(true, 1e-12))
+    return (abs(slope) / 2 + disagreement) * float(asked / max(true, 1e-12))

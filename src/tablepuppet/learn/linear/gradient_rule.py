@@ -1,9 +1,9 @@
 """RFL-LBFGS: limited-memory descent by the gradient of the loss (solver="lbfgs", and what "auto" picks).
 
-Tables answer the gradient with their own ridge solve, a block preconditioner. L-BFGS would pick one point of the plane
-of direction and earlier steps by its two-loop formula; `descent` searches the plane itself, which needed as many rounds
-or fewer on every relation tried, and no inner products of gradients need to travel. For squared loss it is the
-preconditioned conjugate gradient method.
+Each table applies its own ridge solve to the gradient: a block preconditioner. L-BFGS would choose one point of the
+plane of direction and earlier steps by its two-loop formula. `descent` minimises over the whole plane instead: this
+needed as many rounds or fewer on every relation tried, and no inner products of gradients need to be sent. For squared
+loss it is the preconditioned conjugate gradient method.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tablepuppet.operators.joined_rows import Block, Column
 
 @dataclass(frozen=True)
 class GradientRule:
-    """Ask the tables to answer the gradient, at the mean curvature of the loss where it stands."""
+    """The right-hand side is the gradient of the loss, the curvature its mean curvature at the scores."""
 
     loss: JoinedLoss
 
     def begin(self) -> None:
         """Nothing to prepare."""
 
-    def wanted(self, room: Column, before: Array | None) -> tuple[Column, Curvature]:
+    def values(self, room: Column, before: Array | None) -> tuple[Column, Curvature]:
         """The gradient of the mean loss by scores, and the mean curvature by pairs of outputs."""
         rows = self.loss.rows
         parts = rows.each(self._write_gradient, room, 1 / len(rows))
@@ -38,9 +38,9 @@ class GradientRule:
         np.multiply(here.gradient, scale, out=block[room])
         return here.hessian.on_constants()
 
-    def asked(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
-        """The gradient's sums."""
+    def right_hand_side(self, sums: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The sums of the gradient."""
         return sums
 
     def moved(self, block: Block, is_evaluated: bool) -> None:
-        """Nothing to remember."""
+        """Nothing to update."""

@@ -1,12 +1,12 @@
 """Tables of a linear model whose party is lost for some rounds (on_party_lost = "cache" or "zeros").
 
-A table that is lost answers with a zero direction: its parameters stand still. Earlier steps have moved it, so they are
-forgotten whenever a party is lost or comes back, and none made since moves it. What the scores hold of it:
+For a lost table a zero direction is used: its parameters do not change. Earlier steps did change them, so all steps are
+dropped whenever a party is lost or returns. What the scores contain of a lost table:
 
-- "cache": its last predictions. They are still true when it returns, except for a shard of a table with several: the
-  block is held by the coordinator and goes on with the other shards, so the shard is asked for what it missed,
+- "cache": its last predictions. They are still correct when the party returns, except for one of several shards: the
+  coordinator holds their parameters and updates them with the other shards, so the shard is asked for the difference,
   T_q (theta - theta when it was lost).
-- "zeros": nothing. Scores are made anew from the predictions of those who are there, in one more trip.
+- "zeros": nothing. Scores are computed again from the predictions of the available parties, in one more trip.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Pending
 
 Array = NDArray[np.float64]
-Place = tuple[str, str]  # alias, party
+ShardKey = tuple[str, str]  # alias, party
 
 
 class LostParties:
-    """Who is lost, and what the scores lack because of it."""
+    """Which tables and shards are lost, and what the scores lack because of it."""
 
     def __init__(self, model: FederatedModel):
         self.model = model
-        self.still: set[str] = set()  # tables with one shard that stand still
-        self.changed = False  # whether somebody was lost or came back in this round
-        self._since: dict[Place, Array] = {}  # shards that are lost: the parameters that their predictions are of
-        self._missed: dict[str, Array] = {}  # what the scores of shards that came back lack, by base rows
+        self.still: set[str] = set()  # lost tables with one shard: their parameters do not change
+        self.changed = False  # whether a party was lost or returned in this round
+        self._since: dict[ShardKey, Array] = {}  # shards that are lost: the parameters that their predictions are of
+        self._missed: dict[str, Array] = {}  # what the scores of returned shards lack, by base rows
         self._products: dict[str, Array] = {}
         self._squares: dict[str, float] = {}
 
     def instead(self, alias: str, shard: ShardRows) -> dict[str, Any]:
-        """What stands in for a direction."""
+        """The reply used in place of a lost table's direction."""
         return {"image": self.model.nothing(shard), "products": None}
 
     def ask_missed(self) -> Pending:
-        """Ask shards that are lost for what the scores lack of them; to be read after the predictions of this round."""
+        """Ask lost shards for what the scores lack; read the replies after the predictions of this round."""
         model = self.model
 
         def arguments(alias: str, shard: ShardRows) -> dict[str, Any] | None:
@@ -54,7 +54,7 @@ class LostParties:
         return model.lou.client.ask("model.apply", arguments, self.instead)
 
     def learn(self, directions: Pending, predictions: Pending, missed: Pending) -> None:
-        """Learn from the replies of a round who is lost."""
+        """Find out from the replies of a round which parties are lost."""
         model, before = self.model, (self.still, set(self._since))
         self.still = {alias for alias in model.alone if any(directions.missed(alias))}
         self._missed, replies, late_replies = {}, directions.read(), missed.read()
@@ -78,7 +78,7 @@ class LostParties:
         self._missed[alias][shard.slice] = told
 
     def correct(self, intercept: Array) -> None:
-        """Let scores be as they are with those who are there now."""
+        """Correct the scores for the parties that were lost or returned."""
         model = self.model
         if model.lou.client.outbox.when_lost.stand_in == "zeros":
             model.predict(intercept)
@@ -86,9 +86,9 @@ class LostParties:
             model.loj.add(self._missed)
 
     def total(self, told: dict[str, Array], shared: list[Array], steps: int) -> Array:
-        """Inner products over all tables, of which those that stand still only have parameters."""
+        """Inner products over all tables; of lost tables only those of the parameters count."""
         products = [*told.values(), *shared]
-        if self.changed:  # the steps that tables remember are no longer the same
+        if self.changed:  # tables no longer store the same steps
             ends = np.ix_([0, -1], [0, -1])
             products, steps = [each[ends] for each in products], 0
         else:
@@ -98,7 +98,7 @@ class LostParties:
         return np.asarray(found)
 
     def advance(self, mix: Array) -> None:
-        """Keep |theta|^2 of every table that took this step, for when it is lost."""
+        """Store |theta|^2 of every table that took this step, in case it is lost later."""
         for alias in set(self._products) - self.still:
             whole = np.zeros(len(self._products[alias]))
             whole[: len(mix)], whole[-1] = mix, 1.0

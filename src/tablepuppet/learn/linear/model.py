@@ -1,8 +1,8 @@
 """Linear models over a relation: h_i = T_i theta_i, one block of parameters per table.
 
-The coordinator asks for a preconditioned direction of every table, in one trip (ops.py). A table with one shard keeps
-its parameters at the party; for a table with several the shards' sums are added and the parameters are held here (LoU),
-which costs a second trip. What has noise, if features are private, is said by `FeatureNoise`.
+The coordinator asks every table for a preconditioned direction, in one trip (ops.py). If a table has one shard, its
+party holds the parameters. If it has several, the coordinator adds their sums and holds the parameters (LoU), which
+costs a second trip. With feature privacy, `FeatureNoise` defines which values have noise.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from tablepuppet.algebra.ops import gram_noise
 from tablepuppet.learn.linear.consensus import Consensus, Inner
 from tablepuppet.learn.linear.lost_parties import LostParties
-from tablepuppet.learn.linear.ops import advance_part
-from tablepuppet.learn.linear.ridge import LARGE, Curvature, Ridge, new_noisy_part, new_ridge_part, ridge_of
+from tablepuppet.learn.linear.ops import advance_parameters
+from tablepuppet.learn.linear.ridge import LARGE, Curvature, Ridge, noisy_ridge_parameters, ridge_of, ridge_parameters
 from tablepuppet.learn.loss.joined_loss import GRADIENT, JoinedLoss
 from tablepuppet.learn.noise.plan import FeatureNoise
 from tablepuppet.learn.noise.predictions import DirectionNoise
 from tablepuppet.learn.tables.federated import FederatedModel
-from tablepuppet.learn.tables.part import Part
+from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.joined_rows import Column, JoinedRows
@@ -53,33 +53,35 @@ class Sums:
         return self.lou.client.mapping.tables[alias].rows
 
     def _noisy_gram(self, alias: str, noise: FeatureNoise) -> float:
-        """No number of a noisy Gram matrix is larger, almost surely; without noise none is above 1."""
+        """Bound of the entries of a noisy Gram matrix, almost surely; without noise they are at most 1."""
         return self.encoding.columns(alias) * self._with_noise(alias, noise.gram)
 
     def _with_noise(self, alias: str, multiplier: float) -> float:
-        """No noisy sum over a table's rows is larger, by what one row may add to it times its rows; almost surely."""
+        """Bound of a noisy sum over a table's rows: the number of rows times the bound of one row; almost surely."""
         return 1.0 + 10 * multiplier * self.lou.shards(alias) / self._rows(alias)
 
     @cached_property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, TableParameters]:
         """By table."""
         found, grams = {}, self._grams.read()
         for alias in self.aliases:
             gram = self.lou.add(grams[alias], "gram")
             if self.noise is None:
-                found[alias] = new_ridge_part(gram, self.encoding.means(alias), self.spec.outputs)
+                found[alias] = ridge_parameters(gram, self.encoding.means(alias), self.spec.outputs)
             else:
                 noise = gram_noise(self.encoding.columns(alias), self.noise.of_gram(self._rows(alias)))
-                found[alias] = new_noisy_part(gram, noise * math.sqrt(self.lou.shards(alias)), self.spec.outputs)
+                found[alias] = noisy_ridge_parameters(
+                    gram, noise * math.sqrt(self.lou.shards(alias)), self.spec.outputs
+                )
         return found
 
     @property
     def largest(self) -> float:
-        """The sum over tables of a bound of their Gram matrices' eigenvalues."""
+        """The sum over tables of a bound of the eigenvalues of their Gram matrices."""
         return sum(ridge_of(part).largest for part in self.parts.values())
 
     def turn(self, rows: Mapping[str, Floats], curvature: Curvature) -> float:
-        """Set the direction of every table; nothing is left to agree on."""
+        """Set the direction of every table; return 0, since exact sums leave no disagreement."""
         noise = self.noise
         told = {a: {} if noise is None else {"noise": noise.of_sums(self._rows(a))} for a in self.aliases}
         sums = self.lou.ask(
@@ -96,12 +98,12 @@ class Sums:
         return self.noise.clip * self._with_noise(alias, self.noise.step)
 
     def _left_out(self, alias: str, _: ShardRows) -> dict[str, Array]:
-        """The sums of a shard that is lost: its rows are left out."""
+        """The reply used for a lost shard: zero sums, so its rows are left out."""
         return {"sums": np.zeros_like(self.parts[alias].theta)}
 
 
 class LinearModel(FederatedModel):
-    """Asks for directions, tells steps, holds the parts of tables with several shards."""
+    """Asks for directions, sends steps, holds the parameters of tables with several shards."""
 
     noise: FeatureNoise | None
     spec: Linear
@@ -111,7 +113,7 @@ class LinearModel(FederatedModel):
         noise: FeatureNoise | None = None,
     ):  # fmt: skip
         super().__init__(client, rows, encoding, wire, Linear(rows.outputs), l2, noise=noise)
-        self.unsettled = 0.0  # what shards would gain by leaving what they agreed on
+        self.disagreement = 0.0  # how much shards could still gain by more inner rounds of consensus
         self.lost, self._steps = LostParties(self), 0
         self._bounds: dict[str, float] = {}  # by table with one shard: what its last noisy X p was cut to
         told = {a: {} if noise is None else {"noise": noise.of_gram(self.rows(a))} for a in self.alone}
@@ -126,21 +128,21 @@ class LinearModel(FederatedModel):
             self._union = Consensus(self.lou, encoding, self.together, self.spec, l2, self.name, inner)
 
     @property
-    def shared(self) -> Mapping[str, Part]:
-        """As shards have added them up, or agreed on them."""
+    def shared(self) -> Mapping[str, TableParameters]:
+        """Parameters held by the coordinator, from sums of shards or from consensus."""
         return self._union.parts
 
     @property
     def largest(self) -> float:
-        """No direction of the joined table is longer than this, since its tables' blocks are not."""
+        """Bound of the eigenvalues of X^T X / N: 1 for the intercept plus the bounds of the tables' blocks."""
         started = self._started.read()
         alone = sum(started[alias][0]["largest"] for alias in self.alone)
         return float(1.0 + alone + self._union.largest)
 
     def direction(self, rows: Mapping[str, Floats], curvature: Curvature, into: Column) -> Array:
-        """Inner products over all tables, which answer a value per base row; X p is written into a column."""
+        """Write X p of the new direction p into a column; return the inner products summed over tables."""
         turned = self._ask_directions(rows, curvature)
-        self.unsettled = self._union.turn(rows, curvature)
+        self.disagreement = self._union.turn(rows, curvature)
         directions = {alias: ridge_of(part).direction for alias, part in self.shared.items()}
         moved, missed = self.ask_applied(directions, self.lost.instead), self.lost.ask_missed()
         predictions, replies = self.joined(moved.read(), self.together), turned.read()
@@ -168,20 +170,20 @@ class LinearModel(FederatedModel):
         )  # fmt: skip
 
     def advance(self, mix: Array, memory: int) -> None:
-        """Take the step that is this mix of the new direction and earlier steps; remember ``memory`` steps."""
+        """Take the step ``mix``, a combination of the new direction and earlier steps; keep ``memory`` steps."""
         moving = [alias for alias in self.alone if alias not in self.lost.still]
         self.lou.ask("ridge.advance", moving, model=self.name, mix=mix, memory=memory)
         for part in self.shared.values():
-            advance_part(part, mix, memory)
+            advance_parameters(part, mix, memory)
         self.lost.advance(mix)
         self._steps = min(len(mix), memory)
 
     # With noise.
 
     def direction_noise(self, loss: JoinedLoss) -> DirectionNoise | None:
-        """What privacy added to the last direction's X p, which begins at the scores.
+        """The privacy noise in X p of the last direction.
 
-        Its size is known by the noisy Gram matrices.
+        The likely size of X p without noise follows from the noisy Gram matrices.
         """
         if self.noise is None or self.noise.image is None:
             return None
@@ -195,7 +197,7 @@ class LinearModel(FederatedModel):
         return DirectionNoise.of(self.loj, found, size, GRADIENT)
 
     def prediction_bound(self, alias: str, theta: Array | None) -> float | None:
-        """By the noisy Gram matrix, which a party has for the parameters that it holds."""
+        """The bound from the noisy Gram matrix; None if the party holds the parameters and knows it."""
         if theta is None:
             return None
         part = self.shared.get(alias)
@@ -203,13 +205,13 @@ class LinearModel(FederatedModel):
 
     @property
     def noise_ratio(self) -> float:
-        """Predictions are cut to `LARGE` times their usual size."""
+        """The mean square of noise relative to predictions: these are clipped to `LARGE` times their usual size."""
         multiplier = None if self.noise is None else self.noise.image
         assert multiplier is not None, "asked with noise only"
         return (LARGE * multiplier) ** 2
 
     def kept_bounds(self) -> dict[str, float]:
-        """By the noisy Gram matrices."""
+        """The bounds from the noisy Gram matrices."""
         sizes = self.lou.ask("ridge.size", self.alone, model=self.name).read()
         bounds = {alias: LARGE * float(sizes[alias][0]["size"]) for alias in self.alone}
         return bounds | {alias: LARGE * ridge_of(part).size(part.theta) for alias, part in self.shared.items()}

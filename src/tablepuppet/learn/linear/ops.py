@@ -1,17 +1,19 @@
-"""What descent asks of a linear table: ridge solves by its own Gram matrix, with or without noise.
+"""The ops that descent asks of a linear table: ridge solves with its own Gram matrix, with or without noise.
 
     g_i = T_i^T Y_i + l2 theta_i              the gradient, Y_i = S_i^T (dloss / dz)                    (Eq. 12)
     p_i = (C x K_i + l2)^-1 g_i               the direction: a ridge solve of the table alone           (Eq. 16)
     K_i = T_i^T diag(G_i) T_i / N - m_i m_i^T    with m_i = T_i^T G_i / N, the means over joined rows
 
-C is the curvature of the loss, (outputs, outputs). The Gram matrix K_i is centred: the intercept, which the coordinator
-moves with every step, already takes what the means could answer. So 0/1 columns that add up to one do no harm.
+T_i are the encoded rows of table i, theta_i its parameters, S_i selects a base row for each of the N joined rows, G_i
+counts how often each row is joined, z are the scores. C is the curvature of the loss, (outputs, outputs). The Gram
+matrix K_i is centred, since the intercept, which the coordinator moves with every step, absorbs the means. So 0/1
+columns that add up to one do no harm.
 
-With noise the Gram matrix (`algebra/ops.py`) is paid for once, the gradient in every round; directions and parameters,
-which a party computes from them, cost nothing more. A row's part of a sum is clipped after all that it is joined with
-was added up, so a row counts once however often it is joined. The noisy Gram matrix is not weighted by counts: it only
-has to point the way, since the coordinator searches the loss itself along the directions. Predictions T p are functions
-of the rows themselves: they have noise of their own, or none.
+With noise, the Gram matrix (`algebra/ops.py`) costs epsilon once and the gradient in every round; directions and
+parameters are computed from them and cost nothing more. A row's contribution to a sum is clipped after all its joined
+rows are added up, so a row counts once however often it is joined. The noisy Gram matrix is not weighted by counts: it
+is only a preconditioner, since the coordinator minimises the loss along the directions. Predictions T p depend on the
+rows themselves: they get separate noise, or none.
 """
 
 from __future__ import annotations
@@ -23,10 +25,16 @@ from numpy.typing import NDArray
 
 from tablepuppet.algebra.ops import gram_noise, joined_counts, noisy_gram
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.linear.ridge import Curvature, Ridge, new_noisy_part, new_ridge_part, ridge_of
+from tablepuppet.learn.linear.ridge import Curvature, Ridge, noisy_ridge_parameters, ridge_of, ridge_parameters
 from tablepuppet.learn.tables.linear import LinearRows
 from tablepuppet.learn.tables.noisy import noisy_gradient, noisy_predictions
-from tablepuppet.learn.tables.part import Part, keep_part, noisy_part, part_of, unchanged_if_refused
+from tablepuppet.learn.tables.parameters import (
+    TableParameters,
+    hold_parameters,
+    noisy_parameters,
+    parameters_of,
+    unchanged_if_refused,
+)
 from tablepuppet.party.added_noise import GramNoise, PredictionNoise, SumNoise
 from tablepuppet.party.arguments import List, NotNegative, Positive, SomeOrNone
 from tablepuppet.party.local_table import LocalTable
@@ -51,15 +59,15 @@ def start(
     table: LocalTable, view: str, encoding: str, model: str, spec: Linear, joined_rows: Positive,
     noise: GramNoise | None = None,
 ) -> Values:  # fmt: skip
-    """Begin a model at a table with one shard: everything but a bound of its eigenvalues stays here."""
+    """Begin a model at a table with one shard; only a bound of the eigenvalues is returned."""
     if noise is None:
         data, counts = encoded(table, view, encoding), joined_counts(table, view)
         means = data.transposed_times(counts) / joined_rows
-        part = new_ridge_part(data.gram(counts) / joined_rows, means, spec.outputs)
+        part = ridge_parameters(data.gram(counts) / joined_rows, means, spec.outputs)
     else:
         data = encoded_for_noise(table, view, encoding)
-        part = new_noisy_part(noisy_gram(table, data, noise), gram_noise(data.columns, noise), spec.outputs)
-    keep_part(table, model, part)
+        part = noisy_ridge_parameters(noisy_gram(table, data, noise), gram_noise(data.columns, noise), spec.outputs)
+    hold_parameters(table, model, part)
     return {"largest": ridge_of(part).largest}
 
 
@@ -74,14 +82,14 @@ def direction(
     table: LocalTable, view: str, encoding: str, model: str, rows: Array, l2: NotNegative, curvature: Curvature,
     noise: SumNoise | None = None, prediction_noise: PredictionNoise | None = None,
 ) -> Values:  # fmt: skip
-    """T p for a new direction, its inner products with what is remembered, and what noisy T p was cut to.
+    """T p for a new direction p, its inner products with stored steps and parameters, and the bound of noisy T p.
 
-    ``noise`` is that of the gradient; T p has noise only if there is ``prediction_noise`` too.
+    ``noise`` is for the gradient; T p has noise only if ``prediction_noise`` is given too.
     """
     if noise is None:
-        part, data = part_of(table, model), encoded(table, view, encoding)
+        part, data = parameters_of(table, model), encoded(table, view, encoding)
     else:
-        part, data = noisy_part(table, model), encoded_for_noise(table, view, encoding)
+        part, data = noisy_parameters(table, model), encoded_for_noise(table, view, encoding)
     ridge = ridge_of(part)
     _check_fit(part, rows, curvature, data)
     with unchanged_if_refused(part):
@@ -99,8 +107,8 @@ def direction(
         return {"image": image, "products": ridge.products(part.theta), "bound": bound}
 
 
-def _check_fit(part: Part, rows: Array, curvature: Curvature, data: EncodedTable) -> None:
-    """PartyError unless all are of one width and number of outputs."""
+def _check_fit(part: TableParameters, rows: Array, curvature: Curvature, data: EncodedTable) -> None:
+    """PartyError unless all arguments have the same width and number of outputs."""
     outputs = part.theta.shape[1:]
     square = np.shape(curvature) in ((), (math.prod(outputs),) * 2)
     if len(part.theta) != data.width or rows.shape != (len(data.dense), *outputs) or not square:
@@ -109,13 +117,13 @@ def _check_fit(part: Part, rows: Array, curvature: Curvature, data: EncodedTable
 
 @op("ridge.advance", asked="linear `lbfgs`, `admm`", releases=Release.COUNTS, returns={})
 def advance(table: LocalTable, view: str, model: str, mix: List, memory: SomeOrNone) -> Values:
-    """Take the step that the coordinator decided on."""
-    advance_part(part_of(table, model), mix, memory)
+    """Take the step that the coordinator chose."""
+    advance_parameters(parameters_of(table, model), mix, memory)
     return {}
 
 
-def advance_part(part: Part, mix: Array, memory: int) -> None:
-    """Take a step that is a mix of the direction and earlier steps."""
+def advance_parameters(part: TableParameters, mix: Array, memory: int) -> None:
+    """Take the step ``mix``, a combination of the direction and earlier steps."""
     part.theta = ridge_of(part).advance(part.theta, mix, memory)
 
 
@@ -127,6 +135,6 @@ def advance_part(part: Part, mix: Array, memory: int) -> None:
     returns={"size": SQUARE},
 )
 def size(table: LocalTable, view: str, model: str) -> Values:
-    """The usual size of predictions, by noisy sums only: nothing more is spent."""
-    part = noisy_part(table, model)
+    """The usual size of predictions, from noisy sums only: this costs no more epsilon."""
+    part = noisy_parameters(table, model)
     return {"size": part.remembered(Ridge).size(part.theta)}

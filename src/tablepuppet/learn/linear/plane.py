@@ -1,7 +1,7 @@
-"""The lowest point of the objective over a few directions and the intercept, found without traffic.
+"""Minimises the objective over a few directions and the intercept, without traffic.
 
-The joined rows hold X d of every direction. Newton's method needs one pass over them to know the slope at a point, and
-a second one for the Hessian if it goes on from there.
+X d of every direction is stored with the joined rows. Newton's method needs one pass over them for the slope at a
+point, and a second pass for the Hessian if it continues from there.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tablepuppet.operators.joined_rows import SCORES, Block
 
 Array = NDArray[np.float64]
 NEWTON_STEPS = 12
-FEWEST_BLOCKS = 16  # of the joined rows that tell the Hessian
-RISE = 1e-12  # what rounding may add to the objective: losses of joined rows begin near 1, however small they end
-ENOUGH = 0.01  # of what the first step promised to gain: the next round corrects what is left
+FEWEST_BLOCKS = 16  # of joined rows from which the Hessian is estimated
+RISE = 1e-12  # rounding error of the objective; losses of joined rows start near 1
+ENOUGH = 0.01  # share of the first step's expected gain: the next round corrects what is left
 
 
 @dataclass(frozen=True)
@@ -32,22 +32,22 @@ class Point:
     objective: float  # loss and penalty
     slope: Array
     hessian: Array  # empty if it was not asked for
-    evaluated: bool  # whether the joined rows keep the evaluation of the loss here
-    mixed: bool = False  # whether the spare slot of the directions holds the step to here
+    evaluated: bool  # whether the evaluation of the loss at this point is stored with the rows
+    mixed: bool = False  # whether the spare slot of the directions holds the step to this point
 
     @property
     def rounding(self) -> float:
-        """What rounding does to the objective."""
+        """The rounding error of the objective."""
         return 1e-16 * abs(self.objective)
 
     def gain(self, hessian: Array) -> float:
-        """Twice what a step of Newton's method would gain with this Hessian."""
+        """Twice the expected gain of a Newton step with this Hessian."""
         return float(self.slope @ _solve(hessian, self.slope))
 
 
 @dataclass(frozen=True)
 class HessianPairs:
-    """Which Hessian products to compute: of some slots with all others, from one block of every so many."""
+    """Which Hessian products to compute: those of some slots with all others, from one in ``every`` blocks."""
 
     of: slice
     every: int = 1
@@ -56,7 +56,8 @@ class HessianPairs:
 class Plane:
     """Scores z + sum_k c_k X d_k + b, with the penalty l2 / 2 |theta + sum_k c_k d_k|^2.
 
-    ``products`` are the inner products of all d_k, and of theta as the last. ``noise`` is that in the newest X d.
+    z are the scores, d_k the directions, c_k their coefficients, b the change of the intercept. ``products`` are the
+    inner products of all d_k and, as the last, theta. ``noise`` is the noise in X d of the newest direction.
     """
 
     def __init__(
@@ -72,11 +73,11 @@ class Plane:
         loss.reserve()
 
     def lowest(self, known: float | None = None, least: float = 0.0, *, slopes: bool = False) -> tuple[Point, Point]:
-        """(where the search began, where it ended): the same where no step gains ``least`` of the objective.
+        """(start point, end point); both are the same if no step gains at least ``least`` times the objective.
 
-        ``known`` is the mean loss at the scores if rows keep its evaluation; ``slopes``: those of earlier steps are
-        known too. The Hessian is at first computed from some of the rows if there are many, and from all if the first
-        step did not lead far enough.
+        ``known`` is the mean loss at the scores if its evaluation is stored; with ``slopes``, the slopes along earlier
+        steps are known too. If there are many rows, the Hessian is first estimated from some of them, and computed from
+        all rows only if the first step did not gain enough.
         """
         directions = self.directions
         along = directions.fresh if slopes else directions.all
@@ -92,7 +93,7 @@ class Plane:
             if here.gain(here.hessian) <= least:
                 break
             step = _noisy_step(here) if self.noise else -_solve(here.hessian, here.slope)
-            if self.loss.quadratic or self.noise:  # a loss at scores with noise would say that no step is right
+            if self.loss.quadratic or self.noise:  # at noisy scores, the loss would reject every step
                 here = self._after(here, step)
                 break
             there = self._downhill(here, step)
@@ -108,12 +109,13 @@ class Plane:
         return HessianPairs(self.directions.all, max(1, self.rows.blocks // FEWEST_BLOCKS))
 
     def _with_hessian(self, here: Point) -> Point:
-        """The same point with its Hessian from all rows; it must be the one that was evaluated last."""
+        """The same point with the Hessian from all rows; the loss must have been evaluated last at this point."""
         return replace(here, hessian=self._hessian(HessianPairs(self.directions.all)))
 
     def _downhill(self, here: Point, step: Array) -> Point:
-        """Where the step leads, or a part of it: the objective must not rise, nor the slope along the step have turned
-        uphill much. If no part will do, where it began.
+        """The point after the step or a fraction of it (line search); the start point if no fraction is acceptable.
+
+        The objective must not rise, and the slope along the step must not become clearly positive.
         """
         length, there, allowed = 1.0, self.at(here.weights + step), -0.5 * float(here.slope @ step)
         highest = here.objective + RISE * max(1.0, abs(here.objective))
@@ -127,9 +129,9 @@ class Plane:
     def at(
         self, weights: Array, known: float | None = None, along: slice | None = None, pairs: HessianPairs | None = None
     ) -> Point:
-        """Value and slope at a point in one pass; ``known`` is the mean loss there if rows keep its evaluation.
+        """Value and slope at a point in one pass; ``known`` is the mean loss there if its evaluation is stored.
 
-        ``along`` are the directions whose slopes are not known yet, all by default.
+        ``along`` are the directions whose slopes are unknown, by default all.
         """
         directions, along = self.directions, self.directions.all if along is None else along
         count, joined_rows = len(directions), len(self.rows)
@@ -143,7 +145,7 @@ class Plane:
         return Point(weights, value, value + self._penalty(weights[:count]), slope, hessian, True, bool(weights.any()))
 
     def _hessian(self, pairs: HessianPairs) -> Array:
-        """The Hessian of the objective, where the loss was evaluated last."""
+        """The Hessian of the objective at the last evaluation of the loss."""
         found = self.rows.some(pairs.every, _hessian_products, self.loss, self.directions, pairs.of)
         rows = sum(count for count, *_ in found)
         self.directions.set_products(pairs.of, *(sum(each) / rows for each in list(zip(*found, strict=True))[1:]))
@@ -156,7 +158,7 @@ class Plane:
         return total
 
     def _after(self, here: Point, step: Array) -> Point:
-        """Where a step leads if the Hessian is the same everywhere: no pass is needed to know."""
+        """The point after a step if the Hessian is constant: no pass over the rows is needed."""
         weights, slope = here.weights + step, here.slope + here.hessian @ step
         objective = here.objective + 0.5 * float((here.slope + slope) @ step)
         loss = objective - self._penalty(weights[: len(self.directions)])
@@ -172,7 +174,7 @@ class Plane:
 def _slopes(
     block: Block, loss: JoinedLoss, directions: Directions, weights: Array, along: slice, *, is_known: bool
 ) -> tuple[float, Array, Array]:
-    """The loss, its slopes along some directions and along constants."""
+    """The loss, and its slopes along some directions and along constants."""
     here = loss.evaluation(block) if is_known else loss.evaluate_at(block, _scores(block, directions, weights))
     gradients = here.gradient.reshape(len(block), -1).T  # (outputs, rows of the block)
     value = 0.0 if is_known else here.value
@@ -192,7 +194,7 @@ def _scores(block: Block, directions: Directions, weights: Array) -> Array:
 def _hessian_products(
     block: Block, loss: JoinedLoss, directions: Directions, of: slice
 ) -> tuple[int, Array, Array, Array]:
-    """(rows, products of some directions with all and with constants, and of constants)."""
+    """(rows, Hessian products of some directions with all and with constants, and of constants with constants)."""
     hessian, all_directions = loss.evaluation(block).hessian, directions.at(block)
     turned = hessian.times(all_directions[of])
     pairs = sum(np.dot(a, b.T) for a, b in zip(turned.swapaxes(0, 1), all_directions.swapaxes(0, 1), strict=True))
@@ -200,7 +202,7 @@ def _hessian_products(
 
 
 def _products(directions: Array, values: Array) -> Array:
-    """Of each X d with values, (outputs, rows). Unlike @, dot lets other threads work meanwhile."""
+    """Products of each X d with values, (outputs, rows). Unlike @, dot releases the GIL."""
     found: Array = sum(np.dot(each, value) for each, value in zip(directions.swapaxes(0, 1), values, strict=True))
     return found
 
@@ -209,8 +211,10 @@ def _products(directions: Array, values: Array) -> Array:
 
 
 def _noisy_step(here: Point) -> Array:
-    """The best step with a share of the newest direction between 0 and 1: back, or beyond the tables' own solves, only
-    noise would lead. All else, the intercept above all, follows that share.
+    """The best step whose coefficient of the newest direction is between 0 and 1.
+
+    A negative coefficient, or one above the tables' own solves, could only come from noise. The other coefficients and
+    the intercept are optimal for that coefficient.
     """
     share = float(np.clip(-_solve(here.hessian, here.slope)[0], 0.0, 1.0))
     rest = -_solve(here.hessian[1:, 1:], here.slope[1:] + share * here.hessian[1:, 0])
@@ -218,7 +222,7 @@ def _noisy_step(here: Point) -> Array:
 
 
 def _solve(matrix: Array, right: Array) -> Array:
-    """A symmetric solve that leaves directions without curvature alone; scaled, since steps shrink by rounds."""
+    """A symmetric solve that ignores directions without curvature; scaled, since steps get smaller with every round."""
     scale = np.sqrt(np.maximum(np.diag(matrix), 1e-300))
     values, vectors = np.linalg.eigh(matrix / np.outer(scale, scale))
     kept = values > 1e-12 * values.max()

@@ -1,6 +1,6 @@
-"""What descent remembers of a linear table: the eigenvectors of its Gram matrix, its direction, its last steps.
+"""What descent stores for a linear table: the eigenvectors of its Gram matrix, its direction, its last steps.
 
-A party holds those of a table with one shard, the coordinator those of a table with several.
+The party stores it if the table has one shard, the coordinator if it has several.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.tables.linear import LinearTable
-from tablepuppet.learn.tables.part import Part
+from tablepuppet.learn.tables.parameters import TableParameters
 
 Array = NDArray[np.float64]
-FLOOR = 1e-10  # directions with less than this share of the largest eigenvalue are never inverted
-LEAST_CURVATURE = 1e-3  # of a combination of classes, as a share of the largest: softmax has none along (1, .., 1)
+FLOOR = 1e-10  # eigenvalues below this share of the largest one are not inverted
+LEAST_CURVATURE = 1e-3  # smallest share of the largest curvature over outputs: softmax has none along (1, .., 1)
 SMALLEST, LARGEST = 1e-60, 1e60  # bounds of predictions
 LARGE = 2.0  # times the usual size of predictions: larger ones are clipped
 Curvature = float | Array  # the same for every output, or (outputs, outputs)
@@ -25,17 +25,17 @@ Curvature = float | Array  # the same for every output, or (outputs, outputs)
 
 @dataclass
 class Ridge:
-    """The Gram matrix of a table by its eigenvalues and eigenvectors, and where descent has come from."""
+    """Eigenvalues and eigenvectors of a table's Gram matrix, the current direction and the last steps."""
 
     values: Array  # eigenvalues
-    vectors: Array | None  # None: the columns themselves
-    means: Array | None  # (width,) of the columns over joined rows; None: not known
-    largest: float  # no eigenvalue of the Gram matrix, not centred, is larger
+    vectors: Array | None  # eigenvectors; None: the identity
+    means: Array | None  # (width,) means of the columns over joined rows; None: not known
+    largest: float  # bound of the eigenvalues of the uncentred Gram matrix
     direction: Array
     steps: list[Array] = field(default_factory=list, init=False)  # the newest first
 
     def turn(self, theta: Array, sums: Array, l2: float, curvature: Curvature) -> Array:
-        """The new direction -p from T^T Y, where both the columns and the outputs are turned to their eigenvectors."""
+        """The new direction -p from T^T Y, solved in the eigenvectors of the columns and of the outputs."""
         assert self.vectors is not None, "made by new_ridge or new_noisy_ridge"
         outputs = math.prod(theta.shape[1:])
         gradient = (sums + l2 * theta).reshape(len(theta), outputs)  # (width, outputs)
@@ -47,7 +47,7 @@ class Ridge:
         return self.direction
 
     def advance(self, theta: Array, mix: Array, memory: int) -> Array:
-        """theta + mix[0] * direction + sum_k mix[k] * (k-th last step), the newest of ``memory`` steps to remember."""
+        """theta + mix[0] * direction + sum_k mix[k] * (k-th last step); store it as the newest of ``memory`` steps."""
         if not len(mix):
             return theta
         step = mix[0] * self.direction
@@ -65,7 +65,7 @@ class Ridge:
     def descended(self, theta: Array, sums: Array, total: Array, rates: ConditionedRates) -> Array:
         """theta after a step of SGD by the gradient of centred columns; the direction is the velocity.
 
-        ``total`` is what the loss wants of all rows.
+        ``total`` is the sum of Y over all rows.
         """
         centred = sums - np.multiply.outer(self._centres, total).reshape(sums.shape)
         step = self._conditioned(centred + rates.l2 * theta, rates)
@@ -73,11 +73,11 @@ class Ridge:
         return theta - without_mean(self.direction)
 
     def _conditioned(self, gradient: Array, rates: ConditionedRates) -> Array:
-        """A gradient turned into a step that fits every column.
+        """The gradient, preconditioned so that one learning rate fits every column.
 
-        With eigenvalues k and learning rate r the step along an eigenvector is its part of the gradient divided by
-        curvature * k / r + damping * curvature * sum(k). The first term alone would be r times a Newton step. The
-        second holds back what a batch says little of: rare categories.
+        With eigenvalues k and learning rate r, the gradient along an eigenvector is divided by
+        curvature * k / r + damping * curvature * sum(k). The first term alone would give r times a Newton step. The
+        second damps columns that few rows of a batch have, such as rare categories.
         """
         scale = (rates.curvature * self.values + rates.l2) / max(rates.lr, 1e-300)
         scale = scale + rates.damping * rates.curvature * self.values.sum()
@@ -98,19 +98,19 @@ class Ridge:
         return self.means
 
     def size(self, theta: Array) -> float:
-        """The root mean square of T theta by the Gram matrix; above zero."""
+        """The root mean square of T theta, from the Gram matrix; always positive."""
         assert self.vectors is not None, "made by new_noisy_ridge"
         turned = self.vectors.T @ theta
         return float(np.sqrt(np.sum(self.values @ turned**2))) or 1e-12
 
     def bound(self, theta: Array) -> float:
-        """What noisy predictions are cut to: large for their usual size, and always an ordinary number."""
+        """The clipping bound of noisy predictions: `LARGE` times their usual size, always a finite positive number."""
         return float(np.clip(np.nan_to_num(LARGE * self.size(theta), nan=SMALLEST), SMALLEST, LARGEST))
 
 
 @dataclass(frozen=True)
 class ConditionedRates:
-    """How far a step of SGD goes that is fitted to the columns."""
+    """Learning rates of a preconditioned SGD step."""
 
     lr: float
     momentum: float
@@ -119,46 +119,48 @@ class ConditionedRates:
     damping: float
 
 
-def ridge_of(part: Part) -> Ridge:
-    """What descent remembers of a part."""
+def ridge_of(part: TableParameters) -> Ridge:
+    """What descent stores with a table's parameters."""
     return part.remembered(Ridge)
 
 
 def without_mean(values: Array) -> Array:
-    """Values of several outputs less their mean: softmax does not see it, so nothing holds its rounding errors back."""
+    """Subtract the mean over outputs: softmax does not depend on it, so its rounding errors would grow unnoticed."""
     return values if values.ndim == 1 else values - values.mean(axis=1, keepdims=True)
 
 
 def square_curvature(curvature: Curvature, outputs: int) -> Array:
-    """The curvature by pairs of outputs, along every combination of them above a floor."""
+    """The curvature as an (outputs, outputs) matrix whose eigenvalues are at least a floor."""
     square = curvature if isinstance(curvature, np.ndarray) else curvature * np.eye(outputs)
     values, vectors = np.linalg.eigh(square)
     values = np.maximum(values, max(LEAST_CURVATURE * values.max(), 1e-12))
     return np.asarray((vectors * values) @ vectors.T)
 
 
-def new_diagonal_part(means: Array, squares: Array, outputs: int) -> Part:
-    """Parameters of zero, conditioned by ``squares``, bounds of second moments along every column."""
-    return _part(len(means), outputs, squares, None, means, 0.0)
+def diagonal_ridge_parameters(means: Array, squares: Array, outputs: int) -> TableParameters:
+    """Zero parameters with a diagonal preconditioner: ``squares`` are bounds of the columns' second moments."""
+    return _zeros(len(means), outputs, squares, None, means, 0.0)
 
 
-def new_ridge_part(gram: Array, means: Array, outputs: int) -> Part:
-    """Parameters of zero, with the eigendecomposition of a centred Gram matrix."""
+def ridge_parameters(gram: Array, means: Array, outputs: int) -> TableParameters:
+    """Zero parameters, with the eigendecomposition of a centred Gram matrix."""
     values, vectors = np.linalg.eigh(gram - np.outer(means, means))
     values = np.maximum(values, 0.0)
-    return _part(len(gram), outputs, values, vectors, means, float(values.max(initial=0.0) + means @ means))
+    return _zeros(len(gram), outputs, values, vectors, means, float(values.max(initial=0.0) + means @ means))
 
 
-def new_noisy_part(gram: Array, noise: float, outputs: int) -> Part:
-    """The same from a Gram matrix with noise: eigenvalues below what noise alone has tell nothing."""
+def noisy_ridge_parameters(gram: Array, noise: float, outputs: int) -> TableParameters:
+    """The same from a noisy Gram matrix: eigenvalues smaller than those of noise alone carry no information."""
     values, vectors = np.linalg.eigh(gram)
     values = np.maximum(values, 2 * noise * np.sqrt(len(gram)))
-    part = _part(len(gram), outputs, values, vectors, None, float(values.max(initial=0.0)))
+    part = _zeros(len(gram), outputs, values, vectors, None, float(values.max(initial=0.0)))
     part.noisy = True
     return part
 
 
-def _part(width: int, outputs: int, values: Array, vectors: Array | None, means: Array | None, largest: float) -> Part:
+def _zeros(
+    width: int, outputs: int, values: Array, vectors: Array | None, means: Array | None, largest: float
+) -> TableParameters:
     model = LinearTable(width, outputs)
     theta = model.start(0, "", width)
-    return Part(model, theta, memory=Ridge(values, vectors, means, largest, np.zeros_like(theta)))
+    return TableParameters(model, theta, memory=Ridge(values, vectors, means, largest, np.zeros_like(theta)))

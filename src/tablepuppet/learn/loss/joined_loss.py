@@ -1,7 +1,7 @@
 """A loss over joined rows: every method is a pass over their blocks, and returns a few numbers at most.
 
-Labels and scores are columns of the rows (operators/joined_rows.py). An evaluation keeps what its derivatives need in
-the column `EVALUATION` until the next one: gradient and Hessian then cost no further exponentials.
+Labels and scores are columns of the rows (operators/joined_rows.py). An evaluation stores what its derivatives need in
+the column `EVALUATION` until the next evaluation, so gradient and Hessian need no further exponentials.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class JoinedLoss:
 
     @property
     def quadratic(self) -> bool:
-        """Whether the second derivative is the same everywhere."""
+        """Whether the second derivative is constant."""
         return self.pointwise.quadratic
 
     @property
@@ -46,29 +46,29 @@ class JoinedLoss:
         return self.pointwise.best_constant(np.atleast_1d(sums), len(self.rows))
 
     def set_constant(self, constant: Array) -> None:
-        """Let all rows have the same scores."""
+        """Set the scores of all rows to the same values."""
         self.rows.reserve(SCORES)
         self.rows.each(_fill, constant)
 
     # Evaluation.
 
     def evaluate(self) -> float:
-        """The mean loss at the scores; the evaluation is kept."""
+        """The mean loss at the scores; the evaluation is stored."""
         self.reserve()
         return float(self.rows.total(lambda block: self.evaluate_at(block, block[SCORES]).value)) / len(self.rows)
 
     def reserve(self) -> None:
-        """Make room for evaluations."""
+        """Reserve memory for evaluations."""
         self.rows.reserve(EVALUATION, self.pointwise.kept)
 
     def evaluate_at(self, block: Block, scores: Array) -> Evaluation:
-        """The evaluation of a block at these scores, which is kept."""
+        """Evaluate a block at these scores; the evaluation is stored."""
         return self.pointwise.evaluate(scores, block.labels, block.stored(EVALUATION))
 
     def evaluation(self, block: Block) -> Evaluation:
-        """The last evaluation, as a block keeps it, but for its value.
+        """The stored evaluation of a block, without its value.
 
-        A quadratic loss keeps nothing: its evaluation is made anew at the scores.
+        A quadratic loss stores nothing: it is evaluated again at the scores.
         """
         return self.pointwise.evaluated(block[SCORES], block.labels, block.stored(EVALUATION))
 

@@ -71,8 +71,8 @@ class LogisticEvaluation:
 class Logistic(Loss):
     """Log loss of two classes; labels are 0 and 1, the score is the log odds of class 1.
 
-    Where labels are the true ones only with probability ``keep``, targets stand in for them: the mean of the loss over
-    that noise is the loss of the true labels. They lie outside of 0 and 1, so that only a penalty bounds scores.
+    If labels are true only with probability ``keep``, they are replaced by targets such that the expected loss over the
+    noise is the loss of the true labels. Targets lie outside of [0, 1], so only a penalty bounds the scores.
     """
 
     outputs = 1
@@ -85,7 +85,7 @@ class Logistic(Loss):
         self._targets = backward_targets(np.arange(2), 2, keep)[:, 1] if keep < 1 else np.arange(2.0)
 
     def targets(self, labels: Labels) -> Scores:
-        """What stands for each label."""
+        """The target of each label."""
         return np.asarray(self._targets.take(labels) if self.keep < 1 else labels.astype(np.float64, copy=False))
 
     def evaluate(self, scores: Scores, labels: Labels, kept: Scores | None = None) -> LogisticEvaluation:
@@ -97,7 +97,7 @@ class Logistic(Loss):
         return LogisticEvaluation(value, signed, targets)
 
     def evaluated(self, scores: Scores, labels: Labels, kept: Scores) -> LogisticEvaluation:
-        """From what was kept."""
+        """The evaluation from its stored values."""
         return LogisticEvaluation(float("nan"), kept[0], self.targets(labels))
 
     def proximal_step(
@@ -105,7 +105,8 @@ class Logistic(Loss):
     ) -> None:
         """Newton's method in every row.
 
-        Where the loss may outweigh rho, steps stop at zero, where the slope bends: from there they cannot overshoot.
+        If the loss may have more curvature than rho, steps stop at score zero, the inflection point of the gradient:
+        from there Newton's method cannot overshoot.
         """
         z, clipped, targets = start, not outweighs(rho, self), self.targets(labels)
         enough, signed = small_step(self, rho, start), np.empty_like(start)
@@ -127,7 +128,7 @@ class Logistic(Loss):
             known = None
 
     def label_sums(self, labels: Labels) -> Matrix:
-        """Of targets."""
+        """The sum of targets."""
         return np.array([self.targets(labels).sum()])
 
     def best_constant(self, sums: Matrix, rows: int) -> NDArray[np.float64]:

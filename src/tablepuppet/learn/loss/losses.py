@@ -1,8 +1,8 @@
 """Losses of joined rows, as the coordinator computes them: values, gradients, Hessians, proximal steps.
 
-A loss is a function of scores and labels and holds neither: whoever has a block of rows (operators/joined_rows.py)
-gives it their part. Scores are (rows,) for one output, (rows, classes) for softmax. `Logistic` and `Softmax` have
-modules of their own.
+A loss is a function of scores and labels and stores neither: the caller passes those of a block of rows
+(operators/joined_rows.py). Scores are (rows,) for one output, (rows, classes) for softmax. `Logistic` and `Softmax` are
+in their own modules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Scores = NDArray[np.float64]
 Labels = NDArray[Any]  # numbers, or class numbers
 Directions = NDArray[np.float64]  # (directions, outputs, rows)
 Matrix = NDArray[np.float64]
-LOGS_AT_ONCE = 32  # numbers up to 2 ** 31 whose product is still a number
+LOGS_AT_ONCE = 32  # so many numbers up to 2 ** 31 have a product that does not overflow
 
 
 class Hessian(Protocol):
@@ -47,12 +47,12 @@ class Evaluation(Protocol):
 
     @property
     def gradient(self) -> Scores:
-        """By scores; a new array."""
+        """The gradient by scores; a new array."""
         ...
 
     @property
     def hessian(self) -> Hessian:
-        """By pairs of scores."""
+        """The Hessian by scores."""
         ...
 
 
@@ -60,23 +60,23 @@ class Loss(ABC):
     """A convex loss of scores against labels."""
 
     outputs: int  # scores per row
-    quadratic: bool  # whether the second derivative is the same everywhere
+    quadratic: bool  # whether the second derivative is constant
     most_curvature: float  # an upper bound of the second derivative by one score
-    kept: int  # numbers per row that an evaluation keeps: derivatives are made from them, labels and scores
+    kept: int  # numbers per row that an evaluation stores: derivatives need them, labels and scores
 
     @abstractmethod
     def evaluate(self, scores: Scores, labels: Labels, kept: Scores | None = None) -> Evaluation:
-        """Value and derivatives; what derivatives need is written to ``kept``, (numbers kept, rows), if given."""
+        """Value and derivatives; what derivatives need is written to ``kept``, (numbers per row, rows), if given."""
 
     @abstractmethod
     def evaluated(self, scores: Scores, labels: Labels, kept: Scores) -> Evaluation:
-        """The evaluation at these scores that has left ``kept``, but for its value."""
+        """The evaluation that stored ``kept`` at these scores, without its value."""
 
     @abstractmethod
     def proximal_step(
         self, start: Scores, away: Scores, rho: float, labels: Labels, known: Evaluation | None = None
     ) -> None:
-        """In place: let ``away`` be the target, start + away, minus its proximal point, row by row.
+        """In place: replace ``away`` by the target, start + away, minus its proximal point, row by row.
 
         The proximal point z has the least loss(z) + rho / 2 * |z - target|^2 (Eq. 7). ``known`` is the evaluation at
         the start.
@@ -84,7 +84,7 @@ class Loss(ABC):
 
     @abstractmethod
     def label_sums(self, labels: Labels) -> Matrix:
-        """What the best constant needs of some labels; it adds up over blocks of rows."""
+        """The sums over labels that the best constant needs; sums of blocks can be added."""
 
     @abstractmethod
     def best_constant(self, sums: Matrix, rows: int) -> NDArray[np.float64]:
@@ -101,26 +101,26 @@ class Loss(ABC):
 
 @dataclass(frozen=True)
 class EqualWeights:
-    """The second derivative of half the squares: one for each."""
+    """The second derivative of half the squared error: 1 for every row."""
 
     rows: int
 
     def times(self, directions: Directions) -> Directions:
-        """The same."""
+        """The directions themselves."""
         return directions
 
     def on_constants(self) -> Matrix:
-        """As many as there are rows."""
+        """The number of rows."""
         return np.full((1, 1), float(self.rows))
 
     def trace(self) -> float:
-        """As many as there are rows."""
+        """The number of rows."""
         return float(self.rows)
 
 
 @dataclass(frozen=True)
 class SquaredEvaluation:
-    """From the errors."""
+    """Value and derivatives from the errors."""
 
     error: Scores
 
@@ -141,7 +141,7 @@ class SquaredEvaluation:
 
 
 class Squared(Loss):
-    """Half the squared error. Errors take less time to make than to keep."""
+    """Half the squared error. Computing the errors again is faster than storing them."""
 
     outputs = 1
     quadratic = True
@@ -149,11 +149,11 @@ class Squared(Loss):
     kept = 0
 
     def evaluate(self, scores: Scores, labels: Labels, kept: Scores | None = None) -> SquaredEvaluation:
-        """From the errors."""
+        """Value and derivatives from the errors."""
         return SquaredEvaluation(scores - labels)
 
     def evaluated(self, scores: Scores, labels: Labels, kept: Scores) -> SquaredEvaluation:
-        """From the errors."""
+        """Value and derivatives from the errors."""
         return SquaredEvaluation(scores - labels)
 
     def proximal_step(
@@ -165,7 +165,7 @@ class Squared(Loss):
         away *= 1 / (1 + rho)
 
     def label_sums(self, labels: Labels) -> Matrix:
-        """Of labels."""
+        """The sum of labels."""
         return np.array([labels.sum(dtype=np.float64)])
 
     def best_constant(self, sums: Matrix, rows: int) -> NDArray[np.float64]:
@@ -174,20 +174,20 @@ class Squared(Loss):
 
 
 def sum_of_logs(values: Scores) -> float:
-    """Of numbers between 2 ** -31 and 2 ** 31; a product takes less time than a logarithm."""
+    """The sum of logarithms of numbers between 2 ** -31 and 2 ** 31; products are faster than logarithms."""
     products = np.multiply.reduceat(values, np.arange(0, len(values), LOGS_AT_ONCE))
     return float(np.log(products).sum())
 
 
 def outweighs(rho: float, loss: Loss) -> bool:
-    """Whether a proximal problem is so much bent by its rho that Newton's method cannot overshoot."""
+    """Whether rho is large enough, compared with the loss's curvature, that Newton's method cannot overshoot."""
     return rho > 2 * loss.most_curvature
 
 
 def small_step(loss: Loss, rho: float, target: Scores) -> float:
-    """The step of a proximal problem's Newton method after which it is solved to about 1e-12.
+    """The length of a Newton step below which the proximal problem is solved to about 1e-12.
 
-    An error e becomes at most e^2 / (2 rho). If rho does not outweigh the loss, a step may be far from the error.
+    An error e becomes at most e^2 / (2 rho). If rho is small, a step may be much shorter than the error.
     """
     if outweighs(rho, loss):
         return 1e-6 * float(np.sqrt(rho))

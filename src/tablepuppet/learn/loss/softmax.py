@@ -1,7 +1,7 @@
 """The log loss of several classes.
 
-Scores come as (joined_rows, classes), with each class by itself in memory; here they are turned to (classes,
-joined_rows), so that every pass runs over memory in order.
+Scores come as (joined_rows, classes), with each class contiguous in memory; here they are transposed to (classes,
+joined_rows), so that every pass reads memory in order.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tablepuppet.privacy.label_correction import inverse_transition, true_shares
 
 NEWTON_STEPS = 30
 LOGSUMEXP_STEPS = 200
-SOME = 64  # one row of so many tells whether most are still moving
-TAME = 2.0**31  # sums of exponentials up to this size are accurate as they are, and so is the product of many of them
+SOME = 64  # one in 64 rows is checked to see whether most rows are still moving
+TAME = 2.0**31  # up to this size, sums of exponentials need no shift, and products of many of them do not overflow
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class SoftmaxEvaluation:
 
     @property
     def gradient(self) -> Scores:
-        """Probabilities minus the label's one."""
+        """Probabilities minus the one-hot label."""
         gradient = self.hessian.probability.copy()
         self.loss.add_targets(gradient, -1.0, self.labels)
         return gradient.T
@@ -79,12 +79,12 @@ class Softmax(Loss):
     def __init__(self, classes: int, keep: float = 1.0):
         self.outputs = self.kept = classes
         self.keep = keep
-        # of a row's own class and of the others, where labels are true ones: 1 and 0
+        # targets of the labelled class and of the others; 1 and 0 for labels without noise
         self._own: float = inverse_transition(classes, keep)[0, 0] if keep < 1 else 1.0
         self._other: float = inverse_transition(classes, keep)[0, 1] if keep < 1 else 0.0
 
     def evaluate(self, scores: Scores, labels: Labels, kept: Scores | None = None) -> SoftmaxEvaluation:
-        """logsumexp(z) - z_y; probabilities minus the label's one; from the probabilities."""
+        """Value logsumexp(z) - z_y; gradient: probabilities minus the one-hot label; Hessian from the probabilities."""
         turned, probability = scores.T, np.empty(scores.shape[::-1])
         total, highest = _exponentials(turned, probability)
         np.divide(probability, total, out=probability)
@@ -94,7 +94,7 @@ class Softmax(Loss):
         return SoftmaxEvaluation(value, SoftmaxHessian(probability), self, labels)
 
     def evaluated(self, scores: Scores, labels: Labels, kept: Scores) -> SoftmaxEvaluation:
-        """From what was kept."""
+        """The evaluation from its stored values."""
         return SoftmaxEvaluation(float("nan"), SoftmaxHessian(kept), self, labels)
 
     def _value(self, turned: Scores, probability: Scores, total: Scores, highest: Scores, labels: Labels) -> float:
@@ -105,7 +105,7 @@ class Softmax(Loss):
         return value - (self._own - self._other) * float(turned[labels, np.arange(len(labels))].sum())
 
     def add_targets(self, turned: Scores, times: float, labels: Labels) -> None:
-        """Add a multiple of one in the label's class; with noise, of the targets that stand in for it."""
+        """Add ``times`` the one-hot labels; with noisy labels, ``times`` their targets."""
         if self._other:
             turned += times * self._other
         turned.reshape(-1, copy=False)[_places(labels)] += times * (self._own - self._other)
@@ -122,7 +122,7 @@ class Softmax(Loss):
         elif isinstance(known, SoftmaxEvaluation):
             weight = known.hessian.probability + rho
             np.divide(rho, weight, out=weight)
-        _settle(z, gap, rho, small_step(self, rho, z), weight)
+        _newton(z, gap, rho, small_step(self, rho, z), weight)
         self.add_targets(gap, 1 / rho, labels)
         np.subtract(-1, gap, out=away.T)
 
@@ -159,12 +159,12 @@ def _exponentials(scores: Scores, out: Scores) -> tuple[Scores, Scores]:
     return out.sum(axis=0), highest
 
 
-def _settle(
+def _newton(
     z: Scores, gap: Scores, rho: float, enough: float, weight: Scores | None = None, steps: int = NEWTON_STEPS
 ) -> None:
-    """Move ``gap`` = z - high - 1 to where it is at the solution. ``weight`` is rho / (p + rho), if known.
+    """Newton's method: move ``gap`` = z - high - 1 to the solution. ``weight`` is rho / (p + rho), if known.
 
-    Rows where Newton's method does not come to rest, as may happen for a small rho, are solved for their logsumexp.
+    Rows where Newton's method does not converge, which may happen for a small rho, are solved for their logsumexp.
     """
     if weight is None:
         weight = np.empty(z.shape)
@@ -175,12 +175,12 @@ def _settle(
     z = z - step
     gap -= step
     if steps and (np.abs(step[:, ::SOME]).max(axis=0) >= enough).mean() > 0.5:
-        return _settle(z, gap, rho, enough, steps=steps - 1)
+        return _newton(z, gap, rho, enough, steps=steps - 1)
     moving = np.flatnonzero(np.abs(step, out=step).max(axis=0) >= enough)
     if len(moving):
         of, rest = z[:, moving], gap[:, moving]
         if steps:
-            _settle(of, rest, rho, enough, steps=steps - 1)
+            _newton(of, rest, rho, enough, steps=steps - 1)
         else:
             high = of - rest - 1
             rest = _by_logsumexp(high, rho) - high - 1
@@ -188,7 +188,7 @@ def _settle(
 
 
 def _newton_step(gap: Scores, rho: float, weight: Scores) -> Scores:
-    """Of the equation (diag(p + rho) - p p^T) step = p + rho (z - high), by the Sherman-Morrison formula.
+    """The solution of (diag(p + rho) - p p^T) step = p + rho (z - high), by the Sherman-Morrison formula.
 
     With w = rho / (p + rho) and u = z - high - 1, which is the gap, it is 1 + s + w (u - s), where
     s = (1 / rho + sum u (1 - w)) / sum (1 - w).
@@ -203,10 +203,10 @@ def _newton_step(gap: Scores, rho: float, weight: Scores) -> Scores:
 
 
 def _by_logsumexp(high: Scores, rho: float) -> Scores:
-    """z with z = high - softmax(z) / rho, by the one unknown s = logsumexp(z) of every row.
+    """The solution of z = high - softmax(z) / rho, with the one unknown s = logsumexp(z) of every row.
 
     With omega(x) + log(omega(x)) = x: softmax(z) = rho omega(high - log(rho) - s), which must add up to one.
-    That sum falls with s and is convex, so Newton's method climbs to the solution from below.
+    That sum decreases in s and is convex, so Newton's method approaches the solution from below.
     """
     s = logsumexp(high, axis=0) - 1 / rho
     for _ in range(LOGSUMEXP_STEPS):

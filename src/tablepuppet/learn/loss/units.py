@@ -1,4 +1,4 @@
-"""Train on y / std(y); undo it in reports. What is learned is then about 1, whatever the label's unit."""
+"""Train on y / std(y); undo it in reports. So parameters are of size 1, whatever the label's unit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _squares_around(block: Block, mean: float) -> float:
 
 
 def out_of_units(done: Round, unit: float) -> Round:
-    """What a round ends with, in the label's own units."""
+    """The result of a round, in the label's own units."""
     if unit == 1.0:
         return done
     square = unit**2

@@ -3,16 +3,18 @@
     theta_i: argmin of  rho / (2N) sum_j G_j |f(theta; x_j) - f(theta^t; x_j)|^2 + sum_j Y_j f(theta; x_j)
                         + l2 / 2 |theta|^2                                                             (Eq. 16)
 
-over base rows j, with Y_j = rho / N times the mean residual summed at row j (Eq. 14): the sharing problem's
-rho / (2N) |S_i (h_i - h_i^t) + r|^2 without its constant. A table with several shards solves it by consensus
-(Eq. 20-22, with Q_i, its number of shards, for M): theta^q is a shard's own, u^q its scaled dual variable.
+over base rows j. f are the network's predictions, theta^t the parameters before the round, G_j counts how often row j
+is joined, N the joined rows, and Y_j is rho / N times the mean residual summed at row j (Eq. 14). This is
+rho / (2N) |S_i (h_i - h_i^t) + r|^2 of the sharing problem without its constant. A table with several shards solves it
+by consensus (Eq. 20-22, with Q_i, its number of shards, for M): theta^q are a shard's parameters, u^q its scaled dual
+variable, w the agreed parameters.
 
     theta^q: argmin of  l_q(theta) + inner_rho / 2 |theta - w + u^q|^2
     w      = inner_rho Q_i mean(theta^q + u^q) / (l2 + inner_rho Q_i)
     u^q    = u^q + theta^q - w
 
-A network's predictions do not move along a line, so there is no plane to search as for linear models: steps are taken
-as the tables propose them, and rho damps them.
+A network's predictions are not linear in its parameters, so there is no plane search as for linear models: the tables'
+steps are taken as they are, and rho damps them. In the code, ``pull`` is rho / N, the weight of the proximal term.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from tablepuppet.learn.solve.admm import RESIDUAL, SharingResidual, auto_rho
 from tablepuppet.learn.solve.plateau import Plateau
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.network import NetworkTable, need_torch
-from tablepuppet.learn.tables.part import Part, part_of
+from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.party.arguments import Some
@@ -45,14 +47,14 @@ from tablepuppet.prep.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
 AUTO_RHO = 1.5  # times the mean curvature of the loss at the start
-AUTO_INNER_RHO, L2_SHARE = 0.05, 3.0  # times rho, times l2: a weaker pull lets shards drift apart
-USUAL = 16.0  # times the largest parameter so far: what shards come to before they agree
-SETTLED = 3  # rounds in a row that change the objective by next to nothing
+AUTO_INNER_RHO, L2_SHARE = 0.05, 3.0  # times rho, times l2: with a smaller inner_rho shards drift apart
+USUAL = 16.0  # times the largest parameter so far: a bound of the shards' parameters before they agree
+FLAT_ROUNDS = 3  # consecutive rounds that hardly change the objective
 
 
 @dataclass(frozen=True)
 class Share:
-    """A table's share of the sharing problem: the function of its predictions that it minimises."""
+    """The function that one table minimises in the sharing problem."""
 
     network: NetworkTable
     data: EncodedTable
@@ -64,29 +66,29 @@ class Share:
     def of(
         cls, table: LocalTable, view: str, encoding: str, network: NetworkTable, theta: Array, rows: Array, pull: float
     ) -> Share:
-        """The share at theta^t; ``pull`` is rho / N."""
+        """The function at theta^t; ``pull`` is rho / N."""
         data = encoded(table, view, encoding)
         weights = table.view(view).counts.astype(np.float64) * pull
         wide = rows.astype(np.float64)
         return cls(network, data, weights if wide.ndim == 1 else weights[:, None], wide, network.predict(theta, data))
 
     def minimise(self, begin: Array, centre: Array | float, weight: float, steps: int) -> Array:
-        """Its lowest point with weight / 2 |theta - centre|^2 added, some steps from ``begin``."""
+        """Minimise it plus weight / 2 |theta - centre|^2, by ``steps`` steps from ``begin``."""
 
         def objective(theta: Array) -> tuple[float, Array]:
             total = [0.0]
 
-            def wanted(part: slice, scores: Array) -> Array:
+            def row_gradients(part: slice, scores: Array) -> Array:
                 moved = scores - self.before[part]
                 force = self.weights[part] * moved
                 total.append(0.5 * float(np.vdot(force, moved)) + float(np.vdot(self.rows[part], scores)))
                 return force + self.rows[part]
 
-            gradient = self.network.gradient_of(theta, self.data, wanted)
+            gradient = self.network.gradient_of(theta, self.data, row_gradients)
             away = theta - centre
             return sum(total) + 0.5 * weight * float(away @ away), gradient + weight * away
 
-        from scipy.optimize import minimize  # it takes long to load: a party loads it when it is first needed
+        from scipy.optimize import minimize  # slow to import: a party loads it on first use
 
         options = {"maxiter": steps, "maxfun": 2 * steps + 10, "gtol": 1e-12, "ftol": 1e-14}
         with one_thread(need_torch()):
@@ -103,8 +105,8 @@ class Share:
 def solve(
     table: LocalTable, view: str, encoding: str, model: str, rows: Array, pull: float, l2: float, steps: Some
 ) -> Values:
-    """The theta-update at a table with one shard (Eq. 16); predictions after it, and |theta|^2."""
-    part = part_of(table, model)
+    """The theta-update at a table with one shard (Eq. 16); return the new predictions and |theta|^2."""
+    part = parameters_of(table, model)
     network = network_of(part)
     share = Share.of(table, view, encoding, network, part.theta, rows, pull)
     part.theta, part.noisy = share.minimise(part.theta, 0.0, l2, steps), False
@@ -112,8 +114,8 @@ def solve(
     return {"image": image, "square": part.square}
 
 
-def network_of(part: Part) -> NetworkTable:
-    """The network of a part; PartyError if its model cannot be solved for locally."""
+def network_of(part: TableParameters) -> NetworkTable:
+    """The network of a table's parameters; PartyError if the model is not a network."""
     if not isinstance(part.model, NetworkTable):
         raise PartyError("this model was started by another solver; fit it again")
     return part.model
@@ -121,7 +123,7 @@ def network_of(part: Part) -> NetworkTable:
 
 @dataclass
 class Consensus:
-    """What a shard keeps between the rounds of consensus."""
+    """What a shard stores between the rounds of consensus."""
 
     share: Share
     theta: Array
@@ -139,7 +141,7 @@ def consensus(
     table: LocalTable, view: str, encoding: str, model: str, spec: Network, theta: Array, pull: float,
     inner_rho: float, steps: Some, rows: Array | None = None,
 ) -> Values:  # fmt: skip
-    """A shard's theta-update, pulled to the parameters all agreed on (Eq. 21, 22); ``rows`` begin a new problem."""
+    """A shard's theta-update near the agreed parameters (Eq. 21, 22); if ``rows`` are given, a new problem begins."""
     name = f"{model}/{view}/consensus"
     kept: Any = table.state.get(name)
     if rows is not None:
@@ -172,7 +174,7 @@ class Sharing:
         self._sums: dict[tuple[str, str], Array] = {}  # by alias and party: what shards answered last
 
     def solve(self, rho: float, intercept: Array) -> float:
-        """|theta|^2 after tables have answered the residual; scores are their new predictions, and the intercept."""
+        """Run the theta-updates; set the scores to new predictions plus intercept; return |theta|^2."""
         model = self.model
         rows = model.loj.scatter(RESIDUAL, model.tables)
         common: dict[str, Any] = {
@@ -191,7 +193,7 @@ class Sharing:
         return square + sum(part.square for part in model.shared.values())
 
     def _as_before(self, alias: str, shard: ShardRows) -> dict[str, Any]:
-        """A table that is lost stays where it was."""
+        """The reply used for a lost table: its last predictions."""
         return {**self.model.instead(self.model.lou.client)(alias, shard), "square": self._squares.get(alias, 0.0)}
 
     def _agree(self, rows: Mapping[str, Floats], rho: float, common: Mapping[str, Any]) -> None:
@@ -213,11 +215,11 @@ class Sharing:
                 part.theta = pull * model.lou.add(replies[alias], "sum") / (model.l2 + weight)
 
     def _bounds(self, alias: str) -> dict[str, float]:
-        """About how large a shard's parameters and dual are."""
+        """A rough bound of a shard's parameters and dual variable."""
         return {"sum": USUAL * max(1.0, float(np.abs(self.model.shared[alias].theta).max()))}
 
     def _own_before(self, alias: str, shard: ShardRows) -> dict[str, Array]:
-        """A shard that is lost stays where it was."""
+        """The reply used for a lost shard: its last parameters."""
         return {"sum": self._sums.get((alias, shard.party), self.model.shared[alias].theta)}
 
 
@@ -227,14 +229,14 @@ def descend_by_sharing(
 ) -> tuple[Array, bool]:  # fmt: skip
     """Run to tolerance: (intercept, whether it converged). ``report`` may ask to stop.
 
-    Stops when the objective is flat (plateau.py), or has changed by next to nothing for some rounds in a row.
+    Stops when the objective is flat (plateau.py), or hardly changed for `FLAT_ROUNDS` consecutive rounds.
     """
     intercept = loss.best_constant()
     model.predict(intercept)
     loss.evaluate()
     rule, sharing = SharingResidual(loss, len(model.tables), auto_rho(loss, rho, AUTO_RHO)), Sharing(model, inner)
     rule.begin()
-    last, settled, converged, plateau = np.inf, 0, False, Plateau(tol)
+    last, flat_rounds, converged, plateau = np.inf, 0, False, Plateau(tol)
     for number in range(1, rounds + 1):
         total = loss.rows.total(lambda block: np.atleast_1d(block[RESIDUAL].sum(axis=0)))
         intercept = intercept - total / rule.rho
@@ -243,13 +245,13 @@ def descend_by_sharing(
         value = loss.evaluate()
         objective = value + 0.5 * model.l2 * square
         steady, flat = model.was_steady(), plateau.is_flat(objective)
-        settled = settled + 1 if steady and abs(objective - last) <= plateau.strict * objective else 0
-        settled = max(settled, SETTLED) if steady and flat else settled
-        last, converged = objective, settled >= SETTLED and model.is_whole
+        flat_rounds = flat_rounds + 1 if steady and abs(objective - last) <= plateau.strict * objective else 0
+        flat_rounds = max(flat_rounds, FLAT_ROUNDS) if steady and flat else flat_rounds
+        last, converged = objective, flat_rounds >= FLAT_ROUNDS and model.is_whole
         if report(Round(number, objective, value, intercept, converged)) or converged:
             break
-        if settled >= SETTLED:
+        if flat_rounds >= FLAT_ROUNDS:
             if not model.all_return():
                 break
-            settled = 0
+            flat_rounds = 0
     return intercept, converged

@@ -1,9 +1,10 @@
-"""RFL-LBFGS for networks: full-batch descent, a trip for the gradient and one for the predictions in every round.
+"""RFL-LBFGS for networks: full-batch descent with two trips per round, for the gradient and for predictions.
 
-The parameters are spread over parties, so each keeps its own part of the steps s_k, the changes y_k of the gradient and
-the gradient g, and answers with inner products. Their sums are all that the two-loop recursion of L-BFGS needs: the
-direction is a combination of these vectors, and its coefficients travel. Predictions of a network do not move along a
-line when its parameters do, so each length that the line search tries is a trip; the first is nearly always taken.
+The parameters are distributed over parties. Each party stores its own components of the steps s_k, of the changes y_k
+of the gradient and of the gradient g, and returns inner products. Their sums over parties are all that the two-loop
+recursion of L-BFGS needs: the direction is a combination of these vectors, and only its coefficients are sent. A
+network's predictions are not linear in its parameters, so each trial of the line search is a trip; the first is nearly
+always accepted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tablepuppet.learn.solve.allowance import RULE
 from tablepuppet.learn.solve.plateau import Plateau
 from tablepuppet.learn.solve.schedule import MOST_OF_A_ROUND
 from tablepuppet.learn.tables.federated import FederatedModel
-from tablepuppet.learn.tables.part import Part, part_of
+from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
 from tablepuppet.learn.tables.products import check_products
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.party.arguments import List, SomeOrNone
@@ -32,13 +33,13 @@ from tablepuppet.prep.encoded_rows import encoded
 
 Array = NDArray[np.float64]
 MEMORY = 30
-TRIALS = 10  # lengths of one step
-ENOUGH = 1e-4  # share of the decrease that the slope promises (Armijo)
+TRIALS = 10  # step lengths that a line search tries
+ENOUGH = 1e-4  # required share of the decrease that the slope predicts (Armijo)
 
 
 class Pairs:
-    """What L-BFGS remembers of parameters: a step began at ``base``; ``steps`` s_k and ``changes`` y_k of the gradient,
-    the newest first.
+    """What L-BFGS stores for a table: ``base``, the parameters before the step; ``steps`` s_k and gradient ``changes``
+    y_k, newest first.
     """
 
     def __init__(self, theta: Array):
@@ -47,9 +48,9 @@ class Pairs:
         self.changes: list[Array] = []
 
     def turn(self, theta: Array, gradient: Array, memory: int) -> Array:
-        """Learn the gradient at theta, which is the base from now on.
+        """Store the gradient at theta, which becomes the new base.
 
-        The inner products of (steps, changes, gradient, theta): all that the coordinator needs to find a direction.
+        Return the inner products of (steps, changes, gradient, theta), from which the coordinator finds a direction.
         """
         if len(self.gradient):
             self.steps = [theta - self.base, *self.steps][:memory]
@@ -59,12 +60,12 @@ class Pairs:
         return np.asarray(vectors @ vectors.T)
 
     def moved(self, mix: Array) -> Array:
-        """base + a combination of (steps, changes, gradient), or of the last of them."""
+        """base plus a combination of (steps, changes, gradient), or of the last of these vectors."""
         return np.asarray(self.base + mix @ np.stack([*self.steps, *self.changes, self.gradient])[-len(mix) :])
 
 
-def turn_part(part: Part, gradient: Array, l2: float, memory: int) -> Array:
-    """Learn the gradient of the loss at a table's parameters; inner products with what is remembered."""
+def turn_parameters(part: TableParameters, gradient: Array, l2: float, memory: int) -> Array:
+    """Store the gradient of the loss at a table's parameters; return inner products with the stored vectors."""
     if part.memory is None:
         part.memory = Pairs(part.theta)
     return part.remembered(Pairs).turn(part.theta, gradient + l2 * part.theta, memory)
@@ -72,26 +73,26 @@ def turn_part(part: Part, gradient: Array, l2: float, memory: int) -> Array:
 
 @op("lbfgs.turn", asked="networks by `lbfgs`", releases=Release.GRADIENT_SUMS, returns={"products": PRODUCTS})
 def turn(table: LocalTable, view: str, encoding: str, model: str, rows: Array, l2: float, memory: SomeOrNone) -> Values:
-    """The gradient stays here; its inner products with what is remembered go out."""
-    part = part_of(table, model)
+    """Store the gradient at the party; return only its inner products with the stored vectors."""
+    part = parameters_of(table, model)
     part.noisy = False
     gradient = part.model.pull_back(part.theta, encoded(table, view, encoding), rows.astype(np.float64))
-    return {"products": turn_part(part, gradient, l2, memory)}
+    return {"products": turn_parameters(part, gradient, l2, memory)}
 
 
 @op("lbfgs.move", asked="networks by `lbfgs`", releases=Release.PREDICTIONS, returns={"image": IMAGE})
 def move(table: LocalTable, view: str, encoding: str, model: str, mix: List) -> Values:
-    """Go to base + a combination of what is remembered; predictions there."""
-    part = part_of(table, model)
+    """Set theta to base plus a combination of stored vectors; return the predictions there."""
+    part = parameters_of(table, model)
     part.theta = part.remembered(Pairs).moved(mix)
     return {"image": part.model.predict(part.theta, encoded(table, view, encoding)).astype(table.wire)}
 
 
 class FullBatch:
-    """The coordinator's side: the gradient over all joined rows, and steps along combinations of what is known.
+    """The coordinator's side: the gradient over all joined rows, and steps along combinations of stored vectors.
 
-    A table whose party is lost stands still. Whenever one is lost or comes back, what tables remember of earlier rounds
-    is no longer of the same rounds, and is forgotten: ``changed``.
+    The parameters of a lost table do not change. Whenever a party is lost or returns (``changed``), the vectors stored
+    by the tables no longer belong to the same rounds, and are dropped.
     """
 
     def __init__(self, model: FederatedModel, intercept: Array):
@@ -100,10 +101,10 @@ class FullBatch:
         self._still: set[str] = set()
         self._products: dict[str, Array] = {}
         self._squares: dict[str, float] = {}  # |theta|^2 by table, of those with one shard
-        self.asked = 0  # replies of every table
+        self.asked = 0  # replies so far, of every table
 
     def turn(self, loss: JoinedLoss) -> tuple[Array, Array]:
-        """Inner products (over tables, over tables and intercept) at the gradient where the loss was evaluated."""
+        """Inner products (over tables, over tables and intercept), with the gradient at the last evaluation."""
         model = self.model
         total = loss.write_gradient()
         rows = model.loj.scatter(GRADIENT, model.tables)
@@ -123,7 +124,7 @@ class FullBatch:
         self._products = {alias: answer["products"] for alias, answer in answers.items() if answer}
         products = [*self._products.values()]
         for alias, part in model.shared.items():
-            products.append(turn_part(part, model.lou.add(added[alias], "sums"), model.l2, memory))
+            products.append(turn_parameters(part, model.lou.add(added[alias], "sums"), model.l2, memory))
         own = self._pairs.turn(self.intercept, total, memory)
         self._still = set(model.alone) - set(self._products)
         self.changed, self._changes = self._changes != model.lou.client.outbox.changes, model.lou.client.outbox.changes
@@ -136,11 +137,11 @@ class FullBatch:
         return tables, tables + own
 
     def _left_out(self, alias: str, _: ShardRows) -> dict[str, Array]:
-        """The sums of a shard that is lost: its rows are left out."""
+        """The reply used for a lost shard: zero sums, so its rows are left out."""
         return {"sums": np.zeros_like(self.model.shared[alias].theta)}
 
     def move(self, mix: Array, loss: JoinedLoss) -> float:
-        """Take a step from where the last gradient was; the mean loss there."""
+        """Take a step from the base; return the mean loss there."""
         model = self.model
         self.asked += 1
         self.intercept = self._pairs.moved(mix)
@@ -162,8 +163,9 @@ def descend_full_batch(
 ) -> tuple[Array, bool]:  # fmt: skip
     """Run to tolerance: (intercept, whether it converged). ``report`` may ask to stop.
 
-    Stops when the objective is flat (plateau.py), the decrease that a step promises is next to nothing, or no length of
-    it gives any; or before tables are asked for more than so many ``replies``. PrivacyError if these allow no round.
+    Stops when the objective is flat (plateau.py), when the expected decrease is negligible, when no step length lowers
+    the objective, or before a table would have to give more than ``replies`` replies. PrivacyError if these allow no
+    round.
     """
     batch = FullBatch(model, loss.best_constant())
     model.predict(batch.intercept)
@@ -195,12 +197,12 @@ def descend_full_batch(
             value, reached = batch.move(0.0 * mix, loss), objective
         gained = objective - reached
         small = max(gained, -slope / 2) <= plateau.strict * max(abs(reached), 1e-12)
-        settled = (gained <= 0 and trials == TRIALS) or small or plateau.is_flat(reached)
-        settled = model.was_steady() and settled
-        converged = settled and model.is_whole
+        ended = (gained <= 0 and trials == TRIALS) or small or plateau.is_flat(reached)
+        ended = model.was_steady() and ended
+        converged = ended and model.is_whole
         if report(Round(number, reached, value, batch.intercept, converged)) or converged:
             break
-        if settled and not model.all_return():
+        if ended and not model.all_return():
             break
     return batch.intercept, converged
 
@@ -208,28 +210,28 @@ def descend_full_batch(
 def two_loop(products: Array) -> Array:
     """The direction of L-BFGS as a combination of (steps, changes, gradient), from their inner products.
 
-    Pairs along which the loss bends down, as that of a network may, are passed over. Without any, the direction is
-    the gradient, cut to length 1.
+    Pairs with negative curvature, which a network's loss may have, are skipped. Without any pair, the direction is the
+    negative gradient, of length 1 at most.
     """
     pairs = (len(products) - 1) // 2
     mix = np.zeros(len(products))
     mix[-1] = -1.0
     steps, changes = range(pairs), range(pairs, 2 * pairs)
-    bend = [(s, y) for s, y in zip(steps, changes, strict=True) if _bends_up(products, s, y)]
-    if not bend:
+    usable = [(s, y) for s, y in zip(steps, changes, strict=True) if _is_curved_up(products, s, y)]
+    if not usable:
         return mix / max(1.0, float(np.sqrt(products[-1, -1])))
     shares = {}
-    for s, y in bend:
+    for s, y in usable:
         shares[s] = float(products[s] @ mix) / products[s, y]
         mix[y] -= shares[s]
-    newest, change = bend[0]
+    newest, change = usable[0]
     mix *= products[newest, change] / products[change, change]
-    for s, y in reversed(bend):
+    for s, y in reversed(usable):
         mix[s] += shares[s] - float(products[y] @ mix) / products[s, y]
     return mix
 
 
-def _bends_up(products: Array, step: int, change: int) -> bool:
+def _is_curved_up(products: Array, step: int, change: int) -> bool:
     return bool(products[step, change] > 1e-8 * np.sqrt(products[step, step] * products[change, change]))
 
 
@@ -240,6 +242,6 @@ def _square(tables: Array, mix: Array) -> float:
 
 
 def _shorter(length: float, slope: float, gained: float) -> float:
-    """Where the parabola through slope and value has its lowest point, within reason."""
+    """The minimum of the parabola through slope and value, within safe limits."""
     lowest = -slope * length**2 / (2 * (gained - slope * length))
     return float(np.clip(lowest, 0.1 * length, 0.5 * length))

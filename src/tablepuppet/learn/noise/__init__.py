@@ -1,1 +1,1 @@
-"""Noise as numbers: how much is added, how often, and how much of what comes back is to be believed."""
+"""Noise as numbers: how much is added, how often, and how much of a noisy value is signal."""

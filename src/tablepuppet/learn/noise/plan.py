@@ -1,4 +1,4 @@
-"""The noise of a fit as numbers: how much, and how often it was drawn. Ops are told of it, promises follow from it."""
+"""The noise of a fit as numbers: how much, and how often it was drawn. Ops get it as argument, promises use it."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from tablepuppet.party.added_noise import GramNoise, PredictionNoise, SampleNois
 
 @dataclass
 class Noise:
-    """What all noise of rounds has: a bound of what one row adds, and counts."""
+    """Common to all noise of rounds: the clipping bound of one row's contribution, and counts of releases."""
 
     clip: float
     _: KW_ONLY
-    image: float | None = None  # the multiplier of predictions, all tables alike; None: they have no noise
+    image: float | None = None  # noise multiplier of predictions, the same for all tables; None: no noise
     steps: int = 0  # rounds, or noisy steps, so far
-    images: int = 0  # predictions so far
+    images: int = 0  # noisy predictions so far; saved models store both fields under these names
 
     @property
-    def image_precision(self) -> float:
-        """The sum of 1 / multiplier^2 of predictions so far."""
+    def prediction_precision(self) -> float:
+        """The sum of 1 / multiplier^2 over noisy predictions so far."""
         return 0.0 if self.image is None else self.images / self.image**2
 
     def of_predictions(self, bound: float | None) -> PredictionNoise | None:
-        """For predictions within a bound."""
+        """The noise of predictions that are clipped to a bound."""
         return None if self.image is None else PredictionNoise(self.image, bound)
 
 
 @dataclass
 class FeatureNoise(Noise):
-    """Noise on Gram matrices and gradients: all tables alike."""
+    """Noise on Gram matrices and gradients: the same multipliers for all tables."""
 
     gram: float
     step: float
 
     def of_gram(self, rows: int) -> GramNoise:
-        """For a table of so many rows."""
+        """The noise for a table of ``rows`` rows."""
         return GramNoise(rows, self.gram)
 
     def of_sums(self, rows: int) -> SumNoise:
-        """For a table of so many rows."""
+        """The noise for a table of ``rows`` rows."""
         return SumNoise(rows, self.clip, self.step)
 
 
 @dataclass
 class StepNoise(Noise):
-    """Noise on the gradients of samples: by table."""
+    """Noise on gradients of samples: multipliers by table."""
 
     multipliers: Mapping[str, float]
     samplings: Mapping[str, float]
 
     def of_sums(self, alias: str, rows: int) -> SampleNoise:
-        """For a table of so many rows."""
+        """The noise for a table of ``rows`` rows."""
         return SampleNoise(rows, self.clip, self.multipliers[alias], self.samplings[alias])

@@ -1,8 +1,8 @@
 """Whether parties' budgets allow a whole fit, before its first charge.
 
 Comes in: the planned releases of a fit, and what each party says is left of its budgets. Goes out: nothing, or one
-PrivacyError that names party, table, what is left, what is needed and which epsilon would do. Nothing of a row is
-here. What others spend between this check and the last charge is not reserved: a party refuses then as it always does.
+PrivacyError that names party, table, what is left, what is needed and which epsilon would fit. It uses no row data.
+Nothing is reserved: if others spend the budget between this check and the last charge, the party refuses that charge.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tablepuppet.privacy.settings import Privacy
 from tablepuppet.sql.plan import Plan
 
 EPSILONS = ("label_epsilon", "feature_epsilon", "prediction_epsilon")
-SMALLEST = 1e-3  # of what was asked for: less is no help
-TRIES, SLOW_TRIES = 24, 4  # of epsilons that might fit; where one takes seconds, the first that does is taken
+SMALLEST = 1e-3  # share of the requested epsilon: smaller ones are not suggested
+TRIES, SLOW_TRIES = 24, 4  # epsilons to try; where each takes seconds, the first that fits is used
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Shortage:
     table: str
     funds: Funds
     cost: Spending
-    kinds: frozenset[str]  # of `EPSILONS` that are spent there
+    kinds: frozenset[str]  # those of `EPSILONS` that are spent there
 
     @property
     def needed(self) -> float:
-        """What the fit adds to what is spent."""
+        """How much the fit would spend."""
         return self.funds.after(self.cost) - self.funds.spent.epsilon(self.funds.delta)
 
     def __str__(self) -> str:
@@ -51,16 +51,16 @@ class Shortage:
 
 @dataclass(frozen=True)
 class BudgetCheck:
-    """Holds a planned fit against budgets."""
+    """Compares a planned fit with budgets."""
 
     planning: Planning
     funds: PartysFunds
 
     def check(self, planned: PlannedFit, privacy: Privacy, *, labels_paid: bool = False) -> bool:
-        """PrivacyError if the fit exceeds a budget. Whether it is within all of them only if its labels cost nothing.
+        """PrivacyError if the fit exceeds a budget. Return whether it fits only because its labels are already paid.
 
-        Labels that a ledger knows cost nothing, unless their column has changed since. With ``labels_paid`` they were
-        told just now.
+        Labels that are in a ledger cost nothing, unless their column has changed since. With ``labels_paid`` they were
+        released just now.
         """
         short = list(self._shortages(planned, privacy, labels_paid=labels_paid))
         if short:
@@ -70,7 +70,7 @@ class BudgetCheck:
     def _shortages(
         self, planned: PlannedFit, privacy: Privacy, *, labels_paid: bool = False, with_paid: bool = False
     ) -> Iterator[Shortage]:
-        """``with_paid``: count labels that are paid for too."""
+        """The budgets that the fit exceeds; ``with_paid``: count labels that are already paid too."""
         features, labels = planned.costs(labels=False), planned.costs(labels=True)
         for key in {**labels, **features}:
             for funds in self.funds.get(key, ()):
@@ -96,7 +96,7 @@ class BudgetCheck:
         )
 
     def _within(self, privacy: Privacy, kinds: frozenset[str]) -> Privacy | None:
-        """The same privacy with smaller epsilons of these kinds, so that the fit is within all budgets."""
+        """The same privacy with smaller epsilons of these kinds, such that the fit is within all budgets."""
         planned = self.planning.fit(privacy)
         is_slow = planned.promise is not None and planned.promise.is_sampled
         low, high = 0.0, 1.0
@@ -111,7 +111,7 @@ class BudgetCheck:
         return found if found is not None and self._fits(found) else None
 
     def _guess(self, planned: PlannedFit, privacy: Privacy) -> float:
-        """About what share of epsilon fits: costs grow with it a little faster than on a line."""
+        """Roughly the share of epsilon that fits: costs grow slightly faster than linearly."""
         return 0.9 * min(each.funds.left / each.needed for each in self._shortages(planned, privacy))
 
     def _fits(self, privacy: Privacy) -> bool:
@@ -122,7 +122,7 @@ class BudgetCheck:
 
 
 def label_of(planning: Planning, privacy: Privacy) -> str:
-    """The mark of the labels that a fit asks for; none without noise."""
+    """The mark of the noisy labels that a fit asks for; empty without noise."""
     label = planning.plan.query.label
     if label is None or privacy.label_epsilon is None:
         return ""
@@ -131,13 +131,13 @@ def label_of(planning: Planning, privacy: Privacy) -> str:
 
 
 def funds_of(plan: Plan) -> PartysFunds:
-    """What the catalog says is left, of tables of a plan."""
+    """The remaining budgets of a plan's tables, from the catalog."""
     shards = [shard for table in plan.tables.values() for shard in table.shards if shard.funds]
     return {(shard.party, shard.name.lower()): shard.funds for shard in shards}
 
 
 def check_budget(learner: PlannedLearner, planning: Planning, funds: PartysFunds, *, labels_paid: bool = False) -> bool:
-    """The same for a learner; whether it is within its budgets only if its labels cost nothing."""
+    """`BudgetCheck.check` for a learner."""
     privacy = learner.privacy
     if privacy is None or not funds or not (privacy.is_label_private or privacy.is_feature_private):
         return False
@@ -156,7 +156,7 @@ def _scaled(privacy: Privacy, kinds: frozenset[str], share: float) -> Privacy:
 
 
 def _down(value: float) -> float:
-    """Two digits of it, rounded down.
+    """The value rounded down to two digits.
 
     >>> _down(0.4567), _down(12.9)
     (0.45, 12.0)

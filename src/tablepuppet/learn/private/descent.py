@@ -1,8 +1,9 @@
-"""The coordinator's rounds of noisy steps (steps.py): what it wants of the tables, and how far they may go.
+"""The coordinator's rounds of noisy steps (steps.py): the values it sends to tables, and their learning rates.
 
-With "sgd" tables answer the gradient of the loss. c M / 2N times the squares of what M tables change at the joined
-rows, for a loss that curves by at most c, keeps them all together from overshooting: the sum of what they minimise is
-never below the loss. With "admm" they answer the residual of the sharing problem (admm.py), with its pull rho / N.
+With "sgd", tables descend along the gradient of the loss. A proximal term, c M / 2N times the squared change of
+predictions, prevents overshooting: c bounds the curvature of the loss, M counts the tables, N the joined rows, and the
+sum of what the tables minimise is then an upper bound of the loss. With "admm", they use the residual of the sharing
+problem (admm.py), whose proximal weight is rho / N. ``pull`` is the weight of the proximal term.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ from tablepuppet.relation import Relation
 Array = NDArray[np.float64]
 PRIVATE_SOLVER: Literal["sgd", "admm"] = "sgd"  # of networks
 FASTEST = 0.5  # the learning rate of networks with momentum 0.9
-WALK, LINEAR_WALK = 8.0, 0.4  # how far noise alone may carry parameters: with more of it steps are shorter
-Watch = Callable[[SampledModel], Callable[[Round], bool]]  # of a model: whom to tell its rounds
+WALK, LINEAR_WALK = 8.0, 0.4  # how far noise alone may move parameters: with more noise, steps are shorter
+Watch = Callable[[SampledModel], Callable[[Round], bool]]  # from a model to the function that gets its rounds
 PREDICTIONS = "predictions"  # a column: the sum over tables, without the intercept
 AUTO_RHO = 1.5  # times the mean curvature of the loss at the start
 
 
 class Wish(Protocol):
-    """What the coordinator wants in each round."""
+    """What the coordinator sends in each round."""
 
     @property
     def pull(self) -> float:
-        """Of predictions back to where the round began, by joined row."""
+        """Weight of the proximal term per joined row: it keeps predictions near those at the start of the round."""
         ...
 
     def column(self) -> str:
-        """The column of values that tables shall answer, at the scores; the loss was evaluated there."""
+        """The column of values whose sums are sent to tables; the loss has been evaluated at the scores."""
         ...
 
 
@@ -56,7 +57,7 @@ class Gradient:
         self.loss, self.tables = loss, tables
 
     def column(self) -> str:
-        """Of the mean loss, by scores."""
+        """The gradient of the mean loss by scores."""
         self.loss.write_gradient()
         return GRADIENT
 
@@ -74,7 +75,7 @@ class Residual:
         self.rule.begin()
 
     def column(self) -> str:
-        """After the z-update and the dual update, but before the first round."""
+        """The residual after the z-update and the dual update; in the first round, the initial one."""
         if self._begun:
             self.rule.update()
         self._begun = True
@@ -106,9 +107,9 @@ def solve_by_steps(
 def _paces(
     lr: float | Auto, momentum: float, model: SampledModel, promise: StepPromise, curvature: float
 ) -> list[Pace]:
-    """Learning rates, which fall to nothing on a line, by round; ``curvature`` is at most that of what tables minimise.
+    """Learning rates by round, falling linearly to zero; ``curvature`` bounds that of the tables' objectives.
 
-    "auto" is a function of the noise and of counts, not of the rows.
+    "auto" depends on noise and counts only, not on row values.
     """
     rounds, steps, total = promise.rounds, promise.steps_of_round, promise.rounds * promise.steps_of_round
     falling = (1 - np.arange(total) / total).reshape(rounds, steps)
@@ -119,8 +120,8 @@ def _paces(
 
 
 def _rate(model: SampledModel, alias: str, steps: int, momentum: float, curvature: float) -> float:
-    """The usual learning rate of a table, or that at which noise carries its parameters no further than `WALK`."""
-    rest = 1 - momentum  # a step goes on for 1 / rest steps
+    """The usual learning rate of a table, or a smaller one so that noise moves its parameters at most by `WALK`."""
+    rest = 1 - momentum  # with momentum a step adds up to 1 / rest times its length
     usual, walk = min(1.0, FASTEST * rest / 0.1), WALK
     if isinstance(model.spec, Linear):
         usual, walk = 2 * rest / (curvature * max(model.encoding.columns(alias), 1)), LINEAR_WALK
@@ -141,9 +142,9 @@ def _new_model(
 def descend_noisily(
     model: SampledModel, loss: JoinedLoss, wish: Wish, paces: Iterable[Pace], report: Callable[[Round], bool]
 ) -> Array:
-    """A round of steps for each pace; the intercept. ``report`` may ask to stop.
+    """Run one round of steps for each pace; return the intercept. ``report`` may ask to stop.
 
-    Scores are constant at first, and the loss was evaluated there.
+    Scores are constant at first, and the loss has been evaluated there.
     """
     rows, first = loss.rows, loss.best_constant()
     intercept = first
@@ -161,5 +162,5 @@ def descend_noisily(
 
 
 def _add(block: Block, intercept: Array) -> None:
-    """Scores are predictions and the intercept."""
+    """Set scores to predictions plus intercept."""
     np.add(block[PREDICTIONS], intercept, out=block[SCORES])

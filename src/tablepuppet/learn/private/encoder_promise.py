@@ -1,7 +1,7 @@
-"""The share of a fit's promise that goes to the statistics of encoders, by table: numbers only.
+"""The share of the privacy promise that is spent on encoder statistics, by table: numbers only.
 
-Comes in: how many statistics each table's columns need. Goes out: their noise, and what it came to. Statistics that
-were not asked for, as a policy gives bounds, are not spent.
+Comes in: how many statistics each table's columns need. Goes out: their noise, and what was spent. Statistics that are
+not needed, since a policy gives bounds, cost nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ RELEASES = {"number": 2, "category": 1}  # of a column's statistics
 class Statistics:
     """Noisy statistics of one table's columns."""
 
-    planned: int = 0  # releases that noise is shared among
-    expected: int = 0  # those of them that will be made at most: policies that give bounds or categories save others
-    lists: int = 0  # of categories: they need a little of delta
+    planned: int = 0  # releases among which the promise is divided
+    expected: int = 0  # releases that will be made at most: policies with bounds or categories save the others
+    lists: int = 0  # lists of categories: each needs a little of delta
 
     def __add__(self, other: Statistics) -> Statistics:
         return Statistics(self.planned + other.planned, self.expected + other.expected, self.lists + other.lists)
@@ -35,7 +35,7 @@ class Statistics:
 def statistics_of(
     columns: Iterable[OutputColumn], categorical: frozenset[str], known: frozenset[str] = frozenset()
 ) -> dict[str, Statistics]:
-    """Those of some columns, by table; policies of all parties describe the ``known`` ones."""
+    """The statistics that some columns need, by table; for ``known`` columns all policies give the values."""
     found: dict[str, Statistics] = {}
     for column in columns:
         is_list = is_category(column, categorical)
@@ -46,7 +46,7 @@ def statistics_of(
 
 
 def known_columns(plan: Plan) -> frozenset[str]:
-    """Features of which the policies of all their parties say which values they may have."""
+    """Features whose bounds or categories are given by the policies of all their parties."""
     found = set()
     for column in plan.query.features:
         what = "categories" if is_category(column, plan.query.categorical) else "bounds"
@@ -58,14 +58,14 @@ def known_columns(plan: Plan) -> frozenset[str]:
 
 @dataclass
 class EncoderPromise:
-    """The noise of encoders' statistics, and how much of it was used; a table is promised epsilon at delta in all."""
+    """The noise of encoder statistics, and how much was spent; the total promise of a table is (epsilon, delta)."""
 
     epsilon: float
     delta: float
     tables: Mapping[str, Statistics]
 
     def shares(self, alias: str | None = None) -> Shares:
-        """How a table's promise is divided; of all tables alike: as that of the one with most lists."""
+        """How a table's promise is divided; without alias, as for the table with most lists."""
         lists = [each.lists for each in self.tables.values()] if alias is None else [self.tables[alias].lists]
         return Shares(self.epsilon, self.delta, max(lists, default=0))
 
@@ -75,7 +75,7 @@ class EncoderPromise:
         return EncoderNoise({a: self.shares(a).multiplier(ENCODERS / each.planned) for a, each in self.tables.items()})
 
     def precision(self, alias: str, releases: int | None = None) -> float:
-        """The sum of 1 / multiplier^2 of so many statistics, or of those that were made."""
+        """The sum of 1 / multiplier^2 over ``releases`` statistics, or over those that were made."""
         made = self.noise.used.get(alias, 0) if releases is None else releases
         return float(made / self.noise.multipliers[alias] ** 2)
 
@@ -84,7 +84,7 @@ class EncoderPromise:
         self.noise.used.update({alias: each.expected for alias, each in self.tables.items()})
 
     def delta_left(self, aliases: Sequence[str], rows: int = 1) -> float:
-        """What lists of categories leave of delta to somebody with so many rows in each of these tables."""
+        """The delta that is left after lists of categories, for a person with ``rows`` rows in each of these tables."""
         if rows == 1:
             return self.delta - sum(self.tables[alias].lists for alias in aliases) * TAIL_DELTA
         lists = ((self.tables[alias].lists, self.noise.multipliers[alias]) for alias in aliases)

@@ -1,8 +1,8 @@
-"""The noisy releases of a fit as they are planned: of which table, how many, with which noise, at which cost.
+"""The planned noisy releases of a fit: which table, how many, with which noise, at which cost.
 
 Comes in: a learner, a plan, and how many rows take part. Goes out: `PlannedFit`: the promise, and `Releases` for people
-and for programs. Costs are those that parties will charge at most: a column may turn out to be hidden by noise, and
-descent may end early. No data is here.
+and for programs. Costs are upper bounds of what parties will charge: noise may hide a column, and descent may end
+early. It uses no row data.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ LABELS = "labels"
 
 
 class PlannedLearner(Protocol):
-    """A learner, as far as a plan needs it."""
+    """The part of a learner that a plan needs."""
 
     learns_classes: bool
 
     @property
     def privacy(self) -> Privacy | None:
-        """What it shall promise."""
+        """The privacy that was asked for."""
         ...
 
     @property
     def promise_(self) -> FeaturePromise | None:
-        """What it has promised of features."""
+        """The promise for features."""
         ...
 
     def spec(self, outputs: int) -> Spec:
@@ -52,13 +52,13 @@ class PlannedLearner(Protocol):
         ...
 
     def promise_for(self, plan: Plan, rows: Mapping[str, int], privacy: Privacy | None) -> FeaturePromise | None:
-        """What may be told of features, for so many rows by table that take part."""
+        """The promise for features; ``rows`` is the number of rows by table that take part."""
         ...
 
 
 @dataclass(frozen=True)
 class Releases:
-    """Noisy values of one kind that a table will let out, at each of its parties."""
+    """Noisy values of one kind that a table will release, at each of its parties."""
 
     parties: tuple[str, ...]
     table: str
@@ -76,7 +76,7 @@ class Releases:
 
 @dataclass(frozen=True)
 class Most:
-    """The largest that a table's releases can be: every number costs a little beside its noise."""
+    """The largest sizes of a table's releases: every released number adds a little to the cost."""
 
     rows: int
     width: int
@@ -93,7 +93,7 @@ class PlannedFit:
     releases: tuple[Releases, ...]
 
     def costs(self, *, labels: bool) -> dict[tuple[str, str], Spending]:
-        """What each party's ledger will be charged for a table at most: for ``labels``, or for all else."""
+        """Upper bound of the charge by party and table: for ``labels``, or for everything else."""
         found: dict[tuple[str, str], Spending] = {}
         for each in self.releases:
             for party in each.parties if (each.what == LABELS) == labels else ():
@@ -104,7 +104,7 @@ class PlannedFit:
 
 @dataclass(frozen=True)
 class Planning:
-    """What a fit is planned by: ``rows`` by alias, and how often predictions are asked for after it."""
+    """The input of a plan: ``rows`` by alias, and the number of predictions after the fit."""
 
     learner: PlannedLearner
     plan: Plan
@@ -114,7 +114,7 @@ class Planning:
     most_rounds: int | None = None  # that parties allow, where their number is left open
 
     def fit(self, privacy: Privacy) -> PlannedFit:
-        """The fit with this privacy. It may take seconds where parties sample rows."""
+        """Plan the fit with this privacy. It may take seconds if parties sample rows."""
         sizes = {alias: self._size(alias) for alias in dict.fromkeys(c.alias for c in self.plan.query.features)}
         releases = [*label_releases(privacy, self.plan, self.classes)]
         promise = self.learner.promise_for(self.plan, {alias: self.rows[alias] for alias in sizes}, privacy)
@@ -127,7 +127,7 @@ class Planning:
 
     @property
     def classes(self) -> int | None:
-        """How many classes a classifier has, as the job or a policy lists them, two if nobody says."""
+        """The number of classes that the job or a policy lists; 2 if neither does. None for a regressor."""
         return self.listed_classes or 2 if self.learner.learns_classes else None
 
     @property
@@ -209,7 +209,7 @@ def _gaussian(size: TableSize, noise: PlannedNoise, numbers: int) -> Releases:
 
 
 def label_releases(privacy: Privacy, plan: Plan, classes: int | None) -> Iterator[Releases]:
-    """None if labels have no noise; ``classes`` of a classifier."""
+    """The releases of noisy labels; empty if labels have no noise. ``classes`` is for classifiers."""
     label = plan.query.label
     if privacy.label_epsilon is None or label is None:
         return
@@ -220,7 +220,7 @@ def label_releases(privacy: Privacy, plan: Plan, classes: int | None) -> Iterato
 
 
 def _label_noise(privacy: Privacy, classes: int | None) -> str:
-    """What becomes of a label."""
+    """What the noise does to a label, in words."""
     assert privacy.label_epsilon is not None, "asked where labels have noise"
     if classes is None:
         if privacy.label_bounds is None:

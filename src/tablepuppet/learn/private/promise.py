@@ -1,4 +1,4 @@
-"""What a fit promises: whether its `Privacy` can be kept and is what tables demand, and what it comes to.
+"""What a fit promises: checks that its `Privacy` can be kept and is what tables demand; computes the epsilons.
 
 Comes in: a learner's privacy and a plan. Goes out: a PrivacyError before anything is asked of a party, or ``privacy_``.
 """
@@ -66,7 +66,7 @@ LABELS_NOISED = "Labels were noised by their party before they left (delta 0)."
 
 
 def check_supported(privacy: object) -> None:
-    """PrivacyError unless learners can keep every part of it. The one place that says what is not there yet."""
+    """PrivacyError if the privacy has a part that learners do not support yet."""
     if privacy is None:
         return
     if not isinstance(privacy, Privacy):
@@ -117,16 +117,16 @@ def check_sums_demanded(plan: Plan, privacy: Privacy | None) -> None:
 
 
 def check_label_apart(plan: Plan, privacy: Privacy | None) -> None:
-    """PrivacyError if labels are to be noised and the query tells of their columns in another way.
+    """PrivacyError if labels get noise but the query reveals their columns in another way.
 
-    Whether a label is missing may be filtered by: that is taken as known.
+    A filter on whether a label is missing is allowed: this is treated as public.
     """
     label = plan.query.label
     if privacy is None or not privacy.is_label_private or label is None:
         return
     table, own = plan.tables[label.alias].name, set(columns_of(label.expression))
     for how, text in _uses_of_table(plan, table):
-        shared = sorted(own & set(_told_columns(text) if how == "filter" else columns_of(text)))
+        shared = sorted(own & set(_revealed_columns(text) if how == "filter" else columns_of(text)))
         if shared and how != "label":
             raise PrivacyError(
                 f"table {table!r}, column {shared[0]!r}: it makes the label, which is noised, and is used as a "
@@ -137,7 +137,7 @@ def check_label_apart(plan: Plan, privacy: Privacy | None) -> None:
 def known_otherwise(plan: Plan, privacy: Privacy | None) -> list[str]:
     """Features whose columns the query uses in another way too, as sentences, if features are protected.
 
-    Keys, filters' outcomes and labels are taken as known: what they tell of such a cell is not protected.
+    Keys, results of filters and labels are treated as public: what they reveal of such a cell is not protected.
     """
     if privacy is None or not privacy.is_feature_private:
         return []
@@ -169,8 +169,8 @@ def _uses(plan: Plan, alias: str) -> Iterator[tuple[str, str]]:
         yield from (("join key", text) for key in branch.keys for text in key.members.get(alias, ()))
 
 
-def _told_columns(text: str) -> Iterable[str]:
-    """The columns of a filter that it tells more of than whether they are missing."""
+def _revealed_columns(text: str) -> Iterable[str]:
+    """The columns of a filter of which it reveals more than whether they are missing."""
     for column in checked(text).find_all(exp.Column):
         test = column.parent
         while isinstance(test, exp.Paren):
@@ -181,9 +181,9 @@ def _told_columns(text: str) -> Iterable[str]:
 
 @dataclass(frozen=True)
 class TablePromise:
-    """What the rows of one table are promised: None for what nothing was told of, infinite for what had no noise.
+    """The promise for the rows of one table: None if nothing was released, infinite if a release had no noise.
 
-    ``feature`` counts everything that was told; ``feature_given_messages`` takes predictions as known (the paper's
+    ``feature`` counts all releases; ``feature_given_messages`` treats predictions as public (the paper's
     accounting).
     """
 
@@ -194,7 +194,7 @@ class TablePromise:
     aliases: tuple[str, ...] = ()  # of its uses that have features
 
     def told(self) -> dict[str, Any]:
-        """As a part of ``privacy_``."""
+        """The entry of the table in ``privacy_``."""
         return {
             "parties": list(self.parties),
             "label": self.label,
@@ -244,11 +244,11 @@ class Uses:
 def promised(
     uses: Uses, privacy: Privacy | None, promise: FeaturePromise | None = None, rows: int = 1
 ) -> PrivacyReport:
-    """``privacy_`` of a model, for somebody with ``rows`` rows in each table.
+    """``privacy_`` of a model, for a person with ``rows`` rows in each table.
 
-    ``epsilon`` is that of the features of a row of any one table, with labels taken as known; ``total`` that of
-    somebody with a row in every table. ``label_epsilon`` is that of a label, with features taken as known; ``total``
-    has both together too.
+    ``epsilon`` is for the features of a row in any one table, with labels treated as public; ``total`` is for a person
+    with a row in every table. ``label_epsilon`` is for a label, with features treated as public; ``total`` also has
+    both together.
     """
     label_epsilon, sums = None if privacy is None else privacy.label_epsilon, _of_sums(uses, privacy)
     tables = {name: _of_table(use, label_epsilon, promise, rows) for name, use in uses.tables.items()}
@@ -271,7 +271,7 @@ def promised(
 def reported(
     values: Mapping[str, Any], uses: Uses, privacy: Privacy | None, promise: FeaturePromise | None
 ) -> PrivacyReport:
-    """``privacy_`` that was computed before, as of a saved model."""
+    """``privacy_`` that was computed before, for instance of a saved model."""
     quick = promise is None or not promise.is_sampled
     return PrivacyReport.of(values, partial(promised, uses, privacy, promise), shows_groups=quick)
 
@@ -289,7 +289,7 @@ def _assumptions(privacy: Privacy | None, promise: FeaturePromise | None) -> str
 
 
 def _of_sums(uses: Uses, privacy: Privacy | None) -> str:
-    """What secure sums came to, where they were asked for."""
+    """A sentence on secure sums, if they were asked for."""
     if privacy is None or not privacy.secure_sum:
         return ""
     return SUMS_ONLY.format(", ".join(uses.summed)) if uses.summed else NOT_SUMMED
@@ -307,7 +307,7 @@ def _of_table(use: TableUse, label_epsilon: float | None, promise: FeaturePromis
 def _of_party(
     tables: Iterable[TablePromise], party: str, promise: FeaturePromise | None, rows: int
 ) -> dict[str, float]:
-    """Somebody with a row in each table of one party, counted together at one delta."""
+    """Epsilons for a person with a row in each table of one party, counted together at one delta."""
     counted = [table for table in tables if party in table.parties]
     if promise is None:
         return _added_up(counted)
@@ -316,7 +316,7 @@ def _of_party(
 
 
 def _added_up(tables: Iterable[TablePromise]) -> dict[str, float]:
-    """Somebody with a row in each of these tables, by the sum of epsilons."""
+    """The sum of epsilons, for a person with a row in each of these tables."""
     counted = list(tables)
     return {
         "epsilon": sum(table.feature or 0.0 for table in counted),
@@ -325,7 +325,7 @@ def _added_up(tables: Iterable[TablePromise]) -> dict[str, float]:
 
 
 def _together(tables: Iterable[TablePromise], promise: FeaturePromise | None, rows: int) -> tuple[float, float]:
-    """(epsilon, epsilon given messages) of features, what tables told counted together at one delta."""
+    """(epsilon, epsilon given messages) of features, all releases of the tables counted together at one delta."""
     aliases = [alias for table in tables for alias in table.aliases]
     if promise is None or not aliases:
         return (math.inf, math.inf) if aliases else (0.0, 0.0)
@@ -334,9 +334,9 @@ def _together(tables: Iterable[TablePromise], promise: FeaturePromise | None, ro
 
 
 def _total(tables: Iterable[TablePromise], promise: FeaturePromise | None, rows: int) -> dict[str, float]:
-    """Somebody with a row in every table.
+    """Epsilons for a person with a row in every table.
 
-    ``moments`` count what tables told together (FedOnce, Theorem 4) at one delta; the plain sum of epsilons holds at
+    ``moments`` counts the releases of all tables together (FedOnce, Theorem 4); the plain sum of epsilons holds at
     the sum of deltas, ``sum_delta``. ``features_and_label`` adds the label: from all features of a row to none at the
     cost of ``moments``, and then from one label to another at that of the label, whose delta is 0.
     """

@@ -1,4 +1,4 @@
-"""Makes the promise that suits a fit, and reads that of a saved model."""
+"""Creates the feature promise of a fit, and reads that of a saved model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tablepuppet.sql.plan import Plan
 def new_promise(
     privacy: Privacy, plan: Plan, rounds: int | None, rows: Mapping[str, int], steps: Stepping | None
 ) -> FeaturePromise:
-    """For so many ``rows`` of each table that take part; with ``steps``, by noisy steps of these settings."""
+    """The promise for ``rows`` rows by table; with ``steps``, for noisy steps with these settings."""
     query = plan.query
     statistics = _of_encoders(privacy, statistics_of(query.features, query.categorical, known_columns(plan)))
     if steps is None:
@@ -35,7 +35,7 @@ def _of_encoders(privacy: Privacy, tables: Mapping[str, Statistics]) -> EncoderP
 
 
 def read_promise(kept: Mapping[str, Any]) -> FeaturePromise:
-    """What was promised and told of features, to be counted on (`FeaturePromise.to_keep`)."""
+    """The promise that `FeaturePromise.to_keep` stored, with its counts: later predictions are added to them."""
     privacy = Privacy.of_settings(kept["privacy"])
     statistics = _of_encoders(privacy, {alias: Statistics(**each) for alias, each in kept["tables"].items()})
     statistics.noise = EncoderNoise(**kept["encoders"])

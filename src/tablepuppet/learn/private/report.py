@@ -1,7 +1,7 @@
-"""`PrivacyReport`: ``model.privacy_``, a dict that prints as a small table and says in one line for whom what holds.
+"""`PrivacyReport`: ``model.privacy_``, a dict that prints as a small table with a one-line summary.
 
 Comes in: epsilons by table, party and in total (promise.py). Goes out: the same, for people: as text, and as HTML in a
-notebook. `for_rows` states what somebody with several rows is promised. Nothing of a row is here.
+notebook. `for_rows` gives the promise for a person with several rows. It uses no row data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WIDTH = 118
 NOTHING = "Nothing is promised: the model was fitted without privacy."
 MOST_ROWS = 2**31 - 1  # of a table
 NO_NOISE = "No epsilon is promised: nothing has noise."
-GROUPS = (2, 10)  # rows of one person that the table tells of
+GROUPS = (2, 10)  # rows of one person for which the table has columns
 Again = Callable[[int], "PrivacyReport"]
 
 
@@ -27,17 +27,17 @@ class PrivacyReport(dict[str, Any]):
     """What a fit promised: a dict with the keys that docs/privacy.md lists, shown as a table."""
 
     again: Again | None = None
-    shows_groups = False  # whether figures for several rows are quick to have
+    shows_groups = False  # whether figures for several rows are quick to compute
 
     @classmethod
     def of(cls, values: Mapping[str, Any], again: Again | None, *, shows_groups: bool) -> Self:
-        """``again`` computes the same for somebody with so many rows in each table."""
+        """``again(rows)`` computes the report for a person with ``rows`` rows in each table."""
         report = cls(values)
         report.again, report.shows_groups = again, shows_groups
         return report
 
     def for_rows(self, rows: int) -> PrivacyReport:
-        """The same for somebody with ``rows`` rows in each table, at the same delta.
+        """The report for a person with ``rows`` rows in each table, at the same delta.
 
         Labels cost ``rows`` times as much. Noisy sums are counted with a bound that is ``rows`` times as large; with
         samples of rows this may take some seconds.
@@ -50,9 +50,9 @@ class PrivacyReport(dict[str, Any]):
         return self.again(rows)
 
     def table_view(self) -> TableView:
-        """Epsilons by table, for one row and, where that is quick to have, for several.
+        """Epsilons by table, for one row and, if quick to compute, for several.
 
-        Those for several are given predictions, if these had no noise and nothing holds without.
+        If predictions had no noise, the figures for several rows treat them as public: no other figure is finite.
         """
         groups = GROUPS if self.shows_groups and self.get("rows", 1) == 1 else ()
         of_groups = [self.for_rows(rows) for rows in groups]
@@ -67,7 +67,7 @@ class PrivacyReport(dict[str, Any]):
         }
         rows = []
         for what, table, *keys in self._lines():
-            of_labels = what == "labels"  # these have no predictions to be given
+            of_labels = what == "labels"  # no predictions are involved
             others = keys if of_labels else [*keys[:-1], f"{keys[-1]}_given_messages"]
             cells = [_of(self, keys), *(_of(each, others if given else keys) for each in of_groups)]
             cells.insert(1 if given else len(cells), None if of_labels else _of(self, others))
@@ -116,7 +116,7 @@ def shown(epsilon: float | None) -> str:
 
 
 def in_one_line(values: Mapping[str, Any], sums: str = "") -> str:
-    """For whom which promise holds, as somebody reads it who is no expert; ``sums`` says what secure sums came to."""
+    """The promises in plain words, for readers who are not experts; ``sums`` is the sentence on secure sums."""
     if values["delta"] is None:
         return f"{NO_NOISE} {sums}" if sums else NOTHING
     labels = [name for name, table in values["tables"].items() if table["label"] is not None]

@@ -1,4 +1,4 @@
-"""The coordinator's side of models whose parties take noisy steps (steps.py)."""
+"""The coordinator's half of DP-SGD: models whose parties take noisy steps (steps.py)."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast the tables go in one round."""
+    """The learning rates of one round."""
 
     rates: Mapping[str, Array]  # by table, the learning rate of each step
     momentum: float
 
     @property
     def steps(self) -> int:
-        """Of the round."""
+        """The number of steps in the round."""
         return len(next(iter(self.rates.values()), ()))
 
 
 class SampledModel(FederatedModel):
-    """A model whose parties take noisy steps. It begins where all predictions are zero."""
+    """A model whose parties take noisy steps. At the start all predictions are zero."""
 
     noise: StepNoise
 
@@ -55,29 +55,29 @@ class SampledModel(FederatedModel):
 
     @property
     def believed_mean(self) -> float:
-        """The share of the mean prediction that the intercept shall answer: less, the more of it is noise."""
+        """The share of the mean prediction that the intercept absorbs: the noisier it is, the smaller."""
         left = max((left_in_mean(self.loj.mapping, alias) for alias in self.tables), default=0.0)
         return believed(1.0, self.noise_ratio * left)
 
     @property
     def noise_ratio(self) -> float:
-        """Predictions are likely to be about as large as parameters, and no larger than their bound."""
+        """The mean square of noise relative to predictions: these are about as large as parameters, and bounded."""
         if self.noise.image is None:
             return 0.0
         most = len(self.tables) * self.noise.clip**2
         return most * self.noise.image**2 / max(min(self.square, most), 1e-300)
 
     def prediction_bound(self, alias: str, theta: Array | None) -> float | None:
-        """No function of the rows."""
+        """The bound of predictions; it does not depend on the rows."""
         return self.noise.clip
 
     def kept_bounds(self) -> dict[str, float]:
         """The same for all tables."""
         return dict.fromkeys(self.tables, self.noise.clip)
 
-    def step(self, wanted: str, pull: float, pace: Pace, into: str) -> None:
-        """Predictions of the joined rows, as a column, after steps that answer the column ``wanted``."""
-        rows = self.loj.scatter(wanted, self.tables)
+    def step(self, column: str, pull: float, pace: Pace, into: str) -> None:
+        """Let tables take steps with the sums of ``column``; write the new predictions into the column ``into``."""
+        rows = self.loj.scatter(column, self.tables)
         stepped = self._ask_steps(rows, pull, pace)
         for number in range(pace.steps):
             self._step_shared(None if number else rows, pull, pace, number)
@@ -113,13 +113,13 @@ class SampledModel(FederatedModel):
             part.descend(self.lou.add(sums[alias], "sums"), rate, pace.momentum, self.l2)
 
     def _largest(self, alias: str) -> dict[str, float]:
-        """No noisy sum over a table's rows is larger, almost surely."""
+        """Bound of a noisy sum over a table's rows, almost surely."""
         noise = self.noise
         drawn = 10 * noise.multipliers[alias] * self.lou.shards(alias) / self.rows(alias)
         return {"sums": noise.clip * (1.0 + drawn) / noise.samplings[alias]}
 
     def noise_length(self, alias: str) -> float:
-        """About the length of the noise in a table's gradient."""
+        """The approximate norm of the noise in a table's gradient."""
         noise = self.noise
         numbers = math.prod(self.spec.theta_shape(self.width(alias))) * self.lou.shards(alias)
         return noise.multipliers[alias] * noise.clip * math.sqrt(numbers) / (noise.samplings[alias] * self.rows(alias))

@@ -1,19 +1,19 @@
-"""Feature privacy by noisy steps (DP-SGD): for networks, and for linear models with solver="sgd".
+"""The party's half of DP-SGD, feature privacy by noisy steps: for networks, and for linear models with "sgd".
 
-In each round the coordinator sends every table what it wants of all its base rows. The table's party takes several
-steps by itself. For each it puts every row in a sample with probability q, on its own draw, that nobody else sees:
+In each round the coordinator sends Y_r, the gradient by the prediction of each base row r. The table's party then takes
+several steps. For each step it draws a sample that nobody else sees: every row is in it with probability q.
 
     g = ( sum over the sample of clip(n J_r^T (Y_r + p G_r (h_r - h_r^t))) + noise ) / (q n)
     theta = theta - lr (g + l2 theta)
 
-J_r is the derivative of a row's prediction h_r, and h_r^t is h_r when the round began. n counts the table's rows, so
-that ``clip`` means what it means for one table. Y_r is already the sum over all that the row is joined with, G_r of
-them; p holds predictions back from running away from Y, which belongs to h^t. Predictions of all rows go back, in the
-sample or not; they have noise of their own if there is an ``image`` multiplier, and are clipped to a bound that is no
-function of the rows. A table with several shards sends noisy sums, step by step, and the coordinator holds its
-parameters.
+J_r is the derivative of a row's prediction h_r by the parameters, and h_r^t is h_r at the start of the round. n is the
+number of the table's rows, so that ``clip`` means the same as for a single table. Y_r is the sum over the G_r joined
+rows of r. p (``pull``) is the weight of the proximal term: it keeps predictions near h^t, for which Y was computed. The
+predictions of all rows are returned, whether they were sampled or not; they have separate noise if there is an
+``image`` multiplier, and are clipped to a bound that does not depend on the rows. A table with several shards returns
+a noisy sum for each step, and the coordinator holds its parameters.
 
-Models begin where all predictions are zero, so that nothing of the rows is told before the first step.
+At the start all predictions are zero, so that nothing about the rows is released before the first step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.tables.model import RowModel, model_of
 from tablepuppet.learn.tables.noisy import noisy_predictions, predicted
-from tablepuppet.learn.tables.part import noisy_part, unchanged_if_refused
+from tablepuppet.learn.tables.parameters import noisy_parameters, unchanged_if_refused
 from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
 from tablepuppet.party.allowance import check_time
 from tablepuppet.party.arguments import NotNegative, Rates
@@ -47,29 +47,29 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class NoisySteps:
-    """What the steps of one round have in common, at one shard."""
+    """The data that all steps of one round share, at one shard."""
 
     table: LocalTable
     data: EncodedTable
     rows: RowModel
     begin: Array  # theta when the round begins
-    wanted: Array  # n Y
+    row_gradients: Array  # n Y
     pull: Array  # n p G
     noise: SampleNoise  # of n rows, with probability q
     given: bytes  # a digest of what the round begins with
 
     @classmethod
     def of(
-        cls, table: LocalTable, view: str, encoding: str, rows: RowModel, theta: Array, wanted: Array, pull: float,
-        noise: SampleNoise,
+        cls, table: LocalTable, view: str, encoding: str, rows: RowModel, theta: Array, row_gradients: Array,
+        pull: float, noise: SampleNoise,
     ) -> NoisySteps:  # fmt: skip
-        """At the parameters with which the round begins."""
+        """The steps of a round that begins at ``theta``."""
         data, counts = encoded_for_noise(table, view, encoding), table.rows_once(view).counts.astype(np.float64)
         outputs = rows.predict(theta, data.rows(slice(0))).shape[1:]  # by shapes alone: nothing is computed yet
-        if wanted.shape != (len(data.dense), *outputs) or not np.isfinite(wanted).all():
+        if row_gradients.shape != (len(data.dense), *outputs) or not np.isfinite(row_gradients).all():
             raise PartyError(f"party {table.grant.party!r}: one finite number is needed for each row and output")
         n = noise.table_rows
-        begin = (theta, wanted.astype(np.float64) * n, counts * pull * n)
+        begin = (theta, row_gradients.astype(np.float64) * n, counts * pull * n)
         given = hashlib.sha256(b"".join(array.tobytes() for array in begin)).digest()
         return cls(table, data, rows, *begin, noise, given)
 
@@ -81,7 +81,7 @@ class NoisySteps:
     def gradient(self, theta: Array) -> Array:
         """The noisy gradient of the mean loss, from a new sample."""
         noise = self.noise
-        if theta.shape != self.begin.shape:  # else predictions of rows could be spread over others
+        if theta.shape != self.begin.shape:  # or NumPy could broadcast predictions of one row to others
             raise PartyError(
                 f"party {self.table.grant.party!r}: parameters of another shape than those that the round began with"
             )
@@ -97,9 +97,9 @@ class NoisySteps:
             here = chosen[block]
             data = self.data.rows(here)
             moved = self.rows.predict(theta, data) - self.before[here]
-            wanted = self.wanted[here] + by_row(moved, self.pull[here])
-            assert moved.shape == wanted.shape, "as at the beginning of the round"
-            yield self.rows.clipped_sums(theta, data, wanted, self.noise.clip).reshape(theta.shape)
+            row_gradients = self.row_gradients[here] + by_row(moved, self.pull[here])
+            assert moved.shape == row_gradients.shape, "as at the beginning of the round"
+            yield self.rows.clipped_sums(theta, data, row_gradients, self.noise.clip).reshape(theta.shape)
 
 
 @op(
@@ -113,8 +113,8 @@ def descend(
     table: LocalTable, view: str, encoding: str, model: str, rows: Array, pull: float, rates: Rates,
     momentum: NotNegative, l2: NotNegative, noise: SampleNoise, prediction_noise: PredictionNoise | None = None,
 ) -> Values:  # fmt: skip
-    """Noisy steps, one for each learning rate, then predictions, which have noise only if that is asked for."""
-    part = noisy_part(table, model)
+    """Take a noisy step for each learning rate, then return predictions; these have noise only if it is asked for."""
+    part = noisy_parameters(table, model)
     if prediction_noise is not None and prediction_noise.bound is None:
         raise PartyError("predictions with noise need a bound")
     steps = NoisySteps.of(table, view, encoding, part.model.by_row, part.theta, rows, pull, noise)
@@ -143,7 +143,7 @@ def gradient(
     table: LocalTable, view: str, encoding: str, model: str, spec: Spec, theta: Array, pull: float, noise: SampleNoise,
     rows: Array | None = None,
 ) -> Values:  # fmt: skip
-    """A shard's part of one noisy step; ``rows`` begin a new round, at these parameters."""
+    """A shard's noisy sum for one step; if ``rows`` are given, a new round begins at these parameters."""
     name = f"{model}/{view}/steps"
     steps = table.state.get(name)
     if rows is not None:
@@ -152,5 +152,5 @@ def gradient(
     if not isinstance(steps, NoisySteps):
         raise PartyError(f"party {table.grant.party!r} has not started this model; fit it again")
     sums = steps.gradient(theta)
-    table.state[name] = steps  # only now: what is refused begins no round
+    table.state[name] = steps  # only now: a refused request must not begin a round
     return {"sums": sums}

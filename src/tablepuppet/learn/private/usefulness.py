@@ -1,16 +1,17 @@
-"""Whether noise leaves something of a model, and what would help if not: judged from what the coordinator knows anyway.
+"""Whether a model is useful despite noise, and what would help if not, from what the coordinator knows anyway.
 
 Comes in: losses on labels and predictions that were released, multipliers, counts of rows and columns. Goes out: the
-text of a warning, with figures. It is made of released values only, so it tells nothing more and costs nothing.
+text of a warning, with figures. It uses released values only, so it reveals nothing more and costs nothing.
 
 The figures are rules of thumb for linear models of 3 to 60 columns and 100 to 10,000 rows:
 
-- A table whose steps have noise of nu = multiplier root(parameters) / (rows root(steps)), in units of the bound of one
-  row, keeps most of what it knows at a nu of 0.1, next to nothing at 0.3. nu falls with rows and epsilon alike.
-- A number without bounds in the policy needs about 20 multipliers of rows for its range to be seen, text about 28.
-- Noise on predictions does not average out over rows: at a noise as large as predictions half of them is left.
-- Labels with noise tell a share s^2 of what true ones do. Features that explain a tenth of the label are noticed from
-  about 20 rows a parameter, divided by that share.
+- nu = multiplier sqrt(parameters) / (rows sqrt(steps)) is the noise of a table's steps relative to the bound of one
+  row. With nu = 0.1 a table's part of the model keeps most of its value, with 0.3 almost none. nu falls with more rows
+  and with a larger epsilon.
+- A numeric column without bounds in the policy needs about 20 x multiplier rows to find its range, text about 28.
+- Noise on predictions does not average out over rows: if it is as large as the predictions, half of them is left.
+- Noisy labels carry a share s^2 of the information of true labels. Features that explain a tenth of the label need
+  about 20 rows per parameter, divided by that share.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tablepuppet.privacy.accountant import gaussian_epsilon
 from tablepuppet.privacy.label import keep_probability
 from tablepuppet.privacy.settings import Privacy
 
-LITTLE = 0.01  # of the loss of a constant: a model that gains less on labels without noise is no better
+LITTLE = 0.01  # share of a constant's loss: a model that gains less, on labels without noise, is no better
 FINE_NOISE, ALL_NOISE = 0.1, 1.5  # nu
 ROWS_FOR_RANGE, ROWS_FOR_LIST = 20, 28  # in multipliers
 ROWS_PER_PARAMETER = 20
@@ -38,7 +39,7 @@ SPREAD = 32.0  # noise of epsilon 1, in variances of a label whose standard devi
 
 @dataclass(frozen=True)
 class TableSize:
-    """What noise works on in one table."""
+    """The size of one table, with which noise is compared."""
 
     name: str
     parties: tuple[str, ...]
@@ -49,25 +50,25 @@ class TableSize:
 
 
 def is_useless(loss: JoinedLoss, constant: float, gained: float, rows: int, searched: float) -> bool:
-    """Whether a mean loss that is lower than that of a constant by this share, over so many labels, is no better.
+    """Whether a model is no better than a constant, though its mean loss is lower by the share ``gained``.
 
-    A model that is fitted to chance in ``searched`` directions seems to gain about that many nats in all (Akaike).
+    A model that fits chance in ``searched`` directions seems to gain about that many nats in total (Akaike).
     """
     nats = -math.log(max(1 - gained, 1e-300)) / 2 if loss.quadratic else constant * gained
     return rows * nats < searched or gained <= 0
 
 
 def noise_of_steps(promise: FeaturePromise, alias: str, table: TableSize) -> float:
-    """nu of a table: about the noise in its parameters, in units of what one row may add; 0 if it takes no steps."""
+    """nu of a table: the approximate noise in its parameters, relative to the bound of one row; 0 without steps."""
     if not table.parameters or not table.rows:
         return 0.0
     return promise.row_noise(alias) * math.sqrt(table.parameters * table.shards) / table.rows
 
 
 def is_all_noise(promise: FeaturePromise, tables: Mapping[str, TableSize]) -> bool:
-    """Whether the parameters of every table are next to nothing but noise: what such a model gains is luck.
+    """Whether the parameters of all tables are almost only noise: any gain of such a model is chance.
 
-    Not so if rounds are enough to search all parameters without it.
+    Not if there are so many rounds that the plane search, which has no noise, covers all parameters.
     """
     learned = {alias: table for alias, table in tables.items() if table.parameters}
     return bool(learned) and all(
@@ -77,26 +78,26 @@ def is_all_noise(promise: FeaturePromise, tables: Mapping[str, TableSize]) -> bo
 
 
 def searched_directions(promise: FeaturePromise, tables: Mapping[str, TableSize]) -> float:
-    """How many directions of chance a fit can follow: those of parameters that noise does not hide, and its rounds."""
+    """In how many directions a fit can follow chance: the parameters that noise does not hide, plus its rounds."""
     seen = sum(t.parameters / (1 + (noise_of_steps(promise, a, t) / FINE_NOISE) ** 2) for a, t in tables.items())
     return promise.rounds + seen
 
 
-def image_noise(promise: FeaturePromise) -> float | None:
-    """Noise in predictions, in units of their usual size; None if they have none."""
+def prediction_noise_ratio(promise: FeaturePromise) -> float | None:
+    """Noise in predictions relative to their usual size; None if they have none."""
     multiplier = promise.spent.image
     return None if multiplier is None else promise.prediction_size * multiplier
 
 
 def help_for_features(promise: FeaturePromise, tables: Mapping[str, TableSize]) -> list[str]:
-    """What would help a fit with noise on features, as sentences; none if no noise is large."""
+    """Advice for a fit with noise on features, as sentences; empty if no noise is large."""
     learned = any(table.parameters for table in tables.values())
     found = [_for_predictions(promise) if learned else None, *(_for_columns(promise, a, t) for a, t in tables.items())]
     return [text for text in (*found, *(_for_steps(promise, a, t) for a, t in tables.items())) if text]
 
 
 def _for_predictions(promise: FeaturePromise) -> str | None:
-    noise = image_noise(promise)
+    noise = prediction_noise_ratio(promise)
     if noise is None or noise < 0.5:
         return None
     enough = gaussian_epsilon(1 / promise.prediction_size, promise.privacy.delta, promise.rounds)
@@ -108,9 +109,9 @@ def _for_predictions(promise: FeaturePromise) -> str | None:
 
 
 def help_for_clipping(promise: FeaturePromise, deviation: float, columns: int) -> list[str]:
-    """Whether a larger ``clip_norm`` would help a regressor, whose label has this standard deviation.
+    """Advice to increase ``clip_norm`` of a regressor, if that would help; ``deviation`` is that of the label.
 
-    With noise on predictions a step is never longer than the tables' own, so what is cut off is lost.
+    With noise on predictions a step is never longer than the tables' own solve, so what clipping removes is lost.
     """
     usual = deviation * math.sqrt(columns)
     noise = promise.spent
@@ -137,7 +138,7 @@ def _for_columns(promise: FeaturePromise, alias: str, table: TableSize) -> str |
 
 
 def rows_for_encoders(promise: FeaturePromise, alias: str) -> float:
-    """About how many rows a table needs for the ranges and categories of its columns to be seen through noise."""
+    """The approximate number of rows that a table needs to find ranges and categories of its columns despite noise."""
     most = ROWS_FOR_LIST if promise.statistics.tables[alias].lists else ROWS_FOR_RANGE
     return most * promise.encoders.multipliers[alias]
 
@@ -156,7 +157,7 @@ def _for_steps(promise: FeaturePromise, alias: str, table: TableSize) -> str | N
 
 
 def label_share(privacy: Privacy, classes: int | None) -> float:
-    """s^2: how much of what true labels tell noisy ones do; of numbers, for labels that fill a quarter of their bounds.
+    """s^2: the share of information in noisy labels; for numbers, if their deviation is a quarter of the bounds.
 
     >>> round(label_share(Privacy(label_epsilon=2.0), 2), 2), round(label_share(Privacy(label_epsilon=2.0), None), 2)
     (0.58, 0.11)
@@ -169,12 +170,12 @@ def label_share(privacy: Privacy, classes: int | None) -> float:
 
 
 def help_for_labels(privacy: Privacy, classes: int | None, rows: int, parameters: int) -> list[str]:
-    """What would help a fit with noise on labels, as sentences; none if rows are many enough."""
+    """Advice for a fit with noisy labels, as sentences; empty if there are enough rows."""
     share = label_share(privacy, classes)
     needed = ROWS_PER_PARAMETER * parameters / share
     if rows >= needed or not rows:
         return []
-    enough = ROWS_PER_PARAMETER * parameters / rows  # the share that would do
+    enough = ROWS_PER_PARAMETER * parameters / rows  # the share that would be enough
     epsilon = f"label_epsilon={_label_epsilon(enough, classes):.2g}, or" if enough < 1 else "No label_epsilon would do;"
     bounds = "" if classes is not None else ", or narrower label bounds"
     return [
@@ -185,7 +186,7 @@ def help_for_labels(privacy: Privacy, classes: int | None, rows: int, parameters
 
 
 def _label_epsilon(share: float, classes: int | None) -> float:
-    """The epsilon at which labels tell this share; of classes by randomised response."""
+    """The epsilon at which noisy labels carry this share; for classes, by randomised response."""
     if classes is None:
         return math.sqrt(SPREAD / (1 / share - 1))
     root = math.sqrt(share)
@@ -193,7 +194,7 @@ def _label_epsilon(share: float, classes: int | None) -> float:
 
 
 def loss_of_constant(loss: JoinedLoss, constant: np.ndarray) -> float:
-    """The mean loss where every row has the same score; the rows' scores are these from now on."""
+    """The mean loss if every row has the same score; it sets the scores of all rows."""
     loss.set_constant(constant)
     return loss.evaluate()
 
@@ -203,7 +204,7 @@ def _counted(parameters: int) -> str:
 
 
 def _about(count: float) -> str:
-    """A number to two digits.
+    """A number rounded to two digits, in words.
 
     >>> _about(1234.5), _about(3.2)
     ('about 1,200', 'about 3')

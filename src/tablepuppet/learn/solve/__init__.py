@@ -1,1 +1,1 @@
-"""Solvers that work for several kinds of models, and how long they may go on."""
+"""Solvers that work for several kinds of models, and how many rounds they may run."""

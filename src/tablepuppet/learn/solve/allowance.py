@@ -1,7 +1,7 @@
-"""How many rounds parties allow: each publishes how many replies it gives to a session and table.
+"""How many rounds parties allow: each party publishes a limit of replies per session and table.
 
-A learner says what a solver costs; out comes how many rounds fit, or a PrivacyError before the first of them. What the
-session has asked before counts too. Databases in the analyst's own process have no limit.
+Comes in: the replies that a solver needs per round. Goes out: the number of rounds that fit, or a PrivacyError before
+the first round. Earlier replies of the session count too. Databases in the analyst's own process have no limit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tablepuppet.errors import PrivacyError
 from tablepuppet.operators.client import Client
 from tablepuppet.sql.plan import Plan
 
-RESERVE = 20  # replies that "auto" leaves for what follows a fit: evaluate, predict, coef_
+RESERVE = 20  # replies that "auto" leaves for calls after the fit: evaluate, predict, coef_
 RULE = "max_prediction_rounds"
 
 
@@ -28,13 +28,13 @@ class Cost:
         return Cost(self.once + other.once, self.each + other.each)
 
     def times(self, rounds: int) -> int:
-        """All replies of so many rounds."""
+        """The number of replies in ``rounds`` rounds."""
         return self.once + self.each * rounds
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Replies of a table with one shard, and of every shard of one with several."""
+    """Replies of a table with one shard, and of each shard of a table with several."""
 
     alone: Cost
     together: Cost
@@ -45,7 +45,7 @@ VALIDATION = Costs(Cost(0, 1), Cost(0, 1))
 
 @dataclass(frozen=True)
 class Allowed:
-    """What one party still allows for one table of a session, and what is asked of it."""
+    """The limit of one party for one table of a session, and the replies that a solver needs."""
 
     party: str
     table: str
@@ -64,7 +64,7 @@ class Allowed:
 
 
 class Allowance:
-    """What all parties of some relations allow; ``asked`` are clients with what is asked of their tables."""
+    """The limits of all parties of some relations; ``asked`` are clients with the replies needed of their tables."""
 
     def __init__(self, asked: Iterable[tuple[Client, Iterable[str], Costs]]):
         found: dict[tuple[str, str, str], Allowed] = {}
@@ -77,7 +77,7 @@ class Allowance:
 
     @classmethod
     def of_plan(cls, plan: Plan, costs: Costs) -> Allowance:
-        """What parties allow a session that has asked nothing yet."""
+        """The limits for a new session."""
         found: dict[tuple[str, str], Allowed] = {}
         for alias in dict.fromkeys(column.alias for column in plan.query.features):
             shards = plan.tables[alias].shards
@@ -90,18 +90,18 @@ class Allowance:
         return made
 
     def most_rounds(self) -> int | None:
-        """How many rounds "auto" may take; None if nobody limits them."""
+        """The largest number of rounds for "auto"; None if there is no limit."""
         if not self.tables:
             return None
         some = min(table.most_rounds(RESERVE) for table in self.tables)
         return some or min(1, *(table.most_rounds() for table in self.tables))
 
     def left(self) -> int | None:
-        """The fewest replies that a party still gives; None if nobody limits them."""
+        """The smallest number of remaining replies over parties; None if there is no limit."""
         return min((table.left for table in self.tables), default=None)
 
     def check(self, rounds: int, settings: Mapping[str, object], advice: str) -> None:
-        """PrivacyError if so many rounds could need more replies than a party gives."""
+        """PrivacyError if ``rounds`` rounds could need more replies than a party allows."""
         for table in self.tables:
             need = table.cost.times(rounds)
             if need > table.left:

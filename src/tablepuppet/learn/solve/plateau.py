@@ -1,25 +1,25 @@
-"""Whether a network has stopped learning: its objective hardly falls any more.
+"""Whether a network has stopped learning: its objective hardly falls.
 
-Networks often pause in their first rounds, so that says nothing before round `EARLY`; a round that gains next to
-nothing is another matter, and left to the solvers.
+Networks often have a plateau in their first rounds, so this is not checked before round `EARLY`. Solvers themselves
+handle single rounds with almost no gain.
 """
 
 from __future__ import annotations
 
 EARLY = 100
 WINDOW = 10  # rounds
-STRICT = 1e-6  # a share of the objective that is next to nothing
+STRICT = 1e-6  # share of the objective that counts as no change
 
 
 class Plateau:
-    """Looks at the objective of every round: flat if it falls by less than ``tol`` of itself in a round, on average."""
+    """Records the objective of every round; it is flat if it falls by less than the share ``tol`` per round."""
 
     def __init__(self, tol: float):
         self.tol, self.strict = tol, min(tol, STRICT)
         self._best: list[float] = []
 
     def is_flat(self, objective: float) -> bool:
-        """Whether there is little to gain after this round."""
+        """Record the objective of a round; return whether it is flat."""
         self._best.append(min([objective, *self._best[-1:]]))
         if len(self._best) < max(EARLY, WINDOW + 1):
             return False

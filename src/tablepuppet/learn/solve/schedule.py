@@ -1,7 +1,7 @@
-"""How many rounds a fit takes and how large its batches are: what the settings say, or what suits the rows ("auto").
+"""The number of rounds of a fit and the size of its batches: from the settings, or chosen by "auto".
 
-"auto" never asks for more replies than the parties involved give; a setting that could is refused before the first
-round (allowance.py).
+"auto" never needs more replies than the parties allow; a setting that could need more is refused before the first round
+(allowance.py).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ FEWEST_ROWS = 64  # of a batch that "auto" makes, unless there are fewer
 
 @dataclass(frozen=True)
 class Usual:
-    """What "auto" takes where nobody limits it."""
+    """What "auto" chooses if no party sets a limit."""
 
     batches: int  # of an epoch
     epochs: int
-    long_epochs: int  # where joined rows are many: each tells less that is new
-    steps: int  # in all, at least: with few epochs batches are smaller
+    long_epochs: int  # epochs if there are many joined rows
+    steps: int  # smallest number of steps in total: with few epochs, batches are smaller
     many: int = 100_000  # joined rows
 
     def epochs_for(self, rows: int) -> int:
@@ -36,7 +36,7 @@ class Usual:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The rounds, or epochs, that there may be at most, and the joined rows of a batch."""
+    """The largest number of rounds, or epochs, and the joined rows of a batch."""
 
     rounds: int
     batch_size: int
@@ -51,7 +51,7 @@ def batches_of(rows: int, size: int) -> int:
 def schedule_of(
     solver: Solver, rounds: int | Auto, rows: int, usual: Usual, usual_rounds: int, allowed: Callable[[int], Allowance]
 ) -> Schedule:
-    """That of a solver over so many joined rows; ``allowed`` is what parties allow with so many batches in an epoch."""
+    """The schedule for ``rows`` joined rows; ``allowed(batches)`` is what parties allow with so many batches."""
     told: dict[str, object] = {"solver": solver.name, "rounds": rounds}
     if isinstance(solver, SGD):
         told["batch_size"] = solver.batch_size
@@ -65,14 +65,14 @@ def schedule_of(
 
 
 def rounds_that_fit(rounds: int | Auto, usual: int, allowance: Allowance, told: dict[str, object], advice: str) -> int:
-    """Rounds of a solver that has no batches."""
+    """The number of rounds of a solver without batches."""
     planned = _within(usual, allowance) if isinstance(rounds, str) else rounds
     allowance.check(planned, told, advice)
     return planned
 
 
 def _within(usual: int, allowance: Allowance) -> int:
-    """As many rounds as usual, or as parties allow; at least one, which may be refused."""
+    """The usual number of rounds, or fewer if parties allow fewer; at least one, which may then be refused."""
     most = allowance.most_rounds()
     return usual if most is None else max(1, min(usual, most))
 
@@ -81,18 +81,18 @@ def epochs_that_fit(
     rows: int, rounds: int | Auto, batch_size: int | Auto, usual: Usual, allowed: Callable[[int], Allowance],
     told: dict[str, object],
 ) -> Schedule:  # fmt: skip
-    """Epochs and batches of `sgd`; ``allowed`` is what parties allow with so many batches in an epoch."""
+    """Epochs and batch size of `sgd`; ``allowed(batches)`` is what parties allow with so many batches."""
     size = _size(rows, rounds, usual, allowed) if isinstance(batch_size, str) else batch_size
     batches = batches_of(rows, size)
     allowance = allowed(batches)
-    wanted = min(usual.epochs_for(rows), max(10, math.ceil(2 * usual.steps / batches)))
-    epochs = _within(wanted, allowance) if isinstance(rounds, str) else rounds
+    epochs_enough = min(usual.epochs_for(rows), max(10, math.ceil(2 * usual.steps / batches)))
+    epochs = _within(epochs_enough, allowance) if isinstance(rounds, str) else rounds
     allowance.check(epochs, told, f"make batch_size larger than {size:,}")
     return Schedule(epochs, size)
 
 
 def _size(rows: int, rounds: int | Auto, usual: Usual, allowed: Callable[[int], Allowance]) -> int:
-    """The rows of a batch: fewer batches where parties allow few replies."""
+    """The rows of a batch: larger batches if parties allow few replies."""
     epochs = usual.epochs_for(rows) if isinstance(rounds, str) else rounds
     batches = min(max(usual.batches, math.ceil(usual.steps / epochs)), max(1, rows // FEWEST_ROWS))
     while batches > 1:

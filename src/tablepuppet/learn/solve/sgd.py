@@ -1,8 +1,8 @@
 """RFL-SGD: mini-batches of joined rows, with duplicates reduced inside each batch (solver="sgd"; Eq. 10-13, 17-19).
 
-A batch touches some base rows of every table, each perhaps several times. Tables hear of each such row once: the bytes
-of a batch follow its distinct base rows. The step for one batch and the predictions for the next share a trip; a table
-with several shards needs one more, to add its shards' gradients (Eq. 17).
+A batch contains some base rows of every table, perhaps several times. One value per distinct base row is sent, so
+traffic grows with the distinct rows of a batch. The step for one batch and the predictions for the next share a trip; a
+table with several shards needs one more, to add its shards' gradients (Eq. 17).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tablepuppet.learn.linear.ridge import ConditionedRates, ridge_of
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.tables.federated import FederatedModel
-from tablepuppet.learn.tables.part import Part, part_of
+from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
 from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
 from tablepuppet.operators.batches import Batch, Places, batches
 from tablepuppet.operators.client import Pending, Replies
@@ -46,12 +46,12 @@ def step(
     places: Places, rows: Array, next_places: Places, lr: float, momentum: float, l2: float,
     curvature: float | None = None, damping: float = 0.0,
 ) -> Values:  # fmt: skip
-    """One step from a batch (Eq. 12, 13), then predictions for the rows of the next.
+    """Take a step with one batch (Eq. 12, 13), then return predictions for the rows of the next batch.
 
-    With a ``curvature`` the step is conditioned; the mean prediction over joined rows is then returned too, for the
-    intercept to take.
+    With a ``curvature`` the step is preconditioned; then the mean prediction over joined rows is returned too: the
+    intercept absorbs it.
     """
-    part, data = part_of(table, model), encoded(table, view, encoding)
+    part, data = parameters_of(table, model), encoded(table, view, encoding)
     part.noisy = False
     wide = rows.astype(np.float64)
     if len(places):
@@ -63,10 +63,10 @@ def step(
 
 
 def take_step(
-    part: Part, sums: Array, total: Array, lr: float, momentum: float, l2: float, curvature: float | None = None,
-    damping: float = 0.0,
+    part: TableParameters, sums: Array, total: Array, lr: float, momentum: float, l2: float,
+    curvature: float | None = None, damping: float = 0.0,
 ) -> None:  # fmt: skip
-    """One step of a table's parameters, conditioned if there is a curvature."""
+    """One step of a table's parameters, preconditioned if there is a curvature."""
     if curvature is None:
         part.descend(sums, lr, momentum, l2)
     else:
@@ -76,52 +76,52 @@ def take_step(
 
 @dataclass(frozen=True)
 class Conditioned:
-    """How steps are fitted to the columns of a table (`Conditioner`): one learning rate then fits them all."""
+    """How steps are preconditioned (`Ridge.descended`): one learning rate then fits all columns."""
 
     curvature: float  # a bound of the loss's second derivative by one score
     damping: float
 
     def intercept_rate(self, lr: float) -> float:
-        """What a column of ones would have."""
+        """The learning rate of the intercept: that of a column of ones."""
         return lr / (self.curvature * (1 + lr * self.damping))
 
 
 class Steps(Protocol):
-    """Whoever takes the steps that batches ask for."""
+    """An object that takes the steps of batches."""
 
     mapping: TableMapping
     tables: list[str]
     secured: list[str]  # tables whose shards mask their sums
     momentum: float
     conditioned: Conditioned | None
-    penalty: float  # l2 / 2 times the squared norm of the parameters that the last predictions are of
-    centre: Array  # (outputs,): how much of the predictions' mean the intercept has to take back
+    penalty: float  # l2 / 2 times the squared norm of the parameters of the last predictions
+    centre: Array  # (outputs,): mean prediction that the intercept must absorb
 
     def exchange(
-        self, batch: Batch | None, wanted: Array | None, following: Batch | None, lr: float
+        self, batch: Batch | None, row_gradients: Array | None, following: Batch | None, lr: float
     ) -> Mapping[str, Floats]:
-        """Take the step that ``batch`` asks for; the predictions for the ``following`` batch."""
+        """Take the step of ``batch``; return the predictions for the ``following`` batch."""
         ...
 
 
 class Stochastic:
-    """The coordinator's side: asks for predictions of a batch, sends what the loss wants of its rows."""
+    """The coordinator's side: asks for predictions of a batch, sends the gradient of the loss by them."""
 
     def __init__(self, model: FederatedModel, momentum: float, conditioned: Conditioned | None = None):
         self.model, self.momentum, self.conditioned = model, momentum, conditioned
         self.mapping, self.tables = model.loj.mapping, model.tables
         self.secured = [alias for alias in model.together if alias in model.lou.client.secured.parties]
         self.penalty, self.centre = 0.0, np.zeros(model.outputs)
-        self._told: dict[str, Array] = {}  # by table: the last prediction of every base row
+        self._last_predictions: dict[str, Array] = {}  # by table: the last prediction of every base row
         self._numbers: dict[str, dict[str, Any]] = {}  # by table: its squared norm and its mean prediction
 
     def exchange(
-        self, batch: Batch | None, wanted: Array | None, following: Batch | None, lr: float
+        self, batch: Batch | None, row_gradients: Array | None, following: Batch | None, lr: float
     ) -> dict[str, Floats]:
-        """Take the step that ``batch`` asks for; the predictions for the ``following`` batch.
+        """Take the step of ``batch``; return the predictions for the ``following`` batch.
 
-        A table whose party is lost stands still, and the gradient of a shard that is lost is left out. The last
-        predictions of their rows stand in for new ones, or zeros.
+        The parameters of a lost table do not change, and the gradient of a lost shard is left out. Their last
+        predictions are used again, or zeros.
         """
         model = self.model
 
@@ -132,7 +132,9 @@ class Stochastic:
                 known = {"square": known["square"]}
             return {**known, "image": image}
 
-        sums = {} if batch is None or wanted is None else {a: batch.scatter(a, wanted) for a in self.tables}
+        sums = (
+            {} if batch is None or row_gradients is None else {a: batch.scatter(a, row_gradients) for a in self.tables}
+        )
         rates: dict[str, Any] = {"lr": lr, "momentum": self.momentum, "l2": model.l2}
         if self.conditioned is not None:
             rates |= {"curvature": self.conditioned.curvature, "damping": self.conditioned.damping}
@@ -142,21 +144,21 @@ class Stochastic:
             | {"next_places": _within(following, alias, part), "model": model.name, **rates},
             as_before,
         )  # fmt: skip
-        if batch is not None and wanted is not None:
+        if batch is not None and row_gradients is not None:
             replies = self._ask(
                 "model.gradient", model.together,
-                lambda alias, part: self._sums(batch, sums, alias, part) | self._told_part(alias),
+                lambda alias, part: self._sums(batch, sums, alias, part) | self._shared_theta(alias),
                 lambda alias, _: {"sums": np.zeros_like(model.shared[alias].theta)},
                 lambda alias: model.gradient_bound(alias, sums[alias]),
             ).read()  # fmt: skip
             for alias, part in model.shared.items():
-                take_step(part, model.lou.add(replies[alias], "sums"), wanted.sum(axis=0), **rates)
+                take_step(part, model.lou.add(replies[alias], "sums"), row_gradients.sum(axis=0), **rates)
         if following is None:
             self._learn_numbers(alone.read())
             return {}
         together = self._ask(
             "model.apply", model.together,
-            lambda alias, part: {"places": _within(following, alias, part), **self._told_part(alias)},
+            lambda alias, part: {"places": _within(following, alias, part), **self._shared_theta(alias)},
             as_before,
         )  # fmt: skip
         replies = alone.read()
@@ -167,12 +169,12 @@ class Stochastic:
                 self._known(alias)[following.places[alias]] = values
         return found
 
-    def _told_part(self, alias: str) -> dict[str, Any]:
-        """What shards are told of the parameters that they share."""
+    def _shared_theta(self, alias: str) -> dict[str, Any]:
+        """The argument with the parameters that are sent to the shards of a table."""
         return {"spec": self.model.spec, "theta": self.model.shared[alias].theta}
 
     def _learn_numbers(self, alone: Replies) -> None:
-        """What the replies say of all parameters: their penalty, and the mean of the predictions they make."""
+        """Update the penalty and the mean prediction from the replies."""
         model = self.model
         for alias in model.alone:
             reply = alone[alias][0]
@@ -187,10 +189,10 @@ class Stochastic:
 
     def _known(self, alias: str) -> Array:
         """The last prediction of every base row of a table; zeros where there is none."""
-        if alias not in self._told:
+        if alias not in self._last_predictions:
             rows, outputs = self.mapping.tables[alias].rows, self.model.outputs
-            self._told[alias] = np.zeros(rows if outputs == 1 else (rows, outputs))
-        return self._told[alias]
+            self._last_predictions[alias] = np.zeros(rows if outputs == 1 else (rows, outputs))
+        return self._last_predictions[alias]
 
     def _ask(
         self, name: str, aliases: list[str], arguments: Callable[[str, slice], dict[str, Any]], instead: Instead,
@@ -205,7 +207,7 @@ class Stochastic:
         )
 
     def _sums(self, batch: Batch | None, sums: Mapping[str, Array], alias: str, part: slice) -> dict[str, Any]:
-        """What a shard hears of a batch: its rows in it, and what the loss wants of them."""
+        """The arguments for a shard: its rows in the batch, and the gradients by their predictions."""
         here = np.zeros(0, np.int32) if batch is None else batch.places[alias]
         mine = (here >= part.start) & (here < part.stop)
         wire = self.model.lou.wire
@@ -220,16 +222,16 @@ def _within(batch: Batch | None, alias: str, part: slice) -> Places:
 
 
 def falling(lr: float, epochs: int) -> list[float]:
-    """Learning rates by epoch: down to nothing along half a cosine."""
+    """Learning rates by epoch: they fall to zero along half a cosine."""
     return [0.5 * lr * (1 + math.cos(math.pi * (epoch + 0.5) / epochs)) for epoch in range(epochs)]
 
 
 def descend_by_batches(
     steps: Steps, loss: JoinedLoss, rates: Sequence[float], size: int, seed: int, report: Callable[[Round], bool]
 ) -> Array:
-    """Mini-batch SGD, an epoch for each learning rate; the intercept.
+    """Mini-batch SGD with one epoch for each learning rate; return the intercept.
 
-    The loss of a round is the mean over its batches as they came, and so is the penalty.
+    The loss of a round is the mean over its batches, each measured before its step; so is the penalty.
     """
     free, velocity, rows = loss.best_constant(), np.zeros(loss.outputs), loss.rows
     intercept: Array = free
@@ -246,11 +248,11 @@ def descend_by_batches(
         here = loss.pointwise.evaluate(scores, rows.labels_of(batch.rows))
         total += here.value
         penalty += steps.penalty * len(batch.rows)
-        wanted = here.gradient / len(batch.rows)
+        row_gradients = here.gradient / len(batch.rows)
         inside, outside = (1.0, lr) if steps.conditioned is None else (steps.conditioned.intercept_rate(lr), 1.0)
-        velocity = steps.momentum * velocity + inside * wanted.sum(axis=0)
+        velocity = steps.momentum * velocity + inside * row_gradients.sum(axis=0)
         free = free - outside * velocity
-        predictions = steps.exchange(batch, wanted, following, lr)
+        predictions = steps.exchange(batch, row_gradients, following, lr)
         intercept = free - steps.centre
         if is_last:
             if report(Round(epoch, (total + penalty) / len(rows), total / len(rows), intercept, converged=False)):

@@ -1,6 +1,6 @@
 """The solvers by name, each with its own settings: ``solver="admm"``, or ``solver=tp.ADMM(rho=0.5)`` to set some.
 
-A solver object holds settings and nothing else; how each kind of model is solved stands with that kind.
+A solver object has only settings; the algorithms are in `linear/`, `network/` and this folder.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Solver(Configured):
 
     @property
     def sums_shards(self) -> bool:
-        """Whether shards of a table release sums, in place of agreeing by consensus."""
+        """Whether shards of a table release sums instead of using consensus."""
         return isinstance(self.inner_rounds, str)
 
     @property
     def inner_trips(self) -> int:
-        """Trips of a round in which shards add up or agree."""
+        """Trips per round for adding up or agreeing among shards."""
         return 1 if isinstance(self.inner_rounds, str) else self.inner_rounds
 
     def __eq__(self, other: object) -> bool:
@@ -55,7 +55,7 @@ class LBFGS(Solver):
 
 
 class Stepping(Solver):
-    """Solvers that can take noisy steps, for privacy of features: on samples of ``batch_size`` rows of a table."""
+    """Solvers that can take noisy steps, for feature privacy: on samples of ``batch_size`` rows of a table."""
 
     batch_size: int | Auto = setting(
         default="auto",
@@ -121,7 +121,7 @@ SOLVER = Kind(
 
 
 def chosen_solver(given: SolverName | Solver, name: str, beside: Mapping[str, Any]) -> Solver:
-    """The solver of this name, with the settings that were given for it; those of other solvers are not used.
+    """The solver of this name, with its given settings; settings of other solvers are ignored.
 
     Raises LearnError if a setting is given both in a solver object and beside it.
     """

@@ -1,1 +1,1 @@
-"""Where the parameters of a model are: with parties, with the coordinator, or in files."""
+"""A saved model: parameters that parties keep, and a folder with the rest."""

@@ -1,4 +1,4 @@
-"""What an estimator has once it is fitted, and what is saved of it; the estimators themselves are in learners/."""
+"""The attributes of a fitted estimator, and what is saved of it; the estimators themselves are in learners/."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tablepuppet.wire.engine import Engine
 
 
 class Fitted(Protocol):
-    """A fitted estimator; `facts`, `arrays`, `restore` and `saved` say what of it is saved, each class for itself."""
+    """A fitted estimator; each class defines what is saved of it by `facts`, `arrays`, `restore` and `saved`."""
 
     encoding_: Encoding
     model_: Storable
@@ -33,35 +33,35 @@ class Fitted(Protocol):
 
     @property
     def categories_(self) -> dict[str, list[str | None]]:
-        """Names of categories that may be told."""
+        """Names of public categories."""
         ...
 
     def plain_settings(self) -> dict[str, Any]:
-        """The settings as a file has them."""
+        """The settings as a file stores them."""
         ...
 
     def facts(self) -> dict[str, Any]:
-        """What is saved beside settings, encoders and parameters, as JSON can have it."""
+        """What is saved in addition to settings, encoders and parameters, as JSON values."""
         return {}
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Arrays that are saved beside parameters."""
+        """Arrays that are saved in addition to parameters."""
         return {}
 
     def restore(self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Take back `facts` and `arrays`, when it is loaded."""
+        """Restore `facts` and `arrays` when a model is loaded."""
 
     def saved(self, stored: Stored, engine: Engine, wire: str) -> Storable:
-        """The parameters of a model that is loaded: here those that the coordinator holds all by itself."""
+        """The parameters of a loaded model; by default those that the coordinator holds."""
         return Held(stored.thetas)
 
 
 class Connected(Protocol):
-    """A federation, as far as models need it."""
+    """The part of a federation that models need."""
 
     @property
     def engine(self) -> Engine:
-        """The way to the parties."""
+        """The engine that calls the parties."""
         ...
 
     @property

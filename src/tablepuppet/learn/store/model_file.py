@@ -1,4 +1,4 @@
-"""A model as a folder: what the coordinator knows, and the parts of parties that live in this process.
+"""A model as a folder: what the coordinator knows, and the parameters of parties in this process.
 
 ``model.json`` holds settings, encoders, classes and history, and names the folder inside with the rest: ``arrays.npz``,
 parameters and digests of categories, and ``secrets.json``, readable by the owner only, under which categories of
@@ -6,8 +6,8 @@ parties in this process are blinded: without it a new process could not recognis
 their own parameters; ``model.json`` then holds who, and the fingerprint of what is kept. No value of a row is in any
 of them, but for the names of categories of public columns.
 
-All or nothing: parties keep a new part beside the old one, new files are written, then ``model.json`` is replaced by
-one rename, then parties forget the old part.
+Saving is atomic: parties store a new part next to the old one, new files are written, one rename replaces
+``model.json``, then parties delete the old part.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tablepuppet.learn.private.promises import read_promise
 from tablepuppet.learn.registry import LEARNERS
 from tablepuppet.learn.store.fitted import Connected, Fitted
 from tablepuppet.learn.store.model_folder import ModelFolder
-from tablepuppet.learn.tables.stored import Kept, KeptNoise, Stored, settle
+from tablepuppet.learn.tables.stored import Kept, KeptNoise, Stored, keep_only
 from tablepuppet.prep.encode import CategoryEncoder, Encoding, NumberEncoder
 from tablepuppet.runs import interrupts
 from tablepuppet.sql.query import OutputColumn
@@ -41,7 +41,7 @@ FORMAT = 5
 def save(learner: Fitted, path: str | Path) -> None:
     """Write a fitted learner; a model of that name is replaced, all or nothing.
 
-    Parties elsewhere keep their own part. One that has no ``state_dir`` tells its parameters, if its policy lets it.
+    Parties elsewhere keep their own part. A party without ``state_dir`` sends its parameters, if its policy allows it.
     """
     model, engine, folder = learner.model_, learner.engine_, ModelFolder(Path(path))
     with folder.locked():
@@ -51,13 +51,13 @@ def save(learner: Fitted, path: str | Path) -> None:
             stored = model.store(saved, part)
             folder.write(_facts(learner, stored, saved), _arrays(learner, stored), _secrets(learner))
         except BaseException as error:
-            # A run that lost a party or was stopped may be resumed, and then counts on what parties have stored.
+            # A run that lost a party or was stopped may be resumed, and then needs what parties have stored.
             resumable = isinstance(error, PartyError) or interrupts.received() is not None
-            if not resumable and settle(engine, model.keepers, saved, before.part):
+            if not resumable and keep_only(engine, model.keepers, saved, before.part):
                 folder.end()
             raise
         known = [party for party in before.parties if party in engine.parties]
-        settle(engine, dict.fromkeys([*known, *stored.parties]), saved, part)
+        keep_only(engine, dict.fromkeys([*known, *stored.parties]), saved, part)
         folder.end()
 
 
@@ -92,7 +92,7 @@ def forget(path: str | Path, federation: Connected) -> None:
     handle = _handle(folder.facts)
     if not folder.is_model:
         raise ConfigError(f"{str(path)!r} is not a saved model")
-    if not settle(federation.engine, handle.parties, folder.saved, ""):
+    if not keep_only(federation.engine, handle.parties, folder.saved, ""):
         raise PartyError(f"{', '.join(handle.parties)}: not all parties that keep parts of the model can be reached")
     shutil.rmtree(path)
 

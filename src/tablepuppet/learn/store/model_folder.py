@@ -1,7 +1,7 @@
 """The folder of a saved model as files: replaced all or nothing, whenever the process ends.
 
 ``model.json`` names the folder inside that holds arrays and secrets; replacing it is the one moment of change.
-``saving.json`` stands there while a model is saved: if it is left behind, it tells what parties may keep of it.
+``saving.json`` exists while a model is saved: if it is left behind, it names what parties may still store of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tablepuppet.privacy.private_file import sync_folder
 
 
 class ModelFolder:
-    """A model at a path, which may not be there yet."""
+    """A model at a path, which may not exist yet."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -51,8 +51,8 @@ class ModelFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder and keep others out; ConfigError if something else is there. One that stays empty goes."""
-        with _told(self.path):
+        """Create and lock the folder; ConfigError if something else is there. It is removed if it stays empty."""
+        with _write_errors(self.path):
             self.check_free()
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path, os.O_RDONLY)
@@ -70,7 +70,7 @@ class ModelFolder:
     def begin(self, name: str) -> str:
         """Write down under which name parties will know the model: as before, or as ``name``."""
         saved = self.saved or name
-        with _told(self.path):
+        with _write_errors(self.path):
             _write(self.path / "saving.json", json.dumps({"saved": saved}).encode())
             sync_folder(self.path)
         return saved
@@ -80,7 +80,7 @@ class ModelFolder:
     ) -> None:
         """Replace what is there, all or nothing."""
         inside = self.path / f"content-{secrets.token_hex(8)}"
-        with _told(self.path):
+        with _write_errors(self.path):
             inside.mkdir()
             with (inside / "arrays.npz").open("wb") as stream:
                 np.savez(stream, **arrays)  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """A file, whole or not at all."""
+    """Write a file atomically."""
     draft = path.with_name(f"{path.name}.new")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as stream:
         stream.write(data)
@@ -128,7 +128,7 @@ def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

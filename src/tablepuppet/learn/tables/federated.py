@@ -1,7 +1,7 @@
-"""The coordinator's side of a model that is a sum over tables.
+"""What the coordinator knows of a model that is a sum over tables: who holds which parameters, and how to ask them.
 
-The party of a table with one shard holds its parameters, the coordinator those of a table with several (LoU). What a
-party does is in ops.py.
+If a table has one shard, its party holds the parameters; if it has several, the coordinator does (LoU). The party's
+ops are in ops.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.noise.predictions import calmed
 from tablepuppet.learn.tables.model import TableModel, model_of
-from tablepuppet.learn.tables.ops import restore_part
-from tablepuppet.learn.tables.part import Part, new_part
+from tablepuppet.learn.tables.ops import restore_parameters
+from tablepuppet.learn.tables.parameters import TableParameters, first_parameters
 from tablepuppet.learn.tables.stored import Kept, KeptNoise, Stored
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Client, Pending, Replies
@@ -31,10 +31,9 @@ Array = NDArray[np.float64]
 
 
 class FederatedModel:
-    """Knows who holds what; asks for predictions, gathers them, and tells steps.
+    """Knows who holds which parameters; asks for predictions, gathers them, and sends steps.
 
-    Scores are learned in units of the label: ``unit`` takes them back. ``noise`` is None where nothing is promised of
-    features.
+    Training uses y / ``unit``; results are multiplied by ``unit``. ``noise`` is None without feature privacy.
     """
 
     def __init__(
@@ -47,24 +46,26 @@ class FederatedModel:
         tables = [alias for alias in client.mapping.tables if encoding.names(alias) and client.shards(alias)]
         self.alone = [alias for alias in tables if self.lou.shards(alias) == 1]
         self.together = [alias for alias in tables if alias not in self.alone]
-        self.mean = np.zeros(spec.outputs)  # of predictions over the rows that were learned from; the intercept has it
-        self._shared: dict[str, Part] = {}
+        self.mean = np.zeros(spec.outputs)  # mean prediction over training rows, absorbed by the intercept
+        self._shared: dict[str, TableParameters] = {}
         self._changes = client.outbox.changes
-        self._told: dict[tuple[str, str, str], Floats] = {}  # by view, alias and party: the last predictions
+        self._last_predictions: dict[tuple[str, str, str], Floats] = {}  # by view, alias and party
 
     def begin(self, seed: int, *, zero: bool = False) -> None:
-        """Make first parameters, from the seed; ``zero``: such as predict zero."""
+        """Create the first parameters from the seed; with ``zero``, such that all predictions are zero."""
         self.lou.ask(
             "model.start", self.alone, encoding=self.encoding.id, model=self.name, spec=self.spec, seed=seed, zero=zero
         )
         self._shared = {
-            alias: new_part(self.spec, seed, alias, len(self.encoding.numbers[alias]), self.width(alias), zero=zero)
+            alias: first_parameters(
+                self.spec, seed, alias, len(self.encoding.numbers[alias]), self.width(alias), zero=zero
+            )
             for alias in self.together
         }
 
     @property
-    def shared(self) -> Mapping[str, Part]:
-        """Parts of the tables in `together`."""
+    def shared(self) -> Mapping[str, TableParameters]:
+        """The parameters of the tables in `together`."""
         return self._shared
 
     @property
@@ -82,7 +83,7 @@ class FederatedModel:
         return len(self.encoding.names(alias))
 
     def rows(self, alias: str) -> int:
-        """Base rows of a table that take part."""
+        """The number of base rows of a table in the relation."""
         return self.lou.client.mapping.tables[alias].rows
 
     def table_model(self, alias: str) -> TableModel:
@@ -90,7 +91,7 @@ class FederatedModel:
         return model_of(self.spec, self.width(alias))
 
     def gradient_bound(self, alias: str, rows: Floats) -> dict[str, float]:
-        """About how large the gradient of a table can be that is asked to answer ``rows``."""
+        """A rough bound of a table's gradient, if ``rows`` are the gradients by its predictions."""
         return {"sums": self.lou.bound(rows) * self.table_model(alias).gradient_bound(self.shared[alias].theta)}
 
     # Predictions.
@@ -98,7 +99,7 @@ class FederatedModel:
     def ask_applied(
         self, thetas: Mapping[str, Array], instead: Instead | None = None, lou: LearningOverUnion | None = None
     ) -> Pending:
-        """Ask for predictions of base rows for parameters that the coordinator tells."""
+        """Ask for predictions of base rows with parameters that the coordinator sends."""
         told = {alias: {"theta": theta, **self._with_noise(alias, theta)} for alias, theta in thetas.items()}
         return (lou or self.lou).ask(
             "model.apply",
@@ -112,7 +113,7 @@ class FederatedModel:
     def ask_predicted(
         self, aliases: list[str], instead: Instead | None, lou: LearningOverUnion | None = None
     ) -> Pending:
-        """Ask for predictions of base rows for parameters that parties hold."""
+        """Ask for predictions of base rows with parameters that parties hold."""
         told = {alias: self._with_noise(alias, None) for alias in aliases}
         return (lou or self.lou).ask(
             "model.predict", aliases, by_alias=told, instead=self._unless_noisy(instead), encoding=self.encoding.id,
@@ -125,11 +126,11 @@ class FederatedModel:
         return self.noise is not None and self.noise.image is not None
 
     def _unless_noisy(self, instead: Instead | None) -> Instead | None:
-        """Nothing stands in for predictions with noise: what is believed of them depends on its size."""
+        """Without substitute if predictions have noise: they are corrected for the noise, which a substitute lacks."""
         return None if self.is_noisy else instead
 
     def prediction_bound(self, alias: str, theta: Array | None) -> float | None:
-        """What noisy predictions are cut to, for parameters that are told, or that the party holds (None)."""
+        """The clipping bound of noisy predictions; ``theta`` is None if the party holds the parameters."""
         return None
 
     def _with_noise(self, alias: str, theta: Array | None) -> dict[str, Any]:
@@ -142,33 +143,33 @@ class FederatedModel:
         return {alias: self.lou.concatenate(replies[alias], "image") for alias in aliases}
 
     def nothing(self, shard: ShardRows) -> Array:
-        """Predictions of a shard that has none."""
+        """Zero predictions for the rows of a shard."""
         rows = len(shard.row_ids)
         return np.zeros(rows if self.outputs == 1 else (rows, self.outputs))
 
     def instead(self, client: Client) -> Instead:
-        """What stands in for predictions of a shard that is lost: the last that it told, or zeros."""
+        """The substitute for predictions of a lost shard: its last ones, or zeros."""
 
         def stand_in(alias: str, shard: ShardRows) -> dict[str, Any]:
-            told = self._told.get((client.view, alias, shard.party))
+            told = self._last_predictions.get((client.view, alias, shard.party))
             return {"image": self.nothing(shard) if told is None else told}
 
         return stand_in
 
     def predicted(self, client: Client, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
-        """The predictions in replies, over the rows of each table; they are kept in case a party is lost."""
+        """The predictions in replies, over the rows of each table; they are stored in case a party is lost."""
         if client.outbox.when_lost.stand_in == "cache":
             for alias in aliases:
                 for shard, reply in zip(client.shards(alias), replies[alias], strict=True):
-                    self._told[client.view, alias, shard.party] = reply["image"]
+                    self._last_predictions[client.view, alias, shard.party] = reply["image"]
         return self.joined(replies, aliases)
 
     def gather(
         self, pending: Pending, constant: Array | None = None, still: Iterable[str] = (), into: Column = SCORES
     ) -> None:
-        """Let scores of the joined rows it learns from be the predictions of tables, and a constant.
+        """Set the scores of the training rows to the predictions of tables plus a constant.
 
-        ``pending`` are the replies of tables in `alone`, but for those that are ``still`` lost.
+        ``pending`` are the replies of tables in `alone`, except for those that are ``still`` lost.
         """
         client, instead = self.lou.client, self.instead(self.lou.client)
         shared = self.ask_applied({alias: part.theta for alias, part in self.shared.items()}, instead)
@@ -178,33 +179,33 @@ class FederatedModel:
         self.loj.gather(found, into, constant)
 
     def predict(self, constant: Array) -> None:
-        """Let scores of the joined rows it learns from be its predictions as it stands, and a constant."""
+        """Set the scores of the training rows to the current predictions plus a constant."""
         self._count_predictions()
         self.gather(self.ask_predicted(self.alone, self.instead(self.lou.client)), constant)
 
     def _count_predictions(self) -> None:
-        """Once for all tables, whoever holds the parameters."""
+        """Count one noisy prediction of all tables, whoever holds the parameters."""
         if self.noise is not None and self.noise.image is not None:
             self.noise.images += 1
 
     def scores(self, client: Client) -> Array:
-        """Scores of the rows of a relation, without the intercept; of noisy ones what is to be believed."""
+        """Scores of the rows of a relation, without the intercept; noisy ones are shrunk by their share of noise."""
         rows = JoinedRows(client.mapping, self.outputs)
         self.score(client, rows)
         return rows.hand_over(SCORES)
 
     def score(self, client: Client, rows: JoinedRows, *, learning: bool = False) -> None:
-        """The same, as a column of the relation's joined rows.
+        """The same, written into a column of the relation's joined rows.
 
-        While ``learning``, something stands in for parties that are lost; predictions are not made without them.
+        While ``learning``, lost parties are replaced by substitutes; otherwise all parties are needed.
         """
         if client.outbox is not self.lou.client.outbox:
-            self.lou.client.outbox.send()  # the last step may still wait there
+            self.lou.client.outbox.send()  # the last step may still be queued
         client.models[self.name] = (self.encoding.id, self.spec)
         lou = LearningOverUnion(client, self.lou.wire)
         present = [alias for alias in self.tables if client.shards(alias)]
         at_home = [alias for alias in self.alone if parties_of(client, alias) == parties_of(self.lou.client, alias)]
-        sent = [alias for alias in present if alias not in at_home]  # shards that did not train: they are told theta
+        sent = [alias for alias in present if alias not in at_home]  # shards that did not train: theta is sent to them
         thetas = self._thetas(sent)
         instead = self.instead(client) if learning else None
         self._count_predictions()
@@ -218,29 +219,29 @@ class FederatedModel:
 
     @property
     def noise_ratio(self) -> float:
-        """The mean square of noise in predictions, in units of that of predictions without it."""
+        """The mean square of noise in predictions, relative to that of predictions without noise."""
         return 0.0
 
     # Who is lost.
 
     def all_return(self) -> bool:
-        """Whether nobody is lost; who is has one more timeout to come back."""
+        """Whether no party is lost; it waits one more timeout for lost parties."""
         return self.lou.client.outbox.wait_for_all()
 
     def was_steady(self) -> bool:
-        """Whether nobody was lost or came back since this was last asked."""
+        """Whether no party was lost or returned since the last call."""
         before, self._changes = self._changes, self.lou.client.outbox.changes
         return before == self._changes
 
     @property
     def is_whole(self) -> bool:
-        """Whether nobody is lost."""
+        """Whether no party is lost."""
         return not self.lou.client.outbox.lost
 
     # Parameters.
 
     def _thetas(self, aliases: Iterable[str]) -> dict[str, Array]:
-        """theta of some tables; parties are asked only for those that the coordinator does not hold."""
+        """The parameters of some tables; parties are asked only for those that the coordinator does not hold."""
         listed = list(aliases)
         alone = [alias for alias in listed if alias in self.alone]
         noisy = self.noise is not None
@@ -250,16 +251,16 @@ class FederatedModel:
         return thetas | {alias: replies[alias][0]["theta"] for alias in alone}
 
     def keep(self) -> None:
-        """Remember the parameters as they are. Nobody waits for it: it travels with what is asked next."""
+        """Store a copy of the current parameters. The request is sent with the next trip."""
         self.lou.ask("model.keep", self.alone, model=self.name)
         for part in self.shared.values():
             part.kept = (part.theta, part.noisy)
 
     def restore(self) -> None:
-        """Go back to the parameters that were remembered, without a trip of its own."""
+        """Return to the stored copy of the parameters, without a separate trip."""
         self.lou.ask("model.restore", self.alone, model=self.name)
         for part in self.shared.values():
-            restore_part("", part)
+            restore_parameters("", part)
 
     def parameters(self, aliases: Iterable[str] | None = None) -> dict[str, Array]:
         """Parameters by table, of all tables or some, in the label's own units."""
@@ -274,11 +275,11 @@ class FederatedModel:
         return [party for party in parties if client.engine.is_service(party)]
 
     def new_part(self) -> str:
-        """A name for what parties keep of it when it is saved."""
+        """A name for what parties store when the model is saved."""
         return self.lou.client.new_name()
 
     def store(self, saved: str, part: str) -> Stored:
-        """Let parties elsewhere keep their part of it; the others, and those that cannot, tell their parameters."""
+        """Let parties elsewhere store their parameters; the others, and those that cannot, send theirs."""
         client, keepers = self.lou.client, self.keepers
         asked = [alias for alias in self.alone if parties_of(client, alias)[0] in keepers]
         stored = self.lou.ask(
@@ -300,14 +301,14 @@ class FederatedModel:
         return Stored(part, thetas, kept, self._noise_to_keep())
 
     def _noise_to_keep(self) -> KeptNoise | None:
-        """How predictions get noise once the model is loaded, in the label's own units; None: they get none."""
+        """The noise of predictions after the model is loaded, in the label's own units; None: no noise."""
         if self.noise is None or self.noise.image is None:
             return None
         bounds = {alias: bound * self.unit for alias, bound in self.kept_bounds().items()}
         return KeptNoise(self.noise.image, bounds, tuple((self.unit * self.mean).tolist()), self.noise_ratio)
 
     def kept_bounds(self) -> dict[str, float]:
-        """What noisy predictions of each table are cut to; a model with noise has some."""
+        """The clipping bound of noisy predictions, by table."""
         return {}
 
 

@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LinearRows:
-    """Products with T whose rows are bounded; |J_r^T Y_r| = |t_r| |Y_r|."""
+    """Products with T in which each row's contribution is bounded; for row t_r of T, |J_r^T Y_r| = |t_r| |Y_r|."""
 
     width = 1
 
@@ -25,9 +25,9 @@ class LinearRows:
         """T theta."""
         return table.times(theta)
 
-    def clipped_sums(self, theta: Array, table: EncodedTable, wanted: Array, clip: float) -> Array:
-        """T^T Y, with Y cut by the lengths of rows; that of null records is zero."""
-        return table.transposed_times(clipped(wanted, clip, table.norms()))
+    def clipped_sums(self, theta: Array, table: EncodedTable, row_gradients: Array, clip: float) -> Array:
+        """T^T Y, with each Y_r clipped so that |t_r| |Y_r| <= clip; null records add zero."""
+        return table.transposed_times(clipped(row_gradients, clip, table.norms()))
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class LinearTable:
         """T theta."""
         return table.times(theta)
 
-    def pull_back(self, theta: Array, table: EncodedTable, wanted: Array) -> Array:
+    def pull_back(self, theta: Array, table: EncodedTable, row_gradients: Array) -> Array:
         """T^T Y."""
-        return table.transposed_times(wanted)
+        return table.transposed_times(row_gradients)
 
     def gradient_bound(self, theta: Array) -> float:
-        """It is just as long."""
+        """1: |J_r^T Y_r| = |t_r| |Y_r|."""
         return 1.0

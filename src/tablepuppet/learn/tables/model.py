@@ -1,7 +1,7 @@
-"""What every table's model can do with rows; `model_of` makes the one that a spec describes.
+"""The interface of every table's model; `model_of` creates the model that a spec describes.
 
-h is what a model predicts for base rows, Y a value per row and output that is wanted of them, J_r the derivative of a
-row's prediction by the parameters.
+h are the predictions for base rows, Y (``row_gradients``) the gradient of the loss by them, per row and output, and J_r
+the derivative of row r's prediction by the parameters.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ Array = NDArray[np.float64]
 
 
 class RowModel(Protocol):
-    """The same model where no row may add more than a bound to what leaves: blocks of rows, in plain NumPy."""
+    """The same model with a bound on each row's contribution: it works on blocks of rows, in plain NumPy."""
 
     @property
     def width(self) -> int:
-        """How many numbers a row needs at a time, beside its own."""
+        """How many numbers per row are needed in memory, in addition to the row itself."""
         ...
 
     def predict(self, theta: Array, table: EncodedTable) -> Array:
         """h: (rows,) for one output, else (rows, outputs)."""
         ...
 
-    def clipped_sums(self, theta: Array, table: EncodedTable, wanted: Array, clip: float) -> Array:
-        """The sum over rows of J_r^T Y_r, each cut to length ``clip``."""
+    def clipped_sums(self, theta: Array, table: EncodedTable, row_gradients: Array, clip: float) -> Array:
+        """The sum over rows of J_r^T Y_r, each clipped to norm ``clip``."""
         ...
 
 
@@ -41,16 +41,16 @@ class TableModel(Protocol):
 
     @property
     def spec(self) -> Spec:
-        """What it is."""
+        """The spec that describes it."""
         ...
 
     @property
     def by_row(self) -> RowModel:
-        """The same, row by row."""
+        """The same model with a bound on each row's contribution."""
         ...
 
     def start(self, seed: int, alias: str, numbers: int) -> Array:
-        """First parameters, the same for all shards of a table; its first ``numbers`` columns are no categories."""
+        """First parameters, the same for all shards of a table; its first ``numbers`` columns are numeric."""
         ...
 
     def rescaled(self, theta: Array, unit: float) -> Array:
@@ -61,12 +61,12 @@ class TableModel(Protocol):
         """h: (rows,) for one output, else (rows, outputs)."""
         ...
 
-    def pull_back(self, theta: Array, table: EncodedTable, wanted: Array) -> Array:
+    def pull_back(self, theta: Array, table: EncodedTable, row_gradients: Array) -> Array:
         """The sum over rows of J_r^T Y_r (Eq. 12)."""
         ...
 
     def gradient_bound(self, theta: Array) -> float:
-        """J_r^T Y_r is at most so many times as long as the row times Y_r."""
+        """c such that |J_r^T Y_r| <= c |t_r| |Y_r| for every row t_r."""
         ...
 
 

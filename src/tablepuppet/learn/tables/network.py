@@ -1,7 +1,7 @@
 """The network of one table, f_i(theta_i; x) of Eq. 2: tanh layers, then a linear output without bias.
 
-Parameters are one flat array. Only what goes forward and back needs torch, the extra ``deep``, which is imported when
-first used.
+Parameters are one flat array. Only the forward and backward passes need torch (the extra ``deep``); it is imported on
+first use.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class NetworkTable:
 
     @property
     def parameters(self) -> int:
-        """How many there are."""
+        """The number of parameters."""
         return self.spec.theta_shape(self.sizes[0])[0]
 
     @property
@@ -76,15 +76,15 @@ class NetworkTable:
 
     @property
     def by_row(self) -> NetworkRows:
-        """The same network with gradients that are bounded row by row."""
+        """The same network with a bound on each row's gradient."""
         return NetworkRows(self)
 
     def gradient_bound(self, theta: Array) -> float:
-        """Layers pass on at most their norm: tanh and its slope are at most 1."""
+        """The product of the layers' norms: tanh and its slope are at most 1."""
         return math.prod(max(1.0, float(np.linalg.norm(weights))) for weights, _ in self.layers(theta)[1:])
 
     def layers(self, theta: Any) -> list[tuple[Any, Any]]:
-        """(weights, bias) of each layer, cut from flat parameters, which must fit; the last has no bias."""
+        """(weights, bias) of each layer, as slices of the flat parameters; the last layer has no bias."""
         if tuple(theta.shape) != (self.parameters,):
             raise LearnError(f"parameters of shape {tuple(theta.shape)} do not fit: {self.parameters:,} are needed")
         cut, start = [], 0
@@ -97,9 +97,9 @@ class NetworkTable:
         return cut
 
     def start(self, seed: int, alias: str, numbers: int) -> Array:
-        """First parameters, from the seed and the name of the table: its shards all begin alike.
+        """First parameters, from the seed and the name of the table: the same for all its shards.
 
-        Weights of categories begin at zero: the order of categories of one frequency is not the same in every run.
+        Weights of categories start at zero, since the order of categories with equal frequency differs between runs.
         """
         rng = np.random.default_rng([seed, zlib.crc32(alias.encode())])
         parts: list[Array] = []
@@ -129,15 +129,15 @@ class NetworkTable:
                 scores[part] = self._forward(torch.tensor(theta), table, part).numpy()
         return scores
 
-    def pull_back(self, theta: Array, table: EncodedTable, wanted: Array) -> Array:
+    def pull_back(self, theta: Array, table: EncodedTable, row_gradients: Array) -> Array:
         """The sum over rows of J_r^T Y_r (Eq. 12)."""
-        check_length("values", wanted, len(table.dense))
-        return self.gradient_of(theta, table, lambda part, _: wanted[part])
+        check_length("values", row_gradients, len(table.dense))
+        return self.gradient_of(theta, table, lambda part, _: row_gradients[part])
 
-    def gradient_of(self, theta: Array, table: EncodedTable, wanted: Callable[[slice, Array], Array]) -> Array:
-        """The gradient of a function of the predictions.
+    def gradient_of(self, theta: Array, table: EncodedTable, row_gradients: Callable[[slice, Array], Array]) -> Array:
+        """The gradient by theta of a function of the predictions.
 
-        ``wanted`` gives Y, the derivative by the predictions of some rows, from these rows and their predictions.
+        ``row_gradients(rows, predictions)`` returns Y, the derivative of that function by the predictions of the rows.
         """
         torch = need_torch()
         with one_thread(torch):
@@ -145,12 +145,12 @@ class NetworkTable:
             point.grad = torch.zeros_like(point)
             for part in self._chunks(len(table.dense)):
                 scores = self._forward(point, table, part)
-                pulled = torch.from_numpy(wanted(part, scores.detach().numpy()))
+                pulled = torch.from_numpy(row_gradients(part, scores.detach().numpy()))
                 scores.backward(pulled)  # type: ignore[no-untyped-call]
             return np.asarray(point.grad.numpy())
 
     def _chunks(self, rows: int) -> Iterator[slice]:
-        """Rows at a time: few where a layer is wide, since what the way back needs of them is kept."""
+        """Chunks of rows: smaller if a layer is wide, since the backward pass needs its activations in memory."""
         size = max(1, min(CHUNK, CELLS // max(self.sizes)))
         for start in range(0, rows, size):
             check_time()
@@ -175,10 +175,11 @@ class NetworkTable:
 
 @dataclass(frozen=True)
 class NetworkRows:
-    """Sums of a network's gradients to which no row adds more than a bound.
+    """Sums of a network's gradients with a bound on each row's contribution.
 
-    No gradient of a single row is made: its part by the weights of a layer is the outer product of what goes into the
-    layer, a, and the derivative by what comes out, d. What is cut is then what is added up:
+    No gradient of a single row is stored: by the weights of a layer, it is the outer product of the layer's input a and
+    the derivative d by its output. So its norm follows from the norms of both, and rows are clipped before they are
+    added:
 
         |J_r^T Y_r|^2 = sum over layers of (|a_r|^2 + 1) |d_r|^2        (the 1 is the bias; the last layer has none)
     """
@@ -187,17 +188,17 @@ class NetworkRows:
 
     @property
     def width(self) -> int:
-        """That of all layers."""
+        """The total width of all layers."""
         return sum(self.network.sizes)
 
     def predict(self, theta: Array, table: EncodedTable) -> Array:
-        """What comes out of the last layer."""
+        """The output of the last layer."""
         found = self._forward(theta, table)[-1]
         return found[:, 0] if self.network.outputs == 1 else found
 
-    def clipped_sums(self, theta: Array, table: EncodedTable, wanted: Array, clip: float) -> Array:
-        """h^T Y, cut by row at every layer alike."""
-        inputs, slopes = self._backward(theta, table, wanted.reshape(len(wanted), self.network.outputs))
+    def clipped_sums(self, theta: Array, table: EncodedTable, row_gradients: Array, clip: float) -> Array:
+        """The sum of clipped gradients: each row's derivatives are scaled by the same factor in every layer."""
+        inputs, slopes = self._backward(theta, table, row_gradients.reshape(len(row_gradients), self.network.outputs))
         norms, biases = [table.norms(), *map(lengths_of, inputs)], [1.0] * len(inputs) + [0.0]
         sizes = [np.hypot(norm, bias) for norm, bias in zip(norms, biases, strict=True)]
         kept = kept_shares(_whole(sizes, slopes), clip)
@@ -211,7 +212,7 @@ class NetworkRows:
         return np.concatenate(flat)
 
     def _forward(self, theta: Array, table: EncodedTable) -> list[Array]:
-        """What goes into each layer after the first, then what comes out of the last; by row."""
+        """By row: the input of each layer after the first, then the output of the last."""
         (weights, bias), *others = self.network.layers(theta)
         found, values = [], table.times(weights)
         for weights, following in others:
@@ -219,17 +220,17 @@ class NetworkRows:
             values, bias = found[-1] @ weights, following
         return [*found, values]
 
-    def _backward(self, theta: Array, table: EncodedTable, wanted: Array) -> tuple[list[Array], list[Array]]:
-        """(what goes into each layer after the first, the derivative by what comes out of each layer), by row."""
+    def _backward(self, theta: Array, table: EncodedTable, row_gradients: Array) -> tuple[list[Array], list[Array]]:
+        """By row: (the input of each layer after the first, the derivative by the output of each layer)."""
         layers, inputs = self.network.layers(theta), self._forward(theta, table)[:-1]
-        slopes = [wanted]
+        slopes = [row_gradients]
         for (weights, _), into in zip(layers[:0:-1], inputs[::-1], strict=True):
             slopes.append(slopes[-1] @ weights.T * (1 - into**2))
         return inputs, slopes[::-1]
 
 
 def _whole(sizes: list[Array], slopes: list[Array]) -> Array:
-    """The length of every row's gradient over all layers."""
+    """The norm of every row's gradient over all layers."""
     found = np.zeros(len(slopes[0]))
     for size, slope in zip(sizes, slopes, strict=True):
         found = np.hypot(found, size * lengths_of(slope))

@@ -1,9 +1,9 @@
-"""What leaves a party with noise: gradients and predictions to which no row adds more than a bound.
+"""Noisy releases of a table's model: gradients and predictions, with a bound on each row's contribution.
 
-Comes in: encoded rows, parameters, and for each row what is wanted of its prediction, Y_r, in which everything that it
-is joined with is already added up. A null record, a row of missing values, adds exactly nothing; nor does a row whose
-gradient is not finite. n counts the table's rows. n Y_r is the gradient by a row's prediction as if every row were
-joined as often, so that ``clip`` means what it means for one table:
+Comes in: encoded rows, parameters, and Y_r, the gradient of the loss by the prediction of each row r, summed over its
+joined rows. A null record (a row of missing values) and a row whose gradient is not finite add exactly zero. n is the
+number of the table's rows, J_r the derivative of a row's prediction. Gradients are scaled by n, so that ``clip`` means
+the same as for a single table:
 
     g = sum_r clip(n J_r^T Y_r) / n + noise
 """
@@ -29,14 +29,14 @@ def noisy_gradient(
 ) -> Array:
     """g of one shard."""
     check_length("values", rows, len(data.dense))
-    outputs = model.predict(theta, data.rows(slice(0))).shape[1:]  # refused by shapes alone
+    outputs = model.predict(theta, data.rows(slice(0))).shape[1:]  # no row is read: shapes alone decide
     if rows.shape[1:] != outputs:
         raise ValueError("values and parameters have different numbers of outputs")
 
     def parts() -> Iterator[Array]:
         for block in blocks(len(data.dense), max(data.dense.shape[1], model.width)):
-            wanted = rows[block].astype(np.float64) * noise.table_rows
-            yield model.clipped_sums(theta, data.rows(block), wanted, noise.clip) / noise.table_rows
+            row_gradients = rows[block].astype(np.float64) * noise.table_rows
+            yield model.clipped_sums(theta, data.rows(block), row_gradients, noise.clip) / noise.table_rows
 
     return table.noisy(parts, theta.shape, noise.clip / noise.table_rows, noise.multiplier, "gradient")
 
@@ -44,8 +44,8 @@ def noisy_gradient(
 def noisy_predictions(
     table: LocalTable, data: EncodedTable, model: RowModel, theta: Array, bound: float, multiplier: float
 ) -> Array:
-    """Predictions of rows, cut to ``bound`` and with noise; those of null records are zero."""
-    shape = (len(data.dense), *model.predict(theta, data.rows(slice(0))).shape[1:])  # refused by shapes alone
+    """Predictions of rows, clipped to ``bound``, with noise; those of null records are zero before noise."""
+    shape = (len(data.dense), *model.predict(theta, data.rows(slice(0))).shape[1:])  # shapes alone decide
 
     def parts() -> Iterator[Array]:
         image = np.empty(shape)
@@ -58,6 +58,6 @@ def noisy_predictions(
 
 
 def predicted(model: RowModel, theta: Array, table: EncodedTable) -> Array:
-    """Predictions of all rows, some at a time, without noise."""
+    """Predictions of all rows, block by block, without noise."""
     parts = [model.predict(theta, table.rows(block)) for block in blocks(len(table.dense), model.width)]
     return np.concatenate(parts) if parts else model.predict(theta, table)

@@ -1,7 +1,7 @@
-"""Ops that any table's model answers, with or without noise; what only one solver asks stands beside that solver.
+"""The ops of any table's model, with or without noise; ops that only one solver needs are in that solver's file.
 
-``model.predict`` uses parameters that the party holds, ``model.apply`` and ``model.gradient`` such as it is told: the
-coordinator holds the parameters of a table with several shards.
+``model.predict`` uses parameters that the party holds. ``model.apply`` and ``model.gradient`` use parameters that the
+coordinator sends, since it holds those of a table with several shards.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.tables.model import model_of
 from tablepuppet.learn.tables.noisy import noisy_gradient, noisy_predictions
-from tablepuppet.learn.tables.part import (
-    Part,
+from tablepuppet.learn.tables.parameters import (
+    TableParameters,
     check_noisy,
-    keep_part,
-    new_part,
-    noisy_part,
-    part_for_predictions,
-    part_of,
+    first_parameters,
+    hold_parameters,
+    noisy_parameters,
+    parameters_for_predictions,
+    parameters_of,
 )
 from tablepuppet.party.added_noise import PredictionNoise, SumNoise
 from tablepuppet.party.arguments import Seed
@@ -38,10 +38,10 @@ Places = NDArray[np.int32]
 def start(
     table: LocalTable, view: str, encoding: str, model: str, spec: Spec, seed: Seed, zero: bool = False
 ) -> Values:
-    """Begin a model at a table with one shard; ``zero``: with parameters that predict zero."""
+    """Begin a model at a table with one shard; with ``zero``, all predictions are zero."""
     data = encoded(table, view, encoding)
     alias, numbers = table.snapshot.scan.alias, data.dense.shape[1]
-    keep_part(table, model, new_part(spec, seed, alias, numbers, data.width, zero=zero))
+    hold_parameters(table, model, first_parameters(spec, seed, alias, numbers, data.width, zero=zero))
     return {}
 
 
@@ -53,13 +53,13 @@ def start(
     returns={"image": IMAGE},
 )
 def predict(table: LocalTable, view: str, encoding: str, model: str, noise: PredictionNoise | None = None) -> Values:
-    """h for parameters that the party holds or keeps; with noise they must have been learned with noise."""
+    """Predictions with parameters that the party holds or has stored; with noise, these must be noisy too."""
     if noise is None:
         data = encoded(table, view, encoding)
-        part = part_for_predictions(table, model, data)
+        part = parameters_for_predictions(table, model, data)
         return {"image": part.model.predict(part.theta, data).astype(table.wire)}
     data = encoded_for_noise(table, view, encoding)
-    part = part_for_predictions(table, model, data)
+    part = parameters_for_predictions(table, model, data)
     check_noisy(table.grant.party, part)
     bound = noise.bound if noise.bound is not None else part.bound
     return {"image": noisy_predictions(table, data, part.model.by_row, part.theta, bound, noise.multiplier)}
@@ -76,7 +76,7 @@ def apply(
     table: LocalTable, view: str, encoding: str, spec: Spec, theta: Array, places: Places | None = None,
     noise: PredictionNoise | None = None,
 ) -> Values:  # fmt: skip
-    """h for parameters that the coordinator holds; of the rows at ``places`` only if there are such."""
+    """Predictions with parameters that the coordinator sends; if ``places`` are given, only of these rows."""
     data = encoded(table, view, encoding) if noise is None else encoded_for_noise(table, view, encoding)
     model, data = model_of(spec, data.width), data if places is None else data.rows(places)
     _check_shape(theta, spec.theta_shape(data.width))
@@ -99,7 +99,7 @@ def gradient(
     table: LocalTable, view: str, encoding: str, spec: Spec, rows: Array, theta: Array | None = None,
     places: Places | None = None, noise: SumNoise | None = None,
 ) -> Values:  # fmt: skip
-    """A shard's part of the gradient of its table (Eq. 18); that of a linear model needs no parameters."""
+    """A shard's summand of its table's gradient (Eq. 18); a linear model needs no parameters for it."""
     data = encoded(table, view, encoding) if noise is None else encoded_for_noise(table, view, encoding)
     model, shape = model_of(spec, data.width), spec.theta_shape(data.width)
     theta = np.zeros(shape) if theta is None else theta
@@ -125,29 +125,29 @@ def _check_shape(theta: Array, shape: tuple[int, ...]) -> None:
     returns={"theta": THETA},
 )
 def parameters(table: LocalTable, view: str, model: str, noisy: bool = False) -> Values:
-    """The parameters of a table; ``noisy``: which were made from noisy sums only, and nothing more is spent."""
-    part = noisy_part(table, model) if noisy else part_of(table, model)
+    """The parameters of a table; with ``noisy``, they must come from noisy sums only and cost no more epsilon."""
+    part = noisy_parameters(table, model) if noisy else parameters_of(table, model)
     return {"theta": part.theta}
 
 
 @op("model.keep", asked="validation, `save`, `tp.load`, `tp.forget`", releases=Release.COUNTS, returns={})
 def keep(table: LocalTable, view: str, model: str) -> Values:
-    """Remember the parameters as they are."""
-    part = part_of(table, model)
+    """Store a copy of the current parameters."""
+    part = parameters_of(table, model)
     part.kept = (part.theta, part.noisy)
     return {}
 
 
 @op("model.restore", asked="validation, `save`, `tp.load`, `tp.forget`", releases=Release.COUNTS, returns={})
 def restore(table: LocalTable, view: str, model: str) -> Values:
-    """Go back to the parameters that were remembered."""
-    part = part_of(table, model)
-    restore_part(table.grant.party, part)
+    """Return to the stored copy of the parameters."""
+    part = parameters_of(table, model)
+    restore_parameters(table.grant.party, part)
     return {}
 
 
-def restore_part(party: str, part: Part) -> None:
-    """Go back to the parameters that were remembered; PartyError if there are none."""
+def restore_parameters(party: str, part: TableParameters) -> None:
+    """Return to the stored copy of the parameters; PartyError if there is none."""
     if part.kept is None:
         raise PartyError(f"party {party!r} remembers no parameters of this model; fit it again")
     theta, noisy = part.kept

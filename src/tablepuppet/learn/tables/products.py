@@ -1,4 +1,4 @@
-"""Inner products that tables tell of what they remember: of one size for all, or they cannot be added up."""
+"""Inner products of the vectors that tables store: all tables must return the same size, or they cannot be added."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = NDArray[np.float64]
 
 
 def check_products(client: Client, told: Mapping[str, Array], size: int) -> None:
-    """PartyError unless what each table told, by alias, is of so many vectors."""
+    """PartyError unless each table, by alias, returned the inner products of ``size`` vectors."""
     for alias, products in told.items():
         if len(products) != size:
             [shard, *_] = client.shards(alias)

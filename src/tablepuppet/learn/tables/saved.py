@@ -1,4 +1,4 @@
-"""A model that was loaded: parties are told the parameters that the coordinator holds, and use those they keep."""
+"""A loaded model: the coordinator sends the parameters that it holds, and parties use those that they store."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SavedModel:
         present = {alias for alias in (*self.stored.thetas, *self.stored.kept) if client.shards(alias)}
         at_home = [a for a, kept in self.stored.kept.items() if parties_of(client, a) == [kept.party]]
         thetas = dict(self.stored.thetas)
-        if present - set(at_home) - set(thetas):  # shards that did not train: they are told theta
+        if present - set(at_home) - set(thetas):  # shards that did not train: theta is sent to them
             thetas |= self.stored.fetched(self.engine, self._shape)
         told = {alias: theta for alias, theta in thetas.items() if alias in present and alias not in at_home}
         noise = self.stored.noise
@@ -59,7 +59,7 @@ class SavedModel:
         return scores if noise is None else calmed(scores, np.array(noise.mean), noise.square)
 
     def parameters(self) -> dict[str, Array]:
-        """Parameters by table; parties are asked for those that they keep."""
+        """Parameters by table; parties are asked for those that they store."""
         return dict(self.stored.thetas) | self.stored.fetched(self.engine, self._shape)
 
     def _shape(self, alias: str) -> tuple[int, ...]:
@@ -68,15 +68,15 @@ class SavedModel:
 
     @property
     def keepers(self) -> list[str]:
-        """The parties that keep their own part."""
+        """The parties that store their own parameters."""
         return self.stored.parties
 
     def new_part(self) -> str:
-        """A name for what parties keep of it when it is saved once more."""
+        """A name for what parties store when the model is saved again."""
         return f"{self.engine.new_session()}.0"
 
     def store(self, saved: str, part: str) -> Stored:
-        """Let parties keep their part once more; from now on this is the one that is used."""
+        """Let parties store their parameters again; from now on this copy is used."""
         self.stored = self.stored.copied(self.engine, saved, part)
         return self.stored
 

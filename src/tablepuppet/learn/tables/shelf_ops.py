@@ -1,14 +1,14 @@
-"""A party's parts of saved models.
+"""Ops on a party's parts of saved models: the parameters that it stores for a caller (its shelf, party/kept.py).
 
-With ``parts.store`` a party writes one into its ``state_dir``, from where predictions take it in later sessions; the
-other ops are about what stands there and need no table. The coordinator's half is in stored.py.
+With ``parts.store`` a party writes a part into its ``state_dir``; predictions in later sessions read it from there. The
+other ops manage stored parts and need no table. The coordinator's half is in stored.py.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from tablepuppet.learn.tables.part import check_noisy, part_of
+from tablepuppet.learn.tables.parameters import check_noisy, parameters_of
 from tablepuppet.party.arguments import Name, NoName
 from tablepuppet.party.kept import KeptCategories, KeptPart, Shelf
 from tablepuppet.party.local_table import LocalTable
@@ -27,7 +27,7 @@ FINGERPRINT = Word(r"(?:[0-9a-f]{64})?")  # of what is kept; empty if nothing is
     returns={"kept": FINGERPRINT},
 )
 def store(table: LocalTable, view: str, model: str, saved: Name, part: Name, unit: float, encoding: str = "") -> Values:
-    """Keep the part of a model on the shelf, as ``part`` of the model that is saved as ``saved``.
+    """Store the party's parameters as ``part`` of the model that is saved as ``saved``.
 
     With it go the digests of the categories that ``encoding`` encodes by: the owner can find out what codes mean.
 
@@ -36,7 +36,7 @@ def store(table: LocalTable, view: str, model: str, saved: Name, part: Name, uni
     """
     if table.is_repeat or not table.shelf.keeps:
         return {"kept": ""}
-    found = part_of(table, model)
+    found = parameters_of(table, model)
     theta = found.model.rescaled(found.theta, unit)
     kept = KeptPart.of(saved, part, table.snapshot.scan, theta, found.model.spec, noisy=found.noisy)
     built = table.state.get(f"{view}/{encoding}")
@@ -66,7 +66,7 @@ def check(shelf: Shelf, part: Name) -> Values:
     returns={"kept": ByName(FINGERPRINT)},
 )
 def copy(shelf: Shelf, part: Name, saved: Name, to: Name) -> Values:
-    """Keep a part again under another name."""
+    """Store a copy of a part under another name."""
     for kept, _ in shelf.all(part):
         shelf.put(msgspec.structs.replace(kept, model=saved, part=to))
     return check(shelf, to)
@@ -79,9 +79,9 @@ def copy(shelf: Shelf, part: Name, saved: Name, to: Name) -> Values:
     on_shelf=True,
     returns={},
 )
-def settle(shelf: Shelf, saved: Name, keep: Name | NoName) -> Values:
-    """Forget all parts of a saved model but one; "" is none."""
-    shelf.settle(saved, keep)
+def keep_only(shelf: Shelf, saved: Name, keep: Name | NoName) -> Values:
+    """Delete all parts of a saved model except one; "": delete all."""
+    shelf.keep_only(saved, keep)
     return {}
 
 

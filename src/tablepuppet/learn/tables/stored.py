@@ -1,4 +1,4 @@
-"""Where the parameters of a saved model are: with the coordinator, or with parties elsewhere that keep their own.
+"""Where the parameters of a saved model are: with the coordinator, or with parties elsewhere that store their own.
 
 The coordinator's half of the ops named ``parts`` (shelf_ops.py). Parts on shelves belong to no relation, so parties are
 asked in a session of their own, without tables.
@@ -39,8 +39,8 @@ class KeptNoise:
 
     multiplier: float
     bounds: Mapping[str, float]  # by table
-    mean: tuple[float, ...]  # of predictions over the rows that were learned from, as the intercept has it
-    square: float  # the mean square of noise, in units of that of predictions
+    mean: tuple[float, ...]  # mean prediction over training rows, absorbed by the intercept
+    square: float  # mean square of the noise, relative to that of predictions
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Stored:
 
     @property
     def parties(self) -> list[str]:
-        """Those that keep something."""
+        """The parties that store parameters."""
         return list(dict.fromkeys(kept.party for kept in self.kept.values()))
 
     def fetched(self, engine: Engine, shape: Callable[[str], tuple[int, ...]]) -> dict[str, Array]:
@@ -73,7 +73,7 @@ class Stored:
         return {alias: replies[kept.party][alias] for alias, kept in self.kept.items()}
 
     def copied(self, engine: Engine, saved: str, part: str) -> Stored:
-        """The same kept once more, as part of another saved model."""
+        """A copy at the parties, as part of another saved model."""
         step = Step("parts.copy", "", {"part": self.part, "saved": saved, "to": part})
         replies = ask_shelves(engine, self.parties, step)
         kept = {a: Kept(k.party, str(replies[k.party]["kept"].get(a, ""))) for a, k in self.kept.items()}
@@ -116,7 +116,7 @@ class Storable(Protocol):
         ...
 
     def store(self, saved: str, part: str) -> Stored:
-        """Let them keep it; the other parameters are told."""
+        """Let them store their parameters; the other parameters are sent to the coordinator."""
         ...
 
 
@@ -160,10 +160,10 @@ def _gone(alias: str, party: str) -> LearnError:
     )
 
 
-def settle(engine: Engine, parties: Iterable[str], saved: str, part: str) -> bool:
-    """Let parties forget all parts of a saved model but one ("": none); whether all did.
+def keep_only(engine: Engine, parties: Iterable[str], saved: str, part: str) -> bool:
+    """Let parties delete all parts of a saved model except one ("": delete all); return whether all did.
 
-    Whoever cannot be reached does so when the model is saved again.
+    A party that cannot be reached does so when the model is saved again.
     """
     with suppress(TablePuppetError):
         ask_shelves(engine, parties, Step("parts.settle", "", {"saved": saved, "keep": part}))

@@ -1,8 +1,8 @@
-"""The state of a whole column of a table, as a fingerprint: what noise that repeats is drawn for.
+"""The fingerprint of a column over the whole table; noise that must repeat is derived from it.
 
 Comes in: a snapshot and one of its outputs. Goes out, to ops of the same party only: a hash of that output over all
-rows of the table, whatever the filters of the snapshot leave out. So two relations with different filters over the
-same data find the same fingerprint, and data that has changed finds another.
+rows of the table, including those that the filters of the snapshot leave out. So two relations with different filters
+over the same data get the same fingerprint; changed data gets another.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tablepuppet.sql.plan import Scan
 Read = Callable[[Scan], Snapshot]  # takes a snapshot of the party's database as it is now
 
 
-def whole_fingerprint(snapshot: Snapshot, output: str, read: Read) -> str:
-    """The fingerprint of an output over the whole table; over the snapshot, where the table cannot be told from it.
+def column_fingerprint(snapshot: Snapshot, output: str, read: Read) -> str:
+    """The fingerprint of an output over the whole table; if that cannot be computed, over the snapshot.
 
-    That is so if the expression fails on rows which the filters leave out, or if the data has changed meanwhile.
+    This happens if the expression fails on rows that the filters leave out, or if the data has changed meanwhile.
     """
     scan = snapshot.scan
     if "" in scan.filters:  # nothing was left out
@@ -45,7 +45,7 @@ def _fingerprint(snapshot: Snapshot, output: str) -> str:
 
 
 def _holds(whole: Snapshot, part: Snapshot, output: str) -> bool:
-    """Whether the whole table has the rows of a part of it, at the same positions."""
+    """Whether the snapshot ``whole`` contains the rows of the snapshot ``part`` at the same positions."""
     wanted = np.arange(part.rows) if part.positions is None else part.positions
     known = np.arange(whole.rows) if whole.positions is None else whole.positions
     places = np.searchsorted(known, wanted)

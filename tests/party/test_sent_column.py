@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tablepuppet.errors import PartyError
-from tablepuppet.party.told_column import read_column, told_column
+from tablepuppet.party.sent_column import read_column, sent_column
 from tablepuppet.wire.codec import decode, encode
 
 TYPES = {"bool": "BOOLEAN", "string": "VARCHAR", "date32[day]": "DATE"}
@@ -39,7 +39,7 @@ def test_the_same_arrives(column: pa.Array) -> None:
         pa.chunked_array([column, column.slice(1)]),
         pa.chunked_array([column.slice(1)]),
     ):
-        reply = decode(encode(told_column(given, "7")))
+        reply = decode(encode(sent_column(given, "7")))
         is_time = pa.types.is_timestamp(column.type)
         published = "TIMESTAMP" if is_time else TYPES.get(str(column.type), "DOUBLE")
         found = read_column(reply, len(given), "party 'p'", published, "7")
@@ -50,7 +50,7 @@ def test_the_same_arrives(column: pa.Array) -> None:
 def test_a_type_that_does_not_travel() -> None:
     """Lists and bytes are refused at the party."""
     with pytest.raises(PartyError, match="cannot be sent"):
-        told_column(pa.chunked_array([[b"x"]]))
+        sent_column(pa.chunked_array([[b"x"]]))
 
 
 TEXT = {"type": "string", "lengths": np.array([1, 2], np.int32), "data": np.frombuffer(b"abc", np.uint8)}

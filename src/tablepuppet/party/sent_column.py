@@ -1,8 +1,8 @@
-"""A column of values as it travels: a type, an array, and for text the length of each value.
+"""A column of values as it is sent: a type, an array, and for text the length of each value.
 
 Comes in: an Arrow column of numbers, texts, dates, timestamps, decimals or booleans, with NULLs. Goes out: plain values
-and NumPy arrays, which the other end holds against the rows it asked about before it makes a column of them. UUIDs are
-texts, decimals travel as texts.
+and NumPy arrays; the receiver checks them against the rows it asked for before it builds a column. UUIDs and decimals
+are sent as text.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _FIRST, _LAST = (datetime.fromisoformat(day).toordinal() - 719163 for day in ("0
 _DECIMAL = re.compile(r"decimal128\((\d{1,2}), (\d{1,2})\)")
 
 
-def told_column(column: pa.ChunkedArray, suffix: str = "") -> dict[str, Any]:
+def sent_column(column: pa.ChunkedArray, suffix: str = "") -> dict[str, Any]:
     """The column as values of a reply, whose names end in ``suffix``.
 
-    >>> told_column(pa.chunked_array([["a", None, "bc"]]))["lengths"].tolist()
+    >>> sent_column(pa.chunked_array([["a", None, "bc"]]))["lengths"].tolist()
     [1, 0, 2]
     """
     kind = column.type
@@ -92,7 +92,7 @@ _PUBLISHED = {
 
 
 def read_column(reply: Mapping[str, Any], rows: int, where: str, type_name: str, suffix: str = "") -> pa.Array:
-    """The column that a reply tells; PartyError, beginning with ``where``, unless it is one of so many rows, and of the
+    """The column in a reply; PartyError, beginning with ``where``, unless it has this number of rows, and is of the
     type that its table publishes.
     """
     kind, data, lengths, valid = (reply.get(f"{name}{suffix}") for name in ("type", "data", "lengths", "valid"))

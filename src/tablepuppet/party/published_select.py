@@ -1,4 +1,4 @@
-"""The SELECT that an operator publishes as a table: checked, and the tables and columns that it reads.
+"""A SELECT that an operator publishes as a table: it is checked, and its tables and columns are listed.
 
 The text comes from the party's own file, never from a caller. Still it must be one SELECT over the tables of the
 database: no statement that changes anything, no function that opens a file.
@@ -21,7 +21,7 @@ from tablepuppet.sql.types import Family, family
 
 
 @dataclass(frozen=True)
-class View:
+class PublishedSelect:
     """A checked SELECT, with the tables of the database it reads and every name that it mentions."""
 
     sql: str  # reads each table under the name that ``tables`` gives it
@@ -29,10 +29,10 @@ class View:
     names: frozenset[str] | None  # in lower case; None: all columns, as with *
 
     @classmethod
-    def parsed(cls, party: str, table: str, sql: str) -> View:
-        """The view that ``sql`` spells; ConfigError unless it is one SELECT over plain tables.
+    def parsed(cls, party: str, table: str, sql: str) -> PublishedSelect:
+        """Parse ``sql``; ConfigError unless it is one SELECT over plain tables.
 
-        >>> View.parsed("bank", "rich", "SELECT id FROM cards WHERE credit > 1000").tables
+        >>> PublishedSelect.parsed("bank", "rich", "SELECT id FROM cards WHERE credit > 1000").tables
         {'__read_0': 'cards'}
         """
         where = f"party {party!r}, tables.{table}.sql"
@@ -80,8 +80,8 @@ def _names(query: exp.Query) -> frozenset[str] | None:
     return frozenset(name.name.lower() for name in query.find_all(exp.Identifier))
 
 
-def read_by(view: View, table: SourceTable) -> dict[str, str]:
-    """The columns of a table that a view may read, with types; those that no party can read are left out."""
+def read_by(view: PublishedSelect, table: SourceTable) -> dict[str, str]:
+    """The columns of a table that a published SELECT may read, with types; unreadable types are left out."""
     readable = {name: kind for name, kind in table.columns.items() if family(kind) is not Family.OTHER}
     used = {n: kind for n, kind in readable.items() if view.names is None or n.lower() in view.names}
     return used or dict(list(readable.items())[:1])  # count(*) needs rows, though no column

@@ -1,7 +1,7 @@
-"""A table's part of a model: its parameters, and what a solver remembers beside them.
+"""The parameters of one table's model, and the memory of the solver that trains them.
 
-A party holds the part of a table with one shard, the coordinator that of a table with several; it is the same class. A
-solver's memory is an object of its own (`linear/ridge.py`, `network/lbfgs.py`).
+The party holds them if the table has one shard, the coordinator if it has several; the class is the same. A solver's
+memory is a separate object (`linear/ridge.py`, `network/lbfgs.py`).
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ Memory = TypeVar("Memory")
 
 @runtime_checkable
 class KnowsSize(Protocol):
-    """A solver's memory that knows how large predictions usually are, by what had noise."""
+    """A solver's memory that knows the usual size of predictions, from noisy values only."""
 
     def bound(self, theta: Array) -> float:
-        """What noisy predictions are cut to."""
+        """The clipping bound of noisy predictions."""
         ...
 
 
 @dataclass
-class Part:
-    """The parameters of one table."""
+class TableParameters:
+    """The parameters of one table's model; variables of this class are called ``part``."""
 
     model: TableModel
     theta: Array
-    noisy: bool = False  # whether all that they are made of had noise: then they may be told
+    noisy: bool = False  # whether they were computed from noisy values only: then they may be released
     memory: Any = None  # of a solver
     velocity: Array | None = None  # of SGD
-    kept: tuple[Array, bool] | None = None  # parameters that were remembered, and whether they were noisy
+    kept: tuple[Array, bool] | None = None  # stored copy of theta, and its ``noisy``
 
     def descend(self, sums: Array, lr: float, momentum: float, l2: float) -> None:
         """One step of stochastic gradient descent (Eq. 13)."""
@@ -58,30 +58,32 @@ class Part:
 
     @property
     def bound(self) -> float:
-        """What noisy predictions are cut to where the caller does not say."""
+        """The clipping bound of noisy predictions if the caller gives none."""
         if not isinstance(self.memory, KnowsSize):
             raise PartyError("nothing is known of the size of predictions: say a bound")
         return self.memory.bound(self.theta)
 
     def remembered(self, kind: type[Memory]) -> Memory:
-        """The memory of a solver; PartyError if another solver has begun the model."""
+        """The memory of a solver; PartyError if another solver began the model."""
         if not isinstance(self.memory, kind):
             raise PartyError("this model was started by another solver; fit it again")
         return self.memory
 
 
-def new_part(spec: Spec, seed: int, alias: str, numbers: int, width: int, *, zero: bool = False) -> Part:
-    """The first parameters of a table; ``zero``: such as predict zero, so that nothing is told before the first step.
+def first_parameters(
+    spec: Spec, seed: int, alias: str, numbers: int, width: int, *, zero: bool = False
+) -> TableParameters:
+    """The first parameters of a table; with ``zero``, predictions are zero, so the start reveals nothing.
 
-    None is a function of its rows.
+    They do not depend on the rows.
     """
     model = model_of(spec, width)
     theta = model.start(seed, alias, numbers)
-    return Part(model, model.rescaled(theta, 0.0) if zero else theta, noisy=zero)
+    return TableParameters(model, model.rescaled(theta, 0.0) if zero else theta, noisy=zero)
 
 
-def keep_part(table: LocalTable, model: str, part: Part) -> None:
-    """Keep the party's part of a model; PrivacyError where a shard may not learn by itself."""
+def hold_parameters(table: LocalTable, model: str, part: TableParameters) -> None:
+    """Store the party's parameters of a model; PrivacyError if the table may only be used in secure sums."""
     _check_alone(table)
     table.models[f"{model}/{table.snapshot.scan.alias}"] = part
 
@@ -91,15 +93,15 @@ def _check_alone(table: LocalTable) -> None:
         raise table.secure.refusal("what is learned from its rows leaves only within a sum over three or more shards")
 
 
-def part_of(table: LocalTable, model: str) -> Part:
-    """The party's part of a model that is being learned, or was; PartyError if it has none.
+def parameters_of(table: LocalTable, model: str) -> TableParameters:
+    """The parameters of a model that the party holds; PartyError if there are none.
 
-    PrivacyError where a shard may not learn by itself: the part may have been begun at another table, which would
-    release what is learned here.
+    PrivacyError if the table may only be used in secure sums: the parameters may have been created at another table,
+    which could then release what was learned here.
     """
     _check_alone(table)
     part = table.models.get(f"{model}/{table.snapshot.scan.alias}")
-    if not isinstance(part, Part):
+    if not isinstance(part, TableParameters):
         scan = table.snapshot.scan
         raise PartyError(
             f"party {scan.party!r} has no part of this model for {scan.alias!r}: if another was saved over it, load it "
@@ -108,16 +110,16 @@ def part_of(table: LocalTable, model: str) -> Part:
     return part
 
 
-def noisy_part(table: LocalTable, model: str) -> Part:
-    """The same for what leaves with noise: PrivacyError unless all that the part is made of had noise."""
-    part = part_of(table, model)
+def noisy_parameters(table: LocalTable, model: str) -> TableParameters:
+    """The same for noisy releases: PrivacyError unless the parameters come from noisy values only."""
+    part = parameters_of(table, model)
     check_noisy(table.grant.party, part)
     return part
 
 
 @contextmanager
-def unchanged_if_refused(part: Part) -> Iterator[None]:
-    """Let a part be as it was if an op ends early: a party that is started anew does not run what was refused."""
+def unchanged_if_refused(part: TableParameters) -> Iterator[None]:
+    """Undo changes if an op raises: after a restart, a party does not repeat a refused op."""
     held = [part] if part.memory is None else [part, part.memory]
     before = [dict(vars(each)) for each in held]
     try:
@@ -128,15 +130,15 @@ def unchanged_if_refused(part: Part) -> Iterator[None]:
         raise
 
 
-def check_noisy(party: str, part: Part | KeptPart) -> None:
-    """PrivacyError unless all that the part is made of had noise."""
+def check_noisy(party: str, part: TableParameters | KeptPart) -> None:
+    """PrivacyError unless the parameters come from noisy values only."""
     if not part.noisy:
         raise PrivacyError(f"party {party!r}: this model was not learned with noise", rule="require_dp")
 
 
-def part_for_predictions(table: LocalTable, model: str, data: EncodedTable) -> Part:
-    """The party's part of a model, from the shelf if the model was loaded."""
+def parameters_for_predictions(table: LocalTable, model: str, data: EncodedTable) -> TableParameters:
+    """The party's parameters of a model, from its stored parts if the model was loaded."""
     alias = table.snapshot.scan.alias
     if f"{model}/{alias}" not in table.models and (kept := table.shelf.get(model, alias)):
-        return Part(model_of(kept.spec, data.width), kept.theta, kept.noisy)
-    return part_of(table, model)
+        return TableParameters(model_of(kept.spec, data.width), kept.theta, kept.noisy)
+    return parameters_of(table, model)
