@@ -28,9 +28,14 @@ from tablepuppet.party.reply_check import check_reply, keys_returned
 from tablepuppet.party.request import Request, Step
 from tablepuppet.party.returns import Asked
 from tablepuppet.party.snapshot import MOST_ROWS
+from tablepuppet.prep.correlation import ColumnMatrix, correlation, covariance
+from tablepuppet.prep.crosstab import Crosstab, crosstab
 from tablepuppet.prep.describe import Description, describe
 from tablepuppet.prep.encode import Encoding, fit_encoding
+from tablepuppet.prep.groups import GroupMeans, group_means
+from tablepuppet.prep.histograms import Histogram, histogram
 from tablepuppet.prep.private_encode import EncoderNoise, fit_private_encoding
+from tablepuppet.prep.quantiles import Quantiles, quantile
 from tablepuppet.privacy.funds import PartysFunds
 from tablepuppet.runs.events import Events
 from tablepuppet.spelling import names_checked
@@ -280,6 +285,36 @@ class Relation:
     def describe(self) -> Description:
         """Statistics of every selected column over the joined rows, computed at the parties."""
         return describe(self.client, self.query.outputs, self.query.categorical, self._session.events)
+
+    @names_checked
+    def quantile(self, q: float | Sequence[float] = 0.5, columns: Sequence[str] | None = None) -> Quantiles:
+        """Quantiles of numeric columns over the joined rows, as NumPy's ``linear``; exact of public columns."""
+        return quantile(self.client, q, columns)
+
+    @names_checked
+    def histogram(self, column: str, bins: int = 50) -> Histogram:
+        """How the values of a numeric column are spread over the joined rows, as `numpy.histogram`."""
+        return histogram(self.client, column, bins)
+
+    @names_checked
+    def correlation(self, columns: Sequence[str] | None = None, across: bool = True) -> ColumnMatrix:
+        """Pearson's correlation of each pair of numeric columns; without ``across`` of pairs in one table only."""
+        return correlation(self.client, columns, across, self.events)
+
+    @names_checked
+    def covariance(self, columns: Sequence[str] | None = None, across: bool = True) -> ColumnMatrix:
+        """The covariance (ddof 1) of each pair of numeric columns; without ``across`` of pairs in one table only."""
+        return covariance(self.client, columns, across)
+
+    @names_checked
+    def crosstab(self, a: str, b: str) -> Crosstab:
+        """Joined rows by the categories of two columns, with chi-squared, Cramér's V and mutual information."""
+        return crosstab(self.client, a, b, self.max_categories)
+
+    @names_checked
+    def group_means(self, column: str, by: str) -> GroupMeans:
+        """Count, mean and standard deviation of a numeric column for each category of another column."""
+        return group_means(self.client, column, by, self.max_categories)
 
     def rows(self) -> pa.Table:
         """Where each joined row comes from: ``<alias>.party`` and ``<alias>.row``, its place in the source.

@@ -13,7 +13,19 @@ from tablepuppet.learn.solve import sgd
 from tablepuppet.learn.tables import ops as model_ops
 from tablepuppet.learn.tables import shelf_ops
 from tablepuppet.operators import delivery, ids
-from tablepuppet.prep import category_names, encode, private_encode, statistics
+from tablepuppet.prep import (
+    category_names,
+    correlation,
+    crosstab,
+    distribution,
+    encode,
+    groups,
+    histograms,
+    private_encode,
+    sent_columns,
+    shape,
+    statistics,
+)
 
 MODULES = (
     model_ops,
@@ -30,7 +42,14 @@ MODULES = (
     delivery,
     ids,
     category_names,
+    correlation,
+    crosstab,
+    distribution,
     encode,
+    groups,
+    histograms,
     private_encode,
+    sent_columns,
+    shape,
     statistics,
 )

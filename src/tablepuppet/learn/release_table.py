@@ -14,6 +14,11 @@ ASKED: dict[str, tuple[str, ...]] = {
     "`predict(rel, deliver_to=...)`": ("deliver.begin", "deliver.permit", "deliver.write"),
     "`secure_sum`": ("secure.hello", "secure.roster", "secure.confirm"),
     "`describe`, encoders without privacy": ("statistics.numbers", "statistics.categories"),
+    "`describe`, `quantile`, `histogram`": ("statistics.shape", "statistics.buckets", "statistics.bins"),
+    "`correlation`, `covariance`, `crosstab`, `group_means`": (
+        "statistics.products", "statistics.crosstab", "statistics.groups",
+    ),
+    "the same, columns of two tables": ("columns.numbers", "columns.codes"),
     "`describe`, `categories_`, `save`, of public columns": ("categories.names",),
     "encoders with `feature_epsilon`": ("private.ranges", "private.moments", "private.categories"),
     "encoders": ("encode.build",),

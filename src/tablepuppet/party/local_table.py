@@ -50,6 +50,10 @@ def _uncounted(chosen: str) -> None:
     """Where nobody counts splits."""
 
 
+def _unrefined(refined: Sequence[str]) -> None:
+    """Where nobody counts refined histograms."""
+
+
 def _unread(scan: Scan) -> Snapshot:
     raise PartyError(f"party {scan.party!r}: its database is not there to be read again")
 
@@ -103,6 +107,7 @@ class LocalTable:
     charged: Charge = _uncharged
     made: ReleaseLog = field(default_factory=Unlogged)  # releases with noise of this session, as they were sent
     split_by: Callable[[str], None] = _uncounted  # told of a choice of rows by their places, before it leaves
+    refine: Callable[[Sequence[str]], None] = _unrefined  # told of columns and rows, before their histogram is refined
     read: Callable[[Scan], Snapshot] = _unread
     read_beside: Callable[[Snapshot, Sequence[str]], pa.Table] = _nothing_beside
     deliveries: CallersDeliveries = field(
