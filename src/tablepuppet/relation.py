@@ -35,6 +35,7 @@ from tablepuppet.prep.encode import Encoding, fit_encoding
 from tablepuppet.prep.groups import GroupMeans, group_means
 from tablepuppet.prep.histograms import Histogram, histogram
 from tablepuppet.prep.private_encode import EncoderNoise, fit_private_encoding
+from tablepuppet.prep.profile import Profile, profile
 from tablepuppet.prep.quantiles import Quantiles, quantile
 from tablepuppet.privacy.funds import PartysFunds
 from tablepuppet.runs.events import Events
@@ -315,6 +316,10 @@ class Relation:
     def group_means(self, column: str, by: str) -> GroupMeans:
         """Count, mean and standard deviation of a numeric column for each category of another column."""
         return group_means(self.client, column, by, self.max_categories)
+
+    def profile(self) -> Profile:
+        """All at once: histograms, missing values, correlations and warnings; a page by ``.save("page.html")``."""
+        return profile(self.client, self.query, self.max_categories, self.events)
 
     def rows(self) -> pa.Table:
         """Where each joined row comes from: ``<alias>.party`` and ``<alias>.row``, its place in the source.

@@ -61,6 +61,11 @@ class Description(ShownAsTable):
         """
         return self._table
 
+    def facts(self, column: str) -> dict[str, str]:
+        """What is known of one column, by name, as it is shown."""
+        row = next(row for row in self._table.to_pylist() if row["column"] == column)
+        return {name: shown(value) for name, value in _for_people(row).items()}
+
     def table_view(self) -> TableView:
         """One row per column, for people."""
         fields = [field for field in _SCHEMA if field.name not in _DATES.values()]

@@ -97,13 +97,14 @@ class Histogram(ShownAsTable):
         """One row per bin, with a bar."""
         most = max(self.counts.max(initial=0.0), 1.0)
         rows = [
-            [self._edge(low), self._edge(high), f"{count:,.0f}", "█" * round(BAR * count / most)]
+            [self.label(low), self.label(high), f"{count:,.0f}", "█" * round(BAR * count / most)]
             for low, high, count in zip(self.edges[:-1], self.edges[1:], self.counts, strict=True)
         ]
         sides: dict[str, Align] = {"from": "right", "to": "right", "joined rows": "right", "": "left"}
         return TableView(self.column.name, sides, rows)
 
-    def _edge(self, value: float) -> str:
+    def label(self, value: float) -> str:
+        """A value as it is shown."""
         date = as_date(float(value)) if is_date(self.column) else None
         return shown_date(date, family(self.column.type)) if date else shown(float(value))
 
