@@ -25,6 +25,8 @@ if TYPE_CHECKING:
         forget,
         load,
     )
+    from tablepuppet.learn.learners.folds import cross_validate
+    from tablepuppet.learn.learners.search import GridSearch
     from tablepuppet.mapping.table_mapping import TableMapping
     from tablepuppet.privacy.settings import Privacy
     from tablepuppet.relation import Relation
@@ -54,6 +56,8 @@ _PLACES = {
         ("LinearRegression", "LogisticRegression", "MLPClassifier", "MLPRegressor", "forget", "load"), "learn.learners"
     ),
     "Catalog": "sql.catalog",
+    "GridSearch": "learn.learners.search",
+    "cross_validate": "learn.learners.folds",
     "Event": "runs.events",
     "Privacy": "privacy.settings",
     "Relation": "relation",
@@ -66,6 +70,7 @@ __all__ = [
     "ConfigError",
     "Event",
     "Federation",
+    "GridSearch",
     "LearnError",
     "LinearRegression",
     "LogisticRegression",
@@ -80,6 +85,7 @@ __all__ = [
     "TableMapping",
     "TablePuppetError",
     "Tls",
+    "cross_validate",
     "forget",
     "load",
 ]

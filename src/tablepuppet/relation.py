@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import LearnError, PartyError, PrivacyError, TablePuppetError
 from tablepuppet.mapping.join import JoinBranch, ShardKeys, join
 from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
-from tablepuppet.operators.client import Client
+from tablepuppet.operators.client import Client, Replies
 from tablepuppet.operators.secure_sum import SecureTables
 from tablepuppet.party.reply_check import check_reply, keys_returned
 from tablepuppet.party.request import Request, Step
@@ -188,6 +188,8 @@ class Relation:
     def __init__(self, session: Session, mapping: TableMapping | None = None):
         self._session = session
         self._view = session.new_view()
+        self._shares = False  # whether all learners over it have the same encoders
+        self._shared: Encoding | None = None
         if mapping is not None:
             self.mapping = mapping
 
@@ -247,10 +249,21 @@ class Relation:
 
     def fit_encoding(self) -> Encoding:
         """Encoders for the features over these joined rows, applied at the parties."""
+        if self._shared is not None:
+            return self._shared
         settings = self._session.settings
-        return fit_encoding(
+        found = fit_encoding(
             self.client, self.query.features, self.query.categorical, settings.max_categories, self.events
         )
+        if self._shares:
+            self._shared = found
+        return found
+
+    def sharing_encoders(self) -> Relation:
+        """The same joined rows, whose encoders are fitted once for all learners that learn from them."""
+        found = Relation(self._session, self.mapping)
+        found._shares = True
+        return found
 
     def fit_private_encoding(self, noise: EncoderNoise) -> Encoding:
         """The same from a policy's bounds and lists, or from statistics with noise."""
@@ -351,18 +364,38 @@ class Relation:
         day that the data is the same. Without a label the first table of FROM is split.
         """
         check_split(test, seed)
-        alias = self.query.label.alias if self.query.label else self.query.tables[0].alias
+        size = round(test * self.mapping.tables[self.split_table].rows)
+        drawn = np.random.default_rng(seed).permutation(self.mapping.tables[self.split_table].rows)[:size]
+        [held_out] = self.rows_at([drawn])
+        return self.parted(self.split_table, held_out)
+
+    @property
+    def split_table(self) -> str:
+        """The alias of the table whose rows are split: that of the label, or the first of FROM."""
+        return self.query.label.alias if self.query.label else self.query.tables[0].alias
+
+    def rows_at(self, drawn: Sequence[NDArray[np.int64]]) -> list[NDArray[np.bool_]]:
+        """For each list of places in the order of the source, which rows of the table that is split stand there."""
+        alias = self.split_table
         table = self.mapping.tables[alias]
-        size = round(test * table.rows)
-        ranks = _ranks(np.random.default_rng(seed).permutation(table.rows)[:size], table.shards)
-        replies = self.client.ask(
+        asked = [self._ask_rows(alias, _ranks(each, table.shards)) for each in drawn]  # in one trip
+        found = []
+        for replies in asked:
+            chosen = np.zeros(table.rows, bool)
+            for shard, reply in zip(self.client.shards(alias), replies[alias], strict=True):
+                chosen[shard.slice] = np.unpackbits(reply["chosen"], count=len(shard.row_ids)).astype(bool)
+            found.append(chosen)
+        return found
+
+    def _ask_rows(self, alias: str, ranks: Mapping[str, NDArray[np.int64]]) -> Replies:
+        return self.client.ask(
             "rows.sample", lambda name, shard: {"ranks": ranks[shard.party]} if name == alias else None
         )
-        held_out = np.zeros(table.rows, bool)
-        for shard, reply in zip(self.client.shards(alias), replies[alias], strict=True):
-            held_out[shard.slice] = np.unpackbits(reply["chosen"], count=len(shard.row_ids)).astype(bool)
-        rest, chosen = (Relation(self._session, self.mapping.where(alias, side)) for side in (~held_out, held_out))
-        return rest, chosen
+
+    def parted(self, alias: str, chosen: NDArray[np.bool_]) -> tuple[Relation, Relation]:
+        """(the joined rows of other rows of a table, those of the chosen ones)."""
+        rest, those = (Relation(self._session, self.mapping.where(alias, side)) for side in (~chosen, chosen))
+        return rest, those
 
 
 def check_split(test: float, seed: int) -> None:

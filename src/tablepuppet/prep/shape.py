@@ -108,7 +108,7 @@ def shape_of(shards: Sequence[NDArray[np.float64]]) -> Shape:
 def _skew(n: float, m2: float, m3: float) -> float:
     if n < 3 or not math.isfinite(m2 * m3) or not m2**1.5 > 0:
         return math.nan
-    return n * math.sqrt(n - 1) / (n - 2) * m3 / m2**1.5
+    return float(n * math.sqrt(n - 1) / (n - 2) * m3 / m2**1.5)
 
 
 def _kurtosis(n: float, m2: float, m4: float) -> float:
