@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
+import pyarrow as pa
 from msgspec import Meta
 from numpy.typing import NDArray
 
@@ -190,10 +191,12 @@ class _Column:
         """Values, if they are few, else the buckets one byte deeper."""
         chosen = bucket.chosen(self.words)
         words, weights = self.words[chosen], self.weights[chosen]
-        listed = _few(words)
-        if listed is not None:
-            sums = np.bincount(np.searchsorted(listed, words), weights, minlength=len(listed)).astype(np.float64)
-            return Cells(listed, listed, np.full(len(listed), NEXT_NONE, np.int16), sums)
+        few = _few(words)
+        if few is not None:
+            listed, places = few
+            order = np.argsort(listed)
+            sums = np.bincount(places, weights, minlength=len(listed)).astype(np.float64)[order]
+            return Cells(listed[order], listed[order], np.full(len(listed), NEXT_NONE, np.int16), sums)
         sums = np.bincount(bucket.next_bytes(words), weights, minlength=FAN).astype(np.float64)
         children = [(bucket.child(byte), float(sums[byte])) for byte in np.flatnonzero(sums).tolist()]
         return Cells.of([_Run(child.low, child.high, weight, child) for child, weight in children])
@@ -227,13 +230,13 @@ class _Column:
         return found
 
 
-def _few(words: Words) -> Words | None:
-    """The different words in order, if they are few; a sample tells quickly that they are not."""
+def _few(words: Words) -> tuple[Words, NDArray[np.int32]] | None:
+    """(the different words, the place of each word among them), if they are few; a sample tells that they are not."""
     step = len(words) // (4 * LISTED)
     if step > 1 and len(np.unique(words[::step])) > LISTED:
         return None
-    found = np.unique(words)
-    return found if len(found) <= LISTED else None
+    found = pa.array(words).dictionary_encode()  # by hashing: much quicker than sorting
+    return (found.dictionary.to_numpy(), found.indices.to_numpy()) if len(found.dictionary) <= LISTED else None
 
 
 @dataclass

@@ -23,9 +23,12 @@ def image(values: NDArray[np.float64]) -> Words:
     >>> image(np.array([-1.0, -0.0, 0.0, 2.5])).argsort(kind="stable").tolist()
     [0, 1, 2, 3]
     """
-    whole = np.where(np.isnan(values), np.nan, values + 0.0)  # one NaN, one zero
-    bits = whole.view(np.uint64)
-    return np.where(bits & SIGN, ~bits, bits | SIGN)
+    whole = values + 0.0  # one zero
+    odd = np.isnan(whole)
+    if odd.any():
+        whole[odd] = np.nan  # one NaN
+    flips = (whole.view(np.int64) >> 63).view(np.uint64) | SIGN  # all bits of negative numbers, else the first
+    return whole.view(np.uint64) ^ flips
 
 
 def values_of(words: Words) -> NDArray[np.float64]:
