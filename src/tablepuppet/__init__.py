@@ -19,10 +19,12 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tablepuppet.federation import Tls as Tls
     from tablepuppet.learn.learners import forget as forget
     from tablepuppet.learn.learners import load as load
+    from tablepuppet.learn.learners.folds import cross_validate as cross_validate
     from tablepuppet.learn.learners.linear import LinearRegression as LinearRegression
     from tablepuppet.learn.learners.linear import LogisticRegression as LogisticRegression
     from tablepuppet.learn.learners.network import MLPClassifier as MLPClassifier
     from tablepuppet.learn.learners.network import MLPRegressor as MLPRegressor
+    from tablepuppet.learn.learners.search import GridSearch as GridSearch
     from tablepuppet.learn.solve.solvers import ADMM as ADMM
     from tablepuppet.learn.solve.solvers import LBFGS as LBFGS
     from tablepuppet.learn.solve.solvers import SGD as SGD
@@ -40,8 +42,10 @@ _PUBLIC = {
     "errors": "CatalogError ConfigError LearnError MappingError PartyError PrivacyError QueryError TablePuppetError",
     "federation": "Federation Tls",
     "learn.learners": "forget load",
+    "learn.learners.folds": "cross_validate",
     "learn.learners.linear": "LinearRegression LogisticRegression",
     "learn.learners.network": "MLPClassifier MLPRegressor",
+    "learn.learners.search": "GridSearch",
     "learn.solve.solvers": "ADMM LBFGS SGD",
     "mapping.table_mapping": "TableMapping",
     "privacy.settings": "Privacy",

@@ -22,16 +22,22 @@ from numpy.typing import NDArray
 from tablepuppet.errors import LearnError, PartyError, PrivacyError, TablePuppetError
 from tablepuppet.mapping.join import JoinBranch, ShardKeys, join
 from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
-from tablepuppet.operators.client import Client
+from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.rosters import make_rosters
 from tablepuppet.operators.secure_sum import SecureTables
 from tablepuppet.party.reply_check import check_reply, keys_returned
 from tablepuppet.party.request import Request, Step
 from tablepuppet.party.returns import Asked
 from tablepuppet.party.snapshot import MOST_ROWS
+from tablepuppet.prep.correlation import ColumnMatrix, correlation, covariance
+from tablepuppet.prep.crosstab import Crosstab, crosstab
 from tablepuppet.prep.describe import Description, describe
 from tablepuppet.prep.encode import Encoding, fit_encoding
+from tablepuppet.prep.groups import GroupMeans, group_means
+from tablepuppet.prep.histograms import Histogram, histogram
 from tablepuppet.prep.private_encode import EncoderNoise, fit_private_encoding
+from tablepuppet.prep.profile import Profile, profile
+from tablepuppet.prep.quantiles import Quantiles, quantile
 from tablepuppet.privacy.funds import PartysFunds
 from tablepuppet.runs.events import Events
 from tablepuppet.spelling import names_checked
@@ -186,6 +192,8 @@ class Relation:
     def __init__(self, session: Session, mapping: TableMapping | None = None):
         self._session = session
         self._view = session.new_view()
+        self._shares = False  # whether all learners over it have the same encoders
+        self._shared: Encoding | None = None
         if mapping is not None:
             self.mapping = mapping
 
@@ -245,10 +253,21 @@ class Relation:
 
     def fit_encoding(self) -> Encoding:
         """Encoders for the features over these joined rows, applied at the parties."""
+        if self._shared is not None:
+            return self._shared
         settings = self._session.settings
-        return fit_encoding(
+        found = fit_encoding(
             self.client, self.query.features, self.query.categorical, settings.max_categories, self.events
         )
+        if self._shares:
+            self._shared = found
+        return found
+
+    def sharing_encoders(self) -> Relation:
+        """The same joined rows, whose encoders are fitted once for all learners that learn from them."""
+        found = Relation(self._session, self.mapping)
+        found._shares = True
+        return found
 
     def fit_private_encoding(self, noise: EncoderNoise) -> Encoding:
         """The same from a policy's bounds and lists, or from statistics with noise."""
@@ -286,6 +305,39 @@ class Relation:
         return describe(self.client, self.query.outputs, self.query.categorical, self._session.events)
 
     @names_checked
+    def quantile(self, q: float | Sequence[float] = 0.5, columns: Sequence[str] | None = None) -> Quantiles:
+        """Quantiles of numeric columns over the joined rows, as NumPy's ``linear``; exact of public columns."""
+        return quantile(self.client, q, columns)
+
+    @names_checked
+    def histogram(self, column: str, bins: int = 50) -> Histogram:
+        """How the values of a numeric column are spread over the joined rows, as `numpy.histogram`."""
+        return histogram(self.client, column, bins)
+
+    @names_checked
+    def correlation(self, columns: Sequence[str] | None = None, across: bool = True) -> ColumnMatrix:
+        """Pearson's correlation of each pair of numeric columns; without ``across`` of pairs in one table only."""
+        return correlation(self.client, columns, across, self.events)
+
+    @names_checked
+    def covariance(self, columns: Sequence[str] | None = None, across: bool = True) -> ColumnMatrix:
+        """The covariance (ddof 1) of each pair of numeric columns; without ``across`` of pairs in one table only."""
+        return covariance(self.client, columns, across)
+
+    @names_checked
+    def crosstab(self, a: str, b: str) -> Crosstab:
+        """Joined rows by the categories of two columns, with chi-squared, Cramér's V and mutual information."""
+        return crosstab(self.client, a, b, self.max_categories)
+
+    @names_checked
+    def group_means(self, column: str, by: str) -> GroupMeans:
+        """Count, mean and standard deviation of a numeric column for each category of another column."""
+        return group_means(self.client, column, by, self.max_categories)
+
+    def profile(self) -> Profile:
+        """All at once: histograms, missing values, correlations and warnings; a page by ``.save("page.html")``."""
+        return profile(self.client, self.query, self.max_categories, self.events)
+
     def matrix(self, secure_sum: bool = False) -> RelationMatrix:
         """The prepared features as a matrix X that is never built, one row per joined row: a SciPy `LinearOperator`.
 
@@ -327,18 +379,38 @@ class Relation:
         day that the data is the same. Without a label the first table of FROM is split.
         """
         check_split(test, seed)
-        alias = self.query.label.alias if self.query.label else self.query.tables[0].alias
+        size = round(test * self.mapping.tables[self.split_table].rows)
+        drawn = np.random.default_rng(seed).permutation(self.mapping.tables[self.split_table].rows)[:size]
+        [held_out] = self.rows_at([drawn])
+        return self.parted(self.split_table, held_out)
+
+    @property
+    def split_table(self) -> str:
+        """The alias of the table whose rows are split: that of the label, or the first of FROM."""
+        return self.query.label.alias if self.query.label else self.query.tables[0].alias
+
+    def rows_at(self, drawn: Sequence[NDArray[np.int64]]) -> list[NDArray[np.bool_]]:
+        """For each list of places in the order of the source, which rows of the table that is split stand there."""
+        alias = self.split_table
         table = self.mapping.tables[alias]
-        size = round(test * table.rows)
-        ranks = _ranks(np.random.default_rng(seed).permutation(table.rows)[:size], table.shards)
-        sampled = self.client.ask(
+        asked = [self._ask_rows(alias, _ranks(each, table.shards)) for each in drawn]  # in one trip
+        found = []
+        for sampled in asked:
+            chosen = np.zeros(table.rows, bool)
+            for shard, reply in zip(self.client.shards(alias), sampled.read()[alias], strict=True):
+                chosen[shard.slice] = np.unpackbits(reply["chosen"], count=len(shard.row_ids)).astype(bool)
+            found.append(chosen)
+        return found
+
+    def _ask_rows(self, alias: str, ranks: Mapping[str, NDArray[np.int64]]) -> Pending:
+        return self.client.ask(
             "rows.sample", lambda name, shard: {"ranks": ranks[shard.party]} if name == alias else None
         )
-        held_out = np.zeros(table.rows, bool)
-        for shard, reply in zip(self.client.shards(alias), sampled.read()[alias], strict=True):
-            held_out[shard.slice] = np.unpackbits(reply["chosen"], count=len(shard.row_ids)).astype(bool)
-        rest, chosen = (Relation(self._session, self.mapping.where(alias, side)) for side in (~held_out, held_out))
-        return rest, chosen
+
+    def parted(self, alias: str, chosen: NDArray[np.bool_]) -> tuple[Relation, Relation]:
+        """(the joined rows of other rows of a table, those of the chosen ones)."""
+        rest, those = (Relation(self._session, self.mapping.where(alias, side)) for side in (~chosen, chosen))
+        return rest, those
 
 
 def check_split(test: float, seed: int) -> None:

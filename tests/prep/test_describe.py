@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -31,6 +32,15 @@ def as_number(value: Any) -> float:
     return float(value)
 
 
+def check_shape(told: dict[str, Any], values: Any) -> None:
+    """Quartiles are NumPy's, skew and kurtosis pandas'; with values up to 1e9 to 1e-6."""
+    names = ("q25", "median", "q75")
+    expected = np.quantile(values, [0.25, 0.5, 0.75]).tolist() if len(values) else [None] * 3
+    assert [told[name] for name in names] == expected
+    for name, found in (("skew", pd.Series(values).skew()), ("kurtosis", pd.Series(values).kurt())):
+        assert told[name] == (None if np.isnan(found) else pytest.approx(found, rel=1e-6, abs=1e-6)), name
+
+
 def check_column(told: dict[str, Any], values: Sequence[Any], tolerance: float = 1e-9) -> None:
     """One row of `describe` against the column's values for all joined rows."""
     known = [value for value in values if value is not None]
@@ -44,6 +54,7 @@ def check_column(told: dict[str, Any], values: Sequence[Any], tolerance: float =
     else:
         numbers = np.array([as_number(value) if value is not None else 0.0 for value in values], float)
         expected = statistics(numbers, np.array([value is not None for value in values], bool))
+        check_shape(told, numbers[[value is not None for value in values]])
         for name in ("mean", "std", "min", "max"):
             assert told[name] == (None if expected[name] is None else pytest.approx(expected[name], rel=tolerance)), (
                 name

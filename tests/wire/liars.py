@@ -127,6 +127,18 @@ def described(fed: tp.Federation, folder: Path) -> None:
     str(visits.describe())
 
 
+def explored(fed: tp.Federation, folder: Path) -> None:
+    relation = fed.sql(ONE.format("returned"), label="returned")
+    found = [
+        relation.quantile([0.1, 0.5]), relation.histogram("price", 5), relation.correlation(),
+        relation.crosstab("code", "returned"), relation.crosstab("code", "kind"),
+        relation.group_means("price", "code"), relation.group_means("price", "kind"),
+    ]  # fmt: skip
+    visits = fed.sql(SEVERAL.format("returned"), label="returned")
+    found += [visits.quantile(0.5), visits.crosstab("code", "returned"), visits.group_means("price", "code")]
+    assert "\x1b" not in "".join(str(each) + each._repr_html_() for each in found)
+
+
 def whole_way(fed: tp.Federation, folder: Path) -> None:
     train, test = fed.sql(ONE.format("returned"), label="returned").split(0.4)
     model = tp.LogisticRegression(rounds=2, l2=0.1).fit(train, validation=test)
@@ -187,6 +199,7 @@ def multiplied(fed: tp.Federation, folder: Path) -> None:
 
 USES: dict[str, Callable[[tp.Federation, Path], None]] = {
     "describe": described,
+    "explore": explored,
     "whole way": whole_way,
     "at party": at_party,
     "dates": dated,

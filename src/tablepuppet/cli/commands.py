@@ -117,6 +117,27 @@ def describe(
         screen.json(found.to_arrow().to_pylist()) if as_json else screen.print(found)
 
 
+@app.command()
+def profile(
+    federation: FederationArgument,
+    sql: SqlArgument,
+    label: LabelOption = None,
+    categorical: CategoricalOption = None,
+    drop: DropOption = None,
+    output: Annotated[Path, typer.Option(help="The page to write.")] = Path("profile.html"),
+    as_json: JsonOption = False,
+) -> None:
+    """Write a page about a query's joined rows: histograms, missing values, correlations, warnings."""
+    with Screen() as screen:
+        found = _relation(federation, sql, label, categorical, drop, screen.reader).profile()
+        place = found.save(output)
+        if as_json:
+            screen.json({"page": str(place), "warnings": found.table_view().rows})
+        else:
+            screen.print(found)
+            screen.text(f"written: {place}")
+
+
 JobArgument = Annotated[
     Path, typer.Argument(help="The job file (TOML): federation, SQL, label, learner, split, output.")
 ]

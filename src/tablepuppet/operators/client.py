@@ -105,6 +105,10 @@ class Client:
                 answers[alias].append(self.outbox.ask(shard.party, step, stand_in, check))
         return Pending(answers)
 
+    def ask_table(self, op: str, alias: str, arguments: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Run ``op`` at every shard of one table, with the same arguments, and read the replies."""
+        return self.ask(op, lambda name, _: arguments if name == alias else None).read()[alias]
+
     def _check(self, step: Step, shard: ShardRows) -> Callable[[Mapping[str, Any]], None]:
         """A function that checks the reply to a step against the request, the shard and the model."""
         op, arguments = find_op(step.op), step.arguments

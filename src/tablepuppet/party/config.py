@@ -102,6 +102,9 @@ class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
         list[str] | None,
         Meta(description="parties that may get predictions made with its features; if absent, those of the party"),
     ] = None
+    cross_statistics: Annotated[
+        bool, Meta(description="its columns may be sent, one number per row, for statistics across tables")
+    ] = False
     predictions: Annotated[
         PredictionsEntry | None, Meta(description="where predictions about its rows are written; if absent, nowhere")
     ] = None
@@ -178,6 +181,10 @@ class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     max_splits: Annotated[
         Count, Meta(description="distinct splits per caller and table, until its number of rows changes")
     ] = 20
+    max_refinements: Annotated[
+        Count,
+        Meta(description="refined histograms of columns that are not public, over distinct rows, per caller and table"),
+    ] = 1000
     max_failures: Annotated[
         Positive, Meta(description="distinct queries whose expressions fail on rows, per caller and table")
     ] = 10
@@ -243,6 +250,7 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
             max_prediction_rounds=self.limits.max_prediction_rounds,
             max_matrix_columns=self.limits.max_matrix_columns,
             max_splits=self.limits.max_splits,
+            max_refinements=self.limits.max_refinements,
             max_failures=self.limits.max_failures,
             max_models=self.limits.max_models,
             fits=self.limits.fits,
@@ -342,6 +350,7 @@ def _table_rule(name: str, table: TableEntry, deliver: tuple[str, ...]) -> Table
         keys=frozenset(_key(f"tables.{name}.keys", text, columns) for text in table.keys),
         budget=table.budget,
         deliver=frozenset(deliver if table.deliver is None else table.deliver),
+        cross_statistics=table.cross_statistics,
     )
 
 

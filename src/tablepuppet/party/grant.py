@@ -25,7 +25,7 @@ from tablepuppet.sql.plan import Scan, pushable
 
 OF_NO_CELL = Release.SCHEMA | Release.COUNTS | Release.KEY_DIGESTS
 """Releases that do not depend on features or labels; digests, unless an op returns those of a column."""
-HAVE_NO_NOISE = Release.IDS | Release.CATEGORIES
+HAVE_NO_NOISE = Release.IDS | Release.CATEGORIES | Release.COLUMNS
 """Releases that cannot have noise: a table that demands noise does not make them."""
 _MOST_TEXT = 200  # of an expression in an error
 
@@ -75,6 +75,9 @@ class Grant:
         for name in self._involved(op, arguments):
             output = self.outputs[name]
             self._hold(op, output.rule, self._strictest(output))
+        if op.releases & Release.COLUMNS and not self.rules.cross_statistics:
+            reason = "is not sent, one number per row, for statistics across tables"
+            raise refusal(self.party, "cross_statistics", reason, self.table, self._involved(op, arguments)[:1])
         if op.receiver:
             self._check_receiver(arguments.get(op.receiver))
 

@@ -115,6 +115,16 @@ class Guard:
             )
             raise grant.refusal("max_splits", reason)
 
+    def refine(self, caller: str, grant: Grant, refined: Sequence[str]) -> None:
+        """Count columns of some rows whose histogram is refined: over rows that differ by one it tells of that one."""
+        most = self.policy.max_refinements
+        if not self._counters.use_texts("refinements", caller, grant.table, refined, most):
+            reason = (
+                f"caller {caller!r} has had {most} refined histograms of columns that are not public, or would with "
+                "these; ask for columns and rows that were asked for before, or ask the party's operator"
+            )
+            raise grant.refusal("max_refinements", reason)
+
     @contextmanager
     def evaluating(self, caller: str, scans: Sequence[Scan]) -> Iterator[None]:
         """Refuse a caller with too many failed queries; at the same time, only as many run as may still fail."""

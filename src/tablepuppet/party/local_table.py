@@ -52,6 +52,10 @@ def _uncounted(chosen: str) -> None:
     """Where nobody counts splits."""
 
 
+def _unrefined(refined: Sequence[str]) -> None:
+    """Where nobody counts refined histograms."""
+
+
 def _unread(scan: Scan) -> Snapshot:
     raise PartyError(f"party {scan.party!r}: its database is not there to be read again")
 
@@ -105,6 +109,9 @@ class LocalTable:
     charged: Charge = _uncharged
     made: ReleaseLog = field(default_factory=Unlogged)  # releases with noise of this session, as they were sent
     split_by: Callable[[str], None] = _uncounted  # called with a choice of rows by position, before it is released
+    refine: Callable[[Sequence[str]], None] = (
+        _unrefined  # called with columns and rows, before their histogram is refined
+    )
     read: Callable[[Scan], Snapshot] = _unread
     read_beside: Callable[[Snapshot, Sequence[str]], pa.Table] = _nothing_beside
     deliveries: CallersDeliveries = field(

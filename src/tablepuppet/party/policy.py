@@ -61,7 +61,9 @@ USES: Mapping[Use, Release] = {
     | Release.HISTOGRAMS
     | Release.KEY_DIGESTS
     | Release.METRICS
-    | Release.CATEGORIES,
+    | Release.CATEGORIES
+    | Release.GRAM
+    | Release.COLUMNS,
     Use.FEATURE: EVERY_RELEASE & ~Release.LABELS & ~Release.IDS,
     Use.ID: _OF_EVERY_COLUMN | Release.IDS,
 }
@@ -114,6 +116,7 @@ class TableRule:
     budget: Budget = field(default_factory=Budget)
     matrix: bool = True  # whether callers may multiply it with vectors of their own choice
     deliver: frozenset[str] | None = None  # parties that may get predictions made with its features; None: all
+    cross_statistics: bool = True  # columns may be sent, one number per row, for statistics across tables
 
     def column(self, name: str) -> ColumnRule | None:
         """The rule of one column; None if it is hidden."""
@@ -141,6 +144,7 @@ class Policy:
     max_prediction_rounds: int | None = None  # per caller, session and table
     max_matrix_columns: int | None = None  # of vectors that the caller chose, per caller, session and table
     max_splits: int | None = None  # distinct ones per caller and table, of one state of it
+    max_refinements: int | None = None  # columns over distinct rows whose histograms are refined, per caller and table
     max_failures: int | None = None  # distinct scans whose expressions fail on rows, per caller and table
     max_models: int | None = None  # saved ones of which the party keeps its part, per caller
     fits: int | None = None  # models in memory, per caller

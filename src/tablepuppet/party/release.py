@@ -23,6 +23,7 @@ class Release(Flag):
     METRICS = auto()
     IDS = auto()  # values of a column, to know a row by, for the rows that take part
     CATEGORIES = auto()  # the text of categories
+    COLUMNS = auto()  # a column, one number per row that takes part, for statistics across tables
 
     @cached_property
     def names(self) -> tuple[str, ...]:

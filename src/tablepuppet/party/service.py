@@ -222,6 +222,7 @@ class Party:
                 for name, rule in known.items()
                 if rule.categories is not None and rule.uses & LEARNED
             },
+            rules.cross_statistics,
         )
 
     def open(
@@ -270,6 +271,7 @@ class Party:
                     charged=partial(self._charge, caller, grants[scan.alias]),
                     made=made or Unlogged(),
                     split_by=partial(self._split, caller, grants[scan.alias]),
+                    refine=partial(self._guard.refine, caller, grants[scan.alias]),
                     read=self._whole,
                     read_beside=self._beside,
                     deliveries=CallersDeliveries(self.name, caller, self._deliveries),

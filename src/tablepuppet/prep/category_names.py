@@ -26,8 +26,6 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import Numbers, Returns, Texts
 from tablepuppet.prep.statistics import key_family
-from tablepuppet.sql.expression import columns_of
-from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import OutputColumn
 
 Blinding = Literal["text", "uuid", "number", "boolean", "date", "timestamp"]
@@ -93,13 +91,6 @@ class Coded:
     digests: NDArray[np.uint8]
 
 
-def is_public(plan: Plan, column: OutputColumn) -> bool:
-    """Whether every party that has the column publishes all that it is made of as public."""
-    used = {name.lower() for name in columns_of(column.expression)}
-    shards = plan.tables[column.alias].shards
-    return bool(used) and all(used <= {name.lower() for name in shard.public} for shard in shards)
-
-
 def _arguments(coded: Coded, alias: str, _: ShardRows) -> Mapping[str, Any] | None:
     if alias != coded.column.alias:
         return None
@@ -108,17 +99,20 @@ def _arguments(coded: Coded, alias: str, _: ShardRows) -> Mapping[str, Any] | No
     return {**told, "digests": coded.digests}
 
 
-def ask_names(client: Client, coded: Iterable[Coded]) -> list[list[str | None]]:
-    """What categories are called, column by column in the order of digests; None where no party says."""
-    listed = list(coded)
-    asked = []
-    for each in listed:
-        asked.append(client.ask("categories.names", partial(_arguments, each)))
-    found = []
-    for each, pending in zip(listed, asked, strict=True):
-        names: list[str | None] = [None] * len(each.digests)
-        for reply in pending.read()[each.column.alias]:
-            for place, name in zip(reply["places"].tolist(), reply["names"], strict=True):
-                names[place] = plain_text(name, MOST_TEXT)
-        found.append(names)
-    return found
+class CategoryNames:
+    """What categories are called: asked for when made, read when looked at."""
+
+    def __init__(self, client: Client, coded: Iterable[Coded]):
+        self.coded = list(coded)
+        self._asked = [client.ask("categories.names", partial(_arguments, each)) for each in self.coded]
+
+    def read(self) -> list[list[str | None]]:
+        """Column by column in the order of digests; None where no party says."""
+        found = []
+        for each, pending in zip(self.coded, self._asked, strict=True):
+            names: list[str | None] = [None] * len(each.digests)
+            for reply in pending.read()[each.column.alias]:
+                for place, name in zip(reply["places"].tolist(), reply["names"], strict=True):
+                    names[place] = plain_text(name, MOST_TEXT)
+            found.append(names)
+        return found

@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
 
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.category_names import Coded, ask_names, is_public
+from tablepuppet.prep.category_names import CategoryNames, Coded
+from tablepuppet.prep.days import as_date, shown_date
+from tablepuppet.prep.quantiles import QuantileStatistics
+from tablepuppet.prep.selected import is_public
+from tablepuppet.prep.shape import ShapeStatistics
 from tablepuppet.prep.statistics import CategoryStatistics, CategorySummary, NumberStatistics
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import KEY_LIKE, NUMERIC, Family, family
 
-_DATES = {"mean": "mean_date", "min": "min_date", "max": "max_date"}
+_QUARTILES = {"q25": 0.25, "median": 0.5, "q75": 0.75}
+_DATES = {name: f"{name}_date" for name in ("mean", "min", *_QUARTILES, "max")}
 _SCHEMA = pa.schema(
     [
         ("column", pa.string()),
@@ -31,14 +35,16 @@ _SCHEMA = pa.schema(
         ("mean", pa.float64()),
         ("std", pa.float64()),
         ("min", pa.float64()),
+        *((name, pa.float64()) for name in _QUARTILES),
         ("max", pa.float64()),
+        ("skew", pa.float64()),
+        ("kurtosis", pa.float64()),
         ("distinct", pa.int64()),
         ("top", pa.string()),
         ("top_share", pa.float64()),
         *((name, pa.timestamp("us")) for name in _DATES.values()),
     ]
 )
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Description(ShownAsTable):
@@ -50,10 +56,15 @@ class Description(ShownAsTable):
     def to_arrow(self) -> pa.Table:
         """One row per column; what does not apply to a column is null.
 
-        ``mean``, ``min`` and ``max`` of dates and timestamps are days since 1970-01-01; ``mean_date``, ``min_date`` and
-        ``max_date`` are the same as timestamps (UTC), null outside of the years 1 to 9999.
+        ``mean``, ``min``, ``q25``, ``median``, ``q75`` and ``max`` of dates and timestamps are days since 1970-01-01;
+        ``mean_date``, ``min_date`` and so on are the same as timestamps (UTC), null outside of the years 1 to 9999.
         """
         return self._table
+
+    def facts(self, column: str) -> dict[str, str]:
+        """What is known of one column, by name, as it is shown."""
+        row = next(row for row in self._table.to_pylist() if row["column"] == column)
+        return {name: shown(value) for name, value in _for_people(row).items()}
 
     def table_view(self) -> TableView:
         """One row per column, for people."""
@@ -70,13 +81,9 @@ def _for_people(row: dict[str, Any]) -> dict[str, Any]:
     dates = {name: row.pop(place) for name, place in _DATES.items()}
     kind = family(row["type"])
     if kind in (Family.DATE, Family.TIMESTAMP):
-        row |= {name: _day(value, kind) for name, value in dates.items() if value is not None}
+        row |= {name: shown_date(value, kind) for name, value in dates.items() if value is not None}
         row["std"] = None if row["std"] is None else f"{row['std']:,.4g} days"
     return row
-
-
-def _day(value: datetime, kind: Family) -> str:
-    return f"{value:%Y-%m-%d}" if kind is Family.DATE else f"{value:%Y-%m-%d %H:%M:%S}"
 
 
 def describe(
@@ -86,10 +93,13 @@ def describe(
     listed = list(columns)
     done = events.progress("describe", "computing statistics at the parties", len(listed))
     numeric = [column for column in listed if family(column.type) in NUMERIC]
-    asked_numbers = NumberStatistics(client, numeric)
+    asked_numbers, asked_shape = NumberStatistics(client, numeric), ShapeStatistics(client, numeric)
+    asked_quartiles = QuantileStatistics(client, numeric, list(_QUARTILES.values()))
     asked = {column.name: _ask_categories(client, column) for column in listed if family(column.type) in KEY_LIKE}
     summaries, rows = asked_numbers.read(), []
-    tops = _tops(client, [c for c in listed if c.name in asked and _is_category(c, categorical)], asked)
+    names = _ask_tops(client, [c for c in listed if c.name in asked and _is_category(c, categorical)], asked)
+    shapes, quartiles = asked_shape.read(), asked_quartiles.read()
+    tops = {each.column.name: told[0] for each, told in zip(names.coded, names.read(), strict=True)}
     for column in listed:
         row: dict[str, Any] = {"column": column.name, "table": column.alias, "type": column.type}
         if column.name in summaries:
@@ -97,8 +107,10 @@ def describe(
             row |= {"count": round(found.count), "missing": found.missing}
             row |= {"mean": _known(found.mean), "std": _known(found.std(1))}
             row |= {"min": _known(found.minimum), "max": _known(found.maximum)}
+            row |= {name: _known(each.value) for name, each in zip(_QUARTILES, quartiles[column.name], strict=True)}
+            row |= {"skew": _known(shapes[column.name].skew), "kurtosis": _known(shapes[column.name].kurtosis)}
             if family(column.type) in (Family.DATE, Family.TIMESTAMP):
-                row |= {place: _date(row[name]) for name, place in _DATES.items()}
+                row |= {place: as_date(row[name]) for name, place in _DATES.items()}
         if column.name in asked:
             with_share = _is_category(column, categorical)
             row |= _categories(asked[column.name].read(), len(client.mapping), row.get("count"), with_share)
@@ -112,17 +124,16 @@ def _is_category(column: OutputColumn, categorical: frozenset[str]) -> bool:
     return column.name in categorical or family(column.type) is Family.TEXT
 
 
-def _tops(
+def _ask_tops(
     client: Client, columns: Iterable[OutputColumn], asked: Mapping[str, CategoryStatistics]
-) -> dict[str, str | None]:
-    """The name of the most frequent category of each public column."""
+) -> CategoryNames:
+    """Ask for the name of the most frequent category of each public column."""
     coded = []
     for column in columns:
         digest = asked[column.name].read().top_digest
         if len(digest) and is_public(client.plan, column):
             coded.append(Coded(column, asked[column.name].blinding, digest))
-    names = ask_names(client, coded)
-    return {each.column.name: told[0] for each, told in zip(coded, names, strict=True)}
+    return CategoryNames(client, coded)
 
 
 def _ask_categories(client: Client, column: OutputColumn) -> CategoryStatistics:
@@ -144,11 +155,3 @@ def _categories(found: CategorySummary, joined_rows: int, numbers: int | None, w
 
 def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
-
-
-def _date(days: float | None) -> datetime | None:
-    """Days since 1970-01-01 as a time, to the nearest microsecond; None for what no calendar of ours has."""
-    try:
-        return None if days is None else (_EPOCH + timedelta(days=days)).replace(tzinfo=None)
-    except (OverflowError, ValueError):
-        return None

@@ -26,8 +26,9 @@ from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
-from tablepuppet.prep.category_names import Coded, ask_names, is_public
+from tablepuppet.prep.category_names import CategoryNames, Coded
 from tablepuppet.prep.encoded_table import EncodedTable, KnownCategories
+from tablepuppet.prep.selected import is_public
 from tablepuppet.prep.statistics import (
     CategoryStatistics,
     CategorySummary,
@@ -206,7 +207,7 @@ def encoder_names(client: Client, encoding: Encoding) -> dict[str, list[str | No
     """What the categories of public columns are called, by ``alias.column`` in the order of codes."""
     encoders = [each for listed in encoding.categories.values() for each in listed]
     public = [each for each in encoders if is_public(client.plan, each.column)]
-    names = ask_names(client, [Coded(each.column, encoding.id, each.digests) for each in public])
+    names = CategoryNames(client, [Coded(each.column, encoding.id, each.digests) for each in public]).read()
     return {each.column.qualified: told for each, told in zip(public, names, strict=True)}
 
 

@@ -82,17 +82,24 @@ def number_statistics(table: LocalTable, view: str, columns: Sequence[str]) -> V
 
     A column with a value in fewer rows than the policy's ``min_group`` is told as one without any.
     """
-    counts, firsts = table.view(view).counts.astype(np.float64), table.view(view).firsts
+    joined = float(table.view(view).counts.sum())
     rows = []
     for name in columns:
-        values, present = numbers(table.column(name, view))
-        if not table.grant.is_group(int(np.count_nonzero(present & firsts))):
-            present = np.zeros_like(present)
-        weights, values = (counts, values) if present.all() else (counts[present], values[present])
+        values, weights = present_numbers(table, view, name)
         extremes = (values.min(), values.max()) if len(values) else (math.nan, math.nan)
         public = table.level(name) is Level.PUBLIC
-        rows.append([*_centred(values, weights), counts.sum(), *(extremes if public else (math.nan, math.nan))])
+        rows.append([*_centred(values, weights), joined, *(extremes if public else (math.nan, math.nan))])
     return {"sums": np.array(rows, np.float64).reshape(-1, 8)}
+
+
+def present_numbers(table: LocalTable, view: str, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(values, how often each is joined) of the rows that have one; none if fewer than ``min_group`` rows have."""
+    rows = table.view(view)
+    values, present = numbers(table.column(name, view))
+    weights = rows.counts.astype(np.float64)
+    if not table.grant.is_group(int(np.count_nonzero(present & rows.firsts))):
+        present = np.zeros_like(present)
+    return (values, weights) if present.all() else (values[present], weights[present])
 
 
 def _centred(values: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, float, float, float, float]:
@@ -123,7 +130,7 @@ def category_statistics(
 ) -> Values:
     """How often each category occurs, by digest; no digests of a column with more than ``most`` categories."""
     check_family(table, column, family)
-    blinded = _categories(table, view, column, family, blinding)
+    blinded = categories_of(table, view, column, family, blinding)
     weights = np.bincount(blinded.codes, table.view(view).counts, minlength=len(blinded.digests) + 1)
     told = most is None or len(blinded.digests) <= most
     return {
@@ -145,7 +152,7 @@ def check_family(table: LocalTable, column: str, family: str) -> None:
         raise PartyError(f"{where}: {error}") from None
 
 
-def _categories(table: LocalTable, view: str, column: str, family: str, blinding: str) -> Blinded:
+def categories_of(table: LocalTable, view: str, column: str, family: str, blinding: str) -> Blinded:
     """A column's categories as digests; one with fewer rows than the policy's ``min_group`` counts as missing."""
     blinded = blind([table.column(column, view)], [family], table.category_key(blinding, column))
     rows = np.bincount(blinded.codes[table.view(view).firsts], minlength=len(blinded.digests) + 1)[:-1]

@@ -36,6 +36,7 @@ class Shard:
     categories: Mapping[str, tuple[str | int | float | bool, ...]] = field(
         default_factory=dict
     )  # that it lists: those of labels; of others nothing but that it does
+    cross_statistics: bool = False  # columns may be sent, one number per row, for statistics across tables
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,172 @@
+"""`cross_validate`: a learner fitted on all folds but one, and measured on that one, for each fold.
+
+Folds are parts of the rows of the label's table, so that no row of it is on both sides; or of the groups that a column
+makes, or of each class. All folds share the relation's session: tables are read and joined once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from sklearn.base import clone
+
+from tablepuppet.errors import LearnError
+from tablepuppet.learn.learners.estimator import need_relation
+from tablepuppet.learn.learners.learner import Learner, label_of
+from tablepuppet.prep.selected import check_across, check_without_noise, find_category
+from tablepuppet.prep.sent_columns import SentCodes
+from tablepuppet.relation import Relation
+from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
+from tablepuppet.spelling import names_checked
+from tablepuppet.sql.query import OutputColumn
+
+Fold = tuple[Relation, Relation]  # to learn from, to measure on
+
+
+class Results(ShownAsTable):
+    """Records with the same fields as a table: ``found["test_auc"]`` is a column, `to_arrow` all of them."""
+
+    def __init__(self, title: str, rows: Sequence[Mapping[str, Any]]):
+        self._title, self._rows = title, [dict(row) for row in rows]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._rows)
+
+    def __getitem__(self, column: str) -> NDArray[Any]:
+        return np.array([row[column] for row in self._rows])
+
+    @property
+    def column_names(self) -> list[str]:
+        """The fields."""
+        return list(self._rows[0]) if self._rows else []
+
+    def to_arrow(self) -> pa.Table:
+        """One row per record."""
+        return pa.Table.from_pylist(self._rows)
+
+    def table_view(self) -> TableView:
+        """One row per record."""
+        sides: dict[str, Align] = {name.replace("_", " "): "right" for name in self.column_names}
+        return TableView(self._title, sides, [[shown(value) for value in row.values()] for row in self._rows])
+
+
+@names_checked
+def cross_validate(
+    learner: Learner, relation: Relation, folds: int = 5, seed: int = 0, groups: str | None = None,
+    stratified: bool = False,
+) -> Results:  # fmt: skip
+    """Metrics of a learner on each fold: a table with ``fold``, ``train_*`` and ``test_*`` of each metric, ``seconds``.
+
+    ``groups`` names a selected column: rows of one value are in one fold. ``stratified``: each class is dealt evenly to
+    the folds. The learner itself is not fitted.
+    """
+    parts = make_folds(relation, folds, seed, groups=groups, stratified=stratified)
+    done = relation.events.progress("folds", f"{type(learner).__name__}: cross-validating", len(parts))
+    rows = []
+    for number, fold in enumerate(parts):
+        rows.append({"fold": number, **measured(learner, fold, number)})
+        done(len(rows))
+    return Results(f"{type(learner).__name__}, {len(parts)} folds", rows)
+
+
+def measured(learner: Learner, fold: Fold, number: int) -> dict[str, float]:
+    """A new learner with the same settings, fitted and measured on both sides of a fold."""
+    train, test = fold
+    began = time.perf_counter()
+    try:
+        model = clone(learner).fit(train)
+        scores = {f"train_{name}": value for name, value in model.evaluate(train).items()}
+        scores |= {f"test_{name}": value for name, value in model.evaluate(test).items()}
+    except LearnError as error:
+        hint = "; stratified=True deals every class to all folds" if learner.learns_classes else ""
+        raise LearnError(f"fold {number}: {error}{hint}") from error
+    return scores | {"seconds": time.perf_counter() - began}
+
+
+def make_folds(
+    relation: Relation, folds: int, seed: int, *, groups: str | None = None, stratified: bool = False
+) -> list[Fold]:
+    """(the rest, a fold) for each fold; LearnError if there cannot be so many."""
+    need_relation(relation, "cross_validate")
+    label = label_of(relation)
+    if not isinstance(folds, Integral) or isinstance(folds, bool) or folds < 2:
+        raise LearnError(f"folds is a whole number from 2, not {folds!r}")
+    if not isinstance(seed, Integral) or seed < 0:
+        raise LearnError(f"seed is a whole number from 0, not {seed!r}")
+    if groups is not None and stratified:
+        raise LearnError("give groups or stratified: groups stay together, whatever their classes")
+    rng = np.random.default_rng(seed)
+    if groups is not None:
+        alias, part_of = _by_groups(relation, groups, folds, rng)
+    elif stratified:
+        alias, part_of = _by_classes(relation, label, folds, rng)
+    else:
+        alias, part_of = _by_rows(relation, folds, rng)
+    found = [relation.parted(alias, part_of == number) for number in range(folds)]
+    for number, (train, test) in enumerate(found):
+        if not len(train) or not len(test):
+            raise LearnError(f"fold {number} of {folds} has no joined rows; take fewer folds")
+    return [(train.sharing_encoders(), test) for train, test in found]
+
+
+def _by_rows(relation: Relation, folds: int, rng: np.random.Generator) -> tuple[str, NDArray[np.int64]]:
+    """Rows of the label's table, dealt by their places in the source: the same every day."""
+    rows = relation.mapping.tables[relation.split_table].rows
+    if rows < folds:
+        raise LearnError(f"the label's table has {rows:,} rows in the relation, fewer than {folds} folds")
+    drawn = np.array_split(rng.permutation(rows), folds)
+    part_of = np.zeros(rows, np.int64)
+    for number, chosen in enumerate(relation.rows_at(drawn)):
+        part_of[chosen] = number
+    return relation.split_table, part_of
+
+
+def _by_groups(relation: Relation, name: str, folds: int, rng: np.random.Generator) -> tuple[str, NDArray[np.int64]]:
+    """Rows of a column's table, of which those with one value stay together; those without a value are one group."""
+    client = relation.client
+    column = find_category(client.plan, name, "groups")
+    check_without_noise(client.plan, [column], "groups")
+    check_across(client.plan, [column], "groups")
+    codes = _codes(relation, column)
+    if codes.max() + 1 < folds:
+        raise LearnError(f"groups: column {column.name!r} has {codes.max() + 1} groups, fewer than {folds} folds")
+    dealt = rng.permutation(np.arange(codes.max() + 1) % folds)
+    return column.alias, dealt[codes]
+
+
+def _by_classes(
+    relation: Relation, label: OutputColumn, folds: int, rng: np.random.Generator
+) -> tuple[str, NDArray[np.int64]]:
+    """Rows of the label's table, each class dealt evenly."""
+    client = relation.client
+    find_category(client.plan, label.name, "stratified")
+    check_without_noise(client.plan, [label], "stratified")
+    check_across(client.plan, [label], "stratified")
+    codes = _codes(relation, label)
+    fewest = int(np.bincount(codes).min())
+    if fewest < folds:
+        raise LearnError(f"stratified: a class has {fewest:,} rows, fewer than {folds} folds; take fewer folds")
+    part_of, start = np.zeros(len(codes), np.int64), 0
+    for code in range(int(codes.max()) + 1):
+        rows = rng.permutation(np.flatnonzero(codes == code))
+        part_of[rows] = (start + np.arange(len(rows))) % folds  # goes on where the last class ended
+        start += len(rows)
+    return label.alias, part_of
+
+
+def _codes(relation: Relation, column: OutputColumn) -> NDArray[np.int64]:
+    """The category of each base row, numbered as they first appear: digests are in another order in each session."""
+    codes = SentCodes(relation.client, column, relation.client.new_name()).read().codes
+    _, first, numbers = np.unique(codes, return_index=True, return_inverse=True)
+    place = np.empty(len(first), np.int64)
+    place[np.argsort(first)] = np.arange(len(first))
+    return place[numbers]

@@ -1,0 +1,277 @@
+"""`relation.correlation()` and `relation.covariance()`: of pairs of columns over joined rows, as pandas has them.
+
+Each pair is over the joined rows that have both values. Columns of one table: the party answers with weighted products
+of its columns (release GRAM). Columns of two tables: both are sent, one number per base row (sent_columns.py), and the
+coordinator takes one of them through the mapping to the rows of the other.
+
+Of a pair whose rows with both values, or with only one of them, are some but fewer than the policy's ``min_group``,
+nothing is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError, PartyError
+from tablepuppet.operators.client import Client
+from tablepuppet.party.arguments import Means, Scales
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import Asked, Numbers, Wrong
+from tablepuppet.prep.selected import check_across, check_without_noise, find_numbers
+from tablepuppet.prep.sent_columns import SentColumn, SentNumbers
+from tablepuppet.prep.statistics import NumberStatistics, NumberSummary
+from tablepuppet.prep.values import numbers
+from tablepuppet.runs.events import Events
+from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
+from tablepuppet.sql.query import OutputColumn
+
+Floats = NDArray[np.float64]
+LARGE = 1e150  # parties subtract and divide by numbers up to about this
+COUNT, SUM, SQUARES, PRODUCT = range(4)  # of a pair: rows with both, sums of the first, of its squares, of products
+
+
+@dataclass(frozen=True)
+class PairSums:
+    """Four numbers for each pair of columns, NaN where nothing is told: counts are of joined rows."""
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is such an array."""
+        size = len(asked.arguments["columns"])
+        Numbers((4, size, size), finite=False).check(value, asked, reply)
+        count = value[COUNT][~np.isnan(value[COUNT])]
+        if (count < 0).any() or (asked.joined is not None and (count > asked.joined).any()):
+            raise Wrong("has counts of other rows than those that are joined")
+        if (value[SQUARES] < 0).any():
+            raise Wrong("has squares below 0")
+
+
+@op(
+    "statistics.products",
+    asked="`correlation`, `covariance`, `crosstab`, `group_means`",
+    releases=Release.STATISTICS | Release.GRAM,
+    columns=("columns",),
+    returns={"sums": PairSums()},
+)
+def products(table: LocalTable, view: str, columns: Sequence[str], means: Means, scales: Scales) -> Values:
+    """For each pair of columns, over the joined rows that have both: how many, and sums of the first, its squares and
+    the products of both, less ``means`` and divided by ``scales``.
+    """
+    if means.shape != (len(columns),) or scales.shape != means.shape:
+        raise PartyError(f"party {table.grant.party!r}: products need a mean and a scale for each column")
+    rows = table.view(view)
+    found = [numbers(table.column(name, view)) for name in columns]
+    present = np.array([each for _, each in found], bool).reshape(len(columns), -1)
+    values = np.array([each for each, _ in found], np.float64).reshape(present.shape)
+    enough = table.grant.is_group(np.count_nonzero(present & rows.firsts, axis=1))
+    present &= enough[:, None]  # a column with too few values is told of as one without any
+    standard = np.where(present, (values - means[:, None]) / scales[:, None], 0.0)
+    sums = _pair_sums(standard, present, rows.counts.astype(np.float64))
+    sums[:, ~_are_groups(table, present[:, rows.firsts])] = np.nan
+    return {"sums": sums}
+
+
+def _pair_sums(values: Floats, present: NDArray[np.bool_], weights: Floats) -> Floats:
+    """Weighted sums of pairs of rows of ``values``, zero where they are not present: (4, columns, columns)."""
+    there = present.astype(np.float64)
+    weighted = there * weights
+    return np.stack([weighted @ there.T, values @ weighted.T, values**2 @ weighted.T, (values * weights) @ values.T])
+
+
+def _are_groups(table: LocalTable, present: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """For each pair of columns, whether the rows with both, and with either alone, are enough or none."""
+    there = present.astype(np.float64)
+    both = np.rint(there @ there.T).astype(np.int64)
+    alone = np.diag(both)[:, None] - both
+    return np.asarray(table.grant.is_group(both) & table.grant.is_group(alone) & table.grant.is_group(alone.T))
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class ColumnMatrix(ShownAsTable):
+    """A number for each pair of columns; NaN where it is not known. ``found["a", "b"]`` is one of them."""
+
+    title: str
+    columns: list[str]
+    values: Floats
+
+    def __getitem__(self, pair: tuple[str, str]) -> float:
+        first, second = (self.columns.index(name) for name in pair)
+        return float(self.values[first, second])
+
+    def to_arrow(self) -> pa.Table:
+        """One row per column; a column of numbers for each, null where it is not known."""
+        numbers_ = [pa.array(each, from_pandas=True) for each in self.values.T]
+        return pa.table([pa.array(self.columns, pa.string()), *numbers_], names=["column", *self.columns])
+
+    def table_view(self) -> TableView:
+        """A square table."""
+        rows = [
+            [name, *("" if np.isnan(each) else shown(float(each), 3) for each in line)]
+            for name, line in zip(self.columns, self.values, strict=True)
+        ]
+        sides: dict[str, Align] = {"": "left"}
+        return TableView(self.title, sides | dict.fromkeys(self.columns, "right"), rows)
+
+
+def correlation(
+    client: Client, names: Sequence[str] | None, across: bool, events: Events, step: str = "correlation"
+) -> ColumnMatrix:
+    """Pearson's correlation of each pair of columns; constant ones are left out, if none was named."""
+    found = _Pairs.ask(client, find_numbers(client.plan, names, step), across, step)
+    constant = [c.name for c in found.columns if not found.known[c.name].count or not found.known[c.name].squares > 0]
+    if constant and names is not None:
+        raise LearnError(f"{step}: column {constant[0]!r} is constant or empty, so it has no correlation; leave it out")
+    reason = "is constant or empty, so it has no correlation"
+    for name in constant:
+        events.emit("warning", "column.dropped", f"{name}: {reason}", column=name, reason=reason)
+    kept = [place for place, column in enumerate(found.columns) if column.name not in constant]
+    values = found.correlations()[np.ix_(kept, kept)]
+    return ColumnMatrix("Correlation over joined rows", [found.columns[place].name for place in kept], values)
+
+
+def covariance(client: Client, names: Sequence[str] | None, across: bool) -> ColumnMatrix:
+    """The covariance (ddof 1) of each pair of columns."""
+    found = _Pairs.ask(client, find_numbers(client.plan, names, "covariance"), across, "covariance")
+    return ColumnMatrix("Covariance over joined rows", [c.name for c in found.columns], found.covariances())
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Sums of all pairs of columns, in units of standard deviations from the means."""
+
+    columns: list[OutputColumn]
+    known: dict[str, NumberSummary]
+    scales: Floats
+    sums: Floats  # (4, columns, columns)
+
+    @classmethod
+    def ask(cls, client: Client, columns: list[OutputColumn], across: bool, step: str) -> _Pairs:
+        """Two trips: means and scales, then products, and columns that are compared across tables."""
+        check_without_noise(client.plan, columns, step)
+        aliases = list(dict.fromkeys(column.alias for column in columns))
+        across = across and len(aliases) > 1
+        if across:
+            check_across(client.plan, columns, step)
+        known = NumberStatistics(client, columns).read()
+        for column in columns:
+            _check_values(column, known[column.name], step)
+        means = np.array([np.nan_to_num(known[column.name].mean) for column in columns])
+        scales = np.array([_scale(known[column.name]) for column in columns])
+        places = {alias: [p for p, column in enumerate(columns) if column.alias == alias] for alias in aliases}
+        replies = client.ask(
+            "statistics.products",
+            lambda alias, _: {
+                "columns": [columns[place].name for place in places[alias]],
+                "means": means[places[alias]], "scales": scales[places[alias]],
+            } if alias in places else None,
+        )  # fmt: skip
+        sent = SentNumbers(client, columns if across else [])
+        sums = np.full((4, len(columns), len(columns)), np.nan)
+        for alias, own in places.items():
+            block = np.sum([reply["sums"] for reply in replies.read()[alias]], axis=0)
+            sums[:, np.array(own)[:, None], own] = block
+        if across:
+            _fill_across(client, columns, sent.read(), means, scales, places, sums)
+        return cls(columns, known, scales, sums)
+
+    def covariances(self) -> Floats:
+        """With ddof 1; NaN of pairs with fewer than two rows."""
+        count, first, _, both = self.sums
+        with np.errstate(all="ignore"):
+            found = np.where(count > 1, (both - first * first.T / count) / (count - 1), np.nan)
+        return np.asarray(found * np.outer(self.scales, self.scales))
+
+    def correlations(self) -> Floats:
+        """Of pairs with fewer than two rows, or one value only in these, NaN."""
+        count, first, squares, both = self.sums
+        with np.errstate(all="ignore"):
+            spread = squares - first**2 / count  # of the first column over rows with both
+            spread = np.where(spread > 1e-14 * squares, spread, np.nan)
+            found = (both - first * first.T / count) / np.sqrt(spread * spread.T)
+        np.fill_diagonal(found, np.where(np.isnan(np.diag(found)), np.nan, 1.0))
+        return np.asarray(np.clip(np.where(count > 1, found, np.nan), -1.0, 1.0))
+
+
+def _check_values(column: OutputColumn, known: NumberSummary, step: str) -> None:
+    """LearnError unless values and their squares are ordinary numbers."""
+    if known.not_finite or (known.count and not (abs(known.mean) < LARGE and known.squares < LARGE**2)):
+        raise LearnError(f"{step}: column {column.name!r} has NaN, infinite or huge values; filter them in WHERE")
+
+
+def _scale(known: NumberSummary) -> float:
+    """The standard deviation; one where it is none, or out of what parties divide by."""
+    found = known.std(0) if known.count else 0.0
+    return float(found) if 1 / LARGE < found < LARGE else 1.0
+
+
+def _fill_across(
+    client: Client, columns: Sequence[OutputColumn], sent: Mapping[str, SentColumn], means: Floats, scales: Floats,
+    places: Mapping[str, list[int]], sums: Floats,
+) -> None:  # fmt: skip
+    """The sums of pairs of columns of two tables.
+
+    With Z the values and M whether there is one, over base rows, and C how often rows of both tables are joined with
+    each other: M'CM, Z'CM, Z^2'CM and Z'CZ. C times a column is a gather and a scatter over the mapping.
+    """
+    standard, present = {}, {}
+    for place, column in enumerate(columns):
+        values = sent[column.name].values
+        present[place] = ~np.isnan(values)
+        standard[place] = np.where(present[place], (values - means[place]) / scales[place], 0.0)
+    for one, other in combinations(places, 2):
+        near, far = sorted((one, other), key=lambda alias: len(places[alias]))
+        least = max(sent[columns[place].name].least for alias in (near, far) for place in places[alias])
+        through = _Through(client, near, far)
+        z = np.stack([standard[place] for place in places[far]])
+        m = np.stack([present[place] for place in places[far]]).astype(np.float64)
+        for place in places[near]:
+            values, there = standard[place], present[place].astype(np.float64)
+            moved, rows, squares = through(values), through(there), through(values**2)
+            found = np.stack([m @ rows, m @ moved, m @ squares, z @ moved])  # of the near column
+            mirrored = np.stack([found[COUNT], z @ rows, z**2 @ rows, found[PRODUCT]])  # of the far ones
+            hidden = _too_few(client, near, far, there, m, least)
+            found[:, hidden], mirrored[:, hidden] = np.nan, np.nan
+            sums[:, place, places[far]], sums[:, places[far], place] = found, mirrored
+
+
+@dataclass(frozen=True)
+class _Through:
+    """Takes values of one table's rows to the rows of another: their sum over joined rows."""
+
+    client: Client
+    near: str
+    far: str
+
+    def __call__(self, values: Floats) -> Floats:
+        mapping = self.client.mapping
+        return mapping.scatter_sum(self.far, mapping.gather(self.near, values))
+
+
+def _too_few(client: Client, near: str, far: str, there: Floats, m: Floats, least: int) -> NDArray[np.bool_]:
+    """For each far column, whether the rows of either table that have both values, or one of them, are some but fewer
+    than ``least``.
+    """
+    if least <= 1:
+        return np.zeros(len(m), bool)
+    forth, back = _Through(client, near, far), _Through(client, far, near)
+    hidden = np.zeros(len(m), bool)
+    for place, column in enumerate(m):
+        for here, over in ((there, column), (there, 1.0 - column), (1.0 - there, column)):
+            rows = [np.count_nonzero((over > 0) & (forth(here) > 0)), np.count_nonzero((here > 0) & (back(over) > 0))]
+            hidden[place] |= any(0 < each < least for each in rows)
+    return hidden
+
+
+def strongest(found: ColumnMatrix, column: str) -> Iterable[tuple[str, float]]:
+    """Other columns by how closely they go along with one, the closest first."""
+    place = found.columns.index(column)
+    others = [(name, float(found.values[place, i])) for i, name in enumerate(found.columns) if i != place]
+    return sorted(((n, v) for n, v in others if not np.isnan(v)), key=lambda each: -abs(each[1]))

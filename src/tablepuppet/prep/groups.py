@@ -1,0 +1,276 @@
+"""`relation.group_means()`: the mean of a number for each category of another column, over joined rows.
+
+Columns of one table: the party answers with count, mean and squares of each category, of which rare ones are pooled
+(pooled.py), together with the rows that have no number. Columns of two tables are sent as one number per base row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError, PartyError
+from tablepuppet.operators.client import Client
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import ROWS, Asked, Digests, Numbers, Plain, Returns, Wrong
+from tablepuppet.prep.category_names import CategoryNames, Coded
+from tablepuppet.prep.crosstab import (
+    MOST,
+    OTHER,
+    Known,
+    Most,
+    among,
+    check_number,
+    different_rows,
+    distinct,
+    label_lines,
+)
+from tablepuppet.prep.pooled import Grid, rare
+from tablepuppet.prep.selected import check_across, check_without_noise, find_category, find_number, is_public
+from tablepuppet.prep.sent_columns import SentCodes, SentNumbers
+from tablepuppet.prep.statistics import KeyFamily, categories_of, check_family, key_family
+from tablepuppet.prep.values import numbers
+from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
+from tablepuppet.sql.query import OutputColumn
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class GroupSums:
+    """Count, mean and squares about it of each kept category, and as the last line of those that are pooled."""
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is such an array."""
+        lines = len(reply["digests"]) + 1 if reply["count"] <= asked.arguments["most"] else 1
+        Numbers((lines, 3), finite=False).check(value, asked, reply)
+        count, _, squares = value.T
+        if not ((count >= 0) & (count == np.rint(count))).all() or (squares < 0).any():
+            raise Wrong("has counts that are none, or squares below 0")
+        if asked.joined is not None and count.sum() > asked.joined:
+            raise Wrong("has counts of more rows than are joined")
+
+
+GROUPS: Returns = {
+    "count": Plain(int, 0, ROWS), "digests": Digests(MOST), "rare": Digests(MOST), "missing_is_rare": Plain(bool),
+    "sums": GroupSums(),
+}  # fmt: skip
+
+
+@op(
+    "statistics.groups",
+    asked="`correlation`, `covariance`, `crosstab`, `group_means`",
+    releases=Release.KEY_DIGESTS | Release.HISTOGRAMS | Release.STATISTICS,
+    columns=("columns",),
+    returns=GROUPS,
+)
+def group_sums(
+    table: LocalTable, view: str, columns: Sequence[str], family: KeyFamily, blinding: str, most: Most, pool: Known,
+    pool_missing: bool,
+) -> Values:  # fmt: skip
+    """Count, mean and squares of the first column for each category of the second. Rare categories are pooled, with the
+    rows without one if these are few; and those that the caller names. A number in fewer rows than the policy's
+    ``min_group`` counts as missing everywhere.
+    """
+    if len(columns) != 2 or pool.shape[1] != 16:
+        raise PartyError(f"party {table.grant.party!r}: groups have two columns, and pool digests of 16 bytes")
+    check_family(table, columns[1], family)
+    rows = table.view(view)
+    values, present = numbers(table.column(columns[0], view))
+    if not table.grant.is_group(int(np.count_nonzero(present & rows.firsts))):
+        present = np.zeros_like(present)
+    found = categories_of(table, view, columns[1], family, blinding)
+    size = len(found.digests)
+    if size > most:
+        nothing = np.zeros((0, 16), np.uint8)
+        return {
+            "count": size, "digests": nothing, "rare": nothing, "missing_is_rare": False, "sums": np.zeros((1, 3)),
+        }  # fmt: skip
+    codes = found.codes.astype(np.int64)
+    cells = [np.bincount(codes[rows.firsts & has], minlength=size + 1) for has in (present, ~present)]
+    pooled = _rare([Grid(_with_end(np.stack(cells, 1)))], table.grant.rules.min_group)
+    pooled |= np.append(among(found.digests, pool), pool_missing)
+    places = _places(pooled)
+    sums = _sums(values[present], rows.counts[present].astype(np.float64), places[codes[present]], pooled)
+    kept = pooled[:-1]
+    return {
+        "count": size, "digests": found.digests[~kept], "rare": found.digests[kept],
+        "missing_is_rare": bool(pooled[-1]), "sums": sums,
+    }  # fmt: skip
+
+
+def _with_end(cells: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows by category, the missing one too, and by whether there is a number, as lines of which each may be pooled."""
+    return np.concatenate([cells, np.zeros((1, 2), np.int64)])
+
+
+def _rare(grids: Sequence[Grid], least: int) -> NDArray[np.bool_]:
+    """Which categories to pool, and as the last whether the missing one."""
+    return rare(grids, least)[0]
+
+
+def _places(pooled: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The line of each category, and of those without: kept ones in order, those pooled, and those left out."""
+    kept = ~pooled[:-1]
+    found = np.full(len(pooled), np.count_nonzero(kept))
+    found[:-1][kept] = np.arange(np.count_nonzero(kept))
+    found[-1] += not pooled[-1]
+    return found
+
+
+def _sums(values: Floats, weights: Floats, places: NDArray[np.int64], pooled: NDArray[np.bool_]) -> Floats:
+    """(kept categories and those pooled, 3): weight, mean and weighted squares about it; no mean without values."""
+    lines = int(np.count_nonzero(~pooled[:-1])) + 2
+    count = np.bincount(places, weights, minlength=lines)
+    with np.errstate(all="ignore"):
+        mean = np.bincount(places, weights * values, minlength=lines) / count
+        mean += np.bincount(places, weights * (values - mean[places]), minlength=lines) / count
+        squares = np.bincount(places, weights * (values - mean[places]) ** 2, minlength=lines)
+    return np.stack([count, mean, np.where(count > 0, squares, 0.0)], 1)[:-1]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class GroupMeans(ShownAsTable):
+    """Count, mean and standard deviation (ddof 1) of a number by category, the most frequent first; ``(other)`` are
+    categories that are pooled. Rows without a category or number are left out.
+    """
+
+    column: str
+    by: str
+    groups: list[str]
+    sums: Floats  # (groups, 3)
+
+    @property
+    def counts(self) -> Floats:
+        """Joined rows with a number, by group."""
+        return self.sums[:, 0]
+
+    @property
+    def means(self) -> Floats:
+        """By group."""
+        return self.sums[:, 1]
+
+    @property
+    def stds(self) -> Floats:
+        """By group; NaN of a single row."""
+        with np.errstate(all="ignore"):
+            return np.asarray(np.where(self.counts > 1, np.sqrt(self.sums[:, 2] / (self.counts - 1)), np.nan))
+
+    def to_arrow(self) -> pa.Table:
+        """One row per group."""
+        return pa.table(
+            {
+                self.by: pa.array(self.groups, pa.string()),
+                "count": pa.array(self.counts.astype(np.int64)),
+                "mean": pa.array(self.means, from_pandas=True),
+                "std": pa.array(self.stds, from_pandas=True),
+            }
+        )
+
+    def table_view(self) -> TableView:
+        """One row per group."""
+        rows = [
+            [group, f"{count:,.0f}", *("" if math.isnan(each) else shown(float(each)) for each in (mean, std))]
+            for group, count, mean, std in zip(self.groups, self.counts, self.means, self.stds, strict=True)
+        ]
+        title = f"{self.column} by {self.by}"
+        return TableView(title, {self.by: "left", "count": "right", "mean": "right", "std": "right"}, rows)
+
+
+def group_means(client: Client, name: str, by: str, most: int) -> GroupMeans:
+    """The mean of one column for each category of another."""
+    column, category = find_number(client.plan, name, "group_means"), find_category(client.plan, by, "group_means")
+    if column == category:
+        raise LearnError("group_means: name two different columns")
+    check_without_noise(client.plan, [column, category], "group_means")
+    blinding = client.new_name()
+    if column.alias == category.alias:
+        digests, sums, is_pooled = _within(client, column, category, blinding, most)
+    else:
+        check_across(client.plan, [column, category], "group_means")
+        digests, sums, is_pooled = _across(client, column, category, blinding, most)
+    return _named(client, column, category, blinding, digests, sums, is_pooled)
+
+
+def _within(
+    client: Client, column: OutputColumn, by: OutputColumn, blinding: str, most: int
+) -> tuple[NDArray[np.uint8], Floats, bool]:
+    """Ask the shards of one table, again if they have pooled different categories."""
+    pool, missing = np.zeros((0, 16), np.uint8), False
+    while True:
+        asked = {
+            "columns": [column.name, by.name], "family": key_family(by), "blinding": blinding, "most": most,
+            "pool": pool, "pool_missing": missing,
+        }  # fmt: skip
+        replies = client.ask_table("statistics.groups", by.alias, asked)
+        check_number(by, max((reply["count"] for reply in replies), default=0), most, "group_means")
+        pool, missing = distinct([reply["rare"] for reply in replies]), any(r["missing_is_rare"] for r in replies)
+        agreed = all(reply["missing_is_rare"] == missing for reply in replies)
+        if agreed and not any(among(reply["digests"], pool).any() for reply in replies):
+            break
+    digests = distinct([reply["digests"] for reply in replies])
+    check_number(by, len(digests), most, "group_means")
+    return digests, _added(replies, digests), bool(len(pool)) or missing
+
+
+def _added(replies: Sequence[Mapping[str, Any]], digests: NDArray[np.uint8]) -> Floats:
+    """Sums of groups over shards, each group's mean moved to that of all."""
+    parts = np.zeros((len(replies), len(digests) + 1, 3))
+    for part, reply in zip(parts, replies, strict=True):
+        order = np.argsort(np.ascontiguousarray(digests).view("V16").ravel(), kind="stable")
+        known = np.ascontiguousarray(digests).view("V16").ravel()[order]
+        found = np.ascontiguousarray(reply["digests"]).view("V16").ravel()
+        part[[*order[np.searchsorted(known, found)].tolist(), len(digests)]] = reply["sums"]
+    counts, squares = parts[:, :, 0], parts[:, :, 2]
+    means = np.where(counts > 0, parts[:, :, 1], 0.0)
+    with np.errstate(all="ignore"):
+        total = counts.sum(axis=0)
+        mean = (counts * means).sum(axis=0) / total
+        away = np.where(counts > 0, means - mean, 0.0)
+    return np.stack([total, mean, (squares + counts * away**2).sum(axis=0)], 1)
+
+
+def _across(
+    client: Client, column: OutputColumn, by: OutputColumn, blinding: str, most: int
+) -> tuple[NDArray[np.uint8], Floats, bool]:
+    """Groups of joined rows, from both columns over base rows."""
+    asked, codes = SentNumbers(client, [column]), SentCodes(client, by, blinding)
+    sent, found = asked.read()[column.name], codes.read()
+    check_number(by, len(found.digests), most, "group_means")
+    size, least = len(found.digests), max(sent.least, found.least)
+    values = client.mapping.gather(column.alias, sent.values)
+    groups = client.mapping.gather(by.alias, found.codes)
+    present = ~np.isnan(values)
+    pool = np.zeros(size + 1, bool)
+    if least > 1:
+        cells, shape = groups * 2 + ~present, (size + 1, 2)
+        merges = {by.alias: np.add.reduce, column.alias: np.maximum.reduce}
+        grids = [
+            Grid(_with_end(different_rows(client, alias, cells, shape)), (merge, np.add.reduce))
+            for alias, merge in merges.items()
+        ]
+        pool = _rare(grids, least)
+    weights = np.ones(np.count_nonzero(present))
+    sums = _sums(values[present], weights, _places(pool)[groups[present]], pool)
+    return found.digests[~pool[:-1]], sums, bool(pool.any())
+
+
+def _named(
+    client: Client, column: OutputColumn, by: OutputColumn, blinding: str, digests: NDArray[np.uint8], sums: Floats,
+    is_pooled: bool,
+) -> GroupMeans:  # fmt: skip
+    """The groups with their names, if the category's column is public."""
+    kept = [Coded(by, blinding, digests)] if len(digests) and is_public(client.plan, by) else []
+    told = next(iter(CategoryNames(client, kept).read()), [None] * len(digests))
+    order = np.argsort(-sums[:-1, 0], kind="stable").tolist()
+    labels = label_lines(by, [told[place] for place in order])
+    lines = [*order, *([len(digests)] if is_pooled else [])]
+    return GroupMeans(column.name, by.name, labels + ([OTHER] if is_pooled else []), sums[lines])

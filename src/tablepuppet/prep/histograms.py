@@ -1,0 +1,202 @@
+"""`relation.histogram()`: how the values of a column are spread over joined rows.
+
+Of a public column the bins are those of `numpy.histogram`: equally wide between minimum and maximum, in two trips. Of
+other columns nobody is told the extremes: their bins are cells with enough rows each (distribution.py), about equally
+high.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError, PartyError
+from tablepuppet.operators.client import Client
+from tablepuppet.party.arguments import List
+from tablepuppet.party.grant import refusal
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.policy import Level
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import JOINED, Asked, Numbers, Wrong
+from tablepuppet.prep.days import as_date, shown_date
+from tablepuppet.prep.distribution import Distribution, Distributions
+from tablepuppet.prep.ordered import values_of
+from tablepuppet.prep.selected import check_without_noise, find_number, is_date, is_public
+from tablepuppet.prep.statistics import NumberStatistics, NumberSummary, present_numbers
+from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
+from tablepuppet.sql.query import OutputColumn
+from tablepuppet.sql.types import family
+
+MOST_BINS = 10_000
+BAR = 30  # letters of the longest bar
+Bins = Annotated[int, Meta(ge=1, le=MOST_BINS)]
+
+
+@dataclass(frozen=True)
+class BinCounts:
+    """Joined rows by column and bin."""
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is such an array."""
+        Numbers(("columns", int(asked.arguments["bins"])), least=0.0, most=JOINED).check(value, asked, reply)
+        if asked.joined is not None and (value.sum(axis=1) > asked.joined).any():
+            raise Wrong("has counts of more rows than are joined")
+
+
+@op(
+    "statistics.bins",
+    asked="`describe`, `quantile`, `histogram`",
+    releases=Release.STATISTICS | Release.HISTOGRAMS,
+    columns=("columns",),
+    returns={"counts": BinCounts()},
+)
+def count_bins(table: LocalTable, view: str, columns: Sequence[str], lows: List, highs: List, bins: Bins) -> Values:
+    """Joined rows in equally wide bins of public columns: of any others, bins of a caller's choice could be cut until
+    they tell single values.
+    """
+    if lows.shape != (len(columns),) or highs.shape != lows.shape or not (lows < highs).all():
+        raise PartyError(f"party {table.grant.party!r}: bins need a low and a higher number for each column")
+    for name in columns:
+        if table.level(name) is not Level.PUBLIC:
+            reason = "is not public: its histogram has bins of the party's choice"
+            raise refusal(table.grant.party, "level", reason, table.grant.table, [name])
+    counts = np.zeros((len(columns), bins))
+    for place, (name, low, high) in enumerate(zip(columns, lows, highs, strict=True)):
+        values, weights = present_numbers(table, view, name)
+        inside = np.isfinite(values)
+        counts[place] = np.histogram(values[inside], bins, (float(low), float(high)), weights=weights[inside])[0]
+    return {"counts": counts}
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Histogram(ShownAsTable):
+    """Joined rows by bins: ``counts[i]`` of ``edges[i]`` up to ``edges[i + 1]``, in the last bin including it.
+
+    ``exact``: bins are equally wide and counts are those of `numpy.histogram`; else each bin has enough rows to be
+    told of, and where a table has several shards rows are taken to lie evenly in theirs.
+    """
+
+    column: OutputColumn
+    edges: NDArray[np.float64]
+    counts: NDArray[np.float64]
+    missing: int
+    exact: bool
+
+    def to_arrow(self) -> pa.Table:
+        """One row per bin: low, high, count."""
+        return pa.table({"low": self.edges[:-1], "high": self.edges[1:], "count": self.counts})
+
+    def table_view(self) -> TableView:
+        """One row per bin, with a bar."""
+        most = max(self.counts.max(initial=0.0), 1.0)
+        rows = [
+            [self.label(low), self.label(high), f"{count:,.0f}", "█" * round(BAR * count / most)]
+            for low, high, count in zip(self.edges[:-1], self.edges[1:], self.counts, strict=True)
+        ]
+        sides: dict[str, Align] = {"from": "right", "to": "right", "joined rows": "right", "": "left"}
+        return TableView(self.column.name, sides, rows)
+
+    def label(self, value: float) -> str:
+        """A value as it is shown."""
+        date = as_date(float(value)) if is_date(self.column) else None
+        return shown_date(date, family(self.column.type)) if date else shown(float(value))
+
+
+def histogram(client: Client, name: str, bins: int) -> Histogram:
+    """The histogram of one column."""
+    column = find_number(client.plan, name, "histogram")
+    check_without_noise(client.plan, [column], "histogram")
+    [found] = HistogramStatistics(client, [column], bins).read().values()
+    return found
+
+
+def _checked_bins(bins: Any) -> int:
+    if not isinstance(bins, Integral) or isinstance(bins, bool) or not 1 <= int(bins) <= MOST_BINS:
+        raise LearnError(f"histogram: bins is a whole number from 1 to {MOST_BINS:,}, not {bins!r}")
+    return int(bins)
+
+
+class HistogramStatistics:
+    """Histograms of several columns: ranges are asked for when made, counts when read."""
+
+    def __init__(self, client: Client, columns: Iterable[OutputColumn], bins: int):
+        self._client, self._bins = client, _checked_bins(bins)
+        self._columns = list(columns)
+        self._public = [column for column in self._columns if is_public(client.plan, column)]
+        self._numbers = NumberStatistics(client, self._columns)
+        self._cells = Distributions(client, [column for column in self._columns if column not in self._public])
+
+    def read(self) -> dict[str, Histogram]:
+        """By column; a column without a value has no bins."""
+        known = self._numbers.read()
+        found = _count(self._client, [c for c in self._public if known[c.name].count], known, self._bins)
+        self._cells.refine(lambda each: _high_cells(each, self._bins))
+        for name, each in self._cells.read().items():
+            found[name] = _of_cells(each, self._bins, known[name].missing)
+        nothing = (np.zeros(0), np.zeros(0))
+        return {
+            column.name: found.get(column.name)
+            or Histogram(column, *nothing, known[column.name].missing, is_public(self._client.plan, column))
+            for column in self._columns
+        }
+
+
+def _count(
+    client: Client, columns: Sequence[OutputColumn], known: dict[str, NumberSummary], bins: int
+) -> dict[str, Histogram]:
+    """Counts in equally wide bins between minimum and maximum; of all finite values, if one is not."""
+    by_alias: dict[str, list[OutputColumn]] = {}
+    for column in columns:
+        if known[column.name].not_finite:
+            raise LearnError(f"histogram: column {column.name!r} has NaN or infinite values; filter them in WHERE")
+        by_alias.setdefault(column.alias, []).append(column)
+    ends = {column.name: [known[column.name].minimum, known[column.name].maximum] for column in columns}
+    edges = {name: np.histogram_bin_edges(np.array(pair), bins) for name, pair in ends.items()}
+    replies = client.ask(
+        "statistics.bins",
+        lambda alias, _: {
+            "columns": [column.name for column in by_alias[alias]],
+            "lows": np.array([edges[column.name][0] for column in by_alias[alias]]),
+            "highs": np.array([edges[column.name][-1] for column in by_alias[alias]]),
+            "bins": bins,
+        } if alias in by_alias else None,
+    )  # fmt: skip
+    found = {}
+    for alias, listed in by_alias.items():
+        counts = np.sum([reply["counts"] for reply in replies.read()[alias]], axis=0)
+        for place, column in enumerate(listed):
+            missing = known[column.name].missing
+            found[column.name] = Histogram(column, edges[column.name], counts[place], missing, exact=True)
+    return found
+
+
+def _high_cells(known: Distribution, bins: int) -> Iterable[tuple[int, int]]:
+    """Cells that hold more than their share of the rows, and can be cut."""
+    total = known.total
+    for shard, cells in enumerate(known.cells):
+        high = np.flatnonzero(cells.weights * bins > total)
+        yield from ((shard, place) for place in high.tolist() if known.heavy[shard][place] is not None)
+
+
+def _of_cells(known: Distribution, bins: int, missing: int) -> Histogram:
+    """Bins that end where cells end, with at least their share of the rows each."""
+    if not known.total:
+        return Histogram(known.column, np.zeros(0), np.zeros(0), missing, exact=False)
+    low = min(int(each.lows[0]) for each in known.cells if len(each.lows))
+    points, below = known.curve(low, known.highest)
+    kept = [0]
+    for place in range(1, len(points)):
+        if below[place] - below[kept[-1]] >= known.total / bins:
+            kept.append(place)
+    kept[-1] = len(points) - 1 if len(kept) > 1 else kept[-1]
+    kept = kept if len(kept) > 1 else [0, len(points) - 1]
+    words = np.array([min(low + int(points[place]), known.highest) for place in kept], np.uint64)
+    return Histogram(known.column, values_of(words), np.diff(below[kept]), missing, exact=False)

@@ -1,0 +1,73 @@
+"""Numbers as words of 64 bits that have the same order, and the buckets that cut these words, 8 bits at a time.
+
+A word is a value's image: its sign bit flipped, or all its bits if it is negative (IEEE 754). Cutting words instead of
+values needs no minimum or maximum, and no outlier makes a bucket wide: eight cuts always end at a single value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+DEPTHS = 8  # cuts of 8 bits until a bucket is one word
+FAN = 256
+SIGN = np.uint64(1 << 63)
+
+
+def image(values: NDArray[np.float64]) -> Words:
+    """Words in the order of the values; NaN is above infinity, and both zeros are one.
+
+    >>> image(np.array([-1.0, -0.0, 0.0, 2.5])).argsort(kind="stable").tolist()
+    [0, 1, 2, 3]
+    """
+    whole = values + 0.0  # one zero
+    odd = np.isnan(whole)
+    if odd.any():
+        whole[odd] = np.nan  # one NaN
+    flips = (whole.view(np.int64) >> 63).view(np.uint64) | SIGN  # all bits of negative numbers, else the first
+    return whole.view(np.uint64) ^ flips
+
+
+def values_of(words: Words) -> NDArray[np.float64]:
+    """The values whose images the words are.
+
+    >>> values_of(image(np.array([-1.5, 0.0, 3.0, np.inf]))).tolist()
+    [-1.5, 0.0, 3.0, inf]
+    """
+    return np.where(words & SIGN, words ^ SIGN, ~words).view(np.float64)
+
+
+INFINITY = int(image(np.array([np.inf]))[0])
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The words that begin with ``depth`` bytes, which are ``prefix``."""
+
+    prefix: int = 0
+    depth: int = 0
+
+    @property
+    def low(self) -> int:
+        """The least word."""
+        return self.prefix << (64 - 8 * self.depth)
+
+    @property
+    def high(self) -> int:
+        """The largest word."""
+        return self.low + (1 << (64 - 8 * self.depth)) - 1
+
+    def child(self, byte: int) -> Bucket:
+        """The bucket of those whose next byte is this one."""
+        return Bucket(self.prefix << 8 | byte, self.depth + 1)
+
+    def chosen(self, words: Words) -> NDArray[np.bool_] | slice:
+        """Which words are in it."""
+        return (words >> np.uint64(64 - 8 * self.depth)) == np.uint64(self.prefix) if self.depth else slice(None)
+
+    def next_bytes(self, words: Words) -> NDArray[np.intp]:
+        """The byte after the prefix, of words that are in it."""
+        return ((words >> np.uint64(56 - 8 * self.depth)) & np.uint64(FAN - 1)).astype(np.intp)

@@ -1,0 +1,236 @@
+"""`relation.profile()`: one look at the joined rows: every column, how columns go together, and what to watch out for.
+
+Comes in: the statistics of this package, each as far as policies allow it. Goes out: a `Profile`, which a notebook
+shows and `save` writes as one self-contained page (profile_page.py). Values are on it only of columns that are
+public.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import ConfigError, LearnError, PrivacyError
+from tablepuppet.operators.client import Client
+from tablepuppet.prep.category_names import CategoryNames, Coded
+from tablepuppet.prep.correlation import ColumnMatrix, correlation
+from tablepuppet.prep.crosstab import crosstab, label_lines
+from tablepuppet.prep.describe import Description, describe
+from tablepuppet.prep.groups import GroupMeans, group_means
+from tablepuppet.prep.histograms import Histogram, HistogramStatistics
+from tablepuppet.prep.profile_page import CategoryBars, Page, Warned, fragment, page
+from tablepuppet.prep.selected import is_number, is_public, sends_across
+from tablepuppet.prep.statistics import CategoryStatistics, CategorySummary
+from tablepuppet.runs.events import Events
+from tablepuppet.runs.table_view import ShownAsTable, TableView
+from tablepuppet.sql.query import OutputColumn, Query
+from tablepuppet.sql.types import Family, family
+
+BINS = 30
+SHOWN = 8  # categories with bars
+MUCH_MISSING, SKEWED, RARE, TELLS, FENCE = 0.2, 2.0, 0.01, 0.95, 3.0
+FEW = 10  # different values up to which a number's tail is no matter
+FEW_CLASSES = 20  # different whole numbers up to which a label counts as classes
+Row = dict[str, Any]
+
+
+class Profile(ShownAsTable):
+    """What there is to know of the joined rows before learning from them.
+
+    ``description``, ``histograms`` and ``correlations`` are the statistics; ``warnings`` what to watch out for.
+    """
+
+    def __init__(
+        self, query: Query, joined_rows: int, description: Description, histograms: Mapping[str, Histogram],
+        categories: Mapping[str, CategoryBars], correlations: ColumnMatrix | None, warnings: Sequence[Warned],
+    ):  # fmt: skip
+        self.description, self.histograms, self.correlations = description, dict(histograms), correlations
+        self.warnings = list(warnings)
+        self._page = Page(
+            query.sql, joined_rows, description, self.histograms, dict(categories), correlations, warnings
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write one HTML file that needs nothing else, and return its path."""
+        place = Path(path).expanduser()
+        try:
+            place.write_text(page(self._page), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"profile: {str(place)!r} cannot be written: {error.strerror}") from error
+        return place
+
+    def table_view(self) -> TableView:
+        """The warnings, one row each."""
+        rows = [[each.column, each.kind, each.message] for each in self.warnings]
+        title = (
+            f"Profile of {self._page.joined_rows:,} joined rows: {len(rows)} warnings; save('page.html') has all of it"
+        )
+        return TableView(title, {"column": "left", "warning": "left", "": "left"}, rows)
+
+    def _repr_html_(self) -> str:
+        return fragment(self._page)
+
+
+def profile(client: Client, query: Query, max_categories: int, events: Events) -> Profile:
+    """Ask for everything that a profile shows."""
+    columns, joined = query.outputs, len(client.mapping)
+    description = describe(client, columns, query.categorical, events)
+    rows: dict[str, Row] = {row["column"]: row for row in description.to_arrow().to_pylist()}
+    numbers = [
+        c for c in columns if is_number(c) and c.name not in query.categorical and rows[c.name]["std"] is not None
+    ]
+    finite = [c for c in numbers if np.isfinite(rows[c.name]["std"]) and abs(rows[c.name]["mean"]) < 1e150]
+    asked = {c.name: _ask_categories(client, c, max_categories) for c in columns if _is_category(c, query)}
+    histograms = HistogramStatistics(client, finite, BINS).read()
+    counted = {name: each.read() for name, each in asked.items()}
+    bars = _bars(client, query, asked, counted)
+    varied = [c for c in finite if rows[c.name]["std"] > 0]
+    correlations = _correlations(client, varied, events)
+    warnings = [each for column in columns for each in _column_warnings(rows[column.name], histograms, joined)]
+    warnings += list(_category_warnings(client, query, counted, max_categories))
+    warnings += list(_label_warnings(client, query, rows, correlations, max_categories))
+    return Profile(query, joined, description, histograms, bars, correlations, warnings)
+
+
+def _is_category(column: OutputColumn, query: Query) -> bool:
+    return column.name in query.categorical or family(column.type) is Family.TEXT
+
+
+def _ask_categories(client: Client, column: OutputColumn, most: int) -> CategoryStatistics:
+    return CategoryStatistics(client, column, client.new_name(), most)
+
+
+def _bars(
+    client: Client, query: Query, asked: Mapping[str, CategoryStatistics], counted: Mapping[str, CategorySummary]
+) -> dict[str, CategoryBars]:
+    """The most frequent categories, by name where the column is public."""
+    columns = [column for column in query.outputs if column.name in counted and len(counted[column.name].digests)]
+    places = {c.name: np.argsort(-counted[c.name].weights, kind="stable")[:SHOWN] for c in columns}
+    public = [column for column in columns if is_public(client.plan, column)]
+    names = CategoryNames(
+        client, [Coded(c, asked[c.name].blinding, counted[c.name].digests[places[c.name]]) for c in public]
+    )
+    told = {each.column.name: found for each, found in zip(names.coded, names.read(), strict=True)}
+    return {
+        column.name: CategoryBars(
+            label_lines(column, told.get(column.name, [None] * len(places[column.name]))),
+            counted[column.name].weights[places[column.name]].tolist(),
+            float(counted[column.name].weights.sum()),
+        )
+        for column in columns
+    }
+
+
+def _correlations(client: Client, columns: Sequence[OutputColumn], events: Events) -> ColumnMatrix | None:
+    """Of pairs in one table only, where tables do not allow more; None where nothing is allowed."""
+    if len(columns) < 2:
+        return None
+    across = sends_across(client.plan, {column.alias for column in columns})
+    try:
+        return correlation(client, [column.name for column in columns], across, events, "profile")
+    except (PrivacyError, LearnError) as error:
+        events.emit("warning", "profile.part", f"the profile has no correlations: {error}", part="correlation")
+        return None
+
+
+def _column_warnings(row: Row, histograms: Mapping[str, Histogram], joined: int) -> Iterator[Warned]:
+    name, count = row["column"], row["count"]
+    if not count:
+        yield Warned(name, "empty", "no joined row has a value")
+        return
+    if row["distinct"] == 1 or row["std"] == 0.0:
+        yield Warned(name, "constant", "has one value only")
+    if row["missing"] > MUCH_MISSING * joined:
+        yield Warned(name, "missing", f"is missing in {row['missing'] / joined:.0%} of the joined rows")
+    varied = row["distinct"] is None or row["distinct"] > FEW
+    if varied and row["skew"] is not None and abs(row["skew"]) > SKEWED:
+        side = "right" if row["skew"] > 0 else "left"
+        yield Warned(name, "skewed", f"has a long tail to the {side} (skew {row['skew']:.1f}); a logarithm may help")
+    if name in histograms and None not in (row["q25"], row["q75"]):
+        far = _beyond(histograms[name], row["q25"], row["q75"])
+        if far > 0:
+            yield Warned(
+                name, "outliers", f"{far / count:.2%} of the values or more lie {FENCE:g} IQR beyond a quartile"
+            )
+
+
+def _beyond(found: Histogram, low: float, high: float) -> float:
+    """Joined rows in bins that lie wholly beyond the fences; none of a column half of which is one value."""
+    width = high - low
+    if not width > 0:
+        return 0.0
+    outside = (found.edges[1:] < low - FENCE * width) | (found.edges[:-1] > high + FENCE * width)
+    return float(found.counts[outside].sum())
+
+
+def _category_warnings(
+    client: Client, query: Query, counted: Mapping[str, CategorySummary], most: int
+) -> Iterator[Warned]:
+    for column in query.outputs:
+        found = counted.get(column.name)
+        if found is None:
+            continue
+        if found.distinct > most:
+            yield Warned(
+                column.name, "high cardinality", f"has {found.distinct:,} categories or more; learners take {most}"
+            )
+            continue
+        rare = found.weights < RARE * max(found.weights.sum(), 1.0)
+        if rare.any():
+            share = found.weights[rare].sum() / found.weights.sum()
+            few = f"{np.count_nonzero(rare):,} of {found.distinct:,} categories"
+            message = f"{few} have less than {RARE:.0%} of the rows each, {share:.1%} together"
+            yield Warned(column.name, "rare categories", message)
+
+
+def _label_warnings(
+    client: Client, query: Query, rows: Mapping[str, Row], correlations: ColumnMatrix | None, most: int
+) -> Iterator[Warned]:
+    """Features that tell the label: usually they were made from it, or are known only after it."""
+    label = query.label
+    if label is None or not rows[label.name]["count"]:
+        return
+    distinct = rows[label.name]["distinct"]
+    is_class = (
+        not is_number(label) or label.name in query.categorical or (distinct is not None and distinct <= FEW_CLASSES)
+    )
+    for column in query.features:
+        if column.alias != label.alias and not sends_across(client.plan, (column.alias, label.alias)):
+            continue
+        try:
+            told = _association(client, query, column, label, is_class, correlations, most)
+        except (PrivacyError, LearnError):  # too many categories, or not allowed: nothing is known then
+            continue
+        if told is not None and told[1] > TELLS:
+            yield Warned(column.name, "tells the label", f"{told[0]} with {label.name} is {told[1]:.3f}")
+
+
+def _association(
+    client: Client, query: Query, column: OutputColumn, label: OutputColumn, is_class: bool,
+    correlations: ColumnMatrix | None, most: int,
+) -> tuple[str, float] | None:  # fmt: skip
+    """(the measure, how closely a feature and the label go together, from 0 to 1); None if it cannot be told."""
+    category = _is_category(column, query)
+    if category and is_class:
+        return "Cramér's V", crosstab(client, column.name, label.name, most).cramers_v
+    if category:
+        return "correlation ratio", _ratio(group_means(client, label.name, column.name, most))
+    if is_class:
+        return "correlation ratio", _ratio(group_means(client, column.name, label.name, most))
+    if correlations is None or not {column.name, label.name} <= set(correlations.columns):
+        return None
+    return "correlation", abs(correlations[column.name, label.name])
+
+
+def _ratio(found: GroupMeans) -> float:
+    """The share of a number's variance that lies between groups, as a square root; NaN where there is none."""
+    some: NDArray[np.bool_] = found.counts > 0
+    counts, means, within = found.sums[some].T
+    mean = float(counts @ means) / max(float(counts.sum()), 1.0)
+    between = float(counts @ (means - mean) ** 2)
+    total = between + float(within.sum())
+    return float(np.sqrt(between / total)) if total > 0 else float("nan")

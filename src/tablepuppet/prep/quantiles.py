@@ -1,0 +1,148 @@
+"""`relation.quantile()`: quantiles over joined rows, as NumPy's ``linear``, from histograms that parties refine.
+
+Exact of public columns. Of others the value at a rank is estimated within the smallest cell that has enough rows
+(distribution.py), and ``exact`` says so. All columns and quantiles are refined together: eight trips at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError
+from tablepuppet.operators.client import Client
+from tablepuppet.prep.days import as_date, shown_date
+from tablepuppet.prep.distribution import Distribution, Distributions, has_odd
+from tablepuppet.prep.selected import check_without_noise, find_numbers, is_date
+from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
+from tablepuppet.sql.query import OutputColumn
+from tablepuppet.sql.types import family
+
+_SCHEMA = pa.schema(
+    [
+        ("column", pa.string()),
+        ("table", pa.string()),
+        ("type", pa.string()),
+        ("quantile", pa.float64()),
+        ("value", pa.float64()),
+        ("exact", pa.bool_()),
+        ("date", pa.timestamp("us")),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """The value below which a share of the joined rows lies; NaN if no row has a value."""
+
+    value: float
+    exact: bool
+
+
+class Quantiles(ShownAsTable):
+    """Quantiles by column: ``found["price"]`` is an array in the order that was asked for; `to_arrow` has all."""
+
+    def __init__(self, shares: Sequence[float], found: Mapping[OutputColumn, Sequence[Quantile]]):
+        self.shares, self._found = list(shares), dict(found)
+
+    def __getitem__(self, column: str) -> NDArray[np.float64]:
+        for each, values in self._found.items():
+            if column in (each.name, each.qualified):
+                return np.array([value.value for value in values])
+        raise KeyError(column)
+
+    def to_arrow(self) -> pa.Table:
+        """One row per column and quantile; dates are days since 1970-01-01, and timestamps in ``date``."""
+        rows = [
+            {
+                "column": column.name, "table": column.alias, "type": column.type, "quantile": share,
+                "value": None if math.isnan(each.value) else each.value, "exact": each.exact,
+                "date": as_date(each.value) if is_date(column) else None,
+            }
+            for column, values in self._found.items()
+            for share, each in zip(self.shares, values, strict=True)
+        ]  # fmt: skip
+        return pa.Table.from_pylist(rows, schema=_SCHEMA)
+
+    def table_view(self) -> TableView:
+        """One row per column, one column per quantile; estimates are marked."""
+        rows = [
+            [column.name, column.alias, *(_cell(column, value) for value in values)]
+            for column, values in self._found.items()
+        ]
+        sides: dict[str, Any] = {"column": "left", "table": "left"}
+        return TableView("Quantiles of the joined rows", sides | {f"{s:g}": "right" for s in self.shares}, rows)
+
+
+def _cell(column: OutputColumn, found: Quantile) -> str:
+    if math.isnan(found.value):
+        return ""
+    date = as_date(found.value) if is_date(column) else None
+    return ("" if found.exact else "≈ ") + (shown_date(date, family(column.type)) if date else shown(found.value))
+
+
+def quantile(client: Client, shares: float | Sequence[float], columns: Sequence[str] | None) -> Quantiles:
+    """Quantiles of numeric columns over the joined rows."""
+    listed = checked_shares(shares)
+    found = find_numbers(client.plan, columns, "quantile")
+    check_without_noise(client.plan, found, "quantile")
+    asked = QuantileStatistics(client, found, listed)
+    read = asked.read()
+    return Quantiles(listed, {column: read[column.name] for column in found})
+
+
+def checked_shares(shares: float | Sequence[float]) -> list[float]:
+    """Quantiles as a list; LearnError unless each is from 0 to 1."""
+    listed = list(shares) if isinstance(shares, Sequence | np.ndarray) and not isinstance(shares, str) else [shares]
+    for share in listed:
+        if not isinstance(share, Real) or isinstance(share, bool) or not 0 <= share <= 1:
+            raise LearnError(f"quantile: a quantile is a number from 0 to 1, such as 0.5 for the median, not {share!r}")
+    return [float(share) for share in listed]
+
+
+class QuantileStatistics:
+    """Quantiles of columns: the first histograms are asked for when made, refined when read."""
+
+    def __init__(self, client: Client, columns: Iterable[OutputColumn], shares: Sequence[float]):
+        self._shares, self._asked = list(shares), Distributions(client, columns)
+
+    def read(self) -> dict[str, list[Quantile]]:
+        """By column, in the order of shares."""
+        self._asked.refine(self._cells)
+        return {name: [_quantile(each, share) for share in self._shares] for name, each in self._asked.read().items()}
+
+    def _cells(self, known: Distribution) -> Iterable[tuple[int, int]]:
+        """The cells that may hold a value that is looked for."""
+        if not known.total:
+            return
+        ranks = {rank for share in self._shares for rank in _ranks(share, known.total)[:2]}
+        if has_odd(known):
+            ranks.add(known.total - 1)
+        for low, high in {known.around(rank) for rank in ranks}:
+            if low != high:
+                yield from known.open_cells(low, high)
+
+
+def _ranks(share: float, count: float) -> tuple[float, float, float]:
+    """(the rank below, the rank above, how far between them): NumPy's method ``linear``."""
+    place = (count - 1) * share
+    below = math.floor(place)
+    return below, min(below + 1, count - 1), place - below
+
+
+def _quantile(known: Distribution, share: float) -> Quantile:
+    if not known.total:
+        return Quantile(math.nan, exact=True)
+    if has_odd(known) and math.isnan(known.value(known.total - 1)[0]):
+        return Quantile(math.nan, exact=True)  # as NumPy has it
+    below, above, part = _ranks(share, known.total)
+    (low, is_low), (high, is_high) = known.value(below), known.value(above)
+    with np.errstate(invalid="ignore"):
+        return Quantile(float(np.quantile(np.array([low, high]), part)), is_low and is_high)

@@ -1,0 +1,107 @@
+"""The columns that a statistic is asked of: found by name, of the right kind, and not forbidden by what is published.
+
+Comes in: a plan and names. Goes out: columns, or an error that names the column, the statistic and the rule, before
+any party is asked. Parties hold every op against their policies all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.spelling import did_you_mean
+from tablepuppet.sql.catalog import Shard
+from tablepuppet.sql.expression import columns_of
+from tablepuppet.sql.plan import Plan
+from tablepuppet.sql.query import OutputColumn
+from tablepuppet.sql.types import KEY_LIKE, NUMERIC, Family, family
+
+DATES = (Family.DATE, Family.TIMESTAMP)
+
+
+def find_column(plan: Plan, name: str, step: str) -> OutputColumn:
+    """The selected column of that name, or of that ``alias.name``."""
+    outputs = plan.query.outputs
+    for column in outputs:
+        if name in (column.name, column.qualified):
+            return column
+    known = [column.name for column in outputs]
+    raise LearnError(f"{step}: {name!r} is no selected column{did_you_mean(str(name), known)}")
+
+
+def find_number(plan: Plan, name: str, step: str) -> OutputColumn:
+    """The same; LearnError unless it holds numbers, dates or booleans."""
+    found = find_column(plan, name, step)
+    if not is_number(found):
+        raise LearnError(f"{step}: column {found.name!r} is {found.type}, which is no number; CAST it in SELECT")
+    return found
+
+
+def find_category(plan: Plan, name: str, step: str) -> OutputColumn:
+    """The same; LearnError unless its values can be counted as categories."""
+    found = find_column(plan, name, step)
+    if family(found.type) not in KEY_LIKE:
+        raise LearnError(
+            f"{step}: column {found.name!r} is {found.type}, which has no categories; CAST or round it in SELECT"
+        )
+    return found
+
+
+def find_numbers(plan: Plan, names: Sequence[str] | None, step: str) -> list[OutputColumn]:
+    """The named columns, each once; every numeric one, the label too, if none is named."""
+    if names is None:
+        return [column for column in plan.query.outputs if is_number(column)]
+    if isinstance(names, str):
+        raise LearnError(f"{step}: columns is a list of names, such as columns=[{names!r}]")
+    return list(dict.fromkeys(find_number(plan, name, step) for name in names))
+
+
+def is_number(column: OutputColumn) -> bool:
+    """Whether a column has numbers, dates or booleans."""
+    return family(column.type) in NUMERIC
+
+
+def is_date(column: OutputColumn) -> bool:
+    """Whether its numbers are days since 1970-01-01."""
+    return family(column.type) in DATES
+
+
+def check_without_noise(plan: Plan, columns: Iterable[OutputColumn], step: str) -> None:
+    """PrivacyError if a party tells of these columns only with noise, which the statistic does not have."""
+    for column in columns:
+        for shard in plan.tables[column.alias].shards:
+            if shard.require_dp:
+                raise PrivacyError(
+                    f"{_where(step, shard, column)}: is told of only with noise, and this statistic has no form with "
+                    "noise (policy rule require_dp)",
+                    rule="require_dp",
+                )
+
+
+def check_across(plan: Plan, columns: Iterable[OutputColumn], step: str) -> None:
+    """PrivacyError if a party does not send one of these columns, one number per row, to compare it across tables."""
+    for column in columns:
+        for shard in plan.tables[column.alias].shards:
+            if not shard.cross_statistics:
+                raise PrivacyError(
+                    f"{_where(step, shard, column)}: comparing columns of two tables sends each as one number per row, "
+                    "which the table does not allow; compare columns of one table, or ask the party's operator (policy "
+                    "rule cross_statistics)",
+                    rule="cross_statistics",
+                )
+
+
+def _where(step: str, shard: Shard, column: OutputColumn) -> str:
+    return f"{step}: party {shard.party!r}, table {shard.name!r}, column {column.name!r}"
+
+
+def sends_across(plan: Plan, aliases: Iterable[str]) -> bool:
+    """Whether all parties of these tables send columns for statistics across tables."""
+    return all(shard.cross_statistics for alias in aliases for shard in plan.tables[alias].shards)
+
+
+def is_public(plan: Plan, column: OutputColumn) -> bool:
+    """Whether every party that has the column publishes all that it is made of as public."""
+    used = {name.lower() for name in columns_of(column.expression)}
+    shards = plan.tables[column.alias].shards
+    return bool(used) and all(used <= {name.lower() for name in shard.public} for shard in shards)

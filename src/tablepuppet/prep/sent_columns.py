@@ -1,0 +1,123 @@
+"""Columns that parties send to the coordinator, one number per base row, to be compared across tables.
+
+Only tables whose policy says ``cross_statistics`` send any (release COLUMNS). What is sent has the length of the rows
+that take part; the coordinator takes it to joined rows by the mapping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.mapping.digests import number_digests
+from tablepuppet.operators.client import Client
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import ROWS, Codes, Digests, Numbers, Plain
+from tablepuppet.prep.statistics import KeyFamily, categories_of, check_family, key_family
+from tablepuppet.prep.values import numbers
+from tablepuppet.sql.query import OutputColumn
+
+
+@op(
+    "columns.numbers",
+    asked="`correlation`, `covariance`, `crosstab`, `group_means`, columns of two tables",
+    releases=Release.COLUMNS,
+    columns=("columns",),
+    returns={"values": Numbers((ROWS, "columns"), finite=False), "least": Plain(int, 0)},
+)
+def sent_numbers(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
+    """The numbers of columns for every row that takes part, NaN where there is none; and the policy's ``min_group``."""
+    rows = table.view(view)
+    values = np.full((len(rows.row_ids), len(columns)), np.nan)
+    for place, name in enumerate(columns):
+        found, present = numbers(table.column(name, view))
+        if table.grant.is_group(int(np.count_nonzero(present & rows.firsts))):
+            values[present, place] = found[present]
+    return {"values": values, "least": table.grant.rules.min_group}
+
+
+@op(
+    "columns.codes",
+    asked="`correlation`, `covariance`, `crosstab`, `group_means`, columns of two tables",
+    releases=Release.COLUMNS | Release.KEY_DIGESTS | Release.HISTOGRAMS,
+    columns=("column",),
+    returns={"digests": Digests(ROWS), "codes": Codes("digests", more=1), "least": Plain(int, 0)},
+)
+def sent_codes(table: LocalTable, view: str, column: str, family: KeyFamily, blinding: str) -> Values:
+    """The category of every row that takes part as a number, with digests in their order; the last one is missing."""
+    check_family(table, column, family)
+    found = categories_of(table, view, column, family, blinding)
+    least = table.grant.rules.min_group
+    return {"digests": found.digests, "codes": found.codes.astype(np.int32), "least": least}
+
+
+@dataclass(frozen=True)
+class SentColumn:
+    """A column over all base rows of a table, and how many of them a group must have."""
+
+    column: OutputColumn
+    values: NDArray[np.float64]
+    least: int
+
+
+@dataclass(frozen=True)
+class SentCategories:
+    """The category of every base row; those at ``len(digests)`` are missing."""
+
+    column: OutputColumn
+    codes: NDArray[np.int64]
+    digests: NDArray[np.uint8]
+    least: int
+
+
+class SentNumbers:
+    """Numeric columns: asked for when made, read when looked at."""
+
+    def __init__(self, client: Client, columns: Iterable[OutputColumn]):
+        self._client = client
+        self._by_alias: dict[str, list[OutputColumn]] = {}
+        for column in columns:
+            self._by_alias.setdefault(column.alias, []).append(column)
+        self._replies = client.ask(
+            "columns.numbers",
+            lambda alias, _: {"columns": [c.name for c in self._by_alias[alias]]} if alias in self._by_alias else None,
+        )
+
+    def read(self) -> dict[str, SentColumn]:
+        """By name."""
+        found = {}
+        for alias, listed in self._by_alias.items():
+            values = np.full((self._client.mapping.tables[alias].rows, len(listed)), np.nan)
+            least = 0
+            for shard, reply in zip(self._client.shards(alias), self._replies.read()[alias], strict=True):
+                values[shard.slice], least = reply["values"], max(least, reply["least"])
+            for place, column in enumerate(listed):
+                found[column.name] = SentColumn(column, np.ascontiguousarray(values[:, place]), least)
+        return found
+
+
+class SentCodes:
+    """A column's categories: asked for when made, read when looked at."""
+
+    def __init__(self, client: Client, column: OutputColumn, blinding: str):
+        self._client, self._column, self.blinding = client, column, blinding
+        asked = {"column": column.name, "family": key_family(column), "blinding": blinding}
+        self._replies = client.ask("columns.codes", lambda alias, _: asked if alias == column.alias else None)
+
+    def read(self) -> SentCategories:
+        """Over all shards: equal digests are one category."""
+        alias, replies = self._column.alias, self._replies.read()[self._column.alias]
+        digests = np.concatenate([np.zeros((0, 16), np.uint8), *(reply["digests"] for reply in replies)])
+        [codes], size = number_digests([digests])
+        found, start = np.full(self._client.mapping.tables[alias].rows, size, np.int64), 0
+        for shard, reply in zip(self._client.shards(alias), replies, strict=True):
+            end = start + len(reply["digests"])
+            found[shard.slice] = np.append(codes[start:end], size)[reply["codes"]]
+            start = end
+        first = np.unique(codes, return_index=True)[1]
+        return SentCategories(self._column, found, digests[first], max((r["least"] for r in replies), default=0))

@@ -1,0 +1,106 @@
+"""`profile`: the warnings that joined rows deserve, on a page that stands alone and tells what policies allow."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+import tablepuppet as tp
+from tablepuppet.cli.commands import app
+from tests.party.policed import CANARY, PIN, open_party, write_file
+from tests.party.policed import federation as policed
+from tests.relations import federation, warnings_of, write_party
+
+SQL = 'SELECT o.*, i.weight AS "<b>weight</b>" FROM orders o JOIN items i USING (item)'
+
+
+def tables() -> dict[str, dict[str, pa.Table]]:
+    """Orders with one column for each warning."""
+    rng, row = np.random.default_rng(0), np.arange(600)
+    returned = row % 3 == 0
+    orders = {
+        "item": row % 20, "price": rng.normal(size=600), "one": [7.0] * 600,
+        "none": pa.array([None] * 600, pa.float64()),
+        "tail": rng.lognormal(0, 2, 600), "far": np.where(row < 12, 1e4, rng.normal(size=600)),
+        "gap": pa.array([None if i % 2 else float(i) for i in row.tolist()]), "many": [f"m{i}" for i in row],
+        "kind": ["<i>rare</i>" if i < 3 else "ab"[i % 2] for i in row],
+        "refund": returned * 10.0 + rng.normal(size=600) / 9,
+        "state": ["back" if each else "gone" for each in returned], "returned": returned,
+    }  # fmt: skip
+    return {
+        "store": {"orders": pa.table(orders)},
+        "shop": {"items": pa.table({"item": np.arange(20), "weight": rng.normal(size=20)})},
+    }
+
+
+def test_warnings_are_those_deserved(tmp_path: Path) -> None:
+    """Each column has its warnings and no others; the page needs nothing else and escapes what looks like markup."""
+    relation = federation(tmp_path, tables()).sql(SQL, label="returned")
+    found = relation.profile()
+    told = {(each.column, each.kind) for each in found.warnings}
+    assert {column for column, _ in told} == {"one", "none", "tail", "far", "gap", "many", "kind", "refund", "state"}
+    assert {
+        ("one", "constant"), ("none", "empty"), ("tail", "skewed"), ("far", "outliers"), ("gap", "missing"),
+        ("many", "high cardinality"), ("kind", "rare categories"), ("refund", "tells the label"),
+        ("state", "tells the label"),
+    } <= told  # fmt: skip
+    page = found.save(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<script" not in page
+    assert not re.search(r"https?://|url\(|@import|<link|<img", page)
+    assert "&lt;i&gt;rare&lt;/i&gt;" in page
+    assert "&lt;b&gt;weight&lt;/b&gt;" in page
+    assert "<i>rare" not in page + found._repr_html_()
+    assert page.count('aria-label="histogram"') == len(found.histograms) > 5
+    assert found.correlations is not None
+    assert "price" in found.correlations.columns
+    assert "tells the label" in str(found)
+
+
+def test_a_profile_tells_what_policies_allow(tmp_path: Path) -> None:
+    """At level aggregate no value and no category's name is on the page; a table that demands noise has no profile."""
+    fed = policed(open_party(write_file(tmp_path)))
+    relation = fed.sql("SELECT region, town, credit, few, open, fraud FROM cards", label="fraud")
+    page = relation.profile().save(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert CANARY not in page
+    assert "region0" not in page
+    assert "region=0" in page
+    assert str(PIN)[:7] not in page
+    (tmp_path / "state").mkdir()
+    strict = write_file(tmp_path, top='state_dir = "state"', more="[tables.cards.budget]\nrequire_dp = true")
+    with pytest.raises(tp.PrivacyError, match="require_dp"):
+        policed(open_party(strict)).sql("SELECT credit FROM cards").profile()
+
+
+def test_small_relations_have_a_profile(tmp_path: Path) -> None:
+    """No rows, one row and values that are not finite are no errors; a place that cannot be written is one."""
+    rows: dict[str, Any] = {"x": [1.0, np.nan, np.inf], "c": ["a", None, "b"], "k": [1, 2, 3]}
+    fed = federation(tmp_path, {"p0": {"t": pa.table(rows)}})
+    warnings = warnings_of(fed)
+    for where in ("k < 0", "k = 1", "k > 0"):
+        assert "joined rows" in fed.sql(f"SELECT x, c, k FROM t WHERE {where}", label="k").profile()._repr_html_()
+    assert [each.name for each in warnings if each.name == "profile.part"] == []
+    with pytest.raises(tp.ConfigError, match="cannot be written"):
+        fed.sql("SELECT k FROM t").profile().save(tmp_path / "nowhere" / "page.html")
+
+
+def test_the_command_writes_a_page(tmp_path: Path) -> None:
+    """`tablepuppet profile` says where it is, and what it warns of."""
+    parties = {name: write_party(tmp_path, name, published) for name, published in tables().items()}
+    lines = [
+        f'[parties]\n{name} = "{url}"' if i == 0 else f'{name} = "{url}"'
+        for i, (name, url) in enumerate(parties.items())
+    ]
+    (tmp_path / "federation.toml").write_text("\n".join(lines))
+    asked = ["profile", str(tmp_path / "federation.toml"), "SELECT tail FROM orders", "--json"]
+    done = CliRunner().invoke(app, [*asked, "--output", str(tmp_path / "p.html")])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert (tmp_path / "p.html").exists()
+    assert ["tail", "skewed"] in [row[:2] for row in told["warnings"]]
