@@ -31,6 +31,7 @@ from tablepuppet.party.returns import Asked
 from tablepuppet.party.snapshot import MOST_ROWS
 from tablepuppet.prep.describe import Description, describe
 from tablepuppet.prep.encode import Encoding, fit_encoding
+from tablepuppet.prep.label import joined_labels
 from tablepuppet.prep.private_encode import EncoderNoise, fit_private_encoding
 from tablepuppet.privacy.funds import PartysFunds
 from tablepuppet.runs.events import Events
@@ -296,6 +297,16 @@ class Relation:
         if secure_sum:
             make_rosters(self.client, dict.fromkeys(column.alias for column in self.query.features))
         return RelationMatrix(self.client, self.fit_encoding(), self.wire, self)
+
+    def label(self) -> NDArray[Any]:
+        """The label of every joined row, (joined rows,), in the order of `rows`: numbers, or class values of text.
+
+        Booleans are 0 and 1, dates days since 1970-01-01, as for learners. Raises LearnError if the query has no label
+        or rows lack one, and PrivacyError if a policy does not release labels.
+        """
+        if self.query.label is None:
+            raise LearnError("the query has no label: name a selected column, fed.sql(..., label='column')")
+        return joined_labels(self.client, self.query.label)
 
     def rows(self) -> pa.Table:
         """Where each joined row comes from: ``<alias>.party`` and ``<alias>.row``, its place in the source.

@@ -207,6 +207,16 @@ def joined_classes(client: Client, label: OutputColumn, asked: Pending, least: i
     return Classes(values, client.mapping.gather(label.alias, _one(numbered)))
 
 
+def joined_labels(client: Client, label: OutputColumn) -> NDArray[Any]:
+    """The label of every joined row: numbers where it is one, else classes; LearnError if one is missing."""
+    if not len(client.mapping):
+        return np.zeros(0)
+    if family(label.type) in NUMERIC:
+        return joined_numbers(client, label, ask_numbers(client, label))
+    classes = joined_classes(client, label, ask_classes(client, label), least=1)
+    return np.asarray(classes.values[classes.numbers])
+
+
 def _one(parts: list[NDArray[Scalar]]) -> NDArray[Scalar]:
     """Values of all shards; those of one are not copied."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
