@@ -45,6 +45,7 @@ from tablepuppet.wire.outbox import Outbox, WhenLost
 
 if TYPE_CHECKING:
     from tablepuppet.algebra.matrix import RelationMatrix
+    from tablepuppet.algebra.preparation import Prepared
 
 GROWTH, SLACK = 2, 1000  # a table may have so many times its rows in the catalog, and so many more, when it is read
 
@@ -287,16 +288,22 @@ class Relation:
         return describe(self.client, self.query.outputs, self.query.categorical, self._session.events)
 
     @names_checked
-    def matrix(self, secure_sum: bool = False) -> RelationMatrix:
+    def matrix(self, secure_sum: bool = False, like: Prepared | None = None) -> RelationMatrix:
         """The prepared features as a matrix X that is never built, one row per joined row: a SciPy `LinearOperator`.
 
         With ``secure_sum`` tables of several shards reach the coordinator as a sum only, where what they answer is one.
+        ``like`` is another matrix, or a model of `tp.linalg`: columns are prepared as there, not anew.
         """
         from tablepuppet.algebra.matrix import RelationMatrix  # with SciPy, which takes a while to load
 
         if secure_sum:
             make_rosters(self.client, dict.fromkeys(column.alias for column in self.query.features))
-        return RelationMatrix(self.client, self.fit_encoding(), self.wire, self)
+        if like is None:
+            encoding = self.fit_encoding()
+        else:
+            like.preparation.check(self.client, self.query.features)
+            encoding = like.preparation.encoding
+        return RelationMatrix(self.client, encoding, self.wire, self)
 
     def label(self) -> NDArray[Any]:
         """The label of every joined row, (joined rows,), in the order of `rows`: numbers, or class values of text.
