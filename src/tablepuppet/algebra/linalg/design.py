@@ -42,7 +42,7 @@ class Design(ProductOperator):
     def times(self, directions: ArrayLike) -> Array:
         """[1, X] V; one trip."""
         given = np.asarray(directions, np.float64)
-        return self.matrix.times(self.expanded(given)) + given[0]
+        return np.asarray(self.matrix.times(self.expanded(given)) + given[0])
 
     def transposed_times(self, values: ArrayLike) -> Array:
         """[1, X]^T U; one trip."""

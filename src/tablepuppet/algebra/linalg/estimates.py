@@ -57,7 +57,7 @@ class Estimates:
         sides: dict[str, Align] = {"": "left", **dict.fromkeys(heads, "right")}
         rows = [[name, *(_cell(number) for number in row)] for name, row in zip(self.names, numbers, strict=True)]
         return Summary(
-            TableView(title, {"": "left", " ": "right"}, [[name, shown(value)] for name, value in facts.items()]),
+            TableView(title, {"": "left", "value": "right"}, [[name, shown(value)] for name, value in facts.items()]),
             TableView("", sides, rows),
         )
 
