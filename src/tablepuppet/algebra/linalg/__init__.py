@@ -2,7 +2,9 @@
 
 from tablepuppet.algebra.linalg.glm import GLM, glm
 from tablepuppet.algebra.linalg.kmeans import KMeans, kmeans
+from tablepuppet.algebra.linalg.l2svm import L2SVM, l2svm
 from tablepuppet.algebra.linalg.lm import LM, lm
+from tablepuppet.algebra.linalg.multilogreg import MultiLogReg, multilogreg
 from tablepuppet.algebra.linalg.pca import PCA, pca
 
-__all__ = ["GLM", "LM", "PCA", "KMeans", "glm", "kmeans", "lm", "pca"]
+__all__ = ["GLM", "L2SVM", "LM", "PCA", "KMeans", "MultiLogReg", "glm", "kmeans", "l2svm", "lm", "multilogreg", "pca"]
