@@ -5,6 +5,8 @@ With an intercept, all columns of a group would be one too many: they add up to 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse.linalg import LinearOperator, cg
@@ -26,12 +28,17 @@ class Design(ProductOperator):
     ``all_columns`` keeps the first columns of category groups, for what is not singular with them.
     """
 
-    def __init__(self, matrix: RelationMatrix, all_columns: bool = False):
-        left_out = set() if all_columns else set(matrix.first_categories)
-        self.matrix = matrix
-        self.kept = np.array([place for place in range(matrix.shape[1]) if place not in left_out], np.intp)
+    def __init__(self, matrix: RelationMatrix, all_columns: bool = False, kept: Sequence[int] | None = None):
+        if kept is None:
+            left_out = set() if all_columns else set(matrix.first_categories)
+            kept = [place for place in range(matrix.shape[1]) if place not in left_out]
+        self.matrix, self.kept = matrix, np.array(kept, np.intp)
         self.names = [INTERCEPT, *(matrix.columns[place] for place in self.kept)]
         super().__init__((matrix.shape[0], len(self.names)))
+
+    def only(self, places: Sequence[int]) -> Design:
+        """The intercept, and those of the columns after it that have these numbers."""
+        return Design(self.matrix, kept=[int(self.kept[place]) for place in places])
 
     def expanded(self, coefficients: Array) -> Array:
         """Coefficients by the columns of X, without the intercept; those left out are zero."""
