@@ -35,6 +35,7 @@ from tablepuppet.prep.describe import Description, describe
 from tablepuppet.prep.encode import Encoding, fit_encoding
 from tablepuppet.prep.groups import GroupMeans, group_means
 from tablepuppet.prep.histograms import Histogram, histogram
+from tablepuppet.prep.label import joined_labels
 from tablepuppet.prep.private_encode import EncoderNoise, fit_private_encoding
 from tablepuppet.prep.profile import Profile, profile
 from tablepuppet.prep.quantiles import Quantiles, quantile
@@ -50,6 +51,7 @@ from tablepuppet.wire.outbox import Outbox, WhenLost
 
 if TYPE_CHECKING:
     from tablepuppet.algebra.matrix import RelationMatrix
+    from tablepuppet.algebra.preparation import Prepared
 
 GROWTH, SLACK = 2, 1000  # a table may have so many times its rows in the catalog, and so many more, when it is read
 
@@ -338,16 +340,32 @@ class Relation:
         """All at once: histograms, missing values, correlations and warnings; a page by ``.save("page.html")``."""
         return profile(self.client, self.query, self.max_categories, self.events)
 
-    def matrix(self, secure_sum: bool = False) -> RelationMatrix:
+    def matrix(self, secure_sum: bool = False, like: Prepared | None = None) -> RelationMatrix:
         """The prepared features as a matrix X that is never built, one row per joined row: a SciPy `LinearOperator`.
 
         With ``secure_sum`` tables of several shards reach the coordinator as a sum only, where what they answer is one.
+        ``like`` is another matrix, or a model of `tp.linalg`: columns are prepared as there, not anew.
         """
         from tablepuppet.algebra.matrix import RelationMatrix  # with SciPy, which takes a while to load
 
         if secure_sum:
             make_rosters(self.client, dict.fromkeys(column.alias for column in self.query.features))
-        return RelationMatrix(self.client, self.fit_encoding(), self.wire, self)
+        if like is None:
+            encoding = self.fit_encoding()
+        else:
+            like.preparation.check(self.client, self.query.features)
+            encoding = like.preparation.encoding
+        return RelationMatrix(self.client, encoding, self.wire, self)
+
+    def label(self) -> NDArray[Any]:
+        """The label of every joined row, (joined rows,), in the order of `rows`: numbers, or class values of text.
+
+        Booleans are 0 and 1, dates days since 1970-01-01, as for learners. Raises LearnError if the query has no label
+        or rows lack one, and PrivacyError if a policy does not release labels.
+        """
+        if self.query.label is None:
+            raise LearnError("the query has no label: name a selected column, fed.sql(..., label='column')")
+        return joined_labels(self.client, self.query.label)
 
     def rows(self) -> pa.Table:
         """Where each joined row comes from: ``<alias>.party`` and ``<alias>.row``, its place in the source.

@@ -14,9 +14,9 @@ from sklearn.base import clone
 import tablepuppet as tp
 from tablepuppet.baselines import Centralized
 from tablepuppet.baselines.pooled import joined_tables
-from tablepuppet.learn.labels.joined import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tablepuppet.learn.network.lbfgs import two_loop
 from tablepuppet.learn.tables.network import NetworkTable
+from tablepuppet.prep.label import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tests.learn.materialised import ALL, JOIN, Array, shop, side_by_side
 from tests.relations import federation, record_wire
 

@@ -24,6 +24,7 @@ from scipy.sparse import coo_array
 
 import tablepuppet.algebra.ops  # noqa: F401 - registers the parties' half
 from tablepuppet.algebra.operator import ProductOperator
+from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.errors import LearnError
 from tablepuppet.mapping.table_mapping import Floats, TableMapping
 from tablepuppet.operators.client import Client, Pending
@@ -61,15 +62,27 @@ class RelationMatrix(ProductOperator):
 
     def __init__(self, client: Client, encoding: Encoding, wire: str, owner: object = None):
         apply_encoding(client, encoding)
-        self.encoding, self._owner = encoding, owner
+        self.encoding, self.wire, self._owner = encoding, wire, owner
+        self.preparation = Preparation(encoding, client.engine)
         self._mapping, self._lou = client.mapping, LearningOverUnion(client, wire)
-        names = {alias: encoding.names(alias) for alias in client.mapping.tables if alias in encoding.numbers}
+        names = {alias: encoding.names(alias) for alias in encoding.numbers if alias in client.mapping.tables}
         ends = np.cumsum([0, *map(len, names.values())]).tolist()
         self.blocks = {alias: slice(*ends) for alias, ends in zip(names, pairwise(ends), strict=True)}
         self.columns = [name for listed in names.values() for name in listed]
         super().__init__((len(client.mapping), len(self.columns)))
         self._selections: dict[str, Any] = {}  # S_i^T by table, sparse
         self._tables = [alias for alias, listed in names.items() if listed and client.shards(alias)]
+
+    @property
+    def first_categories(self) -> list[int]:
+        """The places of the first column of each category group: with an intercept, all of a group are one too many."""
+        found = []
+        for alias, block in self.blocks.items():
+            start = block.start + len(self.encoding.numbers[alias])
+            for encoder in self.encoding.categories[alias]:
+                found.append(start)
+                start += len(encoder.names)
+        return found
 
     def times(self, directions: ArrayLike) -> Array:
         """X V: (d,) to (N,), (d, k) to (N, k); one trip."""

@@ -98,10 +98,14 @@ class Encoding:
         """Columns of a table that are encoded."""
         return len(self.numbers[alias]) + len(self.categories[alias])
 
+    @property
+    def encoded(self) -> list[OutputColumn]:
+        """The columns that have an encoder."""
+        return [each.column for part in (self.numbers, self.categories) for listed in part.values() for each in listed]
+
     def kept(self, columns: Iterable[OutputColumn]) -> list[OutputColumn]:
         """Those of the columns that have an encoder: the rest was left out when it was fitted."""
-        encoders = [each for part in (self.numbers, self.categories) for listed in part.values() for each in listed]
-        encoded = {(each.column.alias, each.column.name) for each in encoders}
+        encoded = {(each.alias, each.name) for each in self.encoded}
         return [column for column in columns if (column.alias, column.name) in encoded]
 
     def means(self, alias: str) -> NDArray[np.float64]:

@@ -16,6 +16,7 @@ from html import escape
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -143,6 +144,9 @@ class NamedNumbers(dict[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NamedNumbers, (dict(self), self.heads)  # a copy need not know whom to ask
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(list(self.values()), dtype)  # in the order of names
 
     def __str__(self) -> str:
         return self._view().text()

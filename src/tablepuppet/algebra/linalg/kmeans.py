@@ -9,13 +9,15 @@ projections of the rows to a few random directions: no single row is asked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
 from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
@@ -31,10 +33,11 @@ class KMeans:
     inertia: float  # the sum of squared distances of rows to their centres
     rounds: int
     columns: list[str]
+    preparation: Preparation = field(repr=False)
 
-    def predict(self, matrix: RelationMatrix) -> NDArray[np.intp]:
-        """The nearest centre of the rows of another relation; one trip."""
-        return nearest(matrix.times(self.centres.T), self.centres)[0]
+    def predict(self, rows: Rows) -> NDArray[np.intp]:
+        """The nearest centre of every row of a relation, or of its matrix; one trip."""
+        return nearest(matrix_of(rows, self).times(self.centres.T), self.centres)[0]
 
 
 def kmeans(matrix: RelationMatrix, k: int = 8, runs: int = 10, max_iter: int = 20, seed: int = 0) -> KMeans:
@@ -58,7 +61,7 @@ def kmeans(matrix: RelationMatrix, k: int = 8, runs: int = 10, max_iter: int = 2
             break
     best = max(found, key=lambda run: run.gain)
     inertia = max(float(square.read()[0] - best.gain), 0.0)
-    return KMeans(best.centres, best.labels, inertia, best.rounds, list(matrix.columns))
+    return KMeans(best.centres, best.labels, inertia, best.rounds, list(matrix.columns), matrix.preparation)
 
 
 def _check(matrix: RelationMatrix, k: int, runs: int, max_iter: int) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
 from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
@@ -23,10 +25,11 @@ class PCA:
     explained_variance_ratio: Array  # (k,), shares of the variance of all columns
     mean: Array  # (columns,)
     columns: list[str]
+    preparation: Preparation = field(repr=False)
 
-    def transform(self, matrix: RelationMatrix) -> Array:
-        """The joined rows along the components, (rows, k); one trip."""
-        return matrix.times(self.components.T) - self.mean @ self.components.T
+    def transform(self, rows: Rows) -> Array:
+        """The joined rows of a relation, or of its matrix, along the components, (rows, k); one trip."""
+        return matrix_of(rows, self).times(self.components.T) - self.mean @ self.components.T
 
 
 def pca(matrix: RelationMatrix, components: int = 10) -> PCA:
@@ -50,4 +53,5 @@ def pca(matrix: RelationMatrix, components: int = 10) -> PCA:
     chosen = vectors[:, :components].T
     signs = np.sign(chosen[np.arange(components), np.argmax(np.abs(chosen), axis=1)])
     total = values.sum() or 1.0
-    return PCA(chosen * signs[:, None], values[:components], values[:components] / total, mean, list(matrix.columns))
+    variances = values[:components]
+    return PCA(chosen * signs[:, None], variances, variances / total, mean, list(matrix.columns), matrix.preparation)

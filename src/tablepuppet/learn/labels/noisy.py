@@ -25,13 +25,13 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PrivacyError
-from tablepuppet.learn.labels.joined import CLASS_LABELS, NUMBER_LABELS, Question, sent_classes
 from tablepuppet.party.arguments import Epsilon
 from tablepuppet.party.column_fingerprint import column_fingerprint
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Category, Use
 from tablepuppet.party.release import Release
+from tablepuppet.prep.label import CLASS_LABELS, NUMBER_LABELS, Question, sent_classes
 from tablepuppet.prep.values import numbers
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.label import (

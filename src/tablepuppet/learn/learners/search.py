@@ -14,9 +14,10 @@ import numpy as np
 from sklearn.base import BaseEstimator, clone
 
 from tablepuppet.errors import LearnError
+from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.folds import Results, make_folds, measured
-from tablepuppet.learn.learners.learner import Learner, need_relation
-from tablepuppet.learn.learners.settings import NotFittedError
+from tablepuppet.learn.learners.learner import Learner
+from tablepuppet.learn.learners.not_fitted import NotFittedError
 from tablepuppet.relation import Relation
 from tablepuppet.spelling import did_you_mean, names_checked
 

@@ -12,15 +12,6 @@ from scipy.special import expit, softmax
 from sklearn import metrics
 
 from tablepuppet.errors import LearnError
-from tablepuppet.learn.labels.joined import (
-    ask_classes,
-    ask_numbers,
-    check_classes,
-    check_numbers,
-    class_number_type,
-    joined_classes,
-    joined_numbers,
-)
 from tablepuppet.learn.labels.metrics import class_metrics, regression_metrics
 from tablepuppet.learn.labels.noisy import check_label, class_question, kept, number_question
 from tablepuppet.learn.learners.learner import Array, Learner, label_of
@@ -31,6 +22,15 @@ from tablepuppet.learn.loss.losses import Squared
 from tablepuppet.learn.loss.softmax import Softmax
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.joined_rows import SCORES, Block, JoinedRows
+from tablepuppet.prep.label import (
+    ask_classes,
+    ask_numbers,
+    check_classes,
+    check_numbers,
+    class_number_type,
+    joined_classes,
+    joined_numbers,
+)
 from tablepuppet.relation import Relation
 from tablepuppet.spelling import names_checked
 from tablepuppet.sql.plan import Plan

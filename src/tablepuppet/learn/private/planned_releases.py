@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from tablepuppet.learn.labels.joined import MOST_CLASSES
 from tablepuppet.learn.labels.noisy import class_mechanism, described
 from tablepuppet.learn.private.encoder_promise import known_columns
 from tablepuppet.learn.private.feature_promise import FeaturePromise, PlannedNoise
 from tablepuppet.learn.private.usefulness import TableSize
 from tablepuppet.party.spec import Spec
+from tablepuppet.prep.label import MOST_CLASSES
 from tablepuppet.prep.private_encode import BINS, is_category
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.label import keep_probability, number_variance

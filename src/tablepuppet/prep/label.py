@@ -212,6 +212,16 @@ def class_number_type(classes: int) -> type[np.int8 | np.int16]:
     return np.int8 if classes < 128 else np.int16
 
 
+def joined_labels(client: Client, label: OutputColumn) -> NDArray[Any]:
+    """The label of every joined row: numbers where it is one, else classes; LearnError if one is missing."""
+    if not len(client.mapping):
+        return np.zeros(0)
+    if family(label.type) in NUMERIC:
+        return joined_numbers(client, label, ask_numbers(client, label))
+    classes = joined_classes(client, label, ask_classes(client, label), least=1)
+    return np.asarray(classes.values[classes.numbers])
+
+
 def _one(parts: list[NDArray[Scalar]]) -> NDArray[Scalar]:
     """The values of all shards in one array; not copied if there is only one shard."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

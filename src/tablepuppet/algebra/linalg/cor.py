@@ -1,0 +1,31 @@
+"""Correlations of the columns of X over the joined rows."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.errors import LearnError
+
+Array = NDArray[np.float64]
+
+
+def cor(matrix: RelationMatrix) -> Array:
+    """Pearson's correlations, (columns, columns), in the order of X.columns; one trip over one table, else two.
+
+    NaN for a column with one value only in these rows. Raises LearnError for fewer than two joined rows.
+    """
+    rows = matrix.shape[0]
+    if rows < 2:
+        raise LearnError(f"cor: correlations need two joined rows or more, and X has {rows:,}")
+    sums = matrix.ask_column_sums()
+    gram = matrix.gram()  # its first trip brings the sums too
+    squares = np.diag(gram)
+    centred = gram - np.outer(sums.read(), sums.read()) / rows
+    spread = np.diag(centred)
+    same = spread <= rows * np.finfo(np.float64).eps * np.maximum(squares, 1e-300)
+    scale = np.sqrt(np.where(same, np.nan, spread))
+    found: Array = np.clip(centred / np.outer(scale, scale), -1.0, 1.0)
+    np.fill_diagonal(found, np.where(same, np.nan, 1.0))
+    return found

@@ -1,0 +1,150 @@
+"""The matrix of a regression, [1, X]: an intercept, then X without the first column of each category group.
+
+With an intercept, all columns of a group would be one too many: they add up to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse.linalg import LinearOperator, cg
+
+from tablepuppet.algebra.matrix import RelationMatrix, Result
+from tablepuppet.algebra.operator import ProductOperator
+from tablepuppet.errors import LearnError
+
+Array = NDArray[np.float64]
+INTERCEPT = "intercept"
+WIDEST = 2000  # columns of a Gram matrix that is solved as it is
+BLOCK = 32  # columns that are multiplied at a time
+LEAST = 1e-12  # an eigenvalue of a scaled Gram matrix that is taken for zero, at float64
+
+
+class Design(ProductOperator):
+    """[1, X] as a `LinearOperator`; ``names`` are those of its columns, ``kept`` their places in X.
+
+    ``all_columns`` keeps the first columns of category groups, for what is not singular with them.
+    """
+
+    def __init__(self, matrix: RelationMatrix, all_columns: bool = False, kept: Sequence[int] | None = None):
+        if kept is None:
+            left_out = set() if all_columns else set(matrix.first_categories)
+            kept = [place for place in range(matrix.shape[1]) if place not in left_out]
+        self.matrix, self.kept = matrix, np.array(kept, np.intp)
+        self.names = [INTERCEPT, *(matrix.columns[place] for place in self.kept)]
+        super().__init__((matrix.shape[0], len(self.names)))
+
+    def only(self, places: Sequence[int]) -> Design:
+        """The intercept, and those of the columns after it that have these numbers."""
+        return Design(self.matrix, kept=[int(self.kept[place]) for place in places])
+
+    def expanded(self, coefficients: Array) -> Array:
+        """Coefficients by the columns of X, without the intercept; those left out are zero."""
+        found: Array = np.zeros((self.matrix.shape[1], *coefficients.shape[1:]))
+        found[self.kept] = coefficients[1:]
+        return found
+
+    def times(self, directions: ArrayLike) -> Array:
+        """[1, X] V; one trip."""
+        given = np.asarray(directions, np.float64)
+        return np.asarray(self.matrix.times(self.expanded(given)) + given[0])
+
+    def transposed_times(self, values: ArrayLike) -> Array:
+        """[1, X]^T U; one trip."""
+        return self.ask_transposed_times(values).read()
+
+    def ask_transposed_times(self, values: ArrayLike) -> Result:
+        """Ask for [1, X]^T U."""
+        given = np.asarray(values, np.float64)
+        asked = self.matrix.ask_transposed_times(given)
+        return Result(lambda: np.concatenate([given.sum(axis=0)[None], asked.read()[self.kept]]))
+
+    def gram(self) -> Array:
+        """[1, X]^T [1, X]; one trip for one table, else two."""
+        asked = self.matrix.ask_column_sums()
+        within = self.matrix.gram()[np.ix_(self.kept, self.kept)]
+        return _bordered(float(self.shape[0]), asked.read()[self.kept], within)
+
+    def weighted_gram(self, weights: Array) -> Array:
+        """[1, X]^T diag(weights) [1, X]; two trips for 32 columns."""
+        sums, parts = self.matrix.ask_transposed_times(weights), []
+        for start in range(0, len(self.kept), BLOCK):
+            places = self.kept[start : start + BLOCK]
+            cells = self.matrix.times(np.eye(self.matrix.shape[1])[:, places])  # (N, block)
+            parts.append(self.matrix.transposed_times(weights[:, None] * cells)[self.kept])
+        within = np.concatenate(parts, axis=1) if parts else np.zeros((0, 0))
+        return _bordered(float(weights.sum()), sums.read()[self.kept], (within + within.T) / 2)
+
+    def inverse(self, gram: Array, program: str) -> Array:
+        """The inverse of a Gram matrix of these columns; LearnError if it is singular, which names the columns."""
+        scale = np.sqrt(np.diag(gram))
+        scale[scale == 0] = 1.0
+        values, vectors = np.linalg.eigh(gram / np.outer(scale, scale))
+        least = max(LEAST, len(gram) * float(np.finfo(self.matrix.wire).eps))
+        null = vectors[:, values <= least]
+        if null.shape[1]:
+            found = np.flatnonzero(np.abs(null).max(axis=1) > np.sqrt(least))
+            raise LearnError(
+                f"{program}: these columns depend on each other linearly in these rows: "
+                f"{', '.join(self.names[place] for place in found)}. Leave {null.shape[1]} of them out (drop=[...])"
+            )
+        return np.asarray((vectors / values) @ vectors.T / np.outer(scale, scale))
+
+    def solve(
+        self, right: Array, weights: Array | float = 1.0, near: Array | None = None, tol: float = 1e-10, l2: float = 0.0
+    ) -> Array:
+        """([1, X]^T diag(weights) [1, X] + l2 I) b = right by conjugate gradients; ``near`` is about its inverse.
+
+        Two trips a step. The intercept has no part in ``l2``. LearnError if it does not converge.
+        """
+        width = self.shape[1]
+        penalty = np.append(0.0, np.full(width - 1, l2))
+        operator = LinearOperator(
+            (width, width), lambda b: self.transposed_times(weights * self.times(b)) + penalty * b, dtype=np.float64
+        )
+        found, failed = cg(operator, right, rtol=tol, maxiter=10 * width, M=near)
+        if failed:
+            raise LearnError(
+                f"conjugate gradients did not converge in {10 * width:,} steps; columns may depend on each other"
+            )
+        return np.asarray(found, np.float64)
+
+
+def _bordered(corner: float, border: Array, within: Array) -> Array:
+    """A symmetric matrix with one more row and column before it."""
+    return np.block([[np.array([[corner]]), border[None]], [border[:, None], within]])
+
+
+def check_numbers(program: str, label: ArrayLike, rows: int, what: str = "y") -> Array:
+    """A label as numbers, (rows,); LearnError if it is text, of another length or not finite."""
+    given = np.asarray(label)
+    if given.dtype.kind not in "biuf":
+        raise LearnError(f"{program}: {what} must be numbers; text is for l2svm, multilogreg and naive_bayes")
+    if given.shape != (rows,):
+        raise LearnError(f"{program}: {what} has shape {given.shape}, and X has {rows:,} joined rows: ({rows},)")
+    if not np.isfinite(given).all():
+        raise LearnError(f"{program}: {what} has values that are not finite")
+    return given.astype(np.float64)
+
+
+def check_rows(program: str, rows: int, coefficients: int) -> None:
+    """LearnError unless there are more rows than coefficients."""
+    if rows <= coefficients:
+        raise LearnError(
+            f"{program}: {coefficients:,} coefficients, intercept included, need more than {rows:,} joined rows"
+        )
+
+
+def check_choice(program: str, name: str, value: object, known: tuple[str, ...]) -> None:
+    """LearnError unless a setting is one of those known."""
+    if value not in known:
+        raise LearnError(f"{program}: {name} is one of {', '.join(map(repr, known))}, not {value!r}")
+
+
+def check_positive(program: str, name: str, value: object, zero: bool = False) -> None:
+    """LearnError unless a setting is a finite number above zero, or zero where it may be."""
+    number = value if isinstance(value, (int, float, np.number)) and not isinstance(value, bool) else -1
+    if not (np.isfinite(number) and (number > 0 or (zero and number == 0))):
+        raise LearnError(f"{program}: {name} is a number {'from' if zero else 'above'} 0, not {value!r}")

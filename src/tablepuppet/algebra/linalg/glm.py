@@ -1,0 +1,225 @@
+"""Generalised linear models by iteratively reweighted least squares.
+
+    eta   = D b + offset                D = [1, X without the first column of each category group]
+    w     = h'(eta)^2 / V(mu)           weights
+    u     = h'(eta) (y - mu) / V(mu)    slopes of the log-likelihood
+    D^T diag(w) D step = D^T u          by conjugate gradients: products with X only
+
+Steps that do not lower the deviance are halved. D step is known by then, so that needs no trip.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from numbers import Integral
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tablepuppet.algebra.linalg.design import (
+    WIDEST,
+    Design,
+    check_choice,
+    check_numbers,
+    check_positive,
+    check_rows,
+)
+from tablepuppet.algebra.linalg.estimates import Estimates, Summary
+from tablepuppet.algebra.linalg.family import LINKS, Family, FamilyName, Link, LinkName, find_family
+from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column, matrix_of
+from tablepuppet.algebra.linalg.lm import SOLVERS, Solver
+from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.errors import LearnError
+
+Array = NDArray[np.float64]
+HALVINGS = 30
+SLACK = 1e-12  # by which rounding may raise a deviance
+SEPARATED = 1e-6  # of the null deviance: so little is left only if classes can be told apart exactly
+
+
+@dataclass(frozen=True)
+class GLM(LinearFit):
+    """A generalised linear model."""
+
+    family: str
+    link: str
+    estimates: Estimates
+    rows: int
+    deviance: float
+    null_deviance: float  # with an intercept only
+    pearson: float  # the sum of (y - mu)^2 / V(mu)
+    dispersion: float
+    iterations: int
+
+    def predict(self, rows: Rows, offset: ArrayLike | None = None) -> Array:
+        """The predicted mean of every row of a relation; one trip."""
+        matrix = matrix_of(rows, self)
+        return LINKS[self.link].inverse(self.scores(matrix) + _offset(offset, matrix.shape[0]))
+
+    def summary(self) -> Summary:
+        """The fit, and every coefficient with standard error, z, p and 95 % interval."""
+        facts = {
+            "family": self.family, "link": self.link, "observations": self.rows,
+            "residual df": self.rows - len(self.estimates.names), "deviance": self.deviance,
+            "null deviance": self.null_deviance, "Pearson chi2": self.pearson, "dispersion": self.dispersion,
+            "iterations": self.iterations,
+        }  # fmt: skip
+        return self.estimates.summary("Generalised linear model", facts)
+
+
+def glm(
+    matrix: RelationMatrix,
+    label: ArrayLike,
+    family: FamilyName = "gaussian",
+    link: LinkName | None = None,
+    power: float = 1.5,
+    offset: ArrayLike | None = None,
+    solver: Solver = "auto",
+    max_iter: int = 50,
+    tol: float = 1e-12,
+) -> GLM:
+    """A generalised linear model of a label on the columns of X; ``offset``, (joined rows,), is added to the scores.
+
+    Links are canonical, but for ``gamma`` and ``tweedie``: log. ``power`` is that of a tweedie family's variance.
+    ``solver="gram"`` begins with the Gram matrix, which makes steps cheap, and gives standard errors. ``"cg"`` needs
+    products only and gives none; ``"auto"`` takes it beyond 2,000 columns.
+
+    Raises LearnError for labels that the family cannot have, for columns that depend on each other, and if the deviance
+    still changes by more than ``tol`` of itself after ``max_iter`` steps.
+    """
+    check_choice("glm", "solver", solver, SOLVERS)
+    check_positive("glm", "tol", tol)
+    if not isinstance(max_iter, Integral) or max_iter < 1:
+        raise LearnError(f"glm: max_iter is a whole number from 1, not {max_iter!r}")
+    kind = find_family(family, power)
+    if link is not None:
+        check_choice(f"glm of family {family!r}", "link", link, kind.links)
+    design, y = Design(matrix), check_numbers("glm", label, matrix.shape[0])
+    check_rows("glm", *design.shape)
+    kind.check(y)
+    shift = _offset(offset, len(y))
+    point = _null(_Point.at(kind, LINKS[link or kind.links[0]], y, shift), shift)
+    null_deviance, by_gram = point.deviance, solver == "gram" or (solver == "auto" and design.shape[1] <= WIDEST)
+    near = design.inverse(design.gram(), "glm") if by_gram else None
+    found = np.zeros(design.shape[1])
+    found[0] = point.intercept
+
+    def step(at: _Point) -> tuple[Array, Array]:
+        if kind.name == "binomial" and at.deviance < SEPARATED * null_deviance:
+            raise LearnError("glm: columns tell the two classes apart exactly, so that coefficients grow without end")
+        moved = design.solve(design.transposed_times(at.slopes), at.weights, near, tol=1e-9)
+        return moved, design.times(moved)
+
+    moved, point, iterations = _climb(point, step, int(max_iter), tol)
+    found = found + moved
+    left = len(y) - design.shape[1]
+    dispersion = point.pearson / left if kind.dispersion is None else kind.dispersion
+    spread = np.full(len(found), np.nan)
+    if by_gram:
+        spread = np.diag(design.inverse(design.weighted_gram(point.weights), "glm"))
+    return GLM(
+        coef=by_column(matrix, design.expanded(found)),
+        intercept=float(found[0]),
+        preparation=matrix.preparation,
+        family=family,
+        link=point.link.name,
+        estimates=Estimates(design.names, found, np.sqrt(dispersion * spread), math.inf),
+        rows=len(y),
+        deviance=point.deviance,
+        null_deviance=null_deviance,
+        pearson=point.pearson,
+        dispersion=dispersion,
+        iterations=iterations,
+    )
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A model at some scores."""
+
+    family: Family
+    link: Link
+    y: Array
+    eta: Array
+    intercept: float = 0.0  # of the null model
+
+    @classmethod
+    def at(cls, family: Family, link: Link, y: Array, offset: Array) -> _Point:
+        """The mean label in every row, but for the offset."""
+        mean = y.mean(keepdims=True)
+        if not family.holds(mean):
+            raise LearnError(f"glm: y is {mean[0]:g} in every row, which has no {link.name}")
+        start = float(link.link(mean)[0] - offset.mean())
+        return cls(family, link, y, offset + start, start)
+
+    @property
+    def mu(self) -> Array:
+        with np.errstate(all="ignore"):
+            return self.link.inverse(self.eta)
+
+    @property
+    def is_valid(self) -> bool:
+        return self.family.holds(self.mu)
+
+    @property
+    def deviance(self) -> float:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(self.family.deviance(self.y, self.mu).sum())
+
+    @property
+    def weights(self) -> Array:
+        return np.asarray(self.link.slope(self.eta) ** 2 / self.family.variance(self.mu))
+
+    @property
+    def slopes(self) -> Array:
+        return np.asarray(self.link.slope(self.eta) * (self.y - self.mu) / self.family.variance(self.mu))
+
+    @property
+    def pearson(self) -> float:
+        return float(np.sum((self.y - self.mu) ** 2 / self.family.variance(self.mu)))
+
+    def moved(self, change: Array) -> _Point:
+        return replace(self, eta=self.eta + change)
+
+
+def _climb(
+    point: _Point, step: Callable[[_Point], tuple[Array, Array]], max_iter: int, tol: float
+) -> tuple[Array, _Point, int]:
+    """(the sum of all steps, where they lead, how many they are), until the deviance stays as it is.
+
+    ``step`` gives a change of coefficients, and what it changes in the scores.
+    """
+    if not point.is_valid:
+        raise LearnError("glm: the mean label and this offset give means that the family cannot have; try link='log'")
+    total: Array | float = 0.0
+    for number in range(1, max_iter + 1):
+        before, (change, image) = point.deviance, step(point)
+        share = 1.0
+        for _ in range(HALVINGS):
+            trial = point.moved(share * image)
+            if trial.is_valid and trial.deviance <= before + SLACK * abs(before):
+                break
+            share /= 2
+        else:
+            raise LearnError("glm: no step lowers the deviance; another link may fit")
+        point, total = trial, total + share * change
+        if abs(before - point.deviance) <= tol * (abs(point.deviance) + 0.1):
+            return np.asarray(total), point, number
+    raise LearnError(f"glm: the deviance still changes after {max_iter:,} steps; raise max_iter, or check the family")
+
+
+def _null(point: _Point, offset: Array) -> _Point:
+    """The best model with an intercept and nothing else; here, without a trip."""
+
+    def step(at: _Point) -> tuple[Array, Array]:
+        change = at.slopes.sum() / at.weights.sum()
+        return np.array(change), np.full(len(offset), change)
+
+    change, found, _ = _climb(point, step, 100, 1e-12)
+    return replace(found, intercept=point.intercept + float(change))
+
+
+def _offset(offset: ArrayLike | None, rows: int) -> Array:
+    return np.zeros(rows) if offset is None else check_numbers("glm", offset, rows, "offset")

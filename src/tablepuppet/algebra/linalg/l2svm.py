@@ -1,0 +1,66 @@
+"""A support vector machine with the squared hinge loss.
+
+loss of a row = max(0, 1 - y s)^2 / 2,     s = x w + b, y = -1 or 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tablepuppet.algebra.linalg.design import Design
+from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
+from tablepuppet.algebra.linalg.newton import check_settings, classes_of, minimise
+from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.errors import LearnError
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class L2SVM(LinearFit):
+    """A support vector machine for two classes."""
+
+    classes: NDArray[np.generic]  # sorted; scores above zero are the second
+
+    def predict(self, rows: Rows) -> NDArray[np.generic]:
+        """The class of every row of a relation; one trip."""
+        return np.asarray(self.classes[(self.scores(rows) > 0).astype(int)])
+
+
+@dataclass(frozen=True)
+class SquaredHinge:
+    """The loss for signs -1 and 1, (rows, 1)."""
+
+    signs: Array
+
+    def value(self, scores: Array) -> float:
+        """The mean over rows."""
+        return float(np.mean(np.maximum(1 - self.signs * scores, 0) ** 2)) / 2
+
+    def slopes(self, scores: Array) -> Array:
+        """Zero for rows beyond the margin."""
+        return np.asarray(-self.signs * np.maximum(1 - self.signs * scores, 0))
+
+    def curvature(self, scores: Array) -> Callable[[Array], Array]:
+        """One for rows within the margin, else zero."""
+        within = self.signs * scores < 1
+        return lambda change: within * change
+
+
+def l2svm(matrix: RelationMatrix, label: ArrayLike, l2: float = 1e-3, tol: float = 1e-6, max_iter: int = 100) -> L2SVM:
+    """The least mean loss plus l2/2 |w|^2; scikit-learn's LinearSVC has C = 1 / (2 l2 N), and penalises its intercept.
+
+    Two trips for each step of conjugate gradients. Raises LearnError unless the label has two classes.
+    """
+    check_settings("l2svm", l2, tol, max_iter)
+    classes, numbers = classes_of("l2svm", label, matrix.shape[0])
+    if len(classes) > 2:
+        raise LearnError(f"l2svm: y has {len(classes):,} classes; it takes two, multilogreg takes more")
+    design = Design(matrix, all_columns=True)
+    loss = SquaredHinge(np.where(numbers == 1, 1.0, -1.0)[:, None])
+    found = minimise("l2svm", design, loss, 1, l2, tol, max_iter)[:, 0]
+    return L2SVM(by_column(matrix, design.expanded(found)), float(found[0]), matrix.preparation, classes)

@@ -1,0 +1,134 @@
+"""Paths of the lasso and the elastic net: least squares with a penalty that sets coefficients to zero.
+
+    |y - X b - a|^2 / (2 n) + alpha * (l1_ratio |b|_1 + (1 - l1_ratio) / 2 |b|^2)
+
+Coordinate descent over the Gram matrix of centred columns: after that nothing is asked of parties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tablepuppet.algebra.linalg.design import Design, check_numbers, check_positive
+from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
+from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.algebra.preparation import Preparation
+from tablepuppet.errors import LearnError
+
+Array = NDArray[np.float64]
+SWEEPS = 10_000
+
+
+@dataclass(frozen=True)
+class Lasso(LinearFit):
+    """The model of one penalty."""
+
+    alpha: float
+
+    def predict(self, rows: Rows) -> Array:
+        """The predicted label of every row of a relation; one trip."""
+        return self.scores(rows)
+
+
+@dataclass(frozen=True)
+class LassoPath:
+    """The models of falling penalties, the largest first."""
+
+    alphas: Array  # (penalties,)
+    coefs: Array  # (penalties, columns)
+    intercepts: Array  # (penalties,)
+    columns: list[str]
+    preparation: Preparation
+    models: list[Lasso]
+
+    def at(self, alpha: float) -> Lasso:
+        """The model whose penalty is nearest, by its logarithm."""
+        check_positive("at", "alpha", alpha)
+        return self.models[int(np.argmin(np.abs(np.log(self.alphas) - np.log(alpha))))]
+
+
+def lasso(
+    matrix: RelationMatrix,
+    label: ArrayLike,
+    alphas: Sequence[float] | int = 100,
+    l1_ratio: float = 1.0,
+    eps: float = 1e-3,
+    tol: float = 1e-8,
+) -> LassoPath:
+    """The lasso for falling penalties; with ``l1_ratio`` below 1 the elastic net. One trip over one table, else two.
+
+    ``alphas`` are penalties, or how many: then from the least one that sets all coefficients to zero down to ``eps``
+    of it. Coordinates are changed until none moves by more than ``tol``, in standard deviations of the label.
+    """
+    for name, value in (("l1_ratio", l1_ratio), ("eps", eps), ("tol", tol)):
+        check_positive("lasso", name, value)
+    if l1_ratio > 1 or eps >= 1:
+        raise LearnError(f"lasso: l1_ratio is at most 1 and eps below 1, not {l1_ratio!r} and {eps!r}")
+    design, y = Design(matrix, all_columns=True), check_numbers("lasso", label, matrix.shape[0])
+    rows = len(y)
+    if rows < 2:
+        raise LearnError(f"lasso: two joined rows or more are needed, and X has {rows:,}")
+    asked = design.ask_transposed_times(y - y.mean())
+    gram = design.gram()
+    means = gram[0, 1:] / rows
+    centred, products = gram[1:, 1:] / rows - np.outer(means, means), asked.read()[1:] / rows
+    penalties = _penalties(alphas, float(np.abs(products).max(initial=0.0)) / l1_ratio, eps)
+    found, start = [], np.zeros(len(products))
+    for alpha in penalties:
+        start = _descend(centred, products, start, alpha * l1_ratio, alpha * (1 - l1_ratio), tol * float(y.std()))
+        found.append(start)
+    coefs = np.array(found)
+    intercepts = y.mean() - coefs @ means
+    models = [
+        Lasso(by_column(matrix, coef), float(intercept), matrix.preparation, float(alpha))
+        for alpha, coef, intercept in zip(penalties, coefs, intercepts, strict=True)
+    ]
+    return LassoPath(penalties, coefs, intercepts, list(matrix.columns), matrix.preparation, models)
+
+
+def _penalties(alphas: Sequence[float] | int, largest: float, eps: float) -> Array:
+    """Falling penalties."""
+    if isinstance(alphas, (int, np.integer)) and not isinstance(alphas, bool) and alphas >= 1:
+        if not largest:
+            raise LearnError("lasso: no column has to do with y, so that penalties have no scale; give alphas")
+        return np.geomspace(largest, eps * largest, int(alphas))
+    given = np.atleast_1d(np.asarray(alphas))
+    if (
+        given.dtype.kind not in "iuf"
+        or given.ndim != 1
+        or not given.size
+        or not np.all(np.isfinite(given) & (given > 0))
+    ):
+        raise LearnError("lasso: alphas are numbers above 0, or how many there should be, from 1")
+    return np.sort(given.astype(np.float64))[::-1]
+
+
+def _descend(gram: Array, products: Array, start: Array, l1: float, l2: float, tol: float) -> Array:
+    """Coefficients with the least penalised loss, from those of a penalty nearby.
+
+    ``left`` holds the products of columns with the residuals.
+    """
+    found, left, spread = start.copy(), products - gram @ start, np.diag(gram)
+    columns = np.flatnonzero(spread > np.finfo(np.float64).eps)
+    active = columns
+    for _ in range(SWEEPS):
+        moved = 0.0
+        for place in active:
+            pull = left[place] + spread[place] * found[place]
+            new = np.sign(pull) * max(abs(pull) - l1, 0.0) / (spread[place] + l2)
+            change = new - found[place]
+            if change:
+                found[place] = new
+                left -= change * gram[:, place]
+                moved = max(moved, abs(change) * float(np.sqrt(spread[place])))
+        if moved > tol:
+            active = np.flatnonzero(found)  # those at zero are looked at again when the others stay
+        elif active is columns:
+            return found
+        else:
+            active = columns
+    raise LearnError(f"lasso: coefficients still change after {SWEEPS:,} sweeps; raise tol or the least penalty")

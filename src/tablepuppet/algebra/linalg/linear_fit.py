@@ -1,0 +1,59 @@
+"""A model that is linear in the columns of X, and its use over other relations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.algebra.preparation import Preparation, Prepared
+from tablepuppet.errors import LearnError
+from tablepuppet.runs.table_view import NamedNumbers
+
+Array = NDArray[np.float64]
+
+
+class HasMatrix(Protocol):
+    """A relation."""
+
+    def matrix(self, *, like: Prepared) -> RelationMatrix:
+        """Its features as a matrix, prepared as those of another."""
+
+
+Rows = RelationMatrix | HasMatrix  # what models predict over
+
+
+@dataclass(frozen=True)
+class LinearFit:
+    """X @ coef + intercept, with coefficients by column of X; those of columns that were left out are zero."""
+
+    coef: NamedNumbers
+    intercept: Any  # a number, or one per class
+    preparation: Preparation
+
+    def scores(self, rows: Rows) -> Array:
+        """X @ coef + intercept over a relation, or over its matrix; one trip."""
+        found = matrix_of(rows, self).times(np.asarray(self.coef, np.float64).reshape(len(self.coef), -1))
+        return np.asarray((found[:, 0] if np.ndim(self.intercept) == 0 else found) + self.intercept)
+
+
+def matrix_of(rows: Rows, fitted: Prepared) -> RelationMatrix:
+    """The matrix of a relation with the columns that a model was fitted on; LearnError if it has others."""
+    if not isinstance(rows, RelationMatrix):
+        if not hasattr(rows, "matrix"):
+            raise LearnError(f"predict takes a relation or its matrix, not {type(rows).__name__}")
+        return rows.matrix(like=fitted)
+    if rows.preparation.encoding.id != fitted.preparation.encoding.id:
+        raise LearnError(
+            "this matrix was prepared by other means and scales than the model's: give predict the relation itself, "
+            "or its rel.matrix(like=model)"
+        )
+    return rows
+
+
+def by_column(matrix: RelationMatrix, values: Array, heads: tuple[str, ...] = ("coefficient",)) -> NamedNumbers:
+    """Coefficients, (columns,) or (columns, classes), by the names of columns of X."""
+    return NamedNumbers(dict(zip(matrix.columns, values.tolist() if values.ndim == 1 else values, strict=True)), heads)

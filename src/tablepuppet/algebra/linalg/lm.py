@@ -1,0 +1,125 @@
+"""Least squares with an intercept, and what statistics says of its coefficients.
+
+b     = (D^T D)^-1 D^T y          D = [1, X without the first column of each category group]
+var b = s^2 (D^T D)^-1            s^2 = |y - D b|^2 / (n - p)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import fdtrc
+
+from tablepuppet.algebra.linalg.design import WIDEST, Design, check_choice, check_numbers, check_rows
+from tablepuppet.algebra.linalg.estimates import Estimates, Summary
+from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
+from tablepuppet.algebra.matrix import RelationMatrix
+
+Array = NDArray[np.float64]
+Solver = Literal["auto", "gram", "cg"]
+SOLVERS = ("auto", "gram", "cg")
+
+
+@dataclass(frozen=True)
+class LM(LinearFit):
+    """A least-squares fit."""
+
+    estimates: Estimates
+    rows: int
+    residual_squares: float  # |y - D b|^2
+    total_squares: float  # |y - mean|^2
+
+    @property
+    def parameters(self) -> int:
+        """Coefficients, the intercept included."""
+        return len(self.estimates.names)
+
+    @property
+    def r2(self) -> float:
+        """The share of the variance that is explained; NaN for a label that is the same everywhere."""
+        return 1 - self.residual_squares / self.total_squares if self.total_squares else math.nan
+
+    @property
+    def adjusted_r2(self) -> float:
+        """The same, corrected for the number of coefficients."""
+        return 1 - (1 - self.r2) * (self.rows - 1) / (self.rows - self.parameters)
+
+    @property
+    def f_statistic(self) -> float:
+        """Explained over residual variance; NaN without columns."""
+        explained, slopes = self.total_squares - self.residual_squares, self.parameters - 1
+        if not slopes:
+            return math.nan
+        return float(np.divide(explained / slopes, self.residual_squares / (self.rows - self.parameters)))
+
+    @property
+    def log_likelihood(self) -> float:
+        """Of normal residuals with the variance |y - D b|^2 / n."""
+        with np.errstate(divide="ignore"):
+            return float(-self.rows / 2 * (np.log(2 * np.pi * self.residual_squares / self.rows) + 1))
+
+    @property
+    def aic(self) -> float:
+        """Akaike's criterion, 2 p - 2 log-likelihood, as statsmodels counts p: without the variance."""
+        return 2 * self.parameters - 2 * self.log_likelihood
+
+    @property
+    def bic(self) -> float:
+        """The Bayesian criterion, p log(n) - 2 log-likelihood."""
+        return self.parameters * math.log(self.rows) - 2 * self.log_likelihood
+
+    def predict(self, rows: Rows) -> Array:
+        """The predicted label of every row of a relation; one trip."""
+        return self.scores(rows)
+
+    def summary(self) -> Summary:
+        """The fit, and every coefficient with standard error, t, p and 95 % interval."""
+        left = self.rows - self.parameters
+        facts = {
+            "observations": self.rows, "residual df": left, "R-squared": self.r2,
+            "adjusted R-squared": self.adjusted_r2, "F-statistic": self.f_statistic,
+            "P(F)": float(fdtrc(max(self.parameters - 1, 1), left, self.f_statistic)),
+            "residual std error": math.sqrt(self.residual_squares / left), "log-likelihood": self.log_likelihood,
+            "AIC": self.aic, "BIC": self.bic,
+        }  # fmt: skip
+        return self.estimates.summary("Least squares", facts)
+
+
+def lm(matrix: RelationMatrix, label: ArrayLike, solver: Solver = "auto") -> LM:
+    """Least squares of a label on the columns of X.
+
+    ``solver="gram"`` solves the normal equations: two trips over one table, else three. ``"cg"`` needs products only,
+    two trips a step, and gives no standard errors; ``"auto"`` takes it beyond 2,000 columns.
+
+    Raises LearnError for a label that does not fit, and for columns that depend on each other.
+    """
+    check_choice("lm", "solver", solver, SOLVERS)
+    design, y = Design(matrix), check_numbers("lm", label, matrix.shape[0])
+    check_rows("lm", *design.shape)
+    asked = design.ask_transposed_times(y)
+    if solver == "cg" or (solver == "auto" and design.shape[1] > WIDEST):
+        found, spread = design.solve(asked.read()), np.full(design.shape[1], np.nan)
+    else:
+        inverse = design.inverse(design.gram(), "lm")
+        found, spread = inverse @ asked.read(), np.diag(inverse)
+    return least_squares(design, y, found, spread)
+
+
+def least_squares(design: Design, y: Array, found: Array, spread: Array) -> LM:
+    """The fit of some coefficients; ``spread`` is the diagonal of the inverse Gram matrix. One trip."""
+    rows, parameters = design.shape
+    squares = float(np.sum((y - design.times(found)) ** 2))
+    errors = np.sqrt(squares / (rows - parameters) * spread)
+    return LM(
+        coef=by_column(design.matrix, design.expanded(found)),
+        intercept=float(found[0]),
+        preparation=design.matrix.preparation,
+        estimates=Estimates(design.names, found, errors, rows - parameters),
+        rows=rows,
+        residual_squares=squares,
+        total_squares=float(np.sum((y - y.mean()) ** 2)),
+    )

@@ -1,0 +1,91 @@
+"""Logistic regression for two or more classes.
+
+    probability of class k = exp(s_k) / sum_j exp(s_j),     s = x W + b
+
+Two classes have one score, that of the second: the first one's is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import logsumexp, softmax
+
+from tablepuppet.algebra.linalg.design import Design
+from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
+from tablepuppet.algebra.linalg.newton import check_settings, classes_of, minimise
+from tablepuppet.algebra.matrix import RelationMatrix
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class MultiLogReg(LinearFit):
+    """A logistic regression. For more than two classes, coefficients and intercepts have one number per class."""
+
+    classes: NDArray[np.generic]  # sorted
+
+    def predict_proba(self, rows: Rows) -> Array:
+        """The probability of every class, (rows, classes); one trip."""
+        scores = self.scores(rows)
+        return np.asarray(softmax(_all_scores(scores if scores.ndim == 2 else scores[:, None], len(self.classes)), 1))
+
+    def predict(self, rows: Rows) -> NDArray[np.generic]:
+        """The most likely class of every row of a relation; one trip."""
+        return np.asarray(self.classes[np.argmax(self.predict_proba(rows), axis=1)])
+
+
+@dataclass(frozen=True)
+class LogLoss:
+    """The loss for class numbers, (rows,)."""
+
+    numbers: NDArray[np.intp]
+    classes: int
+
+    def value(self, scores: Array) -> float:
+        """The mean of -log(probability of the class)."""
+        every = _all_scores(scores, self.classes)
+        of_class = np.take_along_axis(every, self.numbers[:, None], axis=1)[:, 0]
+        return float(np.mean(logsumexp(every, axis=1) - of_class))
+
+    def slopes(self, scores: Array) -> Array:
+        """Probabilities, less one for the class that a row has."""
+        found = softmax(_all_scores(scores, self.classes), axis=1)
+        found[np.arange(len(found)), self.numbers] -= 1
+        return np.asarray(found[:, -scores.shape[1] :])
+
+    def curvature(self, scores: Array) -> Callable[[Array], Array]:
+        """Of P, diag(P) - P P^T in every row."""
+        chance = softmax(_all_scores(scores, self.classes), axis=1)
+
+        def times(change: Array) -> Array:
+            every = _all_scores(change, self.classes)
+            return np.asarray((chance * (every - np.sum(chance * every, axis=1)[:, None]))[:, -change.shape[1] :])
+
+        return times
+
+
+def _all_scores(scores: Array, classes: int) -> Array:
+    """One score per class: two classes have only that of the second."""
+    return scores if scores.shape[1] == classes else np.column_stack([np.zeros(len(scores)), scores])
+
+
+def multilogreg(
+    matrix: RelationMatrix, label: ArrayLike, l2: float = 1e-6, tol: float = 1e-6, max_iter: int = 100
+) -> MultiLogReg:
+    """The least mean log loss plus l2/2 |W|^2: scikit-learn's LogisticRegression with C = 1 / (l2 N).
+
+    Two trips for each step of conjugate gradients, whatever the number of classes.
+    """
+    check_settings("multilogreg", l2, tol, max_iter)
+    classes, numbers = classes_of("multilogreg", label, matrix.shape[0])
+    design, outputs = Design(matrix, all_columns=True), 1 if len(classes) == 2 else len(classes)
+    found = minimise("multilogreg", design, LogLoss(numbers, len(classes)), outputs, l2, tol, max_iter)
+    if outputs == 1:
+        coef, intercept = by_column(matrix, design.expanded(found[:, 0])), float(found[0, 0])
+        return MultiLogReg(coef, intercept, matrix.preparation, classes)
+    heads = tuple(f"class {each}" for each in classes)
+    return MultiLogReg(by_column(matrix, design.expanded(found), heads), found[0], matrix.preparation, classes)

@@ -1,0 +1,98 @@
+"""Naive Bayes: columns are taken as independent within a class.
+
+    numbers      normal in each class, with its mean and variance there
+    categories   shares of each class, with ``alpha`` added to every count; a missing category says nothing
+
+Squares of numbers are needed, so columns of numbers are multiplied with unit vectors: the coordinator sees their cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import softmax
+
+from tablepuppet.algebra.linalg.design import BLOCK, check_positive
+from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
+from tablepuppet.algebra.linalg.newton import classes_of
+from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.algebra.preparation import Preparation
+
+Array = NDArray[np.float64]
+SMOOTHING = 1e-9  # of the largest variance, added to all
+
+
+@dataclass(frozen=True)
+class NaiveBayes:
+    """A naive Bayes classifier; ``means`` and ``variances`` are of the columns of numbers, (classes, numbers)."""
+
+    classes: NDArray[np.generic]  # sorted
+    priors: Array  # (classes,)
+    numbers: NDArray[np.intp]  # places of numbers in X.columns
+    means: Array
+    variances: Array
+    log_shares: Array  # (columns, classes); zero for numbers
+    columns: list[str]
+    preparation: Preparation = field(repr=False)
+
+    def predict_proba(self, rows: Rows) -> Array:
+        """The probability of every class, (rows, classes)."""
+        matrix = matrix_of(rows, self)
+        scores = matrix.times(self.log_shares) + np.log(self.priors) - np.log(self.variances).sum(axis=1) / 2
+        for part, cells in _cells(matrix, self.numbers):
+            means, weights = self.means[:, part], 1 / self.variances[:, part]  # (classes, block)
+            scores -= (cells**2 @ weights.T - 2 * cells @ (means * weights).T + (means**2 * weights).sum(axis=1)) / 2
+        return np.asarray(softmax(scores, axis=1))
+
+    def predict(self, rows: Rows) -> NDArray[np.generic]:
+        """The most likely class of every row of a relation."""
+        return np.asarray(self.classes[np.argmax(self.predict_proba(rows), axis=1)])
+
+
+def naive_bayes(matrix: RelationMatrix, label: ArrayLike, alpha: float = 1.0) -> NaiveBayes:
+    """A naive Bayes classifier: scikit-learn's GaussianNB on numbers together with its CategoricalNB on categories.
+
+    One trip, and one more for 32 columns of numbers. Raises LearnError unless the label has two or more classes.
+    """
+    check_positive("naive_bayes", "alpha", alpha)
+    classes, labels = classes_of("naive_bayes", label, matrix.shape[0])
+    sizes = np.bincount(labels).astype(np.float64)
+    asked = matrix.ask_sums_by(labels, len(classes))
+    groups = _groups(matrix)
+    in_group = {place for group in groups for place in range(*group)}
+    numbers = np.array([place for place in range(matrix.shape[1]) if place not in in_group], np.intp)
+    member = (labels[:, None] == np.arange(len(classes))).astype(np.float64)  # (rows, classes)
+    means, squares = np.zeros((2, len(classes), len(numbers)))
+    for part, cells in _cells(matrix, numbers):
+        means[:, part] = member.T @ cells / sizes[:, None]
+        squares[:, part] = member.T @ (cells - means[labels][:, part]) ** 2 / sizes[:, None]
+    sums, log_shares = asked.read(), np.zeros((matrix.shape[1], len(classes)))
+    for start, end in groups:
+        counts = sums[start:end] + alpha
+        log_shares[start:end] = np.log(counts / counts.sum(axis=0))
+    overall = sizes @ (squares + means**2) / len(labels) - (sizes @ means / len(labels)) ** 2
+    variances = squares + SMOOTHING * float(overall.max(initial=0.0))
+    return NaiveBayes(
+        classes, sizes / len(labels), numbers, means, variances, log_shares, list(matrix.columns), matrix.preparation
+    )
+
+
+def _groups(matrix: RelationMatrix) -> list[tuple[int, int]]:
+    """Start and end of each category group in X.columns."""
+    found = []
+    for alias, block in matrix.blocks.items():
+        widths = [len(encoder.names) for encoder in matrix.encoding.categories[alias]]
+        start = block.start + len(matrix.encoding.numbers[alias])
+        found += list(pairwise(np.cumsum([start, *widths]).tolist()))
+    return found
+
+
+def _cells(matrix: RelationMatrix, places: NDArray[np.intp]) -> Iterator[tuple[slice, Array]]:
+    """Some columns of X, 32 at a time."""
+    for start in range(0, len(places), BLOCK):
+        part = slice(start, start + BLOCK)
+        yield part, matrix.times(np.eye(matrix.shape[1])[:, places[part]])

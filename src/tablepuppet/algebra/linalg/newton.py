@@ -1,0 +1,108 @@
+"""Newton's method for a loss of scores D B plus an L2 penalty: products with X only, several outputs side by side.
+
+    f(B)      = mean loss of D B + l2/2 |B|^2         D = [1, X]; the intercept has no penalty
+    H(B) step = -gradient                             by conjugate gradients, two trips a step
+
+D step is known then, so the length of the step is found without a trip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Integral
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse.linalg import LinearOperator, cg
+
+from tablepuppet.algebra.linalg.design import Design, check_positive
+from tablepuppet.errors import LearnError
+
+Array = NDArray[np.float64]
+ENOUGH = 1e-4  # the share of the expected decrease that a step must bring
+HALVINGS = 30
+ROUNDING = 1e-4  # derivatives that rounding of float32 may leave
+
+
+class Loss(Protocol):
+    """A convex loss of scores, (rows, outputs)."""
+
+    def value(self, scores: Array) -> float:
+        """The mean over rows."""
+
+    def slopes(self, scores: Array) -> Array:
+        """Derivatives of each row's loss by its scores."""
+
+    def curvature(self, scores: Array) -> Callable[[Array], Array]:
+        """What multiplies each row's second derivatives with a change of its scores."""
+
+
+def minimise(program: str, design: Design, loss: Loss, outputs: int, l2: float, tol: float, max_iter: int) -> Array:
+    """The coefficients with the least penalised loss, (columns, outputs), the intercept first.
+
+    Ends when no derivative is above ``tol``, or when rounding hides all decrease; LearnError after ``max_iter`` steps.
+    """
+    rows, shape = design.shape[0], (design.shape[1], outputs)
+    penalty = np.append(0.0, np.full(shape[0] - 1, l2))[:, None]
+    found, scores = np.zeros(shape), np.zeros((rows, outputs))
+    value = loss.value(scores)
+    for _ in range(max_iter):
+        gradient = design.transposed_times(loss.slopes(scores)) / rows + penalty * found
+        largest = float(np.abs(gradient).max())
+        if largest <= tol:
+            return found
+        step = _newton_step(design, loss.curvature(scores), penalty, gradient, min(0.1, largest))
+        image, slope, share = design.times(step), float(np.sum(gradient * step)), 1.0
+        for _ in range(HALVINGS):
+            moved, there = found + share * step, scores + share * image
+            reached = loss.value(there) + float(np.sum(penalty * moved**2)) / 2
+            if reached <= value + ENOUGH * share * slope:
+                break
+            share /= 2
+        else:
+            if largest > max(tol, ROUNDING):
+                raise LearnError(f"{program}: a derivative is {largest:.1e}, but no step lowers the loss; raise l2")
+            return found  # rounding, of products on the wire too, is larger than what a step brings
+        found, scores, value = moved, there, reached
+    raise LearnError(
+        f"{program}: a derivative is still {largest:.1e} after {max_iter:,} steps; raise max_iter, tol or l2"
+    )
+
+
+def _newton_step(
+    design: Design, curvature: Callable[[Array], Array], penalty: Array, gradient: Array, tol: float
+) -> Array:
+    """A step that solves H step = -gradient to ``tol`` of the gradient."""
+    rows, shape = design.shape[0], gradient.shape
+
+    def times(flat: Array) -> Array:
+        step = flat.reshape(shape)
+        return np.ravel(design.transposed_times(curvature(design.times(step))) / rows + penalty * step)
+
+    operator = LinearOperator((gradient.size, gradient.size), times, dtype=np.float64)
+    return np.reshape(cg(operator, -gradient.ravel(), rtol=tol, maxiter=gradient.size)[0], shape)
+
+
+def check_settings(program: str, l2: float, tol: float, max_iter: int) -> None:
+    """Raise LearnError if a setting is out of range."""
+    check_positive(program, "l2", l2, zero=True)
+    check_positive(program, "tol", tol)
+    if not isinstance(max_iter, Integral) or max_iter < 1:
+        raise LearnError(f"{program}: max_iter is a whole number from 1, not {max_iter!r}")
+
+
+def classes_of(program: str, label: ArrayLike, rows: int) -> tuple[NDArray[np.generic], NDArray[np.intp]]:
+    """(sorted classes, the class number of every row); LearnError unless there are two or more."""
+    given = np.asarray(label)
+    if given.shape != (rows,):
+        raise LearnError(f"{program}: y has shape {given.shape}, and X has {rows:,} joined rows: ({rows},)")
+    if given.dtype.kind == "f" and not np.isfinite(given).all():
+        raise LearnError(f"{program}: y has values that are not finite")
+    try:
+        classes, numbers = np.unique(given, return_inverse=True)
+    except TypeError:
+        raise LearnError(f"{program}: y has classes of several types") from None
+    if len(classes) < 2:
+        raise LearnError(f"{program}: y has one class only in these rows; two or more are needed")
+    return classes, numbers

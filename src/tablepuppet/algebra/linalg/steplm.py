@@ -1,0 +1,75 @@
+"""Forward selection by Akaike's criterion: of all columns, add the one that lowers it most, until none does.
+
+Everything follows from the Gram matrix A of centred columns and their products c with the label:
+
+    column j lowers the residual squares by c_j^2 / A_jj
+    then what it explains is taken out of the others:   A -= a_j a_j^T / A_jj,   c -= a_j c_j / A_jj
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tablepuppet.algebra.linalg.design import LEAST, Design, check_numbers, check_rows
+from tablepuppet.algebra.linalg.lm import LM, least_squares
+from tablepuppet.algebra.matrix import RelationMatrix
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StepLM(LM):
+    """A least-squares fit of selected columns; the others have coefficients of zero."""
+
+    selected: list[str]  # in the order in which they were added
+    criteria: list[float]  # the criterion without columns, and after each that was added
+
+
+def steplm(matrix: RelationMatrix, label: ArrayLike) -> StepLM:
+    """Least squares on the columns of X that forward selection finds; trips as `lm`, however many columns there are."""
+    design, y = Design(matrix), check_numbers("steplm", label, matrix.shape[0])
+    check_rows("steplm", design.shape[0], 2)
+    asked = design.ask_transposed_times(y - y.mean())
+    gram, products = design.gram(), asked.read()
+    rows, sums = design.shape[0], gram[0, 1:]
+    centred = gram[1:, 1:] - np.outer(sums, sums) / rows
+    least = max(LEAST, len(gram) * float(np.finfo(matrix.wire).eps)) * np.diag(gram)[1:]
+    order, criteria = _selected(centred, products[1:], float(np.sum((y - y.mean()) ** 2)), rows, least)
+    chosen = design.only(sorted(order))
+    places = [0, *(place + 1 for place in sorted(order))]
+    inverse = chosen.inverse(gram[np.ix_(places, places)], "steplm")
+    found = inverse @ products[places]
+    found[0] += y.mean()
+    fit = least_squares(chosen, y, found, np.diag(inverse))
+    return StepLM(**vars(fit), selected=[design.names[place + 1] for place in order], criteria=criteria)
+
+
+def _selected(gram: Array, products: Array, squares: float, rows: int, least: Array) -> tuple[list[int], list[float]]:
+    """(columns in the order in which they are added, the criterion before and after each)."""
+    order: list[int] = []
+    criteria = [_criterion(squares, rows, 1)]
+    while len(order) < min(len(gram), rows - 3):
+        spread = np.diag(gram)
+        free = spread > least
+        free[order] = False
+        gains = np.where(free, products**2 / np.where(free, spread, 1.0), 0.0)
+        best = int(np.argmax(gains))
+        left = squares - gains[best]
+        criterion = _criterion(left, rows, len(order) + 2)
+        if not free[best] or not criterion < criteria[-1]:
+            break
+        column = gram[:, best] / gram[best, best]
+        products, gram = products - column * products[best], gram - np.outer(column, gram[best])
+        squares = left
+        order.append(best)
+        criteria.append(criterion)
+    return order, criteria
+
+
+def _criterion(squares: float, rows: int, parameters: int) -> float:
+    """As `LM.aic` has it."""
+    with np.errstate(divide="ignore"):
+        return float(rows * (np.log(2 * np.pi * max(squares, 0.0) / rows) + 1) + 2 * parameters)
