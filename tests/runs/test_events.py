@@ -6,12 +6,13 @@ import ast
 import logging
 import re
 from pathlib import Path
+from typing import get_args
 
 import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.runs.events import Events
+from tablepuppet.runs.events import Events, Kind
 from tablepuppet.runs.records import RoundRecord, TripRecord
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import federation
@@ -24,6 +25,13 @@ PARTIES = {
 }
 
 
+def is_kind(node: ast.expr) -> bool:
+    """Whether an argument is the kind of an event, or one of two."""
+    if isinstance(node, ast.IfExp):
+        return is_kind(node.body)
+    return isinstance(node, ast.Constant) and node.value in get_args(Kind)
+
+
 def emitted() -> set[str]:
     """The names of all events that the package emits."""
     found = set()
@@ -31,10 +39,13 @@ def emitted() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
-            texts = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-            place = {"emit": 1, "_emit": 1, "progress": 0}.get(node.func.attr)  # a kind comes before the name
-            if place is not None and len(texts) > place:
-                found.add(texts[place])
+            if node.func.attr not in ("emit", "_emit", "progress"):
+                continue
+            kinds = (
+                [0] if node.func.attr == "progress" else [at + 1 for at, each in enumerate(node.args) if is_kind(each)]
+            )
+            names = [node.args[at] for at in kinds if at < len(node.args)]
+            found |= {str(name.value) for name in names if isinstance(name, ast.Constant)}
     return found
 
 
@@ -69,7 +80,8 @@ def test_a_trip_is_an_event_for_each_party(tmp_path: Path) -> None:
         (1, "p0"), (1, "p1"), (2, "p0"), (2, "p1"), (3, "p0"), (3, "p1"),
     ]  # fmt: skip
     assert [event.fields["ops"] for event in trips[::2]] == [
-        ("describe",), ("open", "keys.blind"), ("rows.use", "statistics.numbers"),
+        ("describe",), ("open", "keys.blind"),
+        ("rows.use", "statistics.numbers", "statistics.shape", "statistics.buckets"),
     ]  # fmt: skip
     for event in trips:
         assert list(event.fields) == list(TripRecord.__struct_fields__)
