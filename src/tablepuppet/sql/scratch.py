@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 
 import duckdb
@@ -15,6 +16,9 @@ def _database() -> duckdb.DuckDBPyConnection:
     connection = connect(config={"enable_external_access": "false", "python_enable_replacements": False})
     connection.execute("SET GLOBAL TimeZone = 'UTC'")
     return connection
+
+
+atexit.register(_database.cache_clear)  # left to the end of the interpreter, DuckDB may report it as leaked
 
 
 def scratch() -> duckdb.DuckDBPyConnection:
