@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import tablepuppet as tp
+from tablepuppet.wire.transport import Capabilities
 from tests.relations import (
     Joined,
     World,
@@ -172,7 +173,7 @@ def test_rows_of_remote_parties_are_not_told(shop: tp.Federation, monkeypatch: p
     """Where a party is in another process, rows() is refused by its name."""
     relation = shop.sql(JOIN)
     assert len(relation)
-    monkeypatch.setattr(type(relation._session.engine), "local", lambda engine, party: None)
+    monkeypatch.setattr(type(relation._session.engine), "capabilities", lambda engine, party: Capabilities())
     with pytest.raises(tp.PrivacyError, match="'p0' runs elsewhere"):
         relation.rows()
 

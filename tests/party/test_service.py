@@ -34,7 +34,8 @@ def party(tmp_path: Path) -> Party:
 
 def test_describe_tells_the_schema(party: Party) -> None:
     """`describe` tells names, types, the number of rows, and which columns are public."""
-    assert party.describe(HERE) == [Shard("p0", "t", {"k": "BIGINT", "x": "DOUBLE"}, 4, public=("k", "x"))]
+    columns = {"k": "BIGINT", "x": "DOUBLE"}
+    assert party.describe(HERE) == [Shard("p0", "t", columns, 4, public=("k", "x"), cross_statistics=True)]
 
 
 def test_run_blinds_keys(party: Party) -> None:

@@ -45,7 +45,7 @@ def test_products_are_those_of_the_matrix(
     close(data.transposed_times(values), matrix.T @ values)
     close(data.gram(weights), matrix.T @ (weights[:, None] * matrix))
     places = rng.integers(0, rows, 5) if rows else np.zeros(0, int)
-    close(data.rows(places).matrix(), matrix[places])
+    close(data.repeated(places).matrix(), matrix[places])
 
 
 def test_a_missing_code_is_all_zeros() -> None:

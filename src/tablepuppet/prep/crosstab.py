@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Meta
 from numpy.typing import NDArray
-from scipy import stats
 
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.mapping.digests import number_digests
@@ -147,7 +146,9 @@ class Crosstab(ShownAsTable):
     @property
     def p_value(self) -> float:
         """How likely such a statistic is without any association."""
-        return float(stats.chi2.sf(self.chi2, self.dof)) if self.dof else math.nan
+        from scipy.stats import chi2  # a party needs no SciPy, and it takes a while to load
+
+        return float(chi2.sf(self.chi2, self.dof)) if self.dof else math.nan
 
     @property
     def cramers_v(self) -> float:
