@@ -10,7 +10,7 @@ nothing is told.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -268,10 +268,3 @@ def _too_few(client: Client, near: str, far: str, there: Floats, m: Floats, leas
             rows = [np.count_nonzero((over > 0) & (forth(here) > 0)), np.count_nonzero((here > 0) & (back(over) > 0))]
             hidden[place] |= any(0 < each < least for each in rows)
     return hidden
-
-
-def strongest(found: ColumnMatrix, column: str) -> Iterable[tuple[str, float]]:
-    """Other columns by how closely they go along with one, the closest first."""
-    place = found.columns.index(column)
-    others = [(name, float(found.values[place, i])) for i, name in enumerate(found.columns) if i != place]
-    return sorted(((n, v) for n, v in others if not np.isnan(v)), key=lambda each: -abs(each[1]))
