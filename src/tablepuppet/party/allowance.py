@@ -44,7 +44,7 @@ class Allowance:
         return None if self.seconds is None else self.began + self.seconds - time.monotonic()
 
     def too_long(self) -> PartyError:
-        """The error for a request that took its time."""
+        """The error for a request that took too long."""
         return PartyError(
             f"party {self.party!r}: the request takes more than {self.seconds:g} s, the limit of the party "
             "(limits.request_seconds); ask for less at once, or ask the party's operator"
@@ -64,7 +64,7 @@ _CURRENT: ContextVar[Allowance | None] = ContextVar("allowance", default=None)
 
 @contextmanager
 def allowed(allowance: Allowance) -> Iterator[None]:
-    """What is done inside has this allowance; an error that comes of its end says so."""
+    """Code inside this context has the allowance; an error after the end of its time says so."""
     token = _CURRENT.set(allowance)
     try:
         yield
@@ -139,7 +139,7 @@ def interrupted_in_time(connection: duckdb.DuckDBPyConnection) -> Iterator[None]
 
 
 def ran_out(error: BaseException | None) -> bool:
-    """Whether memory is behind an error, whatever was made of it."""
+    """Whether an error, or one that it was raised from, is a lack of memory."""
     while error is not None and not isinstance(error, duckdb.OutOfMemoryException | TooMuchError):
         error = error.__cause__ or error.__context__
     return error is not None

@@ -1,7 +1,7 @@
 """Arguments of ops, checked against the types that the op's function declares.
 
-A coordinator may send anything. Here a text stays a text, a number lies within the limits of its annotation, and an
-array has the kind of numbers, the range and the dimensions that the op expects; how long arrays must be, each op knows.
+A coordinator may send anything. Here a text must be a text, a number must lie within the limits of its annotation, and
+an array must have the kind of numbers, the range and the dimensions that the op expects; each op checks lengths itself.
 Values that belong together are a Struct, which travels as a mapping.
 No type is without limits: what an annotation does not narrow has those of `LARGEST`, `LONGEST` and `MOST_ITEMS`. All of
 this is decided by the arguments alone, before a row is read, so that a refusal reveals nothing about the rows.

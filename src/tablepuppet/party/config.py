@@ -223,7 +223,7 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
 
     @classmethod
     def load(cls, path: str | Path, environment: Mapping[str, str] = os.environ) -> PartyFile:
-        """The settings of a file, checked as far as the file alone can tell."""
+        """The settings of a file, checked as far as that is possible without opening anything else."""
         file = Path(path)
         raw = read_toml(file, "party file")
         try:
@@ -328,7 +328,7 @@ def _check_budget(name: str, budget: Budget, state_dir: str | None) -> None:
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a host name or address."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
 

@@ -116,7 +116,7 @@ class Guard:
             raise grant.refusal("max_splits", reason)
 
     def refine(self, caller: str, grant: Grant, refined: Sequence[str]) -> None:
-        """Count columns of some rows whose histogram is refined: over rows that differ by one it tells of that one."""
+        """Count columns of some rows whose histogram is refined: over rows that differ by one, it reveals that one."""
         most = self.policy.max_refinements
         if not self._counters.use_texts("refinements", caller, grant.table, refined, most):
             reason = (

@@ -89,35 +89,35 @@ class Shelf:
         with self._lock:
             path = self._file(kept.model, kept.part, kept.scan.alias)
             if not path.exists():
-                self._check_room(_hash(kept.part), len(kept.data))
+                self._check_room(file_name(kept.part), len(kept.data))
                 self._write(path, kept)
             return self._read(path)[1]
 
     def get(self, part: str, alias: str) -> KeptPart | None:
         """The part for one table; None if there is none. PartyError if it is damaged."""
-        path = next(self._files(f"*/{_hash(part)}.{_hash(alias)}.part"), None)
+        path = next(self._files(f"*/{file_name(part)}.{file_name(alias)}.part"), None)
         return None if path is None else self._read(path)[0]
 
     def all(self, part: str) -> list[tuple[KeptPart, str]]:
         """The part for every table that it has one for, each with its fingerprint."""
-        return [self._read(path) for path in self._files(f"*/{_hash(part)}.*.part")]
+        return [self._read(path) for path in self._files(f"*/{file_name(part)}.*.part")]
 
     def keep_only(self, model: str, part: str) -> None:
         """Delete all parts of a model except one; "": delete all."""
         with self._lock:
-            for path in self._files(f"{_hash(model)}/*"):
-                if path.name.partition(".")[0] != _hash(part):
+            for path in self._files(f"{file_name(model)}/*"):
+                if path.name.partition(".")[0] != file_name(part):
                     path.unlink(missing_ok=True)
             if self._folder is not None:
                 with suppress(OSError):  # it is not empty, or not there
-                    (self._folder / _hash(model)).rmdir()
+                    (self._folder / file_name(model)).rmdir()
 
     def _files(self, pattern: str) -> Iterator[Path]:
         return iter(()) if self._folder is None else iter(sorted(self._folder.glob(pattern)))
 
     def _file(self, model: str, part: str, alias: str) -> Path:
         assert self._folder is not None, "who has no folder keeps nothing"
-        return self._folder / _hash(model) / f"{_hash(part)}.{_hash(alias)}.part"
+        return self._folder / file_name(model) / f"{file_name(part)}.{file_name(alias)}.part"
 
     def _check_room(self, part: str, size: int) -> None:
         files = list(self._files("*/*.part"))
@@ -176,7 +176,7 @@ def _read_file(path: Path) -> tuple[KeptPart, str] | None:
 
 def all_kept(state_dir: Path, callers: Iterable[str]) -> list[tuple[str, KeptPart]]:
     """Every part that a party keeps, with its caller: "" for one that is not among those. Nothing is changed."""
-    names = {_hash(caller): caller for caller in callers}
+    names = {file_name(caller): caller for caller in callers}
     found = []
     for path in sorted((state_dir / FOLDER).glob("*/*/*.part")):
         if (read := _read_file(path)) is not None:
@@ -199,7 +199,7 @@ class Shelves:
         """The shelf of one caller; nobody else can reach it."""
         with self._lock:
             if caller not in self._known:
-                folder = None if self._folder is None else self._folder / _hash(caller)
+                folder = None if self._folder is None else self._folder / file_name(caller)
                 self._known[caller] = Shelf(self._party, folder, *self._limits)
             return self._known[caller]
 
@@ -212,6 +212,6 @@ def close_folders(folder: Path) -> None:
                 each.chmod(0o700)
 
 
-def _hash(name: str) -> str:
-    """A name of the caller's as one of a file."""
+def file_name(name: str) -> str:
+    """A name that a caller chose, as the name of a file: a hash, so that it cannot be a path."""
     return hashlib.sha256(name.encode()).hexdigest()[:32]

@@ -45,15 +45,15 @@ Place = tuple[int, int]  # of an op in its session: the number of its request, a
 
 
 def _uncharged(cost: Spending, purpose: str, release: str | None, line: str) -> None:
-    """Where nobody keeps a ledger."""
+    """For tables without a ledger: nothing is charged."""
 
 
 def _uncounted(chosen: str) -> None:
-    """Where nobody counts splits."""
+    """For tables whose splits are not counted."""
 
 
 def _unrefined(refined: Sequence[str]) -> None:
-    """Where nobody counts refined histograms."""
+    """For tables whose refined histograms are not counted."""
 
 
 def _unread(scan: Scan) -> Snapshot:

@@ -134,7 +134,7 @@ class TableRule:
 
 @dataclass(frozen=True)
 class Policy:
-    """All rules of a party; names of tables are in lower case. As it stands, everything is allowed to everybody."""
+    """All rules of a party; names of tables are in lower case. The default allows everything to everybody."""
 
     tables: Mapping[str, TableRule] = field(default_factory=dict)
     others: TableRule | None = TableRule()  # of tables that are not named; None: they are hidden

@@ -1,6 +1,6 @@
 """What a party file would publish, and what is wrong with it, found before anything listens.
 
-Comes in: a party file. Goes out: for the operator's eyes, every table with its callers, columns, uses, levels and
+Comes in: a party file. Goes out, to the operator only: every table with its callers, columns, uses, levels and
 releases, and all problems at once. Reads the database's catalog and counts rows; tells no value of any.
 """
 

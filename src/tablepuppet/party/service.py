@@ -1,6 +1,6 @@
 """A `Party`: one owner of one database, answering four verbs and nothing else.
 
-`describe` tells the schema, `open` reads snapshots for one relation, `run` computes an op on them, `close`
+`describe` returns the schema, `open` reads snapshots for one relation, `run` computes an op on them, `close`
 frees them. Sessions belong to their caller: nothing is shared between callers, and every reply passes through here.
 """
 
@@ -59,8 +59,8 @@ class Party:
     numbers rows as its source does. Every verb first asks the guard, which enforces ``policy``, and ends with a line
     in the ``audit`` log. ``state_dir`` keeps what callers have used up of their limits, the parts of their saved
     models, and the ledger of what was spent of privacy budgets; without it nothing is charged. What was read for a
-    caller is read anew for its next run once ``snapshot_ttl`` seconds have passed. ``identity`` signs what it tells
-    other shards. ``deliveries`` are the places for predictions that it takes home; without them it takes none.
+    caller is read anew for its next run once ``snapshot_ttl`` seconds have passed. ``identity`` signs what it sends
+    to other shards. ``deliveries`` are the places for predictions that it takes home; without them it takes none.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Party:
 
     @property
     def key_mark(self) -> str:
-        """Tells whether two parties hold the same blinding key, and nothing else of it."""
+        """A value that is equal for parties with the same blinding key, and reveals nothing else of it."""
         return derive_key(self._blinding_key, "mark").hex()[:16]
 
     def admit(self, caller: str) -> None:
@@ -310,12 +310,12 @@ class Party:
         return rules is not None and rules.budget.require_dp
 
     def _whole(self, scan: Scan) -> Snapshot:
-        """What a scan reads now, for the party's own eyes."""
+        """What a scan reads now; it stays at the party."""
         with self._database.reader() as reader:
             return take_snapshot(scan, reader, None, self._is_total(scan), self._demands_noise(scan))
 
     def _is_total(self, scan: Scan) -> bool:
-        """Whether no expression may fail: that would tell somebody else, or where noise is demanded, of a row."""
+        """Whether no expression may fail: to another caller, or where noise is demanded, that would reveal a row."""
         return self._row_secret is not None or self._demands_noise(scan)
 
     def _split(self, caller: str, grant: Grant, chosen: str) -> None:

@@ -1,4 +1,4 @@
-"""What a table's model is, in a form that travels, is stored and is shown; learn/tables/ computes with it.
+"""The kind of a table's model as a Struct that is sent to parties, stored and shown; learn/tables/ computes with it.
 
 A model of another kind is another Struct here, with its class there.
 """
@@ -13,12 +13,12 @@ from tablepuppet.party.arguments import Layers, Some
 
 
 class Linear(msgspec.Struct, frozen=True, tag_field="kind", tag="linear"):
-    """h = T theta."""
+    """Predictions T theta, of a table's encoded rows T; no intercept."""
 
     outputs: Some
 
     def theta_shape(self, width: int) -> tuple[int, ...]:
-        """That of the parameters of a table with ``width`` encoded columns."""
+        """The shape of the parameters of a table with ``width`` encoded columns."""
         return (width,) if self.outputs == 1 else (width, self.outputs)
 
 
@@ -29,7 +29,7 @@ class Network(msgspec.Struct, frozen=True, tag_field="kind", tag="network"):
     outputs: Some
 
     def theta_shape(self, width: int) -> tuple[int, ...]:
-        """The same; the parameters of all layers stand in one list."""
+        """The same; the parameters of all layers are one vector."""
         sizes = (width, *self.hidden, self.outputs)
         return (sum((into + 1) * out for into, out in pairwise(sizes)) - self.outputs,)
 

@@ -5,7 +5,7 @@ of its columns (release GRAM). Columns of two tables: both are sent, one number 
 coordinator takes one of them through the mapping to the rows of the other.
 
 Of a pair whose rows with both values, or with only one of them, are some but fewer than the policy's ``min_group``,
-nothing is told.
+nothing is released.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COUNT, SUM, SQUARES, PRODUCT = range(4)  # of a pair: rows with both, sums of th
 
 @dataclass(frozen=True)
 class PairSums:
-    """Four numbers for each pair of columns, NaN where nothing is told: counts are of joined rows."""
+    """Four numbers for each pair of columns, NaN where nothing is released: counts are of joined rows."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` unless it is such an array."""
@@ -72,7 +72,7 @@ def products(table: LocalTable, view: str, columns: Sequence[str], means: Means,
     present = np.array([each for _, each in found], bool).reshape(len(columns), -1)
     values = np.array([each for each, _ in found], np.float64).reshape(present.shape)
     enough = table.grant.is_group(np.count_nonzero(present & rows.firsts, axis=1))
-    present &= enough[:, None]  # a column with too few values is told of as one without any
+    present &= enough[:, None]  # a column with too few values counts as one without any
     standard = np.where(present, (values - means[:, None]) / scales[:, None], 0.0)
     sums = _pair_sums(standard, present, rows.counts.astype(np.float64))
     sums[:, ~_are_groups(table, present[:, rows.firsts])] = np.nan

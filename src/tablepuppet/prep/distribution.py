@@ -181,7 +181,7 @@ class _Column:
         return cls(image(values[chosen]), rows.counts[chosen].astype(np.float64), rows.firsts[chosen], least)
 
     def cells(self, bucket: Bucket) -> Cells:
-        """The cells of one bucket; none of one that is not among those told of before."""
+        """The cells of one bucket; none of a bucket that was not released before."""
         if self.least is None:
             return self._exact(bucket)
         whole = int(np.count_nonzero(self.firsts))
@@ -237,7 +237,7 @@ class _Column:
 
 
 def _few(words: Words) -> tuple[Words, NDArray[np.int32]] | None:
-    """(the different words, the place of each word among them), if they are few; a sample tells that they are not."""
+    """(the different words, the place of each word among them), if they are few; a sample shows whether they are."""
     step = len(words) // (4 * LISTED)
     if step > 1 and len(np.unique(words[::step])) > LISTED:
         return None

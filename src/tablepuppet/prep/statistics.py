@@ -33,7 +33,7 @@ KeyFamily = Literal["number", "text", "date", "timestamp", "boolean", "uuid"]  #
 
 @dataclass(frozen=True)
 class NumberSums:
-    """Sums of columns as `number_statistics` tells them: counts are of the joined rows, squares are not negative."""
+    """Sums of columns as `number_statistics` returns them: counts are of the joined rows, squares are not negative."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` unless it is such an array."""
@@ -49,7 +49,7 @@ class NumberSums:
 
 @dataclass(frozen=True)
 class CategoryWeights:
-    """The weights of all categories, with those missing the joined rows; none if they are too many to tell."""
+    """The weights of all categories, with those missing the joined rows; none if they are too many to send."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` unless it is such an array."""
@@ -80,7 +80,7 @@ CATEGORIES: Returns = {
 def number_statistics(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
     """Count, mean and centred sum of squares of numeric columns; extremes only of public ones.
 
-    A column with a value in fewer rows than the policy's ``min_group`` is told as one without any.
+    A column with a value in fewer rows than the policy's ``min_group`` counts as one without any.
     """
     joined = float(table.view(view).counts.sum())
     rows = []

@@ -56,7 +56,7 @@ def _check_mode(mode: int, path: Path, what: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """What a folder lists is on disk too."""
+    """Force a folder's list of files to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,9 +1,9 @@
 """The desk of a party's service: each request is computed once, and its reply is stored before it is sent. A repeated
 request gets the stored reply.
 
-A caller's session is a line of requests with numbers. The next number is computed; the last one again is answered from
-store; any other is refused. With a `Journal` the line outlives the process: a party that was killed computes its
-requests anew when the caller comes back, and stands where it stood.
+The requests of a caller's session have numbers. The next number is computed; the last one again is answered from
+store; any other is refused. With a `Journal` the session outlives the process: a party that was killed computes its
+requests anew when the caller comes back, and is then in the same state as before.
 
 What is refused here, before the party sees it, is in the party's audit log like what the party refuses.
 """

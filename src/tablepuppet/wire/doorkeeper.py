@@ -1,4 +1,4 @@
-"""Who stands at a party's door: its open connections, counted, and hung up on where they are idle or too many.
+"""Counts the open connections of a party, and closes those that are idle or too many.
 
 gRPC accepts whatever connects and leaves it open; a caller is known only once it has shown a certificate and called.
 Here connections that never call are ended after a while, the oldest first where there are too many, and one caller gets
@@ -83,7 +83,7 @@ class Doorkeeper:
             return True
 
     def sweep(self) -> None:
-        """Look at all connections, and end those that have no business here."""
+        """Look at all connections, and close those that are idle or too many."""
         try:
             self._look()
         except OSError as error:

@@ -13,7 +13,6 @@ caller then gets an error that one was lost. Each caller's sessions have so many
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import struct
 import threading
@@ -29,6 +28,7 @@ import msgspec
 import pyarrow as pa
 
 from tablepuppet.errors import PartyError
+from tablepuppet.party.kept import file_name
 from tablepuppet.party.request import Request
 from tablepuppet.wire.codec import Encoded, decode_header, encode
 from tablepuppet.wire.protocol import read_request, request_message
@@ -60,7 +60,7 @@ class Journal:
             self._bytes[path.parent.name] += _size(path)
 
     def _file(self, key: Key) -> Path:
-        return self.folder / _hash(key[0]) / f"{_hash(key[1])}.journal"
+        return self.folder / file_name(key[0]) / f"{file_name(key[1])}.journal"
 
     def has(self, key: Key) -> bool:
         """Whether a session was written down."""
@@ -200,11 +200,6 @@ class Journal:
             path.with_suffix(kind).unlink(missing_ok=True)
             self._count(path, -size)
         path.with_suffix(".rows").unlink(missing_ok=True)
-
-
-def _hash(name: str) -> str:
-    """A name of the caller's as one of a file."""
-    return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
 def _size(path: Path) -> int:
