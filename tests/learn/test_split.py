@@ -266,7 +266,7 @@ def test_an_operators_own_module_is_known_by_its_name(fed: tp.Federation) -> Non
 def test_one_seed_one_result_and_job_files(fed: tp.Federation) -> None:
     first, again = (learner("grade").fit(relation_of(fed, "grade")) for _ in range(2))
     assert np.array_equal(first.model_.top.theta, again.model_.top.theta)
-    both = {"o": tp.bottom.mlp((4, 3), 2), "i": tp.bottom.cnn((2, 3), (4,), embedding=5)}
+    both: dict[str, Any] = {"o": tp.bottom.mlp((4, 3), 2), "i": tp.bottom.cnn((2, 3), (4,), embedding=5)}
     for given in (both, both["i"], tp.bottom.registered("x")):
         told = tp.SplitNNClassifier(bottom=given).plain_settings()
         assert tp.SplitNNClassifier.of_plain(told).bottom == given

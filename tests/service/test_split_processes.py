@@ -32,7 +32,7 @@ def services(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def fitted(fed: tp.Federation, **settings: Any) -> Any:
     relation = fed.sql(SQL, label="returned")
-    model = tp.SplitNNClassifier(**SETTINGS | settings).fit(relation)
+    model: Any = tp.SplitNNClassifier(**SETTINGS | settings).fit(relation)
     return model.model_.top.theta, np.sort(model.predict_proba(relation)[:, 1]), model, relation
 
 
@@ -62,7 +62,12 @@ def test_a_party_killed_in_the_middle_of_an_epoch_comes_back(services: Services)
     party, done = services.parties["supplier0"], threading.Event()
 
     def lose(event: tp.Event) -> None:
-        if event.name == "trip" and "split.step" in str(event.fields) and not done.is_set():
+        if (
+            event.name == "trip"
+            and "split." in str(event.fields["ops"])
+            and event.fields["party"] == party.name
+            and not done.is_set()
+        ):
             done.set()
             party.kill()
             threading.Timer(0.5, party.start).start()
