@@ -133,7 +133,7 @@ class NatTraining:
             targets = targets[assigned(unit @ targets.T)]
             self.targets[places] = targets
         losses, slopes = derivatives(values, targets)
-        outputs.backward(torch.from_numpy(slopes / len(places)))
+        outputs.backward(torch.from_numpy((slopes / len(places)).astype(values.dtype, copy=False)))
         self.adam.step()
         return float(losses.sum())
 
