@@ -162,16 +162,17 @@ class FedOnce(SplitNN):
         """Let guests learn by themselves; their aliases."""
         model.guests = [alias for alias in model.tables if alias != self.host_]
         model.blur = float(self.noise)
-        name = type(self).__name__
-        done = relation.events.progress("guests", f"{name}: guests learn from their own rows", 1)
-        if model.guests:
-            guests = Guests(model, model.guests, self.lag, lambda some, all_: done(some / all_))
-            if self.method == "pca":
-                guests.components()
-            else:
-                settings = NatSettings(GUEST_BATCH, float(self.guest_lr), 1e-5, int(self.assign_every))
-                guests.train(self._epochs_of_guests(model), settings, self.seed)
-        done(1)
+        if not model.guests:
+            return []
+        epochs = self._epochs_of_guests(model) if self.method == "nat" else 1
+        message = f"{type(self).__name__}: guests learn from their own rows"
+        guests = Guests(model, model.guests, self.lag, relation.events.progress("guests", message, epochs))
+        if self.method == "pca":
+            guests.components()
+            guests.report(1)
+        else:
+            settings = NatSettings(GUEST_BATCH, float(self.guest_lr), 1e-5, int(self.assign_every))
+            guests.train(epochs, settings, self.seed)
         return list(model.guests)
 
     def _epochs_of_guests(self, model: OnceModel) -> int:

@@ -109,7 +109,7 @@ class SplitModel(Holders):
         return read
 
     @property
-    def _at_party(self) -> dict[str, str]:
+    def _at_party(self) -> dict[str, Any]:
         """The names of what parties hold."""
         return {"encoding": self.encoding.id, "model": self.name}
 
@@ -185,7 +185,7 @@ class SavedSplitModel:
             for alias, theta in thetas.items()
             if alias in known and alias not in at_home
         }
-        names = {"encoding": self.encoding.id, "model": self.stored.part}
+        names: dict[str, Any] = {"encoding": self.encoding.id, "model": self.stored.part}
         held = lou.ask("split.embed", at_home, by_alias=self.noise, **names)
         applied = lou.ask("split.apply", told, by_alias=told, encoding=self.encoding.id)
         replies = applied.read() | {alias: reply for alias, reply in held.read().items() if alias in at_home}

@@ -161,13 +161,13 @@ def linear_theta(network: TorchTable, weights: Array) -> Array:
 class Guests:
     """The tables that send one message. ``lag`` is how many seconds they have until then; None: as long as they need.
 
-    ``report`` receives how many epochs are done, of how many.
+    ``report`` receives how many epochs are done.
     """
 
     model: SplitModel
     aliases: Sequence[str]
     lag: float | None
-    report: Callable[[int, int], None]
+    report: Callable[[int], None]
 
     def train(self, epochs: int, settings: NatSettings, seed: int) -> None:
         """Let all guests train at the same time, each in requests of its own length."""
@@ -178,7 +178,7 @@ class Guests:
             with self._hurried(began):
                 self._train_some(asked, settings, seed)
             done |= {alias: done[alias] + count for alias, count in asked.items()}
-            self.report(min(done.values()), epochs)
+            self.report(min(done.values()))
 
     def _train_some(self, epochs: Mapping[str, int], settings: NatSettings, seed: int) -> None:
         model, lou = self.model, self.model.lou
@@ -207,7 +207,7 @@ class Guests:
         model, lou = self.model, self.model.lou
         alone = [alias for alias in self.aliases if alias in model.alone]
         together = [alias for alias in self.aliases if alias in model.together]
-        told = {"encoding": model.encoding.id}
+        told: dict[str, Any] = {"encoding": model.encoding.id}
         lou.ask("nat.components", alone, instead=lambda alias, shard: {}, model=model.name, **told)
         grams = lou.ask("matrix.gram", together, joined_rows=len(lou.client.mapping), **told)
         with self._hurried(time.monotonic()):
@@ -242,7 +242,8 @@ def _multiplications(network: TorchTable) -> int:
         return 3 * network.flat.size
     filters, pixels = (spec.shape[0], *spec.channels), spec.shape[1] * spec.shape[2]
     layers = zip(filters, spec.channels, strict=False)
-    return 3 * sum(into * out * spec.kernel**2 * pixels // 4**depth for depth, (into, out) in enumerate(layers))
+    passes = [into * out * spec.kernel**2 * pixels // 4**depth for depth, (into, out) in enumerate(layers)]
+    return 3 * int(sum(passes))
 
 
 class OnceModel(SplitModel):
