@@ -209,7 +209,7 @@ def test_zeros_stand_in_for_a_guest_that_lags(urls: dict[str, str]) -> None:
     """Without ``lag`` the fit fails; with it the guest is left out, in training, predictions and the saved model."""
     fed, parties = losing(urls)
     relation = relation_of(fed)
-    host, guests = host_and_guests(relation)
+    _, guests = host_and_guests(relation)
     lagging = guests[0]
     alias = next(a for a in relation.mapping.tables if relation.client.shards(a)[0].party == lagging)
     fed.events.subscribe(_loses(parties[lagging], "guests"))

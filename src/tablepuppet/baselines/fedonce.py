@@ -5,15 +5,19 @@ Its Linear-Combine is `Centralized(tp.LogisticRegression())`, or `tp.LinearRegre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
 from tablepuppet.baselines.estimator import Columns, PooledEstimator
+from tablepuppet.learn.learners.fedonce import FedOnce, FedOnceClassifier
+from tablepuppet.learn.learners.not_fitted import check_fitted
+from tablepuppet.learn.learners.split import SplitNN, SplitNNClassifier, SplitNNRegressor
 from tablepuppet.learn.split.nat import FlatAdam
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
@@ -90,3 +94,20 @@ class Boosted(PooledEstimator):
 
 def _squared(outputs: Any, wanted: Any) -> Any:
     return 0.5 * (outputs[:, 0] - wanted).square().mean()
+
+
+def splitnn_at(fitted: FedOnce) -> SplitNN:
+    """SplitNN that is stopped when guests have sent and received as much as for a FedOnce model that was fitted.
+
+    One epoch at half the width: the embedding of a row goes up, and the gradient by it comes down, so that both take as
+    many numbers as the row's part of the one message, where rows are joined once.
+    """
+    check_fitted(fitted)
+    kind = SplitNNClassifier if isinstance(fitted, FedOnceClassifier) else SplitNNRegressor
+    half, bottom = max(1, int(fitted.embedding) // 2), fitted.bottom
+    narrow: Any = (
+        {alias: msgspec.structs.replace(each, outputs=half) for alias, each in bottom.items()}
+        if isinstance(bottom, Mapping)
+        else msgspec.structs.replace(bottom, outputs=half)
+    )
+    return kind(bottom=narrow, top=fitted.top, epochs=1, batch_size=fitted.batch_size, lr=fitted.lr, seed=fitted.seed)
