@@ -39,6 +39,7 @@ LAYERS = [
     {"learn.solve"},
     {"learn.network", "learn.split"},
     {"learn.private"},
+    {"learn.split"},
     {"learn.party_ops", "learn.release_table", "learn.store"},
     {"learn.learners"},
     {"baselines", "cli", "demo", "federation", "jobs", "privacy_plan", "run_folder", "__init__", "__main__"},

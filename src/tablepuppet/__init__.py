@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tablepuppet.federation import Tls as Tls
     from tablepuppet.learn.learners import forget as forget
     from tablepuppet.learn.learners import load as load
+    from tablepuppet.learn.learners.fedonce import FedOnceClassifier as FedOnceClassifier
+    from tablepuppet.learn.learners.fedonce import FedOnceRegressor as FedOnceRegressor
     from tablepuppet.learn.learners.folds import cross_validate as cross_validate
     from tablepuppet.learn.learners.linear import LinearRegression as LinearRegression
     from tablepuppet.learn.learners.linear import LogisticRegression as LogisticRegression
@@ -49,6 +51,7 @@ _PUBLIC = {
     "learn.learners.linear": "LinearRegression LogisticRegression",
     "learn.learners.network": "MLPClassifier MLPRegressor",
     "learn.learners.search": "GridSearch",
+    "learn.learners.fedonce": "FedOnceClassifier FedOnceRegressor",
     "learn.learners.split": "SplitNNClassifier SplitNNRegressor",
     "learn.solve.solvers": "ADMM LBFGS SGD",
     "mapping.table_mapping": "TableMapping",

@@ -6,6 +6,7 @@ A model of another kind is another Struct here, with its class there.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -55,13 +56,16 @@ class Mlp(msgspec.Struct, frozen=True, tag_field="kind", tag="mlp"):
 
 
 Side = Annotated[int, Meta(ge=1, le=1_000)]
+Pixels = Sequence[Annotated[int, Meta(ge=0, le=2**31)]]
+Units = Sequence[Annotated[float, Meta(ge=0.0, le=1e100)]]
 
 
 class Cnn(msgspec.Struct, frozen=True, tag_field="kind", tag="cnn"):
     """Convolutions of ``kernel`` by ``kernel`` over an image of ``shape``, then a linear layer to the embedding.
 
     ``shape`` is (channels, height, width). Each convolution keeps height and width, and is followed by ReLU and by the
-    maximum over squares of two by two.
+    maximum over squares of two by two. ``pixels`` says which pixel each column is, and ``units`` what it is multiplied
+    by; pixels that no column is are zero. If they are empty, columns are all pixels in their order.
     """
 
     shape: tuple[Side, Side, Side]
@@ -69,6 +73,8 @@ class Cnn(msgspec.Struct, frozen=True, tag_field="kind", tag="cnn"):
     kernel: Annotated[int, Meta(ge=1, le=15)]
     outputs: Some
     double: bool
+    pixels: Pixels = ()
+    units: Units = ()
 
     @property
     def left(self) -> tuple[int, int]:

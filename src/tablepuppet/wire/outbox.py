@@ -15,7 +15,8 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -140,6 +141,7 @@ class Outbox:
         self._names = itertools.count()
         self._sent: Counter[str] = Counter()
         self.replies: Counter[tuple[str, str]] = Counter()  # by party and alias: asked for, of those a policy counts
+        self._patience: float | None = None  # seconds of a call, while parties are hurried
         self._lock = threading.RLock()
 
     def new_name(self) -> str:
@@ -187,6 +189,25 @@ class Outbox:
             if answer.is_open:
                 self._engine.drop_losses(party, self._losses[party] - losses)
                 self._lost[party].tries += 1  # a loss is dropped once
+
+    @contextmanager
+    def hurried(self, seconds: float) -> Iterator[None]:
+        """Inside, a service has so many seconds to answer; then it counts as lost, and substitutes are used.
+
+        It gets what it has not answered again with the trips that follow, also outside. Databases in this process
+        answer when they are done.
+        """
+        before, self._patience = self._patience, seconds
+        try:
+            yield
+        finally:
+            self._patience = before
+
+    def leave_lost(self) -> None:
+        """Do not try parties that are lost again until somebody needs them: each try may take a second."""
+        with self._lock:
+            for lost in self._lost.values():
+                lost.rest = 1 << 40
 
     def wait_for_all(self) -> bool:
         """Give parties that are lost one more timeout; whether all are here."""
@@ -236,14 +257,14 @@ class Outbox:
     def _replies(self, calls: list[tuple[str, Request]]) -> list[Reply | LostError]:
         if self._over is not None:
             raise self._over
-        replies = try_all(self._engine, calls)
+        replies = try_all(self._engine, calls, self._patience)
         losses = {
             party: reply for (party, _), reply in zip(calls, replies, strict=True) if isinstance(reply, LostError)
         }
         for party in losses.keys() & self.needed.keys():
             self._over = PrivacyError(f"{losses[party]}. {self.needed[party]}")
             raise self._over from losses[party]
-        if losses and self.when_lost.stand_in is None:
+        if losses and self.when_lost.stand_in is None and self._patience is None:
             raise next(iter(losses.values()))
         return replies
 
