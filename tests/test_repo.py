@@ -37,7 +37,7 @@ LAYERS = [
     {"learn.tables"},
     {"learn.linear"},
     {"learn.solve"},
-    {"learn.network"},
+    {"learn.network", "learn.split"},
     {"learn.private"},
     {"learn.party_ops", "learn.release_table", "learn.store"},
     {"learn.learners"},

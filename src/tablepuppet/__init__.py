@@ -25,9 +25,12 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tablepuppet.learn.learners.network import MLPClassifier as MLPClassifier
     from tablepuppet.learn.learners.network import MLPRegressor as MLPRegressor
     from tablepuppet.learn.learners.search import GridSearch as GridSearch
+    from tablepuppet.learn.learners.split import SplitNNClassifier as SplitNNClassifier
+    from tablepuppet.learn.learners.split import SplitNNRegressor as SplitNNRegressor
     from tablepuppet.learn.solve.solvers import ADMM as ADMM
     from tablepuppet.learn.solve.solvers import LBFGS as LBFGS
     from tablepuppet.learn.solve.solvers import SGD as SGD
+    from tablepuppet.learn.split import bottom as bottom
     from tablepuppet.mapping.table_mapping import TableMapping as TableMapping
     from tablepuppet.privacy.settings import Privacy as Privacy
     from tablepuppet.relation import Relation as Relation
@@ -46,6 +49,7 @@ _PUBLIC = {
     "learn.learners.linear": "LinearRegression LogisticRegression",
     "learn.learners.network": "MLPClassifier MLPRegressor",
     "learn.learners.search": "GridSearch",
+    "learn.learners.split": "SplitNNClassifier SplitNNRegressor",
     "learn.solve.solvers": "ADMM LBFGS SGD",
     "mapping.table_mapping": "TableMapping",
     "privacy.settings": "Privacy",
@@ -53,7 +57,7 @@ _PUBLIC = {
     "runs.events": "Event",
     "sql.catalog": "Catalog",
 }
-_MODULES = {"linalg": "algebra.linalg"}
+_MODULES = {"bottom": "learn.split.bottom", "linalg": "algebra.linalg"}
 _PLACES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 __all__ = sorted([*_PLACES, *_MODULES])
 

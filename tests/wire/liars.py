@@ -223,6 +223,14 @@ USES: dict[str, Callable[[tp.Federation, Path], None]] = {
         for solver, more in (("lbfgs", {}), ("admm", {"local_steps": 2}), ("sgd", {}))
         for name, sql in (("one", ONE), ("several", SEVERAL))
     },
+    **{
+        f"networks across {name}": fitted(
+            partial(tp.SplitNNClassifier, bottom=tp.bottom.mlp((2,), 2), top=(2,), epochs=2),
+            sql.format("returned"),
+            "returned",
+        )
+        for name, sql in (("one", ONE), ("several", SEVERAL))
+    },
     "noisy classes": fitted(
         partial(tp.LogisticRegression, rounds=2, privacy=CLASSES), ONE.format("returned"), "returned"
     ),

@@ -73,10 +73,10 @@ class Configured:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        found: dict[str, Setting] = {}
-        for base in cls.__mro__:  # a class's own settings come first and override those of its bases
-            found |= {n: each for n, each in vars(base).items() if isinstance(each, Setting) and n not in found}
-        cls.declared = found
+        found: dict[str, Any] = {}
+        for base in cls.__mro__:  # what a class has itself comes first; a plain value there takes a setting away
+            found |= {n: each for n, each in vars(base).items() if n not in found}
+        cls.declared = {name: each for name, each in found.items() if isinstance(each, Setting)}
         if "__init__" not in vars(cls):
             cls.__init__ = _constructor(cls)  # type: ignore[method-assign]
 

@@ -21,7 +21,7 @@ from tablepuppet.party.ops import SECURE, find_op
 from tablepuppet.party.reply_check import check_reply, masked
 from tablepuppet.party.request import Step
 from tablepuppet.party.returns import Asked
-from tablepuppet.party.spec import Spec
+from tablepuppet.party.spec import AnySpec
 from tablepuppet.sql.plan import Plan
 from tablepuppet.wire.engine import Engine
 from tablepuppet.wire.outbox import Answer, Outbox
@@ -58,7 +58,9 @@ class Client:
     secured: SecureTables = field(default_factory=SecureTables)  # of the session
     encodings: set[str] = field(default_factory=set, init=False)  # that shards have built over these rows
     _widths: dict[tuple[str, str], int] = field(default_factory=dict, init=False)  # by alias and encoding
-    models: dict[str, tuple[str, Spec]] = field(default_factory=dict, init=False)  # by name: encoding, and what it is
+    models: dict[tuple[str, str], tuple[str, AnySpec]] = field(
+        default_factory=dict, init=False
+    )  # by name and alias: the encoding, and what the table's model is
     _announced: bool = field(default=False, init=False)
 
     @property
@@ -116,7 +118,7 @@ class Client:
         returns = op.returns
         if returns is not None and SECURE in arguments:
             returns = masked(returns, arguments[SECURE]["bits"])
-        encoding, spec = self._model(arguments)
+        encoding, spec = self._model(step.table, arguments)
         width = self._widths.get((step.table, encoding))
         asked = Asked(
             arguments,
@@ -137,11 +139,11 @@ class Client:
             digests = [value for name, value in given.items() if name.startswith("digests")]
             self._widths[step.table, given["encoding"]] = len(given["columns"]) + sum(map(len, digests))
         if "spec" in given and "model" in given:
-            self.models[given["model"]] = (given["encoding"], given["spec"])
+            self.models[given["model"], step.table] = (given["encoding"], given["spec"])
 
-    def _model(self, arguments: Mapping[str, Any]) -> tuple[str, Spec | None]:
+    def _model(self, table: str, arguments: Mapping[str, Any]) -> tuple[str, AnySpec | None]:
         """The encoding and the spec that a step is about, as far as they are known."""
-        encoding, spec = self.models.get(arguments.get("model", ""), ("", None))
+        encoding, spec = self.models.get((arguments.get("model", ""), table), ("", None))
         return arguments.get("encoding", encoding), arguments.get("spec", spec)
 
     @cached_property
@@ -167,7 +169,7 @@ class Client:
         return {"chosen": _chosen(shard.row_ids, read), "counts": narrow}
 
 
-def _outputs(arguments: Mapping[str, Any], spec: Spec | None) -> int | None:
+def _outputs(arguments: Mapping[str, Any], spec: AnySpec | None) -> int | None:
     if spec is not None:
         return spec.outputs
     rows = arguments.get("directions", arguments.get("rows"))

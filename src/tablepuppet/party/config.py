@@ -23,7 +23,7 @@ from tablepuppet.party.databases.urls import anchored
 from tablepuppet.party.delivery import Target
 from tablepuppet.party.key_rule import named_key
 from tablepuppet.party.ledger import Budget
-from tablepuppet.party.policy import ColumnRule, Level, Policy, TableRule, Use, check_values
+from tablepuppet.party.policy import ColumnRule, Embeddings, Level, Policy, TableRule, Use, check_values
 from tablepuppet.party.settings_file import as_settings, read_toml
 from tablepuppet.privacy.secure_sum import FEWEST
 from tablepuppet.sql.expression import columns_of
@@ -68,6 +68,13 @@ class PredictionsEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, 
         return msgspec.structs.replace(self, file=file)
 
 
+class EmbeddingsEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What may be released of a table's rows as embeddings."""
+
+    max_width: Annotated[Count, Meta(description="numbers per row, at most")]
+    max_epochs: Annotated[Count, Meta(description="embeddings of one row in a session, at most")]
+
+
 class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A published table."""
 
@@ -94,6 +101,13 @@ class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
             description="callers may multiply the table with vectors of their choice, by which they can have its cells"
         ),
     ] = False
+    embeddings: Annotated[
+        EmbeddingsEntry | None,
+        Meta(
+            description="embeddings of its rows may be released, for networks across parties: `max_width` numbers per "
+            "row, that of one row at most `max_epochs` times in a session; absent: none"
+        ),
+    ] = None
     keys: Annotated[
         tuple[str, ...], Meta(description="expressions that may be joined by, beside columns whose use is key")
     ] = ()
@@ -351,6 +365,9 @@ def _table_rule(name: str, table: TableEntry, deliver: tuple[str, ...]) -> Table
         budget=table.budget,
         deliver=frozenset(deliver if table.deliver is None else table.deliver),
         cross_statistics=table.cross_statistics,
+        embeddings=None
+        if table.embeddings is None
+        else Embeddings(table.embeddings.max_width, table.embeddings.max_epochs),
     )
 
 

@@ -70,6 +70,8 @@ class Grant:
             self._check_noise(op)
         if op.directions:
             self._check_directions()
+        if op.releases & Release.EMBEDDINGS:
+            self._check_embeddings()
         for name in self._fields(op, arguments):
             self._hold(op, self.rules.column(name), [name])
         for name in self._involved(op, arguments):
@@ -102,6 +104,12 @@ class Grant:
         if not self.rules.matrix:
             reason = "may not be multiplied with vectors of the caller's choice; use a learner, or ask its operator"
             raise self.refusal("matrix", f"{reason} to set matrix = true")
+
+    def _check_embeddings(self) -> None:
+        """Raise PrivacyError unless embeddings of the table's rows may be released."""
+        if self.rules.embeddings is None:
+            reason = "does not release EMBEDDINGS, several numbers per row; use tp.MLP*, or ask its operator to set"
+            raise self.refusal("embeddings", f"{reason} embeddings = {{ max_width = ..., max_epochs = ... }}")
 
     def _check_receiver(self, receiver: object) -> None:
         """Raise PrivacyError unless predictions made with the table's features may go to a party."""

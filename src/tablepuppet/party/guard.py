@@ -28,8 +28,10 @@ from tablepuppet.party.secure_table import RULE
 from tablepuppet.sql.expression import checked
 from tablepuppet.sql.plan import Scan
 
-RECONSTRUCTIBLE = Release.PREDICTIONS | Release.EMBEDDINGS | Release.GRADIENT_SUMS | Release.PARAMETERS
-"""Releases that allow reconstruction of rows after enough chosen queries: ``max_prediction_rounds`` counts them."""
+RECONSTRUCTIBLE = Release.PREDICTIONS | Release.GRADIENT_SUMS | Release.PARAMETERS
+"""Releases that allow reconstruction of rows after enough chosen queries: ``max_prediction_rounds`` counts them.
+
+Embeddings are counted by row (`LocalTable.count_embeddings`)."""
 SUMS = Release.GRADIENT_SUMS | Release.GRAM | Release.PARAMETERS
 """Releases that are sums over the shards of a table: with ``secure_sum`` each shard masks its summand."""
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
-from tablepuppet.party.spec import Spec
+from tablepuppet.party.spec import AnySpec
 from tablepuppet.privacy.private_file import sync_folder
 from tablepuppet.sql.plan import Scan
 
@@ -49,14 +49,16 @@ class KeptPart(msgspec.Struct, frozen=True, kw_only=True):
     scan: Scan  # what it was learned from: whether parameters may leave is decided by the policy of the day
     data: bytes  # float64
     shape: tuple[int, ...]
-    spec: Spec  # what the parameters are of
+    spec: AnySpec  # what the parameters are of
     noisy: bool = False  # whether all that it is made of had noise
     encoding: str = ""  # the secret that categories are blinded under
     categories: tuple[KeptCategories, ...] = ()
     salt: bytes  # without it a fingerprint would tell whether a guess of the parameters is right
 
     @classmethod
-    def of(cls, model: str, part: str, scan: Scan, theta: NDArray[np.float64], spec: Spec, *, noisy: bool) -> KeptPart:
+    def of(
+        cls, model: str, part: str, scan: Scan, theta: NDArray[np.float64], spec: AnySpec, *, noisy: bool
+    ) -> KeptPart:
         """A part to keep."""
         data, salt = np.ascontiguousarray(theta, np.float64).tobytes(), secrets.token_bytes(16)
         return cls(model=model, part=part, scan=scan, data=data, shape=theta.shape, spec=spec, noisy=noisy, salt=salt)

@@ -41,6 +41,7 @@ from tablepuppet.sql.plan import Scan
 
 Charge = Callable[[Spending, str, str | None, str], None]  # cost, purpose, release, the line of releases it is in
 _COPIES = 4  # of a release in memory: its sum, its noise, both together, and the copy for the log
+_EMBEDDED = "embeddings of rows"  # the state that counts them
 Place = tuple[int, int]  # of an op in its session: the number of its request, and of its step
 
 
@@ -191,6 +192,33 @@ class LocalTable:
     def beside(self, columns: Sequence[str]) -> pa.Table:
         """Other columns of the table, for the rows of the snapshot in its own order; see beside.py."""
         return self.read_beside(self.snapshot, columns)
+
+    def count_embeddings(self, view: str, width: int, places: NDArray[np.integer] | None = None) -> None:
+        """Count embeddings of rows, of all that take part or those at ``places``; PrivacyError if there are too many.
+
+        To be called before they are computed.
+        """
+        rule = self.grant.rules.embeddings
+        assert rule is not None, "the guard checked it"
+        if rule.max_width is not None and width > rule.max_width:
+            reason = f"embeddings of its rows have at most {rule.max_width} numbers, not {width}"
+            raise self.grant.refusal("embeddings.max_width", reason)
+        if rule.max_epochs is None:
+            return
+        rows = self.snapshot.place(self.view(view).row_ids)
+        if places is not None:
+            if len(places) and (places.min() < 0 or places.max() >= len(rows)):
+                raise PartyError(f"places of rows must be at least 0 and below {len(rows):,}")
+            rows = rows[places]
+        counted: NDArray[np.int32] = self.state.get(_EMBEDDED, np.zeros(self.snapshot.rows, np.int32)).copy()
+        np.add.at(counted, rows, 1)
+        if len(rows) and counted[rows].max() > rule.max_epochs:
+            reason = (
+                f"the session has had the embeddings of a row {rule.max_epochs} times, or would with these; learn in "
+                "fewer epochs or larger batches, open the relation again, or ask the party's operator"
+            )
+            raise self.grant.refusal("embeddings.max_epochs", reason)
+        self.state[_EMBEDDED] = counted
 
     def charge(self, cost: Spending, purpose: str, release: str | None = None, line: str = "") -> None:
         """Spend ``cost`` of the table's budget in the caller's name; PrivacyError if there is not as much left.

@@ -23,7 +23,7 @@ class Level(IntEnum):
     """How much of a column may be released; a higher level is stricter."""
 
     PUBLIC = 0  # anything an op releases, extremes included
-    AGGREGATE = 1  # what training needs; no single value such as a minimum, no vector per row
+    AGGREGATE = 1  # what training needs; no single value such as a minimum
     PRIVATE = 2  # to join and filter by, never to learn from
 
 
@@ -46,7 +46,7 @@ EVERY_USE = ~Use(0)
 EVERY_RELEASE = ~Release(0)
 LEVELS: Mapping[Level, Release] = {
     Level.PUBLIC: EVERY_RELEASE,
-    Level.AGGREGATE: EVERY_RELEASE & ~Release.EMBEDDINGS & ~Release.CATEGORIES,
+    Level.AGGREGATE: EVERY_RELEASE & ~Release.CATEGORIES,
     Level.PRIVATE: Release.SCHEMA | Release.COUNTS | Release.KEY_DIGESTS,
 }
 """What may be released at each level, if the column's uses allow it."""
@@ -103,6 +103,14 @@ class ColumnRule:
 
 
 @dataclass(frozen=True)
+class Embeddings:
+    """How much of a table's rows may be released as embeddings: their width, and how often that of one row."""
+
+    max_width: int | None = None  # numbers per row
+    max_epochs: int | None = None  # embeddings of one row in a session
+
+
+@dataclass(frozen=True)
 class TableRule:
     """The rules of one published table; names are in lower case."""
 
@@ -117,6 +125,7 @@ class TableRule:
     matrix: bool = True  # whether callers may multiply it with vectors of their own choice
     deliver: frozenset[str] | None = None  # parties that may get predictions made with its features; None: all
     cross_statistics: bool = True  # columns may be sent, one number per row, for statistics across tables
+    embeddings: Embeddings | None = Embeddings()  # of its rows; None: none are released
 
     def column(self, name: str) -> ColumnRule | None:
         """The rule of one column; None if it is hidden."""

@@ -223,6 +223,7 @@ class Party:
                 if rule.categories is not None and rule.uses & LEARNED
             },
             rules.cross_statistics,
+            None if rules.embeddings is None else (rules.embeddings.max_width, rules.embeddings.max_epochs),
         )
 
     def open(

@@ -5,11 +5,14 @@ A model of another kind is another Struct here, with its class there.
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
-from tablepuppet.party.arguments import Layers, Some
+from tablepuppet.party.arguments import Layers, Name, Some
 
 
 class Linear(msgspec.Struct, frozen=True, tag_field="kind", tag="linear"):
@@ -35,3 +38,74 @@ class Network(msgspec.Struct, frozen=True, tag_field="kind", tag="network"):
 
 
 Spec = Linear | Network
+"""Models whose outputs are scores, one per number or class: released as PREDICTIONS."""
+
+
+class Mlp(msgspec.Struct, frozen=True, tag_field="kind", tag="mlp"):
+    """Layers of the widths ``hidden``, each followed by the activation, then a linear layer to the embedding."""
+
+    hidden: Layers
+    outputs: Some
+    activation: Literal["relu", "tanh"]
+    double: bool  # computed in double precision
+
+    def theta_shape(self, width: int) -> tuple[int, ...]:
+        """The same as for a network; every layer has a bias."""
+        return (sum((into + 1) * out for into, out in pairwise((width, *self.hidden, self.outputs))),)
+
+
+Side = Annotated[int, Meta(ge=1, le=1_000)]
+
+
+class Cnn(msgspec.Struct, frozen=True, tag_field="kind", tag="cnn"):
+    """Convolutions of ``kernel`` by ``kernel`` over an image of ``shape``, then a linear layer to the embedding.
+
+    ``shape`` is (channels, height, width). Each convolution keeps height and width, and is followed by ReLU and by the
+    maximum over squares of two by two.
+    """
+
+    shape: tuple[Side, Side, Side]
+    channels: Layers
+    kernel: Annotated[int, Meta(ge=1, le=15)]
+    outputs: Some
+    double: bool
+
+    @property
+    def left(self) -> tuple[int, int]:
+        """Height and width after all convolutions."""
+        halved = 2 ** len(self.channels)
+        return self.shape[1] // halved, self.shape[2] // halved
+
+    def theta_shape(self, width: int) -> tuple[int, ...]:
+        """The same; the number of columns is that of the image, and ``width`` is not used."""
+        filters = (self.shape[0], *self.channels)
+        convolutions = sum((into * self.kernel**2 + 1) * out for into, out in pairwise(filters))
+        return (convolutions + (filters[-1] * math.prod(self.left) + 1) * self.outputs,)
+
+
+class TabNet(msgspec.Struct, frozen=True, tag_field="kind", tag="tabnet"):
+    """Batch norm over the columns, then a linear layer: the guest's part of TabVFL (papers: TabVFL, Fig. 3)."""
+
+    outputs: Some
+    double: bool
+
+    def theta_shape(self, width: int) -> tuple[int, ...]:
+        """The same: scale, shift, weights and bias; then the running mean and variance of each column."""
+        return (2 * width + (width + 1) * self.outputs + 2 * width,)
+
+
+class Registered(msgspec.Struct, frozen=True, tag_field="kind", tag="registered"):
+    """A torch module that the party's operator has registered under a name; the name is all that travels."""
+
+    name: Name
+    outputs: Some
+    double: bool
+
+    def theta_shape(self, width: int) -> None:
+        """Only who has the module knows."""
+        return None
+
+
+Bottom = Mlp | Cnn | TabNet | Registered
+"""Networks whose outputs are embeddings for a network at the coordinator: released as EMBEDDINGS."""
+AnySpec = Spec | Bottom

@@ -37,6 +37,7 @@ class Shard:
         default_factory=dict
     )  # that it lists: those of labels; of others nothing but that it does
     cross_statistics: bool = False  # columns may be sent, one number per row, for statistics across tables
+    embeddings: tuple[int | None, int | None] | None = None  # how wide, how often of one row; None: none are released
 
 
 @dataclass(frozen=True)

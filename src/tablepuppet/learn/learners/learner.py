@@ -55,6 +55,7 @@ class Learner(Planner):
     """Learns a label. Subclasses define the task (tasks.py) and the model (``spec`` and ``_train``)."""
 
     metric_name: ClassVar[str] = "metric"
+    own_patience: ClassVar[int] = OWN_PATIENCE  # rounds at least, on rows that the learner held out itself
 
     l2: float = setting(
         default=1e-6,
@@ -147,7 +148,7 @@ class Learner(Planner):
         if validation is not None and asked_also is not None:
             client = validation.client
             apply_encoding(client, self.encoding_)
-            patience = max(self.patience, OWN_PATIENCE) if own else self.patience
+            patience = max(self.patience, self.own_patience) if own else self.patience
             held_out = Validation(client, self._held_out(client, label, asked_also), patience, own)
         return prepared, relation, loss, held_out
 

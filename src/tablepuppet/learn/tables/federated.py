@@ -1,7 +1,6 @@
-"""What the coordinator knows of a model that is a sum over tables: who holds which parameters, and how to ask them.
+"""What the coordinator knows of a model that is a sum over tables: predictions, and the scores of joined rows.
 
-If a table has one shard, its party holds the parameters; if it has several, the coordinator does (LoU). The party's
-ops are in ops.py.
+Who holds which parameters is in holders.py; the party's ops are in ops.py.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.noise.predictions import calmed
+from tablepuppet.learn.tables.holders import Holders, parties_of
 from tablepuppet.learn.tables.model import TableModel, model_of
-from tablepuppet.learn.tables.ops import restore_parameters
-from tablepuppet.learn.tables.parameters import TableParameters, first_parameters
-from tablepuppet.learn.tables.stored import Kept, KeptNoise, Stored
+from tablepuppet.learn.tables.parameters import first_parameters
+from tablepuppet.learn.tables.stored import KeptNoise
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.operators.joined_rows import SCORES, Block, Column, JoinedRows
@@ -30,25 +28,17 @@ from tablepuppet.prep.encode import Encoding
 Array = NDArray[np.float64]
 
 
-class FederatedModel:
-    """Knows who holds which parameters; asks for predictions, gathers them, and sends steps.
-
-    Training uses y / ``unit``; results are multiplied by ``unit``. ``noise`` is None without feature privacy.
-    """
+class FederatedModel(Holders):
+    """Asks for predictions, gathers them, and sends steps. ``noise`` is None without feature privacy."""
 
     def __init__(
         self, client: Client, rows: JoinedRows, encoding: Encoding, wire: str, spec: Spec, l2: float, unit: float = 1.0,
         noise: Noise | None = None,
     ):  # fmt: skip
-        self.encoding, self.spec, self.l2, self.unit, self.noise = encoding, spec, l2, unit, noise
-        self.name = client.new_name()
-        self.loj, self.lou = LearningOverJoin(rows), LearningOverUnion(client, wire)
-        tables = [alias for alias in client.mapping.tables if encoding.names(alias) and client.shards(alias)]
-        self.alone = [alias for alias in tables if self.lou.shards(alias) == 1]
-        self.together = [alias for alias in tables if alias not in self.alone]
+        super().__init__(client, encoding, wire, unit)
+        self.spec, self.l2, self.noise = spec, l2, noise
+        self.loj = LearningOverJoin(rows)
         self.mean = np.zeros(spec.outputs)  # mean prediction over training rows, absorbed by the intercept
-        self._shared: dict[str, TableParameters] = {}
-        self._changes = client.outbox.changes
         self._last_predictions: dict[tuple[str, str, str], Floats] = {}  # by view, alias and party
 
     def begin(self, seed: int, *, zero: bool = False) -> None:
@@ -64,27 +54,9 @@ class FederatedModel:
         }
 
     @property
-    def shared(self) -> Mapping[str, TableParameters]:
-        """The parameters of the tables in `together`."""
-        return self._shared
-
-    @property
     def outputs(self) -> int:
         """Scores per joined row."""
         return self.spec.outputs
-
-    @property
-    def tables(self) -> list[str]:
-        """Tables with at least one encoded column."""
-        return [*self.alone, *self.together]
-
-    def width(self, alias: str) -> int:
-        """Encoded columns of a table."""
-        return len(self.encoding.names(alias))
-
-    def rows(self, alias: str) -> int:
-        """The number of base rows of a table in the relation."""
-        return self.lou.client.mapping.tables[alias].rows
 
     def table_model(self, alias: str) -> TableModel:
         """The model of a table."""
@@ -201,7 +173,7 @@ class FederatedModel:
         """
         if client.outbox is not self.lou.client.outbox:
             self.lou.client.outbox.send()  # the last step may still be queued
-        client.models[self.name] = (self.encoding.id, self.spec)
+        client.models |= {(self.name, alias): (self.encoding.id, self.spec) for alias in self.tables}
         lou = LearningOverUnion(client, self.lou.wire)
         present = [alias for alias in self.tables if client.shards(alias)]
         at_home = [alias for alias in self.alone if parties_of(client, alias) == parties_of(self.lou.client, alias)]
@@ -222,83 +194,12 @@ class FederatedModel:
         """The mean square of noise in predictions, relative to that of predictions without noise."""
         return 0.0
 
-    # Who is lost.
-
-    def all_return(self) -> bool:
-        """Whether no party is lost; it waits one more timeout for lost parties."""
-        return self.lou.client.outbox.wait_for_all()
-
-    def was_steady(self) -> bool:
-        """Whether no party was lost or returned since the last call."""
-        before, self._changes = self._changes, self.lou.client.outbox.changes
-        return before == self._changes
+    # What is saved.
 
     @property
-    def is_whole(self) -> bool:
-        """Whether no party is lost."""
-        return not self.lou.client.outbox.lost
-
-    # Parameters.
-
-    def _thetas(self, aliases: Iterable[str]) -> dict[str, Array]:
-        """The parameters of some tables; parties are asked only for those that the coordinator does not hold."""
-        listed = list(aliases)
-        alone = [alias for alias in listed if alias in self.alone]
-        noisy = self.noise is not None
-        pending = self.lou.ask("model.parameters", alone, model=self.name, noisy=noisy) if alone else None
-        thetas = {alias: self.shared[alias].theta for alias in listed if alias in self.together}
-        replies = pending.read() if pending else {}
-        return thetas | {alias: replies[alias][0]["theta"] for alias in alone}
-
-    def keep(self) -> None:
-        """Store a copy of the current parameters. The request is sent with the next trip."""
-        self.lou.ask("model.keep", self.alone, model=self.name)
-        for part in self.shared.values():
-            part.kept = (part.theta, part.noisy)
-
-    def restore(self) -> None:
-        """Return to the stored copy of the parameters, without a separate trip."""
-        self.lou.ask("model.restore", self.alone, model=self.name)
-        for part in self.shared.values():
-            restore_parameters("", part)
-
-    def parameters(self, aliases: Iterable[str] | None = None) -> dict[str, Array]:
-        """Parameters by table, of all tables or some, in the label's own units."""
-        found = self._thetas(self.tables if aliases is None else aliases)
-        return {alias: self.table_model(alias).rescaled(theta, self.unit) for alias, theta in found.items()}
-
-    @property
-    def keepers(self) -> list[str]:
-        """The parties elsewhere that hold parameters."""
-        client = self.lou.client
-        parties = dict.fromkeys(party for alias in self.alone for party in parties_of(client, alias))
-        return [party for party in parties if client.engine.is_service(party)]
-
-    def new_part(self) -> str:
-        """A name for what parties store when the model is saved."""
-        return self.lou.client.new_name()
-
-    def store(self, saved: str, part: str) -> Stored:
-        """Let parties elsewhere store their parameters; the others, and those that cannot, send theirs."""
-        client, keepers = self.lou.client, self.keepers
-        asked = [alias for alias in self.alone if parties_of(client, alias)[0] in keepers]
-        stored = self.lou.ask(
-            "parts.store", asked, model=self.name, saved=saved, part=part, unit=self.unit, encoding=self.encoding.id
-        )
-        replies = stored.read()
-        answers = {alias: Kept(parties_of(client, alias)[0], replies[alias][0]["kept"]) for alias in asked}
-        kept = {alias: answer for alias, answer in answers.items() if answer.fingerprint}
-        try:
-            thetas = self.parameters([alias for alias in self.tables if alias not in kept])
-        except PrivacyError as error:
-            unable = ", ".join(repr(answer.party) for answer in answers.values() if not answer.fingerprint)
-            if not unable:
-                raise
-            raise PrivacyError(
-                f"{error}; and {unable} cannot keep its part of the model: its operator must set state_dir",
-                rule=error.rule,
-            ) from error
-        return Stored(part, thetas, kept, self._noise_to_keep())
+    def are_noisy(self) -> bool:
+        """Whether parameters come from noisy values only."""
+        return self.noise is not None
 
     def _noise_to_keep(self) -> KeptNoise | None:
         """The noise of predictions after the model is loaded, in the label's own units; None: no noise."""
@@ -319,8 +220,3 @@ def _calm(block: Block, mean: Array, noise: float) -> None:
 def _scale(block: Block, unit: float) -> None:
     scores = block[SCORES]
     scores *= unit
-
-
-def parties_of(client: Client, alias: str) -> list[str]:
-    """The parties whose shards of a table take part."""
-    return [shard.party for shard in client.shards(alias)]

@@ -6,14 +6,14 @@ the derivative of row r's prediction by the parameters.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.tables.linear import LinearTable
 from tablepuppet.learn.tables.network import NetworkTable
-from tablepuppet.party.spec import Linear, Spec
+from tablepuppet.party.spec import AnySpec, Linear, Spec
 from tablepuppet.prep.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
@@ -40,7 +40,7 @@ class TableModel(Protocol):
     """The model of a table with a certain number of encoded columns."""
 
     @property
-    def spec(self) -> Spec:
+    def spec(self) -> AnySpec:
         """The spec that describes it."""
         ...
 
@@ -57,7 +57,7 @@ class TableModel(Protocol):
         """Parameters whose predictions are ``unit`` times as large."""
         ...
 
-    def predict(self, theta: Array, table: EncodedTable) -> Array:
+    def predict(self, theta: Array, table: EncodedTable) -> NDArray[np.floating[Any]]:
         """h: (rows,) for one output, else (rows, outputs)."""
         ...
 

@@ -16,10 +16,10 @@ from tablepuppet.learn.tables.parameters import (
     TableParameters,
     check_noisy,
     first_parameters,
+    held_parameters,
     hold_parameters,
     noisy_parameters,
     parameters_for_predictions,
-    parameters_of,
 )
 from tablepuppet.party.added_noise import PredictionNoise, SumNoise
 from tablepuppet.party.arguments import Seed
@@ -126,14 +126,14 @@ def _check_shape(theta: Array, shape: tuple[int, ...]) -> None:
 )
 def parameters(table: LocalTable, view: str, model: str, noisy: bool = False) -> Values:
     """The parameters of a table; with ``noisy``, they must come from noisy sums only and cost no more epsilon."""
-    part = noisy_parameters(table, model) if noisy else parameters_of(table, model)
+    part = noisy_parameters(table, model) if noisy else held_parameters(table, model)
     return {"theta": part.theta}
 
 
 @op("model.keep", asked="validation, `save`, `tp.load`, `tp.forget`", releases=Release.COUNTS, returns={})
 def keep(table: LocalTable, view: str, model: str) -> Values:
     """Store a copy of the current parameters."""
-    part = parameters_of(table, model)
+    part = held_parameters(table, model)
     part.kept = (part.theta, part.noisy)
     return {}
 
@@ -141,7 +141,7 @@ def keep(table: LocalTable, view: str, model: str) -> Values:
 @op("model.restore", asked="validation, `save`, `tp.load`, `tp.forget`", releases=Release.COUNTS, returns={})
 def restore(table: LocalTable, view: str, model: str) -> Values:
     """Return to the stored copy of the parameters."""
-    part = parameters_of(table, model)
+    part = held_parameters(table, model)
     restore_parameters(table.grant.party, part)
     return {}
 

@@ -94,7 +94,18 @@ def _check_alone(table: LocalTable) -> None:
 
 
 def parameters_of(table: LocalTable, model: str) -> TableParameters:
-    """The parameters of a model that the party holds; PartyError if there are none.
+    """The parameters of a model whose outputs are scores; PartyError if there are none.
+
+    Outputs of others are embeddings, of which more is demanded before they are released (learn/split/ops.py).
+    """
+    part = held_parameters(table, model)
+    if not isinstance(part.model.spec, Spec):
+        raise PartyError(f"party {table.grant.party!r}: this model has embeddings, not scores")
+    return part
+
+
+def held_parameters(table: LocalTable, model: str) -> TableParameters:
+    """The parameters of any model that the party holds; PartyError if there are none.
 
     PrivacyError if the table may only be used in secure sums: the parameters may have been created at another table,
     which could then release what was learned here.
@@ -140,5 +151,7 @@ def parameters_for_predictions(table: LocalTable, model: str, data: EncodedTable
     """The party's parameters of a model, from its stored parts if the model was loaded."""
     alias = table.snapshot.scan.alias
     if f"{model}/{alias}" not in table.models and (kept := table.shelf.get(model, alias)):
+        if not isinstance(kept.spec, Spec):
+            raise PartyError(f"party {table.grant.party!r}: this model has embeddings, not scores")
         return TableParameters(model_of(kept.spec, data.width), kept.theta, kept.noisy)
     return parameters_of(table, model)

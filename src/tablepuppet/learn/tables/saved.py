@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.noise.predictions import calmed
-from tablepuppet.learn.tables.federated import parties_of
+from tablepuppet.learn.tables.holders import parties_of
 from tablepuppet.learn.tables.stored import KeptNoise, Stored
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.joined_rows import SCORES, JoinedRows
@@ -32,9 +32,10 @@ class SavedModel:
 
     def scores(self, client: Client) -> Array:
         """The sum over tables for the rows of a relation, without the intercept."""
-        client.models[self.stored.part] = (self.encoding.id, self.spec)
+        known = [*self.stored.thetas, *self.stored.kept]
+        client.models |= {(self.stored.part, alias): (self.encoding.id, self.spec) for alias in known}
         lou = LearningOverUnion(client, self.wire)
-        present = {alias for alias in (*self.stored.thetas, *self.stored.kept) if client.shards(alias)}
+        present = {alias for alias in known if client.shards(alias)}
         at_home = [a for a, kept in self.stored.kept.items() if parties_of(client, a) == [kept.party]]
         thetas = dict(self.stored.thetas)
         if present - set(at_home) - set(thetas):  # shards that did not train: theta is sent to them

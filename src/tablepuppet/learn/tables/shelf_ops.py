@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tablepuppet.learn.tables.parameters import check_noisy, parameters_of
+from tablepuppet.learn.tables.parameters import check_noisy, held_parameters
 from tablepuppet.party.arguments import Name, NoName
 from tablepuppet.party.kept import KeptCategories, KeptPart, Shelf
 from tablepuppet.party.local_table import LocalTable
@@ -36,7 +36,7 @@ def store(table: LocalTable, view: str, model: str, saved: Name, part: Name, uni
     """
     if table.is_repeat or not table.shelf.keeps:
         return {"kept": ""}
-    found = parameters_of(table, model)
+    found = held_parameters(table, model)
     theta = found.model.rescaled(found.theta, unit)
     kept = KeptPart.of(saved, part, table.snapshot.scan, theta, found.model.spec, noisy=found.noisy)
     built = table.state.get(f"{view}/{encoding}")

@@ -1,0 +1,285 @@
+"""Networks across parties: a bottom network for each table, a top network over their embeddings (SplitNN).
+
+Unlike `tp.MLP*`, which add up one score per table, they can learn interactions between columns of different tables;
+tables must allow embeddings of their rows to be released.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.learn.learners.learner import Learner
+from tablepuppet.learn.learners.network import FEWEST_ROWS, LAYERS
+from tablepuppet.learn.learners.planner import tables_of
+from tablepuppet.learn.learners.tasks import Classifier, Regressor
+from tablepuppet.learn.learners.validation import Watched
+from tablepuppet.learn.learners.watch import Watch
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
+from tablepuppet.learn.loss.units import in_units, out_of_units
+from tablepuppet.learn.registry import learner
+from tablepuppet.learn.settings import COUNT, RATE, Auto, or_auto, setting
+from tablepuppet.learn.solve.allowance import Allowance, Cost, Costs
+from tablepuppet.learn.solve.schedule import Schedule, batches_of
+from tablepuppet.learn.solve.sgd import falling
+from tablepuppet.learn.split.bottom import BOTTOM, mlp
+from tablepuppet.learn.split.exchange import Exchange
+from tablepuppet.learn.split.model import SavedSplitModel, SplitModel
+from tablepuppet.learn.split.top import Top, side_by_side
+from tablepuppet.learn.split.train import learn_by_batches
+from tablepuppet.learn.tables.network import need_torch
+from tablepuppet.learn.tables.stored import Stored
+from tablepuppet.party.spec import Bottom
+from tablepuppet.relation import Relation
+from tablepuppet.sql.plan import Plan
+from tablepuppet.wire.engine import Engine
+
+Array = NDArray[np.float64]
+AUTO_LR = 3e-3
+STEPS = 6_000  # of "auto", about
+EPOCHS = (5, 100)  # of "auto", at least and at most
+BATCHES = 40  # of an epoch, with batches from 64 to 4,096 rows
+FLAT = 0.01  # a share of the objective: it has converged if its last quarter of epochs gained less
+
+
+class SplitLearner(Learner):
+    """Learns by mini-batches of joined rows, of which parties release embeddings."""
+
+    own_patience: ClassVar[int] = 8
+    beside: ClassVar[Mapping[str, Any]] = {}
+    # What the learners of one score per table have, and these have not:
+    solver = "auto"
+    rounds: Auto = "auto"
+    reduce = True
+    label_correction = False
+    tol = 0.0
+
+    bottom: Bottom | Mapping[str, Bottom] = setting(
+        default=mlp(), kind=BOTTOM, help="the network of each table, or a dict of them by alias (`tp.bottom`)"
+    )
+    epochs: int | Auto = setting(
+        default="auto",
+        kind=or_auto(COUNT),
+        help="passes over the joined rows at most; `'auto'` holds out a tenth of the label's rows and stops when they "
+        "gain no more",
+    )
+    batch_size: int | Auto = setting(default="auto", kind=or_auto(COUNT), help="joined rows of a batch")
+    lr: float | Auto = setting(
+        default="auto", kind=or_auto(RATE), help="learning rate of Adam; it falls to zero along half a cosine"
+    )
+
+    # Before a fit
+
+    def check_settings(self) -> None:
+        """Raise LearnError if a setting is out of range, or torch is not installed."""
+        super().check_settings()
+        need_torch()
+
+    def check_plan(self, plan: Plan, *, validated: bool = False) -> None:
+        """Raise unless a plan can be learned from, as far as the catalog shows; no party is asked."""
+        privacy = self.privacy
+        if privacy is not None and (privacy.is_feature_private or privacy.secure_sum):
+            raise PrivacyError(
+                f"{type(self).__name__} has no form with noise on features or with secure sums: embeddings of rows are "
+                "released as they are; use tp.MLPClassifier or tp.MLPRegressor, or leave these settings"
+            )
+        super().check_plan(plan, validated=validated)
+        specs = self.specs(tables_of(plan.query))
+        for alias, spec in specs.items():
+            for shard in plan.tables[alias].shards:
+                if shard.embeddings is None:
+                    raise PrivacyError(
+                        f"party {shard.party!r}, table {shard.name!r}: does not release EMBEDDINGS; use tp.MLP*, or "
+                        "ask its operator to set embeddings = { max_width = ..., max_epochs = ... }",
+                        rule="embeddings",
+                    )
+                widest = shard.embeddings[0]
+                if widest is not None and spec.outputs > widest:
+                    raise PrivacyError(
+                        f"party {shard.party!r}, table {shard.name!r}: embeddings of its rows have at most {widest} "
+                        f"numbers, not {spec.outputs}: set embedding to so many",
+                        rule="embeddings.max_width",
+                    )
+
+    def specs(self, aliases: Sequence[str]) -> dict[str, Bottom]:
+        """The bottom network of each table; LearnError if one has none."""
+        if not isinstance(self.bottom, Mapping):
+            return dict.fromkeys(aliases, self.bottom)
+        missing = [alias for alias in aliases if alias not in self.bottom]
+        strange = [alias for alias in self.bottom if alias not in aliases]
+        if missing:
+            raise LearnError(f"bottom names no network for table {missing[0]!r}; tables with features: {aliases}")
+        if strange:
+            raise LearnError(f"bottom names {strange[0]!r}, which is no table with features; these are: {aliases}")
+        return {alias: self.bottom[alias] for alias in aliases}
+
+    def spec(self, outputs: int) -> Any:
+        """There is no one model of all tables: `specs` has them."""
+        raise AssertionError("each table has a network of its own")
+
+    def _choose_solver(self, shards: Mapping[str, int], rows: int) -> None:
+        self.solver_: Any = "adam"
+
+    @property
+    def solving(self) -> Any:
+        """Adam has no settings."""
+        return None
+
+    def _check_private(self) -> None:
+        raise AssertionError("`check_plan` refused it")
+
+    def _costs(self, batches: int) -> Costs:
+        """Embeddings are counted by row; of tables with several shards, each batch is a sum."""
+        return Costs(Cost(0, 0), Cost(0, batches))
+
+    def plan_rounds(self, rows: int, allowed: Any) -> None:
+        """Choose epochs and batches for ``rows`` joined rows; PrivacyError if parties do not allow them."""
+        size = self.batch_size
+        if isinstance(size, str):
+            size = int(min(max(64, 2 ** round(math.log2(max(rows / BATCHES, 1)))), 4096))
+        batches = batches_of(rows, size)
+        if isinstance(self.epochs, str):
+            epochs = min(max(EPOCHS[0], STEPS // batches), EPOCHS[1])
+            most = allowed(batches).most_rounds()
+            epochs = epochs if most is None else max(1, min(epochs, most))
+        else:
+            epochs = self.epochs
+        allowed(batches).check(epochs, {"epochs": self.epochs, "batch_size": self.batch_size}, "make batch_size larger")
+        self.schedule_ = Schedule(epochs, size)
+
+    def _allowance(self, relation: Relation, validation: Relation | None, batches: int) -> Allowance:
+        found = super()._allowance(relation, None, batches)
+        found.tables = [table for table in found.tables if table.cost.each]
+        return found
+
+    def _fit_embeddings(self, relation: Relation, validated: bool) -> None:
+        """Lower the epochs of "auto" to what parties allow; PrivacyError if they do not allow what is asked for."""
+        size, epochs = self.schedule_.batch_size, self.schedule_.rounds
+        batches = batches_of(len(relation), size)
+        for alias in tables_of(relation.query):
+            often = min(int(relation.mapping.counts(alias).max(initial=1)), batches)  # in an epoch, of one row
+            each = often + validated
+            for shard in relation.plan.tables[alias].shards:
+                most = None if shard.embeddings is None else shard.embeddings[1]
+                if most is None or each * epochs <= most:
+                    continue
+                fits = most // each
+                if not isinstance(self.epochs, str) or not fits:
+                    raise PrivacyError(
+                        f"party {shard.party!r}, table {shard.name!r}: the embeddings of a row are released {most} "
+                        f"times in a session; {epochs} epochs need up to {each * epochs}, as a row of it is in up to "
+                        f"{often} batches of an epoch: set epochs to {fits} or less, make batch_size larger than "
+                        f"{size:,}, or ask the party's operator",
+                        rule="embeddings.max_epochs",
+                    )
+                epochs = fits
+        self.schedule_ = Schedule(epochs, size)
+
+    def _holds_out(self, relation: Relation) -> bool:
+        """Whether epochs are "auto" and there are rows enough: such networks overfit."""
+        label = relation.query.label
+        return (
+            label is not None
+            and isinstance(self.epochs, str)
+            and relation.mapping.tables[label.alias].rows >= FEWEST_ROWS
+        )
+
+    # The fit
+
+    def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
+        self._fit_embeddings(relation, watch.validation is not None)
+        loss, self.unit_ = in_units(loss)
+        model = self._begin(relation, loss)
+        report = watch.of(model)
+        rates = falling(AUTO_LR if isinstance(self.lr, str) else self.lr, self.schedule_.rounds)
+        learn_by_batches(
+            Exchange(model), loss, rates, self.schedule_.batch_size, self.seed,
+            lambda done: report(out_of_units(done, self.unit_)),
+        )  # fmt: skip
+        self.converged_ = self._is_flat()
+        return model, np.zeros(loss.outputs)
+
+    def _begin(self, relation: Relation, loss: JoinedLoss) -> SplitModel:
+        double = relation.wire == "float64"
+        specs = {
+            alias: msgspec.structs.replace(spec, double=double)
+            for alias, spec in self.specs(tables_of(relation.query)).items()
+        }
+        model = SplitModel(relation.client, self.encoding_, relation.wire, specs, self.l2, self.unit_)
+        if not model.tables:
+            raise LearnError("no feature is left to learn from; select some, or see the warnings about columns")
+        widths = {alias: specs[alias].outputs for alias in model.tables}
+        model.begin(self.seed, self._top(widths, loss.best_constant(), double))
+        return model
+
+    def _top(self, widths: Mapping[str, int], constant: Array, double: bool) -> Top:
+        raise NotImplementedError
+
+    def _is_flat(self) -> bool:
+        """Whether the objective fell little in the last quarter of the epochs."""
+        objectives = [entry["objective"] for entry in self.history_]
+        last = len(objectives) // 4
+        return (
+            last > 0
+            and len(objectives) == self.most_rounds
+            and objectives[-1 - last] - objectives[-1] <= FLAT * abs(objectives[-1])
+        )
+
+    # Saving
+
+    def facts(self) -> dict[str, Any]:
+        """Facts of the fit, and what its networks are."""
+        specs = {alias: msgspec.to_builtins(spec) for alias, spec in self._networks.specs.items()}
+        return super().facts() | {"bottoms": specs, "unit": self.unit_}
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The parameters of the top network."""
+        return super().arrays() | {"top": self._networks.top.theta}
+
+    @property
+    def _networks(self) -> SplitModel | SavedSplitModel:
+        """The model, with its networks."""
+        return cast(SplitModel | SavedSplitModel, self.model_)
+
+    def restore(self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Restore what `facts` and `arrays` say."""
+        super().restore(facts, arrays)
+        self.unit_ = float(facts["unit"])
+        self._bottoms = {alias: msgspec.convert(spec, Bottom) for alias, spec in facts["bottoms"].items()}
+        self._top_theta = arrays["top"]
+
+    def saved(self, stored: Stored, engine: Engine, wire: str) -> Any:
+        """A model with the stored parameters, for predictions only."""
+        specs = self._bottoms
+        double = any(spec.double for spec in specs.values())
+        learned = [alias for alias in specs if alias in stored.thetas or alias in stored.kept]
+        top = self._top({alias: specs[alias].outputs for alias in learned}, np.zeros(len(self.intercept_)), double)
+        top.theta = self._top_theta
+        return SavedSplitModel(specs, top, self.encoding_, stored, engine, wire, self.unit_)
+
+
+class SplitNN(SplitLearner):
+    """Embeddings of tables side by side, then fully connected layers."""
+
+    top: Sequence[int] = setting(
+        default=(32,), kind=LAYERS, help="widths of the hidden layers of the network over the embeddings"
+    )
+
+    def _top(self, widths: Mapping[str, int], constant: Array, double: bool) -> Top:
+        return side_by_side(widths, tuple(self.top), constant, self.seed, double=double)
+
+
+@learner
+class SplitNNRegressor(Regressor, SplitNN):
+    """Regression by a network over embeddings of tables; l2 and lr are in units of the label's standard deviation."""
+
+
+@learner
+class SplitNNClassifier(Classifier, SplitNN):
+    """Classification of two or more classes by a network over embeddings of tables."""

@@ -1,0 +1,1 @@
+"""Networks across parties: bottom networks at the tables, a top network at the coordinator."""

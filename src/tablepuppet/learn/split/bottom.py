@@ -1,0 +1,81 @@
+"""`tp.bottom`: what the network of a table is, as a small value that travels; parties build the network from it.
+
+tp.SplitNNClassifier(bottom=tp.bottom.mlp(hidden=(32,), embedding=8))
+tp.SplitNNClassifier(bottom={"pictures": tp.bottom.cnn(shape=(14, 14)), "users": tp.bottom.mlp()})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from tablepuppet.errors import ConfigError, LearnError
+from tablepuppet.learn.settings import Kind
+from tablepuppet.learn.split.bottoms import register as register
+from tablepuppet.party.arguments import fits
+from tablepuppet.party.spec import Bottom, Cnn, Mlp, Registered, TabNet
+
+
+def mlp(hidden: Sequence[int] = (32,), embedding: int = 8, activation: Literal["relu", "tanh"] = "relu") -> Mlp:
+    """Fully connected layers of the widths ``hidden``, then ``embedding`` outputs."""
+    return Mlp(tuple(hidden), embedding, activation, False)
+
+
+def cnn(shape: Sequence[int], channels: Sequence[int] = (16, 32), kernel: int = 3, embedding: int = 16) -> Cnn:
+    """Convolutions over a table whose columns are the pixels of an image, row by row.
+
+    ``shape`` is (height, width), or (channels, height, width). Each convolution is followed by ReLU and halves both.
+    """
+    sides = tuple(shape) if len(shape) == 3 else (1, *shape)
+    if len(sides) != 3:
+        raise LearnError(f"shape is (height, width) or (channels, height, width), not {shape!r}")
+    return Cnn((sides[0], sides[1], sides[2]), tuple(channels), kernel, embedding, False)
+
+
+def tabnet(embedding: int = 8) -> TabNet:
+    """Batch norm over the columns, then a linear layer, as TabVFL has at its guests."""
+    return TabNet(embedding, False)
+
+
+def registered(name: str, embedding: int = 8) -> Registered:
+    """A torch module that every party of the table has registered under a name (`register`)."""
+    return Registered(name, embedding, False)
+
+
+_KINDS: Mapping[str, Callable[..., Bottom]] = {"mlp": mlp, "cnn": cnn, "tabnet": tabnet, "registered": registered}
+_NAMES = {"outputs": "embedding"}  # fields by the names that these functions take
+
+
+def checked(value: Any) -> bool:
+    """Whether a setting is one of these, or a mapping of them by alias."""
+    if isinstance(value, Mapping):
+        return bool(value) and all(isinstance(name, str) and checked(each) for name, each in value.items())
+    return isinstance(value, Bottom) and fits(value, type(value))
+
+
+def _write(value: Bottom | Mapping[str, Bottom]) -> Any:
+    if isinstance(value, Mapping):
+        return {"tables": {alias: _write(each) for alias, each in value.items()}}
+    found: dict[str, Any] = msgspec.to_builtins(value)
+    return {_NAMES.get(name, name): each for name, each in found.items() if name != "double"}
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, Mapping) and isinstance(value.get("tables"), Mapping):
+        return {alias: _read(each) for alias, each in value["tables"].items()}
+    if not isinstance(value, Mapping) or value.get("kind") not in _KINDS:
+        raise ConfigError(f"bottom is a section with kind, one of {', '.join(_KINDS)}, or with tables by alias")
+    try:
+        return _KINDS[value["kind"]](**{name: each for name, each in value.items() if name != "kind"})
+    except TypeError as error:
+        raise ConfigError(f"bottom: {error}") from None
+
+
+BOTTOM = Kind(
+    "a bottom network, such as tp.bottom.mlp(hidden=(32,), embedding=8), or a dict of them by alias",
+    checked,
+    _write,
+    _read,
+)

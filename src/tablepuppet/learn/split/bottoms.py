@@ -1,0 +1,114 @@
+"""The torch modules of bottom networks, by spec. They need torch, which is imported on first use.
+
+A module takes the encoded columns of rows, (rows, width), and ``counts``, how often each row is joined in the batch,
+which only batch norm needs. It returns (rows, outputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from tablepuppet.errors import LearnError
+from tablepuppet.learn.tables.network import need_torch
+from tablepuppet.party.spec import Bottom, Cnn, Mlp, Registered
+from tablepuppet.spelling import did_you_mean
+
+if TYPE_CHECKING:
+    from torch import nn
+
+ENTRY_POINTS = "tablepuppet.bottoms"
+Factory = Callable[[int, int], Any]
+"""Makes a module from the number of encoded columns and that of outputs."""
+_REGISTERED: dict[str, Factory] = {}
+
+
+def register(name: str, factory: Factory) -> None:
+    """Register a bottom network under a name, in this process: ``factory(width, outputs)`` makes a torch module.
+
+    The module takes rows, (rows, width), and returns (rows, outputs). It must compute the same whenever it is given the
+    same rows: no dropout. A party's service finds modules by the entry points ``tablepuppet.bottoms`` of the packages
+    that its operator has installed.
+    """
+    _REGISTERED[name] = factory
+
+
+def build(spec: Bottom, width: int, table: str) -> nn.Module:
+    """The module of a spec for a table with ``width`` encoded columns, with torch's own first parameters."""
+    if isinstance(spec, Mlp):
+        return _mlp(spec, width)
+    if isinstance(spec, Cnn):
+        return _cnn(spec, width, table)
+    if isinstance(spec, Registered):
+        return _registered(spec, width)
+    raise LearnError("TabNet's part of a table is not built yet")
+
+
+def _mlp(spec: Mlp, width: int) -> nn.Module:
+    torch = need_torch()
+    layers: list[Any] = []
+    for into, out in pairwise((width, *spec.hidden, spec.outputs)):
+        layers += [torch.nn.Linear(into, out), torch.nn.ReLU() if spec.activation == "relu" else torch.nn.Tanh()]
+    return _of_rows(torch.nn.Sequential(*layers[:-1]))
+
+
+def _cnn(spec: Cnn, width: int, table: str) -> nn.Module:
+    torch = need_torch()
+    channels, height, across = spec.shape
+    if channels * height * across != width:
+        raise LearnError(
+            f"the bottom network of table {table!r} takes images of {channels} x {height} x {across} = "
+            f"{channels * height * across:,} columns, but the table has {width:,} encoded columns: select as many, all "
+            "numbers, row by row, or change shape"
+        )
+    if not all(spec.left):
+        raise LearnError(
+            f"the bottom network of table {table!r}: {len(spec.channels)} convolutions halve an image of {height} x "
+            f"{across} to nothing: take fewer channels"
+        )
+    layers: list[Any] = [torch.nn.Unflatten(1, spec.shape)]
+    for into, out in pairwise((channels, *spec.channels)):
+        layers += [torch.nn.Conv2d(into, out, spec.kernel, padding="same"), torch.nn.ReLU(), torch.nn.MaxPool2d(2)]
+    last = (channels, *spec.channels)[-1]
+    layers += [torch.nn.Flatten(), torch.nn.Linear(last * spec.left[0] * spec.left[1], spec.outputs)]
+    return _of_rows(torch.nn.Sequential(*layers))
+
+
+def _registered(spec: Registered, width: int) -> nn.Module:
+    known = {**_installed(), **_REGISTERED}
+    if spec.name not in known:
+        raise LearnError(
+            f"no bottom network {spec.name!r} is registered here{did_you_mean(spec.name, known)}: tp.bottom.register "
+            f"it, or install a package with an entry point of that name in {ENTRY_POINTS}"
+        )
+    return _of_rows(known[spec.name](width, spec.outputs))
+
+
+def _installed() -> Mapping[str, Factory]:
+    """The modules of installed packages, loaded when they are used."""
+
+    def load(point: Any) -> Factory:
+        return lambda width, outputs: point.load()(width, outputs)
+
+    return {point.name: load(point) for point in entry_points(group=ENTRY_POINTS)}
+
+
+def _of_rows(inner: nn.Module) -> nn.Module:
+    """A module that takes counts too, and does not need them."""
+    torch = need_torch()
+
+    class OfRows(torch.nn.Module):  # type: ignore[misc, name-defined]
+        """A network that sees each row by itself."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = inner
+
+        def forward(self, rows: Any, counts: Any = None) -> Any:
+            """The outputs of rows."""
+            return self.rows(rows)
+
+    module: nn.Module = OfRows()
+    return module

@@ -1,0 +1,219 @@
+"""What the coordinator knows of a model with bottom networks at the tables and a top network of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.learn.split.flat import Adam
+from tablepuppet.learn.split.table import TorchTable
+from tablepuppet.learn.split.top import Top
+from tablepuppet.learn.tables.holders import Holders, parties_of
+from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.learn.tables.stored import Stored
+from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
+from tablepuppet.operators.client import Client
+from tablepuppet.operators.joined_rows import SCORES, JoinedRows
+from tablepuppet.operators.lou import Instead, LearningOverUnion
+from tablepuppet.party.spec import Bottom
+from tablepuppet.prep.encode import Encoding
+from tablepuppet.wire.engine import Engine
+
+Array = NDArray[np.float64]
+Embeddings = Mapping[str, Floats]
+"""By alias: (base rows, width)."""
+
+
+class SplitModel(Holders):
+    """Bottom networks by alias, and the top network. ``top`` is there once `begin` has been called."""
+
+    top: Top
+
+    def __init__(
+        self, client: Client, encoding: Encoding, wire: str, specs: Mapping[str, Bottom], l2: float, unit: float = 1.0
+    ):
+        super().__init__(client, encoding, wire, unit)
+        self.specs, self.l2 = specs, l2
+        self._networks: dict[str, TorchTable] = {}
+        self._last_embeddings: dict[tuple[str, str, str], Floats] = {}  # by view, alias and party
+
+    def begin(self, seed: int, top: Top) -> None:
+        """Create the first parameters from the seed."""
+        self.top = top
+        told = {alias: {"spec": self.spec_of(alias)} for alias in self.alone}
+        self.lou.ask("split.start", self.alone, by_alias=told, encoding=self.encoding.id, model=self.name, seed=seed)
+        for alias in self.together:
+            network = self.table_model(alias)
+            theta = network.start(seed, alias, len(self.encoding.numbers[alias]))
+            self._shared[alias] = TableParameters(network, theta, memory=Adam.over(len(theta)))
+
+    def spec_of(self, alias: str) -> Bottom:
+        """The bottom network of a table."""
+        return self.specs[alias]
+
+    def table_model(self, alias: str) -> TorchTable:
+        """The bottom network of a table."""
+        if alias not in self._networks:
+            self._networks[alias] = TorchTable(self.spec_of(alias), self.width(alias), alias)
+        return self._networks[alias]
+
+    def sent(self, alias: str) -> dict[str, Any]:
+        """The arguments with the parameters of a table that the coordinator holds."""
+        return {"encoding": self.encoding.id, "spec": self.spec_of(alias), "theta": self.shared[alias].theta}
+
+    def step_shared(self, alias: str, gradient: Array, lr: float) -> None:
+        """Take a step of a table whose parameters the coordinator holds."""
+        part, trained = self._shared[alias], self.table_model(alias).flat.trained
+        part.theta = part.remembered(Adam).stepped(part.theta, gradient, lr, self.l2, trained)
+
+    def on_wire(self, gradients: Floats) -> Floats:
+        """Gradients by embeddings as they travel."""
+        found = gradients[:, 0] if gradients.ndim == 2 and gradients.shape[1] == 1 else gradients
+        return found.astype(self.lou.wire, copy=False)
+
+    # Embeddings and scores.
+
+    def embeddings(self, client: Client, aliases: Iterable[str], instead: Instead | None = None) -> dict[str, Floats]:
+        """The embeddings of all base rows of a relation, by alias."""
+        if client.outbox is not self.lou.client.outbox:
+            self.lou.client.outbox.send()  # the last step may still be queued
+        client.models |= {(self.name, alias): (self.encoding.id, self.spec_of(alias)) for alias in self.tables}
+        lou = LearningOverUnion(client, self.lou.wire)
+        present = [alias for alias in aliases if client.shards(alias)]
+        trained = self.lou.client
+        at_home = [a for a in self.alone if a in present and parties_of(client, a) == parties_of(trained, a)]
+        sent = [alias for alias in present if alias not in at_home]  # shards that did not train: theta is sent to them
+        told = {alias: {"theta": theta, "spec": self.spec_of(alias)} for alias, theta in self._thetas(sent).items()}
+        held = lou.ask("split.embed", at_home, instead=instead, encoding=self.encoding.id, model=self.name)
+        applied = lou.ask("split.apply", told, by_alias=told, instead=instead, encoding=self.encoding.id)
+        replies = applied.read() | {alias: reply for alias, reply in held.read().items() if alias in at_home}
+        if client.outbox.when_lost.stand_in == "cache":
+            for alias in present:
+                for shard, reply in zip(client.shards(alias), replies[alias], strict=True):
+                    self._last_embeddings[client.view, alias, shard.party] = reply["image"]
+        return {alias: _wide(lou.concatenate(replies[alias], "image")) for alias in present}
+
+    def _instead(self, client: Client) -> Instead:
+        """The substitute for embeddings of a lost shard: its last ones, or zeros."""
+
+        def stand_in(alias: str, shard: ShardRows) -> dict[str, Any]:
+            rows, width = len(shard.row_ids), self.spec_of(alias).outputs
+            known = self._last_embeddings.get((client.view, alias, shard.party))
+            return {"image": np.zeros(rows if width == 1 else (rows, width)) if known is None else known}
+
+        return stand_in
+
+    def scores(self, client: Client) -> Array:
+        """Scores of the rows of a relation."""
+        rows = JoinedRows(client.mapping, self.outputs)
+        self.score(client, rows)
+        return rows.hand_over(SCORES)
+
+    @property
+    def outputs(self) -> int:
+        """Scores per joined row."""
+        return self.top.outputs
+
+    def score(self, client: Client, rows: JoinedRows, *, learning: bool = False) -> None:
+        """The same, written into a column of the relation's joined rows.
+
+        While ``learning``, lost parties are replaced by substitutes; otherwise all parties are needed.
+        """
+        found = self.embeddings(client, self.tables, self._instead(client) if learning else None)
+        top_scores(self.top, found, rows, self.unit)
+
+    def keep(self) -> None:
+        """Store a copy of all parameters."""
+        super().keep()
+        self.top.keep()
+
+    def restore(self) -> None:
+        """Return to the stored copy of all parameters."""
+        super().restore()
+        self.top.restore()
+
+
+class SavedSplitModel:
+    """A loaded model: bottom networks that the coordinator holds or parties have stored, and the top network."""
+
+    def __init__(
+        self, specs: Mapping[str, Bottom], top: Top, encoding: Encoding, stored: Stored, engine: Engine, wire: str,
+        unit: float,
+    ):  # fmt: skip
+        self.specs, self.top, self.encoding, self.stored = specs, top, encoding, stored
+        self.engine, self.wire, self.unit = engine, wire, unit
+
+    def embeddings(self, client: Client) -> dict[str, Floats]:
+        """The embeddings of all base rows of a relation, by alias."""
+        known = [alias for alias in (*self.stored.thetas, *self.stored.kept) if client.shards(alias)]
+        client.models |= {(self.stored.part, alias): (self.encoding.id, self.specs[alias]) for alias in known}
+        lou = LearningOverUnion(client, self.wire)
+        at_home = [a for a, kept in self.stored.kept.items() if parties_of(client, a) == [kept.party]]
+        thetas = dict(self.stored.thetas)
+        if set(known) - set(at_home) - set(thetas):  # shards that did not train: theta is sent to them
+            thetas |= self.stored.fetched(self.engine, self._shape)
+        told = {
+            alias: {"theta": theta, "spec": self.specs[alias]}
+            for alias, theta in thetas.items()
+            if alias in known and alias not in at_home
+        }
+        held = lou.ask("split.embed", at_home, encoding=self.encoding.id, model=self.stored.part)
+        applied = lou.ask("split.apply", told, by_alias=told, encoding=self.encoding.id)
+        replies = applied.read() | {alias: reply for alias, reply in held.read().items() if alias in at_home}
+        return {alias: _wide(lou.concatenate(replies[alias], "image")) for alias in known}
+
+    def scores(self, client: Client) -> Array:
+        """Scores of the rows of a relation."""
+        rows = JoinedRows(client.mapping, self.top.outputs)
+        top_scores(self.top, self.embeddings(client), rows, self.unit)
+        return rows.hand_over(SCORES)
+
+    def _shape(self, alias: str) -> tuple[int, ...]:
+        """The shape of a table's parameters."""
+        return (TorchTable(self.specs[alias], len(self.encoding.names(alias)), alias).flat.size,)
+
+    def parameters(self) -> dict[str, Array]:
+        """Parameters by table; parties are asked for those that they store."""
+        return dict(self.stored.thetas) | self.stored.fetched(self.engine, self._shape)
+
+    @property
+    def keepers(self) -> list[str]:
+        """The parties that store their own parameters."""
+        return self.stored.parties
+
+    def new_part(self) -> str:
+        """A name for what parties store when the model is saved again."""
+        return f"{self.engine.new_session()}.0"
+
+    def store(self, saved: str, part: str) -> Stored:
+        """Let parties store their parameters again; from now on this copy is used."""
+        self.stored = self.stored.copied(self.engine, saved, part)
+        return self.stored
+
+
+def _wide(embeddings: Floats) -> Floats:
+    return embeddings[:, None] if embeddings.ndim == 1 else embeddings
+
+
+CHUNK = 1 << 13  # joined rows at a time: their embeddings and the layers over them stay in the cache
+
+
+def top_scores(top: Top, embeddings: Embeddings, rows: JoinedRows, unit: float) -> None:
+    """Write the scores of all joined rows into a column, some rows after the other."""
+    rows.reserve(SCORES)
+    scores = rows.whole().stored(SCORES)
+    for start in range(0, len(rows), CHUNK):
+        part = slice(start, min(start + CHUNK, len(rows)))
+        found = top.scores(gathered(rows.mapping, embeddings, part))
+        scores[:, part] = unit * (found if found.ndim == 1 else found.T)
+
+
+def gathered(mapping: TableMapping, embeddings: Embeddings, joined: slice) -> dict[str, Floats]:
+    """Embeddings of base rows at joined rows, by alias."""
+    return {
+        alias: values[joined] if mapping.tables[alias].is_identity else values[mapping.tables[alias].index[joined]]
+        for alias, values in embeddings.items()
+    }

@@ -1,0 +1,160 @@
+"""The party's half of split learning: a table's bottom network computes embeddings and takes steps.
+
+If a table has one shard, its party holds the parameters and the memory of their optimiser: ``split.step`` takes the
+step of one batch and answers with embeddings for the next. If it has several, the coordinator holds them: shards apply
+the parameters that it sends (``split.apply``) and answer with their summand of the gradient (``split.gradient``).
+What is released are embeddings, as wide as the policy of the table allows, and each row's as often as it allows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PartyError
+from tablepuppet.learn.split.flat import Adam
+from tablepuppet.learn.split.table import Forward, TorchTable
+from tablepuppet.learn.tables.parameters import TableParameters, held_parameters, hold_parameters
+from tablepuppet.party.arguments import NotNegative, Seed
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import OUTPUTS, ROWS, ROWS_ASKED, THETA, Numbers
+from tablepuppet.party.spec import Bottom
+from tablepuppet.prep.encoded_rows import encoded
+from tablepuppet.prep.encoded_table import EncodedTable
+
+Array = NDArray[np.float64]
+Places = NDArray[np.int32]
+BatchNumber = Annotated[int, Meta(ge=-1, le=2**53)]
+"""Of a batch in the run, from 0; -1: none."""
+EMBEDDED, ASKED_EMBEDDED = Numbers((ROWS, OUTPUTS)), Numbers((ROWS_ASKED, OUTPUTS))
+NEXT_EMBEDDED = Numbers(("next_places", OUTPUTS))
+ASKED = "networks across parties"
+
+
+@dataclass
+class Training:
+    """The memory of a table in training: its optimiser, and the batch that is under way."""
+
+    adam: Adam
+    batch: int = -1
+    forward: Forward | None = None
+
+
+def bottom_parameters(table: LocalTable, model: str, data: EncodedTable) -> tuple[TorchTable, TableParameters]:
+    """The bottom network that the party holds, or has stored if the model was loaded."""
+    alias = table.snapshot.scan.alias
+    if f"{model}/{alias}" not in table.models and (kept := table.shelf.get(model, alias)):
+        if not isinstance(kept.spec, Bottom):
+            raise PartyError(f"party {table.grant.party!r}: this model has scores, not embeddings")
+        network = TorchTable(kept.spec, data.width, alias)
+        return network, TableParameters(network, kept.theta, kept.noisy)
+    part = held_parameters(table, model)
+    if not isinstance(part.model, TorchTable):
+        raise PartyError(f"party {table.grant.party!r}: this model has scores, not embeddings")
+    return part.model, part
+
+
+@op("split.start", asked=ASKED, releases=Release.COUNTS, returns={})
+def start(table: LocalTable, view: str, encoding: str, model: str, spec: Bottom, seed: Seed) -> Values:
+    """Begin the bottom network of a table with one shard."""
+    data = encoded(table, view, encoding)
+    alias = table.snapshot.scan.alias
+    network = TorchTable(spec, data.width, alias)
+    theta = network.start(seed, alias, data.dense.shape[1])
+    hold_parameters(table, model, TableParameters(network, theta, memory=Training(Adam.over(len(theta)))))
+    return {}
+
+
+@op("split.step", asked=ASKED, releases=Release.EMBEDDINGS, returns={"image": NEXT_EMBEDDED})
+def step(
+    table: LocalTable, view: str, encoding: str, model: str, batch: BatchNumber, rows: Array,
+    next_batch: BatchNumber, next_places: Places, next_counts: Places, lr: NotNegative, l2: NotNegative,
+) -> Values:  # fmt: skip
+    """Take the step of a batch from ``rows``, the gradient by its embeddings, summed over joined rows; then return the
+    embeddings of the next batch.
+
+    Batches have numbers: a party that was away while others went on takes no step for a batch it has not computed.
+    """
+    data = encoded(table, view, encoding)
+    network, part = bottom_parameters(table, model, data)
+    training = part.remembered(Training)
+    if len(next_counts) != len(next_places):
+        raise PartyError("as many counts as places of rows are needed")
+    chosen = data.rows(next_places)
+    table.count_embeddings(view, network.spec.outputs, next_places)
+    if batch >= 0 and training.batch == batch and training.forward is not None:
+        gradient = training.forward.backward(_wide(rows))
+        part.theta = training.adam.stepped(part.theta, gradient, lr, l2, network.flat.trained)
+    training.batch, training.forward = next_batch, None
+    if not len(next_places):
+        return {"image": np.zeros((0, network.spec.outputs) if network.spec.outputs > 1 else 0, table.wire)}
+    training.forward = network.forward(part.theta, chosen, next_counts)
+    part.theta = network.flat.after(part.theta)
+    return {"image": _shaped(training.forward.embeddings, table.wire)}
+
+
+@op("split.embed", asked=f"{ASKED}: `predict`, validation", releases=Release.EMBEDDINGS, returns={"image": EMBEDDED})
+def embed(table: LocalTable, view: str, encoding: str, model: str) -> Values:
+    """The embeddings of all rows, with parameters that the party holds or has stored."""
+    data = encoded(table, view, encoding)
+    network, part = bottom_parameters(table, model, data)
+    table.count_embeddings(view, network.spec.outputs)
+    return {"image": _shaped(network.predict(part.theta, data), table.wire)}
+
+
+@op(
+    "split.apply",
+    asked=f"{ASKED}: tables with several shards",
+    releases=Release.EMBEDDINGS,
+    returns={"image": ASKED_EMBEDDED},
+)
+def apply(
+    table: LocalTable, view: str, encoding: str, spec: Bottom, theta: Array, places: Places | None = None
+) -> Values:
+    """Embeddings with parameters that the coordinator sends; with ``places``, only of these rows, in training."""
+    data = encoded(table, view, encoding)
+    network = TorchTable(spec, data.width, table.snapshot.scan.alias)
+    _check_shape(theta, network)
+    chosen = data if places is None else data.rows(places)
+    table.count_embeddings(view, spec.outputs, places)
+    found = network.predict(theta, chosen) if places is None else network.forward(theta, chosen).embeddings
+    return {"image": _shaped(found, table.wire)}
+
+
+@op(
+    "split.gradient",
+    asked=f"{ASKED}: tables with several shards",
+    releases=Release.GRADIENT_SUMS,
+    returns={"sums": THETA},
+)
+def gradient(
+    table: LocalTable, view: str, encoding: str, spec: Bottom, theta: Array, places: Places, rows: Array
+) -> Values:
+    """A shard's summand of its table's gradient, for a batch."""
+    data = encoded(table, view, encoding)
+    network = TorchTable(spec, data.width, table.snapshot.scan.alias)
+    _check_shape(theta, network)
+    if not len(places):
+        return {"sums": np.zeros(network.flat.size)}
+    return {"sums": network.forward(theta, data.rows(places)).backward(_wide(rows))}
+
+
+def _check_shape(theta: Array, network: TorchTable) -> None:
+    if theta.shape != (network.flat.size,):
+        raise PartyError(f"parameters of shape {theta.shape} do not fit: {network.flat.size:,} are needed")
+
+
+def _shaped(embeddings: NDArray[Any], wire: str) -> NDArray[Any]:
+    """Embeddings as they travel: (rows,) if they are one number wide, else (rows, outputs)."""
+    found = embeddings[:, 0] if embeddings.shape[1] == 1 else embeddings
+    return found.astype(wire, copy=False)
+
+
+def _wide(rows: NDArray[Any]) -> NDArray[Any]:
+    return rows[:, None] if rows.ndim == 1 else rows

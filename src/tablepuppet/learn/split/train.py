@@ -1,0 +1,96 @@
+"""Split learning by mini-batches of joined rows: the loop that SplitNN and what builds on it have in common.
+
+A batch of joined rows has some distinct base rows of every table. Their embeddings, one each, are gathered to the
+joined rows; the top network and the loss follow; the gather, backwards, sums the gradient by embeddings at base rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
+from tablepuppet.learn.rounds import Round
+from tablepuppet.learn.split.exchange import Exchange, Numbered
+from tablepuppet.learn.split.model import Embeddings
+from tablepuppet.learn.split.top import Top
+from tablepuppet.learn.tables.network import need_torch
+from tablepuppet.mapping.table_mapping import Floats
+from tablepuppet.operators.batches import Batch, batches
+from tablepuppet.operators.joined_rows import SCORES
+
+Array = NDArray[np.float64]
+
+
+def learn_by_batches(
+    exchange: Exchange, loss: JoinedLoss, rates: Sequence[float], size: int, seed: int,
+    report: Callable[[Round], bool], fixed: Embeddings | None = None,
+) -> None:  # fmt: skip
+    """Epochs of mini-batches, one for each learning rate, until ``report`` says to stop.
+
+    ``fixed`` are embeddings of tables that do not learn. The loss of a round is the mean over its batches, each
+    measured before its step.
+    """
+    top, l2, rows = exchange.model.top, exchange.model.l2, loss.rows
+    known = dict(fixed or {})
+    rows.reserve(SCORES)
+    total = added = 0.0
+    upcoming = _epochs(exchange, [*exchange.tables, *known], rows.mapping, size, seed, len(rates))
+    epoch, current, is_last = next(upcoming)
+    batch: Numbered | None = current
+    found = exchange(None, {}, batch, rates[0])
+    while batch is not None:
+        number, following, ends = next(upcoming, (epoch, None, True))
+        lr, here = rates[epoch - 1], batch.batch
+        value, scores, gradients = _learn_batch(top, loss, here, found, known)
+        rows.put(SCORES, here.rows, scores)
+        total += value
+        added += top.added * len(here.rows)
+        top.step(lr, l2)
+        found = exchange(batch, gradients, following, lr)
+        if is_last:
+            objective = (total + added) / len(rows) + 0.5 * l2 * top.square()
+            if report(Round(epoch, objective, total / len(rows), np.zeros(loss.outputs), converged=False)):
+                break
+            total = added = 0.0
+        epoch, batch, is_last = number, following, ends
+
+
+def _learn_batch(
+    top: Top, loss: JoinedLoss, batch: Batch, found: Mapping[str, Floats], known: Embeddings
+) -> tuple[float, Array, dict[str, Floats]]:
+    """(Sum of losses, scores, gradients by embeddings of distinct base rows) of a batch; gradients of ``top`` too."""
+    torch = need_torch()
+    leaves = {alias: _leaf(top, values) for alias, values in found.items()}
+    gathered = {alias: leaf.index_select(0, torch.from_numpy(batch.index[alias])) for alias, leaf in leaves.items()}
+    for alias, values in known.items():
+        gathered[alias] = torch.from_numpy(values[batch.places[alias][batch.index[alias]]]).to(top.flat.dtype)
+    scores, added = top.forward(gathered)
+    plain = scores.detach().numpy().astype(np.float64)
+    plain = plain[:, 0] if plain.shape[1] == 1 else plain
+    here = loss.pointwise.evaluate(plain, loss.rows.labels_of(batch.rows))
+    top.backward(scores, added, here.gradient / len(batch.rows))
+    return here.value, plain, {alias: leaf.grad.numpy() for alias, leaf in leaves.items()}
+
+
+def _leaf(top: Top, values: Floats) -> Any:
+    leaf = need_torch().from_numpy(np.ascontiguousarray(values)).to(top.flat.dtype)
+    return (leaf.detach() if leaf.requires_grad else leaf).requires_grad_()
+
+
+def _epochs(
+    exchange: Exchange, tables: list[str], mapping: Any, size: int, seed: int, epochs: int
+) -> Iterator[tuple[int, Numbered | None, bool]]:
+    """The batches of all epochs: (number of the epoch, the batch, whether it is the epoch's last)."""
+    number = 0
+    for epoch in range(1, epochs + 1):
+        order = batches(mapping, tables, size, seed, epoch)
+        batch = next(order)
+        for following in order:
+            yield epoch, Numbered(number, batch), False
+            number, batch = number + 1, following
+        yield epoch, Numbered(number, batch), True
+        number += 1

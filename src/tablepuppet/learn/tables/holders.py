@@ -1,0 +1,152 @@
+"""Who holds the parameters of a model, and how to get, keep and store them, whatever the model computes.
+
+If a table has one shard, its party holds the parameters; if it has several, the coordinator does (LoU). The party's
+ops are in ops.py and shelf_ops.py.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PrivacyError
+from tablepuppet.learn.tables.ops import restore_parameters
+from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.learn.tables.stored import Kept, KeptNoise, Stored
+from tablepuppet.operators.client import Client
+from tablepuppet.operators.lou import LearningOverUnion
+from tablepuppet.prep.encode import Encoding
+
+Array = NDArray[np.float64]
+
+
+class Holders(ABC):
+    """Parameters by table, and who holds them. Training uses y / ``unit``; results are multiplied by ``unit``."""
+
+    def __init__(self, client: Client, encoding: Encoding, wire: str, unit: float = 1.0):
+        self.encoding, self.unit = encoding, unit
+        self.name = client.new_name()
+        self.lou = LearningOverUnion(client, wire)
+        tables = [alias for alias in client.mapping.tables if encoding.names(alias) and client.shards(alias)]
+        self.alone = [alias for alias in tables if self.lou.shards(alias) == 1]
+        self.together = [alias for alias in tables if alias not in self.alone]
+        self._shared: dict[str, TableParameters] = {}
+        self._changes = client.outbox.changes
+
+    @abstractmethod
+    def table_model(self, alias: str) -> Any:
+        """The model of a table: it can rescale its parameters."""
+
+    @property
+    def are_noisy(self) -> bool:
+        """Whether parameters come from noisy values only."""
+        return False
+
+    def _noise_to_keep(self) -> KeptNoise | None:
+        """The noise of predictions after the model is loaded; None: no noise."""
+        return None
+
+    @property
+    def shared(self) -> Mapping[str, TableParameters]:
+        """The parameters of the tables in `together`."""
+        return self._shared
+
+    @property
+    def tables(self) -> list[str]:
+        """Tables with at least one encoded column."""
+        return [*self.alone, *self.together]
+
+    def width(self, alias: str) -> int:
+        """Encoded columns of a table."""
+        return len(self.encoding.names(alias))
+
+    def rows(self, alias: str) -> int:
+        """The number of base rows of a table in the relation."""
+        return self.lou.client.mapping.tables[alias].rows
+
+    # Who is lost.
+
+    def all_return(self) -> bool:
+        """Whether no party is lost; it waits one more timeout for lost parties."""
+        return self.lou.client.outbox.wait_for_all()
+
+    def was_steady(self) -> bool:
+        """Whether no party was lost or returned since the last call."""
+        before, self._changes = self._changes, self.lou.client.outbox.changes
+        return before == self._changes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no party is lost."""
+        return not self.lou.client.outbox.lost
+
+    # Parameters.
+
+    def _thetas(self, aliases: Iterable[str]) -> dict[str, Array]:
+        """The parameters of some tables; parties are asked only for those that the coordinator does not hold."""
+        listed = list(aliases)
+        alone = [alias for alias in listed if alias in self.alone]
+        noisy = self.are_noisy
+        pending = self.lou.ask("model.parameters", alone, model=self.name, noisy=noisy) if alone else None
+        thetas = {alias: self.shared[alias].theta for alias in listed if alias in self.together}
+        replies = pending.read() if pending else {}
+        return thetas | {alias: replies[alias][0]["theta"] for alias in alone}
+
+    def keep(self) -> None:
+        """Store a copy of the current parameters. The request is sent with the next trip."""
+        self.lou.ask("model.keep", self.alone, model=self.name)
+        for part in self.shared.values():
+            part.kept = (part.theta, part.noisy)
+
+    def restore(self) -> None:
+        """Return to the stored copy of the parameters, without a separate trip."""
+        self.lou.ask("model.restore", self.alone, model=self.name)
+        for part in self.shared.values():
+            restore_parameters("", part)
+
+    def parameters(self, aliases: Iterable[str] | None = None) -> dict[str, Array]:
+        """Parameters by table, of all tables or some, in the label's own units."""
+        found = self._thetas(self.tables if aliases is None else aliases)
+        return {alias: self.table_model(alias).rescaled(theta, self.unit) for alias, theta in found.items()}
+
+    @property
+    def keepers(self) -> list[str]:
+        """The parties elsewhere that hold parameters."""
+        client = self.lou.client
+        parties = dict.fromkeys(party for alias in self.alone for party in parties_of(client, alias))
+        return [party for party in parties if client.engine.is_service(party)]
+
+    def new_part(self) -> str:
+        """A name for what parties store when the model is saved."""
+        return self.lou.client.new_name()
+
+    def store(self, saved: str, part: str) -> Stored:
+        """Let parties elsewhere store their parameters; the others, and those that cannot, send theirs."""
+        client, keepers = self.lou.client, self.keepers
+        asked = [alias for alias in self.alone if parties_of(client, alias)[0] in keepers]
+        stored = self.lou.ask(
+            "parts.store", asked, model=self.name, saved=saved, part=part, unit=self.unit, encoding=self.encoding.id
+        )
+        replies = stored.read()
+        answers = {alias: Kept(parties_of(client, alias)[0], replies[alias][0]["kept"]) for alias in asked}
+        kept = {alias: answer for alias, answer in answers.items() if answer.fingerprint}
+        try:
+            thetas = self.parameters([alias for alias in self.tables if alias not in kept])
+        except PrivacyError as error:
+            unable = ", ".join(repr(answer.party) for answer in answers.values() if not answer.fingerprint)
+            if not unable:
+                raise
+            raise PrivacyError(
+                f"{error}; and {unable} cannot keep its part of the model: its operator must set state_dir",
+                rule=error.rule,
+            ) from error
+        return Stored(part, thetas, kept, self._noise_to_keep())
+
+
+def parties_of(client: Client, alias: str) -> list[str]:
+    """The parties whose shards of a table take part."""
+    return [shard.party for shard in client.shards(alias)]

@@ -1,0 +1,151 @@
+"""Networks across parties: the same as one network on the materialised join, however tables are cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tablepuppet as tp
+from tablepuppet.baselines.pooled import joined_tables
+from tablepuppet.learn.split.flat import Adam
+from tablepuppet.learn.split.table import TorchTable
+from tablepuppet.operators.batches import batches
+from tablepuppet.prep.label import ask_classes, ask_numbers, joined_classes, joined_numbers
+from tests.learn.materialised import ALL, JOIN, Array, shop
+from tests.relations import federation
+
+torch = pytest.importorskip("torch", reason="networks need the extra `deep`")
+
+TASKS: dict[str, int | None] = {"paid": None, "returned": 2, "grade": 4}
+SIZE, SEED, LR, L2, EPOCHS = 37, 5, 0.01, 1e-3, 3
+tasks = pytest.mark.parametrize("label", TASKS)
+BOTTOM = tp.bottom.mlp(hidden=(6,), embedding=3, activation="tanh")
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one shard", "two shards"])
+def fed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tp.Federation:
+    return federation(tmp_path_factory.mktemp("shop"), shop(request.param), wire="float64")
+
+
+def relation_of(fed: tp.Federation, label: str) -> tp.Relation:
+    return fed.sql(f"SELECT {ALL}, o.{label} {JOIN}", label=label)
+
+
+def learner(label: str, **settings: Any) -> Any:
+    given: dict[str, Any] = {
+        "bottom": BOTTOM,
+        "top": (5,),
+        "epochs": EPOCHS,
+        "batch_size": SIZE,
+        "lr": LR,
+        "l2": L2,
+        "seed": SEED,
+    }
+    return (tp.SplitNNRegressor if TASKS[label] is None else tp.SplitNNClassifier)(**given | settings)
+
+
+def pooled_parameters(relation: tp.Relation, model: Any, label: str) -> dict[str, Array]:
+    """The parameters after the same epochs of torch's own Adam on the rows of the materialised join."""
+    client, asked = relation.client, relation.query.label
+    assert asked is not None
+    if TASKS[label] is None:
+        numbers: Any = joined_numbers(client, asked, ask_numbers(client, asked))
+        targets, constant = torch.tensor(numbers / numbers.std()), np.array([(numbers / numbers.std()).mean()])
+    else:
+        numbers = joined_classes(client, asked, ask_classes(client, asked)).numbers
+        shares = np.bincount(numbers) / len(numbers)
+        constant = np.log(shares) if len(shares) > 2 else np.array([np.log(shares[1] / shares[0])])
+        constant = constant - constant.mean() if len(shares) > 2 else constant
+        targets = torch.tensor(numbers.astype(np.int64))
+    tables = {a: torch.tensor(t.matrix()) for a, t in joined_tables(client, model.encoding_).items()}
+    specs = model.model_.specs
+    networks = {a: TorchTable(specs[a], rows.shape[1], a) for a, rows in tables.items() if rows.shape[1]}
+    starts = {a: n.start(SEED, a, len(model.encoding_.numbers[a])) for a, n in networks.items()}
+    flats = {a: torch.tensor(theta, requires_grad=True) for a, theta in starts.items()}
+    top = model._top(dict.fromkeys(networks, 3), constant, True)
+    flats[""] = torch.tensor(top.flat.first(), requires_grad=True)
+    optimiser = torch.optim.Adam(list(flats.values()), LR, weight_decay=L2)
+    for epoch in range(EPOCHS):
+        optimiser.param_groups[0]["lr"] = 0.5 * LR * (1 + np.cos(np.pi * (epoch + 0.5) / EPOCHS))
+        for batch in batches(client.mapping, list(networks), SIZE, SEED, epoch + 1):
+            optimiser.zero_grad()
+            rows = torch.from_numpy(batch.rows)
+            joined = {a: networks[a].flat(flats[a], tables[a][rows]) for a in networks}
+            scores = top.flat(flats[""], joined)
+            if TASKS[label] is None:
+                loss = 0.5 * ((scores[:, 0] - targets[rows]) ** 2).mean()
+            elif TASKS[label] == 2:
+                loss = torch.nn.functional.binary_cross_entropy_with_logits(scores[:, 0], targets[rows].double())
+            else:
+                loss = torch.nn.functional.cross_entropy(scores, targets[rows])
+            loss.backward()
+            optimiser.step()
+    return {alias: flat.detach().numpy() for alias, flat in flats.items()}
+
+
+@tasks
+def test_it_is_one_network_on_the_join(fed: tp.Federation, label: str) -> None:
+    relation = relation_of(fed, label)
+    model = learner(label).fit(relation)
+    wanted = pooled_parameters(relation, model, label)
+    top = wanted.pop("")
+    assert model.model_.top.theta == pytest.approx(top, abs=1e-9)
+    found = model.model_.parameters()
+    assert found.keys() == wanted.keys()
+    for alias, theta in wanted.items():
+        assert found[alias] == pytest.approx(theta, abs=1e-9), alias
+
+
+def test_adam_is_torchs() -> None:
+    rng = np.random.default_rng(0)
+    theta = rng.normal(size=20)
+    point = torch.tensor(theta.copy(), requires_grad=True)
+    theirs, ours = torch.optim.Adam([point], 0.03, weight_decay=0.1), Adam.over(20)
+    for _ in range(7):
+        gradient = rng.normal(size=20)
+        point.grad = torch.tensor(gradient)
+        theirs.step()
+        theta = ours.stepped(theta, gradient, 0.03, 0.1, 20)
+    assert theta == pytest.approx(point.detach().numpy(), abs=1e-12)
+
+
+@tasks
+def test_it_is_saved_and_loaded(fed: tp.Federation, label: str, tmp_path: Path) -> None:
+    relation = relation_of(fed, label)
+    model = learner(label).fit(relation)
+    model.save(tmp_path / "model")
+    loaded = tp.load(tmp_path / "model", fed)
+    assert np.array_equal(loaded.predict(relation), model.predict(relation))
+
+
+def test_it_stops_early_and_keeps_the_best(fed: tp.Federation) -> None:
+    train, test = relation_of(fed, "returned").split(0.3, 1)
+    model = learner("returned", epochs=60, lr=0.05, patience=3).fit(train, test)
+    losses = [entry["validation_loss"] for entry in model.history_]
+    assert model.best_round_ == 1 + int(np.argmin(losses))
+    assert model.evaluate(test)["log_loss"] == pytest.approx(min(losses), abs=1e-9)
+
+
+def test_automatic_settings_learn_an_interaction_between_tables(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    rng = np.random.default_rng(0)
+    users, items, n = 200, 150, 6000
+    a, b = rng.normal(size=users), rng.normal(size=items)
+    u, i = rng.integers(users, size=n), rng.integers(items, size=n)
+    y = (a[u] * b[i] > 0).astype(int)
+    parties = {
+        "x": {"ratings": pa.table({"u": u, "i": i, "y": y, "noise": rng.normal(size=n)})},
+        "y": {"users": pa.table({"u": np.arange(users), "a": a})},
+        "z": {"items": pa.table({"i": np.arange(items), "b": b})},
+    }
+    fed = federation(tmp_path, parties)
+    relation = fed.sql(
+        "SELECT r.noise, s.a, t.b, r.y FROM ratings r JOIN users s USING (u) JOIN items t USING (i)", label="y"
+    )
+    train, test = relation.split(0.2, 0)
+    assert tp.SplitNNClassifier().fit(train).evaluate(test)["auc"] > 0.97
+    assert tp.MLPClassifier().fit(train).evaluate(test)["auc"] < 0.7  # a sum of scores cannot
