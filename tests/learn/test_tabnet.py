@@ -15,6 +15,8 @@ from pytorch_tabnet.metrics import UnsupervisedLoss  # noqa: E402
 from pytorch_tabnet.tab_network import TabNetNoEmbeddings, TabNetPretraining  # noqa: E402
 
 from tablepuppet.errors import LearnError  # noqa: E402
+from tablepuppet.learn.split.flat import seeded  # noqa: E402
+from tablepuppet.learn.split.hiding import draw_mask  # noqa: E402
 from tablepuppet.learn.split.tabnet import (  # noqa: E402
     Guest,
     Moments,
@@ -23,14 +25,13 @@ from tablepuppet.learn.split.tabnet import (  # noqa: E402
     TabNetShape,
     WeightedBatchNorm,
     by_column,
-    draw_mask,
     final_mapping,
     hidden,
     latent_of,
     latent_parts,
     mean_at_base_rows,
-    seeded,
 )
+from tablepuppet.party.spec import Hiding  # noqa: E402
 
 SHAPE = TabNetShape(latent=6, attention=5, steps=3)
 RATIO, RATE, LAMBDA = 0.3, 0.02, 1e-3
@@ -40,6 +41,10 @@ def columns(rows: int, width: int, seed: int = 0) -> Any:
     """Numbers that no column has the mean 0 or the variance 1 of."""
     rng = np.random.default_rng(seed)
     return torch.from_numpy(rng.normal(rng.normal(size=width), rng.uniform(0.5, 2, width), (rows, width)))
+
+
+def mask_of(batch: int, rows: int, width: int) -> Any:
+    return torch.from_numpy(draw_mask(Hiding(RATIO, 1, batch), "a", rows, width, ())).double()
 
 
 def repeated(base: Any, counts: Any) -> tuple[Any, Any]:
@@ -80,8 +85,8 @@ def test_moments_of_shards_add_up() -> None:
 def test_reconstruction_error_is_that_of_pytorch_tabnet_on_the_repeated_rows() -> None:
     """Each base row once, weighted by its count; the gradient by its decoded part is the sum over its joined rows."""
     base, counts = columns(8, 5), torch.tensor([1, 2, 1, 4, 1, 1, 3, 2])
-    mask = draw_mask(1, "a", 0, 8, 5, RATIO).double()
-    guest = Guest(5, 3).double()
+    mask = mask_of(0, 8, 5)
+    guest = Guest(5, 5, 3).double()
     decoded = columns(8, 3, 1).requires_grad_()
     found = guest.error(decoded, base, mask, counts, Moments.of(base, counts))
     joined, index = repeated(base, counts)
@@ -96,7 +101,7 @@ def test_reconstruction_error_is_that_of_pytorch_tabnet_on_the_repeated_rows() -
 def test_a_column_that_does_not_vary_in_a_batch_has_a_finite_error() -> None:
     """Its squared errors count as they are, whatever its mean."""
     base, counts = torch.tensor([[-0.5, 1.0], [-0.5, 2.0]]), torch.tensor([1, 1])
-    guest = Guest(2, 1)
+    guest = Guest(2, 2, 1)
     with torch.no_grad():
         guest.rebuild.weight.zero_()
     mask = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
@@ -137,7 +142,7 @@ class Central:
 
     def pretraining_loss(self, rows: Any, mask: Any) -> Any:
         """What TabNetPretrainer minimises, with this mask."""
-        self.net.masker = Hiding(mask)
+        self.net.masker = Masked(mask)
         rebuilt, embedded, obfuscated = self.net(rows)
         return UnsupervisedLoss(rebuilt, embedded, obfuscated)
 
@@ -147,7 +152,7 @@ class Central:
         return torch.nn.functional.cross_entropy(scores, labels) - LAMBDA * sparsity
 
 
-class Hiding(torch.nn.Module):
+class Masked(torch.nn.Module):
     """Hides the cells of a given mask, as RandomObfuscator hides those of a mask that it draws."""
 
     def __init__(self, mask: Any):
@@ -162,11 +167,13 @@ class Split:
     """One guest and a coordinator, each with an optimiser of its own; between them only tensors without history."""
 
     def __init__(self, width: int, outputs: int):
-        with seeded(3):
-            self.guest = Guest(width, SHAPE.latent).double().draw(3, "a")
-            self.encoder = PartialEncoder(width, SHAPE).double()
-            self.decoder = PartialDecoder(SHAPE).double()
-            self.final = final_mapping(SHAPE.latent, outputs).double()
+        def made(build: Callable[[], Any]) -> Any:
+            return seeded(3, "a", build).double()
+
+        self.guest = made(lambda: Guest(width, width, SHAPE.latent))
+        self.encoder = made(lambda: PartialEncoder(width, SHAPE))
+        self.decoder = made(lambda: PartialDecoder(SHAPE))
+        self.final = made(lambda: final_mapping(SHAPE.latent, outputs))
 
     def begin(self, *tops: Any) -> None:
         self.below = torch.optim.Adam(self.guest.parameters(), lr=RATE)
@@ -176,7 +183,7 @@ class Split:
         """Embeddings up; means down, gradients by them up; gradients by embeddings down."""
         for each in (self.below, self.above):
             each.zero_grad()
-        sent = self.guest.embed(rows, Moments.of(hidden(rows, mask), counts), mask)
+        sent = self.guest(rows, counts, mask)
         got = sent.detach()[index].requires_grad_()
         steps, _ = self.encoder(got, prior=1 - mask[index])
         means = mean_at_base_rows(self.decoder(steps), index, counts)
@@ -193,7 +200,7 @@ class Split:
         """Embeddings up, gradients by them down."""
         for each in (self.below, self.above):
             each.zero_grad()
-        sent = self.guest.embed(rows, Moments.of(rows, counts))
+        sent = self.guest(rows, counts)
         got = sent.detach()[index].requires_grad_()
         steps, sparsity = self.encoder(got)
         loss = torch.nn.functional.cross_entropy(self.final(latent_of(steps)), labels) - LAMBDA * sparsity
@@ -241,7 +248,7 @@ def test_pretraining_follows_central_tabnet(joined: bool) -> None:
     if joined:
         rebuild = central.net.decoder.reconstruction_layer
         central.net.decoder.reconstruction_layer = torch.nn.Sequential(Averaged(index, counts), rebuild)
-    masks = [draw_mask(1, "a", number, 20, 5, RATIO).double() for number in range(5)]
+    masks = [mask_of(number, 20, 5) for number in range(5)]
     batches = [columns(20, 5, seed) for seed in range(5)]
     compare(
         lambda n: split.pretraining_step(batches[n], counts, index, masks[n]),
@@ -293,25 +300,22 @@ def test_attention_is_that_of_pytorch_tabnet_and_adds_up_by_column() -> None:
 
 
 def test_masks_follow_from_seed_table_and_batch() -> None:
-    """The same again, another for another batch or table, and about the ratio of cells is hidden."""
-    mask = draw_mask(1, "a", 7, 500, 20, 0.2)
-    assert torch.equal(mask, draw_mask(1, "a", 7, 500, 20, 0.2))
-    assert not torch.equal(mask, draw_mask(1, "a", 8, 500, 20, 0.2))
-    assert not torch.equal(mask, draw_mask(1, "b", 7, 500, 20, 0.2))
-    assert float(mask.mean()) == pytest.approx(0.2, abs=0.02)
+    """The same again, another for another batch or table; about the share of cells is hidden, categories of a column
+    together; and what shards draw are parts of what the whole table draws.
+    """
 
+    def drawn(batch: int, rows: int = 500, offset: int = 0, alias: str = "a") -> Any:
+        return draw_mask(Hiding(0.2, 1, batch, offset), alias, rows, 4, [3, 2])
 
-def test_first_weights_follow_from_the_seed_and_leave_torch_alone() -> None:
-    """Two guests of one table are equal, and what torch draws next is what it would have drawn."""
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    one, other = (Guest(4, 2).draw(1, "a") for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-    torch.manual_seed(5)
-    with seeded(1):
-        torch.rand(8)
-    assert torch.equal(torch.rand(3), expected)
+    mask = drawn(7)
+    assert mask.shape == (500, 9)
+    assert np.array_equal(mask, drawn(7))
+    assert not np.array_equal(mask, drawn(8))
+    assert not np.array_equal(mask, drawn(7, alias="b"))
+    assert mask.mean() == pytest.approx(0.2, abs=0.02)
+    assert np.array_equal(mask[:, 4], mask[:, 6])
+    assert not np.array_equal(mask[:, 6], mask[:, 7])
+    assert np.array_equal(mask, np.concatenate([drawn(7, 120), drawn(7, 380, 120)]))
 
 
 def test_latent_is_split_evenly_and_must_reach_all_guests() -> None:

@@ -15,7 +15,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from pytorch_tabnet.tab_network import TabNetDecoder, TabNetEncoder
 from torch import Tensor
 from torch.nn import Module, ModuleList
 
+from tablepuppet.learn.split.flat import seeded
 from tablepuppet.learn.split.tabnet import (
     Guest,
     Moments,
@@ -35,7 +36,6 @@ from tablepuppet.learn.split.tabnet import (
     hidden,
     latent_of,
     latent_parts,
-    seeded,
 )
 
 Design = Literal["ct", "lt", "tabvfl-le", "tabvfl"]
@@ -170,16 +170,15 @@ class Joint(Network):
         shown = columns if mask is None else hidden(columns, mask)
         moments = Moments.of(shown, torch.ones(len(shown))) if self.training else None
         assert isinstance(guest, Guest)
-        return guest.embed(columns, moments, mask)
+        return guest.embed(shown, moments)
 
 
 def build(design: Design, widths: Sequence[int], shape: TabNetShape, classes: int, seed: int) -> Network:
     """The network of a design, with first weights from the seed."""
-    with seeded(seed):
-        if design == "ct":
-            return Local([sum(widths)], shape, classes)
-        makers = {"lt": Local, "tabvfl-le": LocalEncoders, "tabvfl": Joint}
-        return makers[design](widths, shape, classes)
+    makers: dict[Design, type[Local] | type[LocalEncoders] | type[Joint]]
+    makers = {"ct": Local, "lt": Local, "tabvfl-le": LocalEncoders, "tabvfl": Joint}
+    cuts = [sum(widths)] if design == "ct" else widths
+    return cast(Network, seeded(seed, design, lambda: makers[design](cuts, shape, classes)))
 
 
 def cut(columns: Numbers, guests: int) -> list[Numbers]:
@@ -266,8 +265,7 @@ def _errors(guests: ModuleList, decoded: Tensor, sizes: Sequence[int], parts: Pa
 
 
 def _guests(widths: Sequence[int], sizes: Sequence[int]) -> ModuleList:
-    named = zip(_names(widths), widths, sizes, strict=True)
-    return ModuleList(Guest(width, size).draw(0, name) for name, width, size in named)
+    return ModuleList(Guest(width, width, size) for width, size in zip(widths, sizes, strict=True))
 
 
 def _names(widths: Sequence[int]) -> list[str]:

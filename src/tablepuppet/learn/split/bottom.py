@@ -36,7 +36,7 @@ def cnn(shape: Sequence[int], channels: Sequence[int] = (16, 32), kernel: int = 
 
 def tabnet(embedding: int = 8) -> TabNet:
     """Batch norm over the columns, then a linear layer, as TabVFL has at its guests."""
-    return TabNet(embedding, False)
+    return TabNet(embedding, 0, (), False)
 
 
 def registered(name: str, embedding: int = 8) -> Registered:
@@ -45,6 +45,7 @@ def registered(name: str, embedding: int = 8) -> Registered:
 
 
 _KINDS: Mapping[str, Callable[..., Bottom]] = {"mlp": mlp, "cnn": cnn, "tabnet": tabnet, "registered": registered}
+_OWN = ("double", "part", "categories")  # fields that these functions do not take
 _NAMES = {"outputs": "embedding"}  # fields by the names that these functions take
 
 
@@ -59,7 +60,7 @@ def _write(value: Bottom | Mapping[str, Bottom]) -> Any:
     if isinstance(value, Mapping):
         return {"tables": {alias: _write(each) for alias, each in value.items()}}
     found: dict[str, Any] = msgspec.to_builtins(value)
-    return {_NAMES.get(name, name): each for name, each in found.items() if name != "double"}
+    return {_NAMES.get(name, name): each for name, each in found.items() if name not in _OWN}
 
 
 def _read(value: Any) -> Any:

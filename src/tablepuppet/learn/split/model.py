@@ -23,6 +23,7 @@ from tablepuppet.prep.encode import Encoding
 from tablepuppet.wire.engine import Engine
 
 Array = NDArray[np.float64]
+NORM_MOMENTUM = 0.01  # of TabNet's first batch norm
 Embeddings = Mapping[str, Floats]
 """By alias: (base rows, width)."""
 
@@ -68,6 +69,18 @@ class SplitModel(Holders):
         """Take a step of a table whose parameters the coordinator holds."""
         part, trained = self._shared[alias], self.table_model(alias).flat.trained
         part.theta = part.remembered(Adam).stepped(part.theta, gradient, lr, self.l2, trained)
+
+    def note_moments(self, alias: str, joined: int, sums: Array) -> None:
+        """Move the running mean and variance of a table's batch norm, as its module does where one party has it."""
+        part = self._shared[alias]
+        assert isinstance(part.model, TorchTable), "`begin` made it"
+        flat = part.model.flat
+        named = flat.named(part.theta)
+        mean = sums[0] / joined
+        variance = np.maximum(sums[1] / joined - mean**2, 0.0) * joined / (joined - 1)
+        moved = {"norm.running_mean": mean, "norm.running_var": variance}
+        named |= {name: named[name] + NORM_MOMENTUM * (value - named[name]) for name, value in moved.items()}
+        part.theta = flat.flat(named)
 
     def on_wire(self, gradients: Floats) -> Floats:
         """Gradients by embeddings as they travel."""

@@ -17,23 +17,20 @@ With one joined row for every base row this is exactly the paper. Tensors come i
 
 from __future__ import annotations
 
-import threading
-import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from pytorch_tabnet.tab_network import TabNetDecoder, TabNetEncoder, initialize_non_glu
 from torch import Tensor
 from torch.nn import Identity, Linear, Module, Parameter
 
 from tablepuppet.errors import LearnError
+from tablepuppet.learn.split.model import NORM_MOMENTUM
 
-NORM_MOMENTUM, NORM_FLOOR = 0.01, 1e-5  # those of TabNet's first batch norm
+NORM_FLOOR = 1e-5  # added to variances, as TabNet's first batch norm does
 FEWEST_HIDDEN = 1e-9  # of a row without hidden cells
-_drawing = threading.RLock()  # a guest may be drawn within a network
 
 
 @dataclass(frozen=True)
@@ -48,14 +45,6 @@ class TabNetShape:
     shared: int = 2
     momentum: float = 0.02
     virtual_batch: int = 128
-
-
-@contextmanager
-def seeded(*seed: int) -> Iterator[None]:
-    """Let torch draw from a seed, in one thread at a time; its own generator goes on as if nothing had been drawn."""
-    with _drawing, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1))
-        yield
 
 
 @dataclass(frozen=True)
@@ -111,35 +100,46 @@ class WeightedBatchNorm(Module):
         if moments is not None:
             mean, variance = moments.mean.to(columns.dtype), moments.variance.to(columns.dtype)
             with torch.no_grad():
-                self.running_mean += NORM_MOMENTUM * (mean - self.running_mean)
-                self.running_var += NORM_MOMENTUM * (moments.unbiased.to(columns.dtype) - self.running_var)
+                self.running_mean.add_(mean - self.running_mean, alpha=NORM_MOMENTUM)
+                self.running_var.add_(moments.unbiased.to(columns.dtype) - self.running_var, alpha=NORM_MOMENTUM)
         return (columns - mean) / torch.sqrt(variance + NORM_FLOOR) * self.weight + self.bias
 
 
 class Guest(Module):
-    """What one table computes: ``width`` encoded columns to as many embeddings, and back from ``part`` numbers."""
+    """What one table computes: ``width`` encoded columns to embeddings, and back from ``part`` numbers, if any.
 
-    def __init__(self, width: int, part: int):
+    The mixing layer starts as a random rotation: embeddings vary as much as columns, and none is a column.
+    """
+
+    def __init__(self, width: int, outputs: int, part: int = 0):
         super().__init__()
         self.norm = WeightedBatchNorm(width)
-        self.mix = Linear(width, width)
-        self.rebuild = Linear(part, width, bias=False)
-
-    def draw(self, seed: int, alias: str) -> Guest:
-        """First weights from the seed and the name of the table: the same for all its shards.
-
-        The mixing layer starts as a random rotation: embeddings vary as much as columns, and none is a column.
-        """
-        width, part = self.rebuild.weight.shape
-        with seeded(seed, zlib.crc32(alias.encode())):
-            torch.nn.init.orthogonal_(self.mix.weight)
-            torch.nn.init.zeros_(self.mix.bias)
+        self.mix = Linear(width, outputs)
+        torch.nn.init.orthogonal_(self.mix.weight)
+        torch.nn.init.zeros_(self.mix.bias)
+        if part:
+            self.rebuild = Linear(part, width, bias=False)
             initialize_non_glu(self.rebuild, part, width)
-        return self
 
-    def embed(self, columns: Tensor, moments: Moments | None, mask: Tensor | None = None) -> Tensor:
-        """(base rows, width): what the coordinator gets. ``moments`` are those of the columns that are not hidden."""
-        return self.mix(self.norm(columns if mask is None else hidden(columns, mask), moments))  # type: ignore[no-any-return]
+    def forward(
+        self, columns: Tensor, counts: Tensor | None = None, mask: Tensor | None = None,
+        moments: Moments | None = None, decoded: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Embeddings of base rows that are joined ``counts`` times in a batch; with ``decoded``, `error` instead.
+
+        ``moments``: those of the columns as they are shown to the network, over all shards; of the whole columns if
+        there is ``decoded``. If absent, those of the rows at hand.
+        """
+        weights = torch.ones(len(columns)) if counts is None else counts
+        if decoded is not None:
+            hiding = torch.ones_like(columns) if mask is None else mask
+            return self.error(decoded, columns, hiding, weights, moments or Moments.of(columns, weights))
+        shown = columns if mask is None else hidden(columns, mask)
+        return self.embed(shown, (moments or Moments.of(shown, weights)) if self.training else None)
+
+    def embed(self, shown: Tensor, moments: Moments | None) -> Tensor:
+        """(base rows, outputs): what the coordinator gets."""
+        return self.mix(self.norm(shown, moments))  # type: ignore[no-any-return]
 
     def error(self, decoded: Tensor, columns: Tensor, mask: Tensor, counts: Tensor, moments: Moments) -> Tensor:
         """What these base rows add to the reconstruction error of the batch.
@@ -159,16 +159,6 @@ class Guest(Module):
 def hidden(columns: Tensor, mask: Tensor) -> Tensor:
     """The columns with zeros where the mask is 1."""
     return (1 - mask) * columns
-
-
-def draw_mask(seed: int, alias: str, batch: int, rows: int, width: int, ratio: float) -> Tensor:
-    """(base rows, width): 1 at cells that are hidden from the network, a ``ratio`` of all.
-
-    It follows from the seed and the number of the batch, so a guest that was away for some batches draws the right one,
-    and the coordinator draws the same without being sent it.
-    """
-    rng = np.random.default_rng([seed, zlib.crc32(alias.encode()), batch])
-    return torch.from_numpy((rng.random((rows, width), dtype=np.float32) < ratio).astype(np.float32))
 
 
 def latent_parts(latent: int, guests: Sequence[str]) -> list[int]:
@@ -236,11 +226,53 @@ def latent_of(steps: list[Tensor]) -> Tensor:
     return torch.stack(steps).sum(dim=0)
 
 
-def final_mapping(latent: int, outputs: int) -> Linear:
-    """From latent vectors to scores, without bias."""
-    layer = Linear(latent, outputs, bias=False)
+def final_mapping(latent: int, outputs: int, bias: Tensor | None = None) -> Linear:
+    """From latent vectors to scores. TabNet has no bias there; ours begins at the best constant."""
+    layer = Linear(latent, outputs, bias=bias is not None)
     initialize_non_glu(layer, latent, outputs)
+    if bias is not None:
+        with torch.no_grad():
+            layer.bias.copy_(bias)
     return layer
+
+
+class PretrainingTop(Module):
+    """The coordinator's part in pretraining: encoder and decoder over the embeddings of tables side by side."""
+
+    def __init__(self, widths: Mapping[str, int], shape: TabNetShape):
+        super().__init__()
+        self.aliases = list(widths)
+        self.encoder, self.decoder = PartialEncoder(sum(widths.values()), shape), PartialDecoder(shape)
+
+    def forward(self, embeddings: Mapping[str, Tensor], prior: Mapping[str, Tensor]) -> Tensor:
+        """(joined rows, latent); ``prior`` is 0 at embeddings that get no attention."""
+        steps, _ = self.encoder(_beside(embeddings, self.aliases), _beside(prior, self.aliases))
+        return self.decoder(steps)  # type: ignore[no-any-return]
+
+
+class FinetuningTop(Module):
+    """The coordinator's part afterwards: encoder and final mapping; the term of sparsity is added to the loss."""
+
+    def __init__(self, widths: Mapping[str, int], shape: TabNetShape, constant: Tensor, sparsity: float):
+        super().__init__()
+        self.aliases, self.sparsity = list(widths), sparsity
+        self.encoder = PartialEncoder(sum(widths.values()), shape)
+        self.final = final_mapping(shape.latent, len(constant), constant)
+
+    def forward(
+        self, embeddings: Mapping[str, Tensor], wanted: Literal["scores", "latent", "attention"] = "scores"
+    ) -> Any:
+        """(Scores, what is added to the loss); or latent vectors; or the attention at each embedding."""
+        given = _beside(embeddings, self.aliases)
+        if wanted == "attention":
+            return self.encoder.attention(given)
+        steps, sparsity = self.encoder(given)
+        latent = latent_of(steps)
+        return latent if wanted == "latent" else (self.final(latent), -self.sparsity * sparsity)
+
+
+def _beside(values: Mapping[str, Tensor], aliases: Sequence[str]) -> Tensor:
+    return torch.cat([values[alias] for alias in aliases], dim=1)
 
 
 def mean_at_base_rows(values: Tensor, index: Tensor, counts: Tensor) -> Tensor:
