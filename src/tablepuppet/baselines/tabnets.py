@@ -25,6 +25,7 @@ from pytorch_tabnet.tab_network import TabNetDecoder, TabNetEncoder
 from torch import Tensor
 from torch.nn import Module, ModuleList
 
+from tablepuppet.learn.solve.sgd import falling
 from tablepuppet.learn.split.flat import seeded
 from tablepuppet.learn.split.tabnet import (
     Guest,
@@ -218,10 +219,14 @@ def _descend(
     network: Network, rows: NDArray[np.intp], budget: Budget, epochs: int, loss: Callable[[Tensor, int], Tensor],
     check: Callable[[], Tensor],
 ) -> list[float]:  # fmt: skip
-    """Adam over batches until the validation loss has not improved for ``patience`` epochs; the best weights stay."""
+    """Adam over batches until the validation loss has not improved for ``patience`` epochs; the best weights stay.
+
+    The rate falls along half a cosine, as that of learners does.
+    """
     optimiser = torch.optim.Adam(network.parameters(), lr=budget.lr)
     best, kept, losses, number = np.inf, copy.deepcopy(network.state_dict()), [], 0
-    for epoch in range(epochs):
+    for epoch, rate in enumerate(falling(budget.lr, epochs)):
+        optimiser.param_groups[0]["lr"] = rate
         network.train()
         for chosen in _batches(rows, budget, epoch):
             optimiser.zero_grad()
