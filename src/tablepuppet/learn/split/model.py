@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.learn.split.flat import Adam
+from tablepuppet.learn.split.flat import NORM_MOMENTUM, Adam
 from tablepuppet.learn.split.table import TorchTable
 from tablepuppet.learn.split.top import Top
 from tablepuppet.learn.tables.holders import Holders, parties_of
@@ -23,7 +23,6 @@ from tablepuppet.prep.encode import Encoding
 from tablepuppet.wire.engine import Engine
 
 Array = NDArray[np.float64]
-NORM_MOMENTUM = 0.01  # of TabNet's first batch norm
 Embeddings = Mapping[str, Floats]
 """By alias: (base rows, width)."""
 
