@@ -18,6 +18,7 @@ from tablepuppet.learn.split.exchange import Exchange, Numbered
 from tablepuppet.learn.split.model import Embeddings
 from tablepuppet.learn.split.top import Top
 from tablepuppet.learn.tables.network import need_torch
+from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.table_mapping import Floats, TableMapping
 from tablepuppet.operators.batches import Batch, batches
 from tablepuppet.operators.joined_rows import SCORES
@@ -34,8 +35,15 @@ def learn_by_batches(
     ``fixed`` are embeddings of tables that do not learn. The loss of a round is the mean over its batches, each
     measured before its step.
     """
+    with one_thread(need_torch()):  # parties in this process compute at the same time
+        _learn(exchange, loss, rates, size, seed, report, dict(fixed or {}))
+
+
+def _learn(
+    exchange: Exchange, loss: JoinedLoss, rates: Sequence[float], size: int, seed: int,
+    report: Callable[[Round], bool], known: Embeddings,
+) -> None:  # fmt: skip
     top, l2, rows = exchange.model.top, exchange.model.l2, loss.rows
-    known = dict(fixed or {})
     rows.reserve(SCORES)
     total = added = 0.0
     upcoming = numbered_batches(rows.mapping, [*exchange.tables, *known], size, seed, len(rates))
