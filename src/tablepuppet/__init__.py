@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tablepuppet.learn.learners.search import GridSearch as GridSearch
     from tablepuppet.learn.learners.split import SplitNNClassifier as SplitNNClassifier
     from tablepuppet.learn.learners.split import SplitNNRegressor as SplitNNRegressor
+    from tablepuppet.learn.learners.tabvfl import TabVFLClassifier as TabVFLClassifier
+    from tablepuppet.learn.learners.tabvfl import TabVFLRegressor as TabVFLRegressor
     from tablepuppet.learn.solve.solvers import ADMM as ADMM
     from tablepuppet.learn.solve.solvers import LBFGS as LBFGS
     from tablepuppet.learn.solve.solvers import SGD as SGD
@@ -53,6 +55,7 @@ _PUBLIC = {
     "learn.learners.search": "GridSearch",
     "learn.learners.fedonce": "FedOnceClassifier FedOnceRegressor",
     "learn.learners.split": "SplitNNClassifier SplitNNRegressor",
+    "learn.learners.tabvfl": "TabVFLClassifier TabVFLRegressor",
     "learn.solve.solvers": "ADMM LBFGS SGD",
     "mapping.table_mapping": "TableMapping",
     "privacy.settings": "Privacy",

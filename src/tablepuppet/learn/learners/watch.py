@@ -88,10 +88,15 @@ class Watch:
     ):
         self.learner, self.relation, self.loss, self.validation = learner, relation, loss, validation
         self._prepared = prepared
-        self.before, self.since = self._traffic(), time.perf_counter()
         self._stopped = USED_UP
+        self.restart()
 
-    def _traffic(self) -> tuple[int, int, int]:
+    def restart(self) -> None:
+        """Count seconds and bytes of the next round from now on."""
+        self.before, self.since = self.traffic(), time.perf_counter()
+
+    def traffic(self) -> tuple[int, int, int]:
+        """Bytes up, bytes down and messages so far."""
         entries = self.relation.client.engine.traffic.to_list()
         up = sum(entry["bytes"] for entry in entries if entry["direction"] == "up")
         down = sum(entry["bytes"] for entry in entries if entry["direction"] == "down")
@@ -103,7 +108,7 @@ class Watch:
 
     def _round(self, model: Watched, done: Round) -> bool:
         validation_loss, validation_metric = self._held_out(model, done)
-        traffic, now = self._traffic(), time.perf_counter()
+        traffic, now = self.traffic(), time.perf_counter()
         up, down, messages = (new - old for new, old in zip(traffic, self.before, strict=True))
         record = RoundRecord(
             round=done.number,
