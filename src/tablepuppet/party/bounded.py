@@ -32,7 +32,8 @@ class Account:
             raise PartyError(  # how much there is may depend on rows
                 f"party {self._party!r}: this caller would hold more than the {self._most:,} bytes in memory that the "
                 "party allows (limits.memory_bytes); del relations and models that you no longer use, select less, or "
-                "ask the party's operator"
+                "ask the party's operator",
+                limit="memory_bytes",
             )
 
     def put(self, key: tuple[Any, ...], size: int) -> None:
@@ -78,7 +79,8 @@ class Bounded(MutableMapping[str, Any]):
         if self._most is not None and name not in self._held and len(self._held) >= self._most:
             raise PartyError(
                 f"{self._what}: there are {self._most}, as many as the party allows (limits.{self._limit}); del what "
-                "you no longer use, go on with a new relation of fed.sql, or ask the party's operator"
+                "you no longer use, go on with a new relation of fed.sql, or ask the party's operator",
+                limit=self._limit,
             )
         self._account.put((id(self), name), size_of(value))
         self._held[name] = value

@@ -114,5 +114,5 @@ def _write(file: Path, used: _Used) -> None:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise PartyError(
-            "the party cannot store what callers have used, so it refuses; its log informs the operator"
+            "the party cannot store what callers have used, so it refuses; its log informs the operator", limit="disk"
         ) from error

@@ -11,6 +11,7 @@ import hashlib
 import os
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
+from tablepuppet.party.metrics import OTHER
 from tablepuppet.party.spec import AnySpec
 from tablepuppet.privacy.private_file import sync_folder
 from tablepuppet.sql.plan import Scan
@@ -127,14 +129,16 @@ class Shelf:
         if self._most is not None and part not in known and len(known) >= self._most:
             raise PartyError(
                 f"party {self._party!r} keeps {len(known)} saved models for this caller, as many as it allows: remove "
-                "one with tablepuppet.forget, save over one, or ask its operator to raise limits.max_models"
+                "one with tablepuppet.forget, save over one, or ask its operator to raise limits.max_models",
+                limit="max_models",
             )
         held = sum(path.stat().st_size for path in files)
         if self._most_bytes is not None and held + size > self._most_bytes:
             raise PartyError(
                 f"party {self._party!r} keeps {held:,} bytes of saved models for this caller, and {size:,} more would "
                 f"exceed the {self._most_bytes:,} that it allows (limits.kept_bytes): remove a model with "
-                "tablepuppet.forget, or ask its operator"
+                "tablepuppet.forget, or ask its operator",
+                limit="kept_bytes",
             )
 
     def _read(self, path: Path) -> tuple[KeptPart, str]:
@@ -163,7 +167,8 @@ class Shelf:
                 draft.unlink(missing_ok=True)
             raise PartyError(
                 f"party {self._party!r} cannot keep its part of the model ({error.strerror}); its operator must make "
-                "room, then save again"
+                "room, then save again",
+                limit="disk",
             ) from error
 
 
@@ -196,6 +201,20 @@ class Shelves:
             close_folders(self._folder)
         self._known: dict[str, Shelf] = {}
         self._lock = threading.Lock()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything can be kept here."""
+        return self._folder is not None
+
+    def sizes(self, callers: Iterable[str]) -> list[tuple[tuple[str], float]]:
+        """Bytes of each of these callers that has some; of all others as `OTHER`."""
+        names = {_hash(caller): caller for caller in callers}
+        found: Counter[str] = Counter()
+        for path in () if self._folder is None else self._folder.glob("*/*/*.part"):
+            with suppress(FileNotFoundError):  # removed just now
+                found[names.get(path.parents[1].name, OTHER)] += path.stat().st_size
+        return [((name,), size) for name, size in found.items()]
 
     def of(self, caller: str) -> Shelf:
         """The shelf of one caller; nobody else can reach it."""

@@ -220,7 +220,8 @@ class Ledger:
         except (OSError, sqlite3.Error) as error:
             raise PartyError(
                 f"party {self.party!r} cannot use its privacy ledger, so it releases nothing; its operator must "
-                f"restore the file, or make room for it"
+                f"restore the file, or make room for it",
+                limit="disk",
             ) from error
 
 

@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.operators.client import Client
+from tablepuppet.party.allowance import check_time
 from tablepuppet.party.arguments import Means, Scales
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
@@ -30,6 +32,7 @@ from tablepuppet.prep.selected import check_across, check_without_noise, find_nu
 from tablepuppet.prep.sent_columns import SentColumn, SentNumbers
 from tablepuppet.prep.statistics import NumberStatistics, NumberSummary
 from tablepuppet.prep.values import numbers
+from tablepuppet.privacy.clip import blocks
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
 from tablepuppet.sql.query import OutputColumn
@@ -68,14 +71,20 @@ def products(table: LocalTable, view: str, columns: Sequence[str], means: Means,
     if means.shape != (len(columns),) or scales.shape != means.shape:
         raise PartyError(f"party {table.grant.party!r}: products need a mean and a scale for each column")
     rows = table.view(view)
-    found = [numbers(table.column(name, view)) for name in columns]
-    present = np.array([each for _, each in found], bool).reshape(len(columns), -1)
-    values = np.array([each for each, _ in found], np.float64).reshape(present.shape)
-    enough = table.grant.is_group(np.count_nonzero(present & rows.firsts, axis=1))
-    present &= enough[:, None]  # a column with too few values counts as one without any
-    standard = np.where(present, (values - means[:, None]) / scales[:, None], 0.0)
-    sums = _pair_sums(standard, present, rows.counts.astype(np.float64))
-    sums[:, ~_are_groups(table, present[:, rows.firsts])] = np.nan
+    found = [table.column(name, view) for name in columns]
+    few = [not table.grant.is_group(int(np.count_nonzero(pc.is_valid(e).to_numpy() & rows.firsts))) for e in found]
+    sums, both = np.zeros((4, len(columns), len(columns))), np.zeros((len(columns), len(columns)), np.int64)
+    for block in blocks(len(rows.row_ids), max(len(columns), 1)):  # not all columns as numbers at once
+        check_time()
+        parts = [numbers(each.slice(block.start, block.stop - block.start)) for each in found]
+        present = np.array([each for _, each in parts], bool).reshape(len(columns), -1)
+        present[few] = False  # a column with too few values counts as one without any
+        values = np.array([each for each, _ in parts], np.float64).reshape(present.shape)
+        standard = np.where(present, (values - means[:, None]) / scales[:, None], 0.0)
+        sums += _pair_sums(standard, present, rows.counts[block].astype(np.float64))
+        first = present[:, rows.firsts[block]].astype(np.float64)
+        both += np.rint(first @ first.T).astype(np.int64)
+    sums[:, ~_are_groups(table, both)] = np.nan
     return {"sums": sums}
 
 
@@ -86,10 +95,8 @@ def _pair_sums(values: Floats, present: NDArray[np.bool_], weights: Floats) -> F
     return np.stack([weighted @ there.T, values @ weighted.T, values**2 @ weighted.T, (values * weights) @ values.T])
 
 
-def _are_groups(table: LocalTable, present: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """For each pair of columns, whether the rows with both, and with either alone, are enough or none."""
-    there = present.astype(np.float64)
-    both = np.rint(there @ there.T).astype(np.int64)
+def _are_groups(table: LocalTable, both: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """For each pair of columns, whether the rows with ``both``, and with either alone, are enough or none."""
     alone = np.diag(both)[:, None] - both
     return np.asarray(table.grant.is_group(both) & table.grant.is_group(alone) & table.grant.is_group(alone.T))
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PartyError
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client, Pending
+from tablepuppet.party.allowance import check_reply, check_time
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Level
@@ -89,13 +90,18 @@ def buckets(
     asked = [Bucket(int(prefix), depth) for prefix in prefixes]
     if any(not 0 <= bucket.prefix < FAN**depth for bucket in asked):
         raise PartyError(f"party {table.grant.party!r}: a bucket's prefix has {depth} bytes")
+    if len(set(zip(places.tolist(), asked, strict=True))) < len(asked):
+        raise PartyError(f"party {table.grant.party!r}: name each bucket once")
     if depth:
         _count_refined(table, view, [columns[place] for place in np.unique(places)])
     found: list[Cells] = [Cells.of([])] * len(places)
+    size = 0
     for place in np.unique(places).tolist():
         values = _Column.of(table, view, columns[place])
         for number in np.flatnonzero(places == place).tolist():
+            check_time()
             found[number] = values.cells(asked[number])
+            check_reply(size := size + found[number].nbytes)
     return {
         "sizes": np.array([len(each.lows) for each in found], np.int32),
         **{name: _joined([getattr(each, name) for each in found], kind) for name, kind in KINDS.items()},
@@ -111,8 +117,10 @@ def _count_refined(table: LocalTable, view: str, columns: Sequence[str]) -> None
     hidden = [name for name in columns if table.level(name) is not Level.PUBLIC]
     if hidden and not table.is_repeat:
         rows = table.view(view)
-        mark = hashlib.sha256(np.sort(table.snapshot.position(rows.row_ids)).tobytes())
-        mark.update(np.ascontiguousarray(rows.counts).tobytes())
+        positions = table.snapshot.position(rows.row_ids)
+        order = np.lexsort((rows.counts, positions))  # however they are listed: a count belongs to its row
+        mark = hashlib.sha256(positions[order].tobytes())
+        mark.update(rows.counts[order].astype(np.int64).tobytes())
         table.refine([f"{table.snapshot.scan.outputs[name]} {mark.hexdigest()}" for name in hidden])
 
 
@@ -124,6 +132,11 @@ class Cells:
     highs: Words
     nexts: NDArray[np.int16]
     weights: NDArray[np.float64]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of them."""
+        return self.lows.nbytes + self.highs.nbytes + self.nexts.nbytes + self.weights.nbytes
 
     @classmethod
     def of(cls, runs: Sequence[_Run]) -> Cells:

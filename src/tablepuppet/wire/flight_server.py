@@ -169,7 +169,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         if not self.enter(context.peer(), caller):
             raise BusyError(
                 f"party {self.desk.party.name!r} is busy: caller {caller!r} has as many connections as it allows "
-                "(limits.connections_per_caller); try again"
+                "(limits.connections_per_caller); try again",
+                limit="connections_per_caller",
             )
 
     def _read(self, frames: Iterator[pa.Buffer], caller: str, held: ExitStack) -> Request:
@@ -178,7 +179,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             raise PartyError("the request is empty")
         most = self.desk.limits.message_bytes
         if header.size > min(MOST_HEADER, most):
-            raise PartyError(f"the request's header has {header.size:,} bytes, more than a party reads")
+            raise PartyError(
+                f"the request's header has {header.size:,} bytes, more than a party reads", limit="message_bytes"
+            )
         grow = held.enter_context(self._in_flight.request(caller))
         grow(header.size * AS_OBJECTS)
         incoming = decode_header(header)
@@ -186,7 +189,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         if incoming.nbytes > most:
             raise PartyError(
                 f"the request has {incoming.nbytes:,} bytes, more than the {most:,} that party "
-                f"{self.desk.party.name!r} reads"
+                f"{self.desk.party.name!r} reads",
+                limit="message_bytes",
             )
         grow(incoming.nbytes)
         return read_request(incoming.fill(frames))
