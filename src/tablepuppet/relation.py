@@ -32,10 +32,12 @@ from tablepuppet.party.snapshot import MOST_ROWS
 from tablepuppet.prep.correlation import ColumnMatrix, correlation, covariance
 from tablepuppet.prep.crosstab import Crosstab, crosstab
 from tablepuppet.prep.describe import Description, describe
-from tablepuppet.prep.encode import Encoding, fit_encoding
+from tablepuppet.prep.encode import Encoding
+from tablepuppet.prep.fit import fit_encoding, refuse_with_noise
 from tablepuppet.prep.groups import GroupMeans, group_means
 from tablepuppet.prep.histograms import Histogram, histogram
 from tablepuppet.prep.label import joined_labels
+from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.prep.private_encode import EncoderNoise, fit_private_encoding
 from tablepuppet.prep.profile import Profile, profile
 from tablepuppet.prep.quantiles import Quantiles, quantile
@@ -64,6 +66,7 @@ class Settings:
     memory_limit: int | None
     max_categories: int
     when_lost: WhenLost
+    prep: Pipeline = DEFAULT
 
 
 class Session:
@@ -259,8 +262,9 @@ class Relation:
             return self._shared
         settings = self._session.settings
         found = fit_encoding(
-            self.client, self.query.features, self.query.categorical, settings.max_categories, self.events
-        )
+            self.client, self.query.features, self.query.categorical, settings.max_categories, self.events,
+            settings.prep,
+        )  # fmt: skip
         if self._shares:
             self._shared = found
         return found
@@ -274,6 +278,7 @@ class Relation:
     def fit_private_encoding(self, noise: EncoderNoise) -> Encoding:
         """The same from a policy's bounds and lists, or from statistics with noise."""
         settings = self._session.settings
+        refuse_with_noise(settings.prep)
         return fit_private_encoding(
             self.client, self.query.features, self.query.categorical, settings.max_categories, self.events, noise
         )
