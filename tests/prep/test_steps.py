@@ -264,7 +264,8 @@ def test_dates_and_products(seed: int, rows: int, items: int) -> None:
 def test_what_is_known_of_encoded_columns(seed: int, rows: int, items: int) -> None:
     """Means and mean squares of all encoded columns, which solvers use, are those of the features."""
     steps = [
-        prep.DateParts(keep=True), prep.Outliers("sd", "flag", columns=["w"]), prep.Impute("median", indicator=True), prep.Bin(3, columns=["v"]),
+        prep.DateParts(keep=True), prep.Outliers("sd", "flag", columns=["w"]), prep.Bin(3, columns=["v"]),
+        prep.Impute("median", indicator=True, columns=["x", "w", "d"]),
         prep.Hash(3, columns=["g"]), prep.OneHot(max_categories=2, columns=["c"]), prep.Power(columns=["w"]),
         prep.Polynomial(columns=["x", "w"]),
     ]  # fmt: skip

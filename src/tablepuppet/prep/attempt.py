@@ -129,7 +129,7 @@ class _Ends:
         if math.isnan(found):
             raise LearnError(
                 f"{self.step}: column {self.column.qualified} is made by an earlier step, and its quantiles are not "
-                "known; put the step before that one"
+                "known; put the step before that one, or name its columns, as columns=[...]"
             )
         return found
 
@@ -147,12 +147,21 @@ class Attempt:
         self.sources: dict[str, Column] = {}
         self.used: list[tuple[str, list[OutputColumn]]] = []  # by step, the selected columns that it works on
         for column in features:
-            is_text = column.name in categorical or family(column.type) in (Family.TEXT, Family.UUID)
-            each = Column(column, "text" if is_text else "number", True, was_text=is_text)
-            self.columns[column.name] = self.sources[column.name] = each
-            self.program.setdefault(column.alias, [])
-            if not is_text:
-                each.ranks = self._source_ranks(column)
+            self._select(column)
+
+    def _select(self, column: OutputColumn) -> None:
+        is_text = column.name in self.categorical or family(column.type) in (Family.TEXT, Family.UUID)
+        each = Column(column, "text" if is_text else "number", True, was_text=is_text)
+        self.columns[column.name] = self.sources[column.name] = each
+        self.program.setdefault(column.alias, [])
+        if not is_text:
+            each.ranks = self._source_ranks(column)
+
+    def replace(self, column: OutputColumn, made: OutputColumn, *, keep: bool) -> None:
+        """Select what an expression makes of a column."""
+        if not keep:
+            del self.columns[column.name], self.sources[column.name]
+        self._select(made)
 
     def _source_ranks(self, column: OutputColumn) -> Callable[[], Ranks]:
         return lambda: _SourceRanks(self.statistics, column, self.statistics.number(column))

@@ -27,9 +27,10 @@ from tablepuppet.prep.selected import check_without_noise
 from tablepuppet.prep.specs import Drop, Fill, Scale, Shapes, Spec, needed_for
 from tablepuppet.prep.steps.categories import ID_HELP, check_few, is_id, list_categories
 from tablepuppet.prep.steps.drops import drop_if_same
+from tablepuppet.prep.steps.map import with_maps
 from tablepuppet.runs.events import Events
 from tablepuppet.sql.plan import Plan
-from tablepuppet.sql.query import OutputColumn
+from tablepuppet.sql.query import OutputColumn, Query
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,15 @@ class Foresight:
     columns: list[str]  # encoded ones, if no column is left out and each text has two categories
     used: list[tuple[str, list[OutputColumn]]]  # by step, the selected columns that it works on
 
+    def lines(self, pipeline: Pipeline) -> list[str]:
+        """For people: what is done with which columns, and in how many trips it is learned."""
+        most = f"{self.trips} trip{'s' * (self.trips != 1)}"
+        found = [f"Features are prepared by {len(pipeline.steps)} steps, fitted in at most {most}:"]
+        for place, (step, (_, columns)) in enumerate(zip(pipeline, self.used, strict=True), 1):
+            names = ", ".join(column.qualified for column in columns)
+            found.append(f"  {place}. {step}{': ' if names else ''}{names}")
+        return found
+
     def check_policies(self, plan: Plan) -> None:
         """PrivacyError if a party tells of a step's columns only with noise."""
         for step, columns in self.used:
@@ -60,7 +70,7 @@ def foresee(pipeline: Pipeline, plan: Plan, settings: Settings) -> Foresight:
     """Run a pipeline over numbers that are made up; LearnError if a step does not fit its columns."""
     statistics = Foreseen(plan)
     attempt = settle(pipeline, statistics, settings)
-    trips = 1 + statistics.trips + (MOST_TRIPS - 2 if statistics.is_refined else 0)
+    trips = 1 + statistics.trips + (MOST_TRIPS - 2) * statistics.refined
     aliases = list(dict.fromkeys(column.alias for column in settings.columns))
     tables = [encoders(attempt, alias) for alias in aliases]
     names = []
@@ -68,6 +78,15 @@ def foresee(pipeline: Pipeline, plan: Plan, settings: Settings) -> Foresight:
         names += [name for number in numbers for name in number.names]
         names += [name for category in categories for name in category.names]
     return Foresight(statistics.needs, trips, names, attempt.used)
+
+
+def selecting(pipeline: Pipeline, plan: Plan, max_categories: int) -> Query:
+    """The query of a plan with what the expressions of a pipeline make of its columns."""
+    query = plan.query
+    if not pipeline.maps:
+        return query
+    attempt = Attempt(Foreseen(plan), query.features, query.categorical, max_categories)
+    return with_maps(query, dict(plan.tables), pipeline.maps, attempt)
 
 
 def settle(pipeline: Pipeline, statistics: Statistics, settings: Settings) -> Attempt:

@@ -257,7 +257,7 @@ class Foreseen(Statistics):
     def __init__(self, plan: Plan):
         super().__init__()
         self.plan, self.rows, self.needs, self.trips = plan, 1000.0, Needs(), 0
-        self.is_refined = False
+        self.refined = 0  # how often ranks were asked for
 
     def base_rows(self, alias: str) -> int:
         """Many."""
@@ -285,8 +285,9 @@ class Foreseen(Statistics):
     def fetch(self) -> None:
         """Count a trip."""
         self.trips += 1
+        self.refined += bool(self.wanted_ranks)
         for name, (column, ranks) in self.wanted_ranks.items():
-            self.needs.ranks[name], self.is_refined = column, True
+            self.needs.ranks[name] = column
             self._ranks |= {(name, rank): 1.0 + rank / 100 for rank in ranks}
         for key, each in self.wanted.items():
             summary = NumberSummary(900.0, 0.5, 100.0, 0.0, self.rows, 0.0, 1.0)

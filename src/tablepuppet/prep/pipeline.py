@@ -20,6 +20,7 @@ from tablepuppet.prep.steps.curves import Log, Power
 from tablepuppet.prep.steps.dates import DateParts
 from tablepuppet.prep.steps.drops import DropConstant, DropMissing
 from tablepuppet.prep.steps.impute import Impute
+from tablepuppet.prep.steps.map import Map
 from tablepuppet.prep.steps.products import Interactions, Polynomial
 from tablepuppet.prep.steps.scale import MinMax, Robust, Standardize
 from tablepuppet.prep.steps.step import Step
@@ -28,7 +29,7 @@ from tablepuppet.spelling import did_you_mean, setting_meant
 STEPS: Mapping[str, type[Step]] = {
     each.__name__: each
     for each in (
-        Bin, Clip, DateParts, DropConstant, DropMissing, Hash, Impute, Interactions, Log, MinMax, OneHot, Ordinal,
+        Bin, Clip, DateParts, DropConstant, DropMissing, Hash, Impute, Interactions, Log, Map, MinMax, OneHot, Ordinal,
         Outliers, Polynomial, Power, Recode, Robust, Standardize, Winsorize,
     )
 }  # fmt: skip
@@ -52,6 +53,14 @@ class Pipeline:
                 given = step.__name__ + ", which is a class" if isinstance(step, type) else type(step).__name__
                 raise LearnError(f"a pipeline is a list of steps, such as [tp.prep.Impute('median')], not of {given}")
         object.__setattr__(self, "steps", tuple(listed))
+        first = [isinstance(step, Map) for step in listed]
+        if sorted(first, reverse=True) != first:
+            raise LearnError("Map is evaluated where columns are read: put it before all other steps")
+
+    @property
+    def maps(self) -> list[Map]:
+        """The steps that are evaluated where columns are read."""
+        return [step for step in self.steps if isinstance(step, Map)]
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)
