@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,7 @@ class Column:
     more: tuple[str, ...] = ()  # codes after those of the digests
     missing: float = 0.0  # joined rows without a category
     waits: bool = False
+    is_guessed: bool = False  # numbers stand in for values that are wanted
 
     @property
     def name(self) -> str:
@@ -117,6 +118,7 @@ class _Ends:
     step: str
     column: OutputColumn
     summary: NumberSummary
+    owners: str
 
     @property
     def count(self) -> float:
@@ -129,7 +131,7 @@ class _Ends:
         if math.isnan(found):
             raise LearnError(
                 f"{self.step}: column {self.column.qualified} is made by an earlier step, and its quantiles are not "
-                "known; put the step before that one, or name its columns, as columns=[...]"
+                f"known; put the step before that one, or name its columns, as columns=[...] {self.owners}".rstrip()
             )
         return found
 
@@ -212,8 +214,10 @@ class Attempt:
     @contextmanager
     def fitting(self, column: Column) -> Iterator[None]:
         """A column waits if statistics of it are not known yet, and is left out if it turns out to be no feature."""
+        before = self.statistics.ranks_wanted
         try:
             yield
+            column.is_guessed |= self.statistics.ranks_wanted > before
         except NotYetKnown:
             column.waits = True
         except Dropped as error:
@@ -237,7 +241,7 @@ class Attempt:
             if column.is_source and not chain.steps:
                 found = self.statistics.number(column.column)
             else:
-                found = self.statistics.derived(Wanted(column.alias, column.name, chain, None))
+                found = self._derived(column.alias, column.name, chain)
             if found.not_finite:
                 raise LearnError(
                     f"column {column.column.qualified} has values that are not finite (NaN or infinity) in "
@@ -263,10 +267,8 @@ class Attempt:
         """The values of a column in order; LearnError if they are not known."""
         self.moments(column)  # it may be empty
         if column.ranks is None:
-            found = self.statistics.derived(
-                Wanted(column.alias, column.name, self.chain(column.name, column.alias), None)
-            )
-            return _Ends(step, column.column, found)
+            found = self._derived(column.alias, column.name, self.chain(column.name, column.alias))
+            return _Ends(step, column.column, found, self.statistics.owners(column.alias))
         return column.ranks()
 
     def chain(self, name: str, alias: str, *more: Spec) -> TableSteps:
@@ -282,13 +284,20 @@ class Attempt:
 
     def asked(self, alias: str, name: str, chain: TableSteps) -> Moments:
         """Moments of a column that is not kept."""
-        return Moments.of(self.statistics.derived(Wanted(alias, name, chain, None)))
+        return Moments.of(self._derived(alias, name, chain))
+
+    def _derived(self, alias: str, name: str, chain: TableSteps, size: int | None = None) -> Any:
+        """Statistics after steps: wanted only if no number in them stands in for another."""
+        read = {name, *(each for step in chain.steps for each in step.reads)}
+        if any(each in self.columns and self.columns[each].is_guessed for each in read):
+            raise NotYetKnown
+        return self.statistics.derived(Wanted(alias, name, chain, size))
 
     def weights(self, column: Column) -> NDArray[np.float64]:
         """How many joined rows have each code."""
         if column.weights is None:
             chain = self.chain(column.name, column.alias)
-            column.weights = self.statistics.derived(Wanted(column.alias, column.name, chain, column.size))
+            column.weights = self._derived(column.alias, column.name, chain, column.size)
         return column.weights
 
     # What steps do

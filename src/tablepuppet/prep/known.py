@@ -38,6 +38,11 @@ from tablepuppet.sql.query import OutputColumn
 MOST_TRIPS = 8  # of quantiles: cuts of 8 bits of a word of 64
 
 
+def stand_in(rank: float) -> float:
+    """A plausible value at a rank: positive, and rising."""
+    return 1.0 + rank / 100
+
+
 @dataclass(frozen=True)
 class Wanted:
     """A column after steps whose statistics are wanted; ``size`` is its number of codes, None of numbers."""
@@ -112,11 +117,20 @@ class Statistics:
         raise NotImplementedError
 
     def rank(self, column: OutputColumn, rank: float) -> float:
-        """The value at a rank of a column as it was read."""
+        """The value at a rank of a column as it was read.
+
+        If it is not known, it is wanted, and another one stands in for it: which ranks later steps need depends on
+        counts, not on values, so all of them are wanted at once.
+        """
         if (column.name, rank) not in self._ranks:
             self.wanted_ranks.setdefault(column.name, (column, set()))[1].add(rank)
-            raise NotYetKnown
+            return stand_in(rank)
         return self._ranks[column.name, rank]
+
+    @property
+    def ranks_wanted(self) -> int:
+        """How many values in order are wanted: a step that has wanted one has numbers that stand in for others."""
+        return sum(len(ranks) for _, ranks in self.wanted_ranks.values())
 
     def derived(self, wanted: Wanted) -> Any:
         """Moments of a column after steps, or how many joined rows have each of its codes."""
@@ -288,7 +302,7 @@ class Foreseen(Statistics):
         self.refined += bool(self.wanted_ranks)
         for name, (column, ranks) in self.wanted_ranks.items():
             self.needs.ranks[name] = column
-            self._ranks |= {(name, rank): 1.0 + rank / 100 for rank in ranks}
+            self._ranks |= {(name, rank): stand_in(rank) for rank in ranks}
         for key, each in self.wanted.items():
             summary = NumberSummary(900.0, 0.5, 100.0, 0.0, self.rows, 0.0, 1.0)
             self._derived[key] = summary if each.size is None else np.full(each.size, 900.0 / each.size)

@@ -13,6 +13,8 @@ from tablepuppet.prep.moments import Mapped, Shortened
 from tablepuppet.prep.specs import Exponent, Logarithm
 from tablepuppet.prep.steps.step import Step, is_number
 
+LEAST = 1e-300  # of a number that has a logarithm
+
 
 @dataclass(frozen=True)
 class Log(Step):
@@ -36,7 +38,9 @@ class Log(Step):
 
             def ranks() -> Mapped:
                 left = attempt.moments(column).count  # those that have no logarithm were the lowest
-                return Mapped(Shortened(inner(), count - left, left), lambda value: math.log(value + offset))
+                return Mapped(
+                    Shortened(inner(), count - left, left), lambda value: math.log(max(value + offset, LEAST))
+                )
 
             column.ranks = ranks
 

@@ -28,8 +28,8 @@ PLACE = "x"  # stands for the column in an expression
 class Map(Step):
     """An expression in which ``x`` stands for the column, such as ``length(x)``.
 
-    The new column is called like the expression with the column's name in it, ``length(c)``, or ``<column>_<name>``. The
-    column itself is left out unless ``keep`` says otherwise.
+    The new column is called like the expression with the column's name in it, ``length(c)``, or
+    ``<column>_<name_as>``. The column itself is left out unless ``keep`` says otherwise.
     """
 
     takes: ClassVar[tuple[Kind, ...]] = ("number", "text")

@@ -15,7 +15,7 @@ from tablepuppet.prep.attempt import Attempt, Column, Kind, Selector
 class Step:
     """A step of a pipeline. ``columns`` are names, patterns or types; by default all that it is made for."""
 
-    takes: ClassVar[tuple[Kind, ...]] = ("number",)  # kinds of columns that may be named
+    takes: ClassVar[tuple[Kind, ...]] = ("number", "flag")  # kinds of columns that may be named
     usual: ClassVar[tuple[Kind, ...]] = ("number",)  # those of them that are meant if none is named
 
     columns: Sequence[str | Selector] | None = field(default=None, kw_only=True)
