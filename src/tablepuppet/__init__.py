@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as below, for editors and type checkers
+    from tablepuppet import prep as prep
     from tablepuppet.algebra import linalg as linalg
     from tablepuppet.errors import CatalogError as CatalogError
     from tablepuppet.errors import ConfigError as ConfigError
@@ -63,7 +64,7 @@ _PUBLIC = {
     "runs.events": "Event",
     "sql.catalog": "Catalog",
 }
-_MODULES = {"bottom": "learn.split.bottom", "linalg": "algebra.linalg"}
+_MODULES = {"bottom": "learn.split.bottom", "linalg": "algebra.linalg", "prep": "prep"}
 _PLACES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 __all__ = sorted([*_PLACES, *_MODULES])
 

@@ -175,7 +175,9 @@ class RelationMatrix(ProductOperator):
     def ask_column_sums(self) -> Result:
         """Ask for the sums of columns. No direction is chosen, so every table that lets statistics out answers."""
         replies = self._lou.ask(
-            "matrix.column_sums", self._tables, bounds=lambda alias: {"sums": float(self.shape[0])},
+            "matrix.column_sums",
+            self._tables,
+            bounds=lambda alias: {"sums": self.shape[0] * self.encoding.largest(alias)},
             encoding=self.encoding.id,
         )  # fmt: skip
 
@@ -228,8 +230,8 @@ class RelationMatrix(ProductOperator):
     def _ask_grams(self) -> Pending:
         """Ask for T_i^T diag(w_i) T_i / N of all tables."""
         return self._lou.ask(
-            "matrix.gram", self._tables, bounds=lambda alias: {"gram": 1.0}, encoding=self.encoding.id,
-            joined_rows=self.shape[0],
+            "matrix.gram", self._tables, bounds=lambda alias: {"gram": self.encoding.largest_square(alias)},
+            encoding=self.encoding.id, joined_rows=self.shape[0],
         )  # fmt: skip
 
     def _grams(self, pending: Pending) -> dict[str, Array]:
@@ -251,7 +253,8 @@ class RelationMatrix(ProductOperator):
         """Ask for T_i^T U_i of some tables."""
         return self._lou.ask(
             "matrix.transposed_times", rows, {alias: _flat(each) for alias, each in rows.items()},
-            bounds=lambda alias: {"sums": self._lou.bound(rows[alias])}, encoding=self.encoding.id,
+            bounds=lambda alias: {"sums": self._lou.bound(rows[alias]) * self.encoding.largest(alias)},
+            encoding=self.encoding.id,
         )  # fmt: skip
 
     def _sums(self, pending: Pending) -> dict[str, Array]:

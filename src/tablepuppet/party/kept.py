@@ -209,7 +209,7 @@ class Shelves:
 
     def sizes(self, callers: Iterable[str]) -> list[tuple[tuple[str], float]]:
         """Bytes of each of these callers that has some; of all others as `OTHER`."""
-        names = {_hash(caller): caller for caller in callers}
+        names = {file_name(caller): caller for caller in callers}
         found: Counter[str] = Counter()
         for path in () if self._folder is None else self._folder.glob("*/*/*.part"):
             with suppress(FileNotFoundError):  # removed just now

@@ -116,12 +116,18 @@ def _count_refined(table: LocalTable, view: str, columns: Sequence[str]) -> None
     """Count the columns that are not public, each with the rows that it is refined over."""
     hidden = [name for name in columns if table.level(name) is not Level.PUBLIC]
     if hidden and not table.is_repeat:
-        rows = table.view(view)
-        positions = table.snapshot.position(rows.row_ids)
-        order = np.lexsort((rows.counts, positions))  # however they are listed: a count belongs to its row
-        mark = hashlib.sha256(positions[order].tobytes())
-        mark.update(rows.counts[order].astype(np.int64).tobytes())
-        table.refine([f"{table.snapshot.scan.outputs[name]} {mark.hexdigest()}" for name in hidden])
+        mark = mark_of_rows(table, view)
+        table.refine([f"{table.snapshot.scan.outputs[name]} {mark}" for name in hidden])
+
+
+def mark_of_rows(table: LocalTable, view: str) -> str:
+    """A text that is the same for the same rows, each joined as often, however they are listed."""
+    rows = table.view(view)
+    positions = table.snapshot.position(rows.row_ids)
+    order = np.lexsort((rows.counts, positions))  # a count belongs to its row
+    mark = hashlib.sha256(positions[order].tobytes())
+    mark.update(rows.counts[order].astype(np.int64).tobytes())
+    return mark.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -279,13 +285,14 @@ class Distribution:
 
     def around(self, rank: float) -> tuple[int, int]:
         """The least and largest word that the value at a rank (from 0) may have, in rising order of joined rows."""
-        lows, highs, weights = self._all()
+        lows, highs, weights = self.all_cells()
         by_low, by_high = np.argsort(lows, kind="stable"), np.argsort(highs, kind="stable")
         first = int(np.searchsorted(np.cumsum(weights[by_low]), rank, side="right"))
         last = int(np.searchsorted(np.cumsum(weights[by_high]), rank, side="right"))
         return int(lows[by_low[first]]), int(highs[by_high[last]])
 
-    def _all(self) -> tuple[Words, Words, NDArray[np.float64]]:
+    def all_cells(self) -> tuple[Words, Words, NDArray[np.float64]]:
+        """Least words, largest words and joined rows of the cells of all shards."""
         return (
             _joined([each.lows for each in self.cells], np.uint64),
             _joined([each.highs for each in self.cells], np.uint64),
@@ -307,7 +314,7 @@ class Distribution:
 
     def curve(self, low: int, high: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(distances from ``low``, joined rows that lie below them) at all ends of cells between two words."""
-        lows, highs, weights = self._all()
+        lows, highs, weights = self.all_cells()
         near = (highs >= np.uint64(low)) & (lows <= np.uint64(high))
         base = float(weights[highs < np.uint64(low)].sum())
         starts = np.array([float(int(each) - low) for each in lows[near]])

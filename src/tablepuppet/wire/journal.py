@@ -184,7 +184,7 @@ class Journal:
 
     def sizes(self, callers: Iterable[str]) -> list[tuple[tuple[str], float]]:
         """Bytes of each of these callers that has some; of all others as `OTHER`."""
-        names = {_hash(caller): caller for caller in callers}
+        names = {file_name(caller): caller for caller in callers}
         with self._lock:
             return [((names.get(folder, OTHER),), size) for folder, size in self._bytes.items()]
 

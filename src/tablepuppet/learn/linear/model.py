@@ -46,14 +46,18 @@ class Sums:
         told = {alias: {} if noise is None else {"noise": noise.of_gram(self._rows(alias))} for alias in aliases}
         self._grams = lou.ask(
             "matrix.gram", aliases, by_alias=told, encoding=encoding.id, joined_rows=len(lou.client.mapping),
-            bounds=lambda alias: {"gram": 1.0 if noise is None else self._noisy_gram(alias, noise)},
+            bounds=lambda alias: {"gram": self._largest(alias, noise)},
         )  # fmt: skip
 
     def _rows(self, alias: str) -> int:
         return self.lou.client.mapping.tables[alias].rows
 
+    def _largest(self, alias: str, noise: FeatureNoise | None) -> float:
+        """Bound of the entries of a Gram matrix."""
+        return self.encoding.largest_square(alias) if noise is None else self._noisy_gram(alias, noise)
+
     def _noisy_gram(self, alias: str, noise: FeatureNoise) -> float:
-        """Bound of the entries of a noisy Gram matrix, almost surely; without noise they are at most 1."""
+        """The same of a noisy one, almost surely; without noise standardised columns have entries of at most 1."""
         return self.encoding.columns(alias) * self._with_noise(alias, noise.gram)
 
     def _with_noise(self, alias: str, multiplier: float) -> float:
@@ -90,7 +94,7 @@ class Sums:
 
     def _bound(self, alias: str, rows: Floats) -> float:
         if self.noise is None:
-            return self.lou.bound(rows)
+            return self.lou.bound(rows) * self.encoding.largest(alias)
         return self.noise.clip * self._with_noise(alias, self.noise.step)
 
     def _left_out(self, alias: str, _: ShardRows) -> dict[str, Array]:
