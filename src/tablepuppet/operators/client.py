@@ -58,6 +58,7 @@ class Client:
     secured: SecureTables = field(default_factory=SecureTables)  # of the session
     encodings: set[str] = field(default_factory=set, init=False)  # that shards have built over these rows
     _widths: dict[tuple[str, str], int] = field(default_factory=dict, init=False)  # by alias and encoding
+    _sizes: dict[tuple[str, str], list[int]] = field(default_factory=dict, init=False)  # of category groups
     models: dict[str, tuple[str, Spec]] = field(default_factory=dict, init=False)  # by name: encoding, and what it is
     _announced: bool = field(default=False, init=False)
 
@@ -136,6 +137,10 @@ class Client:
         if step.op == "encode.build":
             digests = [value for name, value in given.items() if name.startswith("digests")]
             self._widths[step.table, given["encoding"]] = len(given["columns"]) + sum(map(len, digests))
+            self._sizes[step.table, given["encoding"]] = [len(each) for each in digests]
+        if step.op == "matrix.apply":
+            wide = self._sizes[step.table, given["encoding"]]
+            self._widths[step.table, given["into"]] = len(given["numbers"]) + sum(wide[i] for i in given["groups"])
         if "spec" in given and "model" in given:
             self.models[given["model"]] = (given["encoding"], given["spec"])
 

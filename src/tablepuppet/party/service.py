@@ -223,6 +223,12 @@ class Party:
                 if rule.categories is not None and rule.uses & LEARNED
             },
             rules.cross_statistics,
+            rules.matrix and not rules.budget.require_dp,
+            tuple(
+                name
+                for name, rule in rule_of.items()
+                if rule is not None and rule.allows(Release.VALUES) and not rules.budget.require_dp
+            ),
         )
 
     def open(

@@ -37,6 +37,8 @@ class Shard:
         default_factory=dict
     )  # that it lists: those of labels; of others nothing but that it does
     cross_statistics: bool = False  # columns may be sent, one number per row, for statistics across tables
+    matrix: bool = False  # callers may multiply it with vectors of their own choice
+    values: tuple[str, ...] = ()  # columns whose cells may be collected as features
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from numbers import Integral
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
-from tablepuppet.algebra.matrix import RelationMatrix
 from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.errors import LearnError
 
@@ -32,7 +32,7 @@ class PCA:
         return matrix_of(rows, self).times(self.components.T) - self.mean @ self.components.T
 
 
-def pca(matrix: RelationMatrix, components: int = 10) -> PCA:
+def pca(matrix: LazyArray, components: int = 10) -> PCA:
     """The first principal components of X; one trip over one table, else two.
 
     The covariance matrix is (X^T X - n m m^T) / (n - 1), with m the means of columns. LearnError unless there are so
