@@ -50,6 +50,7 @@ def test_plans_agree(tmp_path: Path) -> None:
     with services(tmp_path) as fed:
         relation = fed.sql(SQL)
         expected = numbers(relation.matrix(plan="heuristic"))
+        plan: Any
         for plan in PLANS:
             for found, known in zip(numbers(relation.matrix(plan=plan)), expected, strict=True):
                 np.testing.assert_allclose(found, known, atol=1e-9 * (1 + np.abs(known).max()))
@@ -69,7 +70,7 @@ def test_explain_says_what_is_measured(tmp_path: Path, plan: Any) -> None:
         x: Any = fed.sql(SQL).matrix(plan=plan)
         x.sum(axis=0)  # rows and encoders travel with the first
         rows, width = x.shape
-        steps = {
+        steps: dict[str, Any] = {
             "X @ V": lambda: x @ np.ones((width, 3)),
             "X.T @ U": lambda: x.T @ np.ones((rows, 3)),
             "X.sum(axis=0)": lambda: x.sum(axis=0),
@@ -104,7 +105,8 @@ def test_cost_collects_when_it_would_have_paid(tmp_path: Path) -> None:
         assert 1 < fed.engine.traffic.trips - before < 20
         assert x.explain().steps["X @ V"].where == "here"
         assert x.explain().steps["collect cells"].measured_trips == 1
-    here: Any = in_process(tmp_path / "here", shop(1)) if (tmp_path / "here").mkdir() is None else None
+    (tmp_path / "here").mkdir()
+    here = in_process(tmp_path / "here", shop(1))
     y = here.sql(SQL).matrix()
     for _ in range(5):
         y @ np.ones(y.shape[1])

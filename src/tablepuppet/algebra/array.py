@@ -116,8 +116,10 @@ class LazyArray(NDArrayOperatorsMixin, ProductOperator):
 
     @property
     def first_categories(self) -> list[int]:
-        """The places of the first column of each category group: with an intercept, all of a group are one too many."""
-        return [start for start, _ in self.category_groups]
+        """The places of the first column of each category group that is whole: with an intercept it is one too many."""
+        there = np.where(self.recipe.scale != 0, self.recipe.places, -1)
+        whole = [start for start, end in self.source.groups if np.isin(np.arange(start, end), there).all()]
+        return [int(np.flatnonzero(there == start)[0]) for start in whole]
 
     # ---- products
 

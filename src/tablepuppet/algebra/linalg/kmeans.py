@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
+from tablepuppet.algebra.linalg.saved import SavedModel
 from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.errors import LearnError
 
@@ -25,7 +26,7 @@ PROJECTIONS = 16  # directions in which first clusters are sought
 
 
 @dataclass(frozen=True)
-class KMeans:
+class KMeans(SavedModel):
     """Clusters of joined rows."""
 
     centres: Array  # (k, columns)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.array import LazyArray
+from tablepuppet.algebra.linalg.saved import SavedModel
 from tablepuppet.algebra.preparation import Preparation, Prepared
 from tablepuppet.errors import LearnError
 from tablepuppet.runs.table_view import NamedNumbers
@@ -27,7 +28,7 @@ Rows = LazyArray | HasMatrix  # what models predict over
 
 
 @dataclass(frozen=True)
-class LinearFit:
+class LinearFit(SavedModel):
     """X @ coef + intercept, with coefficients by column of X; those of columns that were left out are zero."""
 
     coef: NamedNumbers

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
+from tablepuppet.algebra.linalg.saved import SavedModel
 from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.errors import LearnError
 
@@ -17,7 +18,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class PCA:
+class PCA(SavedModel):
     """Principal components, the one that explains most first."""
 
     components: Array  # (k, columns), of length 1 each; the largest number of each is above zero
