@@ -256,7 +256,8 @@ class Run:
 
     def model(self) -> Learner:
         """The trained model."""
-        return load(self.folder / "model", self.federation)
+        found: Learner = load(self.folder / "model", self.federation)
+        return found
 
     def evaluate(self, sql: str | None, *, at_party: bool = False) -> tuple[str, dict[str, float]]:
         """(what was measured on, metrics): the test side, the train side if there is none, or another query."""

@@ -53,7 +53,8 @@ from tablepuppet.wire.engine import Engine, call_all
 from tablepuppet.wire.outbox import Outbox, WhenLost
 
 if TYPE_CHECKING:
-    from tablepuppet.algebra.matrix import RelationMatrix
+    from tablepuppet.algebra.array import LazyArray
+    from tablepuppet.algebra.places import PlanName
     from tablepuppet.algebra.preparation import Prepared
 
 GROWTH, SLACK = 2, 1000  # a table may have so many times its rows in the catalog, and so many more, when it is read
@@ -357,11 +358,13 @@ class Relation:
         """All at once: histograms, missing values, correlations and warnings; a page by ``.save("page.html")``."""
         return profile(self.client, self.query, self.max_categories, self.events)
 
-    def matrix(self, secure_sum: bool = False, like: Prepared | None = None) -> RelationMatrix:
-        """The prepared features as a matrix X that is never built, one row per joined row: a SciPy `LinearOperator`.
+    def matrix(self, secure_sum: bool = False, like: Prepared | None = None, plan: PlanName = "cost") -> LazyArray:
+        """The prepared features as a matrix X that is never built, one row per joined row: a SciPy `LinearOperator`,
+        and a lazy array for NumPy.
 
         With ``secure_sum`` tables of several shards reach the coordinator as a sum only, where what they answer is one.
-        ``like`` is another matrix, or a model of `tp.linalg`: columns are prepared as there, not anew.
+        ``like`` is another matrix, or a model of `tp.linalg`: columns are prepared as there, not anew. ``plan`` says
+        where steps run: ``"parties"``, ``"heuristic"``, ``"collect"`` or ``"cost"``, the cheapest.
         """
         from tablepuppet.algebra.matrix import RelationMatrix  # with SciPy, which takes a while to load
 
@@ -372,7 +375,8 @@ class Relation:
         else:
             like.preparation.check(self.client, self.query.features)
             encoding = like.preparation.encoding
-        return RelationMatrix(self.client, encoding, self.wire, self)
+        found = RelationMatrix(self.client, encoding, self.wire, self, plan)
+        return found if like is None else found.made(like.preparation.recipe)
 
     def label(self) -> NDArray[Any]:
         """The label of every joined row, (joined rows,), in the order of `rows`: numbers, or class values of text.

@@ -201,11 +201,14 @@ def dated(fed: tp.Federation, folder: Path) -> None:
 def multiplied(fed: tp.Federation, folder: Path) -> None:
     for sql in (ONE.format("paid"), SEVERAL.format("paid")):
         relation = fed.sql(sql)
-        matrix = relation.matrix()
+        matrix = relation.matrix(plan="heuristic")
         matrix.times(np.ones((matrix.shape[1], 2)))
         matrix.transposed_times(np.ones(matrix.shape[0]))
         matrix.column_sums()
         matrix.gram()
+        matrix.gram(np.ones(matrix.shape[0]))
+        matrix.std(axis=0)
+        relation.matrix(plan="collect").column_sums()
 
 
 USES: dict[str, Callable[[tp.Federation, Path], None]] = {

@@ -25,7 +25,7 @@ from tablepuppet.sql.plan import Scan, pushable
 
 OF_NO_CELL = Release.SCHEMA | Release.COUNTS | Release.KEY_DIGESTS
 """Releases that do not depend on features or labels; digests, unless an op returns those of a column."""
-HAVE_NO_NOISE = Release.IDS | Release.CATEGORIES | Release.COLUMNS
+HAVE_NO_NOISE = Release.IDS | Release.CATEGORIES | Release.COLUMNS | Release.VALUES
 """Releases that cannot have noise: a table that demands noise does not make them."""
 _MOST_TEXT = 200  # of an expression in an error
 

@@ -252,6 +252,12 @@ class Party:
             },
             rules.cross_statistics,
             None if rules.embeddings is None else (rules.embeddings.max_width, rules.embeddings.max_epochs),
+            rules.matrix and not rules.budget.require_dp,
+            tuple(
+                name
+                for name, rule in rule_of.items()
+                if rule is not None and rule.allows(Release.VALUES) and not rules.budget.require_dp
+            ),
         )
 
     def open(
