@@ -50,8 +50,9 @@ def with_private(folder: Path, sql: str, label: str | None = None) -> Party:
     assert rules is not None
     table = party.table("s", "cards", "analyst")
     outputs = {
-        name: dataclasses.replace(output, rule=rules.expression(output.columns))
+        name: dataclasses.replace(output, rule=rule)
         for name, output in table.grant.outputs.items()
+        if (rule := rules.expression(output.columns)) is not None
     }
     table.grant = dataclasses.replace(table.grant, rules=rules, outputs=outputs)
     return party
