@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 
 import tablepuppet as tp
+import tablepuppet.learn.party_ops
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.policy import EVERY_USE, LEVELS, USES, ColumnRule, Level, Policy, TableRule, Use
