@@ -43,8 +43,8 @@ class Learning(Protocol):
         ...
 
     @property
-    def solving(self) -> Solver:
-        """The solver, with its settings."""
+    def solving(self) -> Solver | None:
+        """The solver, with its settings, if it has any."""
         ...
 
     @property
@@ -187,6 +187,8 @@ class Watch:
             ways += ["make batch_size larger"] if isinstance(solver, SGD) else []
             ways += ["take another solver", f"ask the party's operator (policy rule {RULE})"]
             return f"{short}: {where}, and more rounds would need more; {', or '.join(ways)}"
+        if solver is None:  # its rounds are epochs
+            return f"{short}: set epochs above {rounds:,}, or to 'auto'"
         remedy = f"set rounds above {rounds:,}"
         if isinstance(solver, SGD):
             remedy += ", batch_size lower, or lr='auto'" if solver.lr != "auto" else " or batch_size lower"
