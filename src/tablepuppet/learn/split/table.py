@@ -73,7 +73,8 @@ class TorchTable:
         """
         theta = self._built(seed, alias).first()
         if isinstance(self.spec, Mlp):
-            theta[: self.width * (*self.spec.hidden, self.spec.outputs)[0]].reshape(-1, self.width)[:, numbers:] = 0.0
+            first = (*self.spec.hidden, self.spec.outputs)[0]
+            theta[: self.width * first].reshape(first, self.width)[:, numbers:] = 0.0
         return theta
 
     def rescaled(self, theta: Array, unit: float) -> Array:
