@@ -32,7 +32,7 @@ AT_ONCE = 50  # noisy steps of a request
 GUEST_RATE, HOST_RATE = 0.5, 0.5  # learning rates, where noise allows them
 WALK = 4.0  # how far noise alone may move parameters
 MOMENTUM = 0.9
-TOP_EPOCHS = 3  # of the top network in a round
+TOP_STEPS = 100  # of the top network, at least, before and after the host's steps of a round
 
 
 @dataclass
@@ -63,9 +63,9 @@ class NoisyOnce:
         model, spec = self.model, self.model.spec_of(host)
         known = {**messages, host: np.zeros((model.rows(host), spec.outputs), np.float32)}
         falling = (1 - np.arange(self.steps) / self.steps).reshape(self.rounds, -1)
-        rate, stopped = self._rate(host, HOST_RATE, 1 - MOMENTUM), False
+        rate = self._rate(host, HOST_RATE, 1 - MOMENTUM)
         for number, shares in enumerate(falling, start=1):
-            self._learn_top(known, loss, lr, size, seed + number, lambda done: False)
+            self._learn_top(known, loss, lr, size, seed + 2 * number, lambda done: False)
             asked = {"rates": rate * shares, "noise": self._of(host), **self._image()}
             rows = {host: model.on_wire(self._gradient(host, known, loss))}
             pending = model.lou.ask(
@@ -77,16 +77,15 @@ class NoisyOnce:
             self.noise.steps += len(shares)
             self.noise.images += 1
             done: list[Round] = []
-            self._learn_top(known, loss, lr, size, seed - number, lambda each, done=done: bool(done.append(each)))
-            stopped = report(replace(done[-1], number=number))
-            if stopped:
+            self._learn_top(known, loss, lr, size, seed + 2 * number + 1, _kept(done))
+            if report(replace(done[-1], number=number)):
                 break
 
     def _learn_top(
         self, known: Embeddings, loss: JoinedLoss, lr: float, size: int, seed: int, report: Callable[[Round], bool]
     ) -> None:
-        exchange = Exchange(self.model, [])
-        learn_by_batches(exchange, loss, [lr] * TOP_EPOCHS, size, abs(seed), report, fixed=known)
+        epochs = math.ceil(TOP_STEPS * size / len(loss.rows))
+        learn_by_batches(Exchange(self.model, []), loss, [lr] * epochs, size, seed, report, fixed=known)
 
     def _gradient(self, host: str, known: Embeddings, loss: JoinedLoss) -> Floats:
         """The gradient of the mean loss by the host's embeddings, summed at base rows."""
@@ -123,3 +122,13 @@ class NoisyOnce:
         numbers = self.model.table_model(alias).flat.size
         length = noise.multipliers[alias] * noise.clip * math.sqrt(numbers) / (noise.samplings[alias] * rows)
         return min(usual * rest, rest * WALK / (length * math.sqrt(self.steps)))
+
+
+def _kept(done: list[Round]) -> Callable[[Round], bool]:
+    """A report that keeps rounds, and never asks to stop."""
+
+    def keep(each: Round) -> bool:
+        done.append(each)
+        return False
+
+    return keep
