@@ -37,7 +37,7 @@ LAYERS = [
     {"learn.tables"},
     {"learn.linear"},
     {"learn.solve"},
-    {"learn.network", "learn.split"},
+    {"learn.network"},
     {"learn.private"},
     {"learn.split"},
     {"learn.party_ops", "learn.release_table", "learn.store"},

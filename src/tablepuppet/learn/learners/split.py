@@ -83,12 +83,7 @@ class SplitLearner(Learner):
 
     def check_plan(self, plan: Plan, *, validated: bool = False) -> None:
         """Raise unless a plan can be learned from, as far as the catalog shows; no party is asked."""
-        privacy = self.privacy
-        if privacy is not None and (privacy.is_feature_private or privacy.secure_sum):
-            raise PrivacyError(
-                f"{type(self).__name__} has no form with noise on features or with secure sums: embeddings of rows are "
-                "released as they are; use tp.MLPClassifier or tp.MLPRegressor, or leave these settings"
-            )
+        self._check_privacy(plan)
         super().check_plan(plan, validated=validated)
         specs = self.specs(tables_of(plan.query))
         for alias, spec in specs.items():
@@ -106,6 +101,15 @@ class SplitLearner(Learner):
                         f"numbers, not {spec.outputs}: set embedding to so many",
                         rule="embeddings.max_width",
                     )
+
+    def _check_privacy(self, plan: Plan) -> None:
+        """PrivacyError if the privacy that is asked for has no form here."""
+        privacy = self.privacy
+        if privacy is not None and (privacy.is_feature_private or privacy.secure_sum):
+            raise PrivacyError(
+                f"{type(self).__name__} has no form with noise on features or with secure sums: embeddings of rows are "
+                "released as they are; use tp.MLPClassifier or tp.MLPRegressor, or leave these settings"
+            )
 
     def specs(self, aliases: Sequence[str]) -> dict[str, Bottom]:
         """The bottom network of each table; LearnError if one has none."""

@@ -26,7 +26,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import OUTPUTS, ROWS, ROWS_ASKED, THETA, WIDTH, Numbers
-from tablepuppet.party.spec import Bottom, Hiding
+from tablepuppet.party.spec import Bottom, Hiding, Mlp
 from tablepuppet.prep.encoded_rows import encoded, encoded_for_noise
 from tablepuppet.prep.encoded_table import EncodedTable
 
@@ -67,13 +67,22 @@ def bottom_parameters(table: LocalTable, model: str, data: EncodedTable) -> tupl
 
 
 @op("split.start", asked=ASKED, releases=Release.COUNTS, returns={})
-def start(table: LocalTable, view: str, encoding: str, model: str, spec: Bottom, seed: Seed) -> Values:
-    """Begin the bottom network of a table with one shard."""
+def start(
+    table: LocalTable, view: str, encoding: str, model: str, spec: Bottom, seed: Seed, noisy: bool = False,
+    zero: bool = False,
+) -> Values:  # fmt: skip
+    """Begin the bottom network of a table with one shard. Its parameters depend on no row.
+
+    With ``noisy``, it takes noisy steps only; with ``zero``, all embeddings are zero at first.
+    """
     data = encoded(table, view, encoding)
     alias = table.snapshot.scan.alias
     network = TorchTable(spec, data.width, alias)
     theta = network.start(seed, alias, data.dense.shape[1])
-    hold_parameters(table, model, TableParameters(network, theta, memory=Training(Adam.over(len(theta)))))
+    if zero and isinstance(spec, Mlp):
+        last = ((data.width, *spec.hidden)[-1] + 1) * spec.outputs
+        theta[len(theta) - last :] = 0.0
+    hold_parameters(table, model, TableParameters(network, theta, noisy, Training(Adam.over(len(theta)))))
     return {}
 
 
@@ -97,7 +106,7 @@ def step(
     chosen = data.rows(next_places)
     table.count_embeddings(view, network.spec.outputs, next_places)
     if batch >= 0 and training.batch == batch and training.forward is not None:
-        gradient = training.forward.backward(_wide(rows))
+        gradient = training.forward.backward(wide(rows))
         gradient += 0.0 if training.rebuilt is None else training.rebuilt
         part.theta = training.adam.stepped(part.theta, gradient, lr, l2, network.flat.trained)
         part.noisy = False
@@ -107,7 +116,7 @@ def step(
         return {"image": np.zeros((0, network.spec.outputs) if network.spec.outputs > 1 else 0, table.wire)}
     training.forward = network.forward(part.theta, network.batched(chosen, next_counts, hiding))
     part.theta = network.flat.after(part.theta)
-    return {"image": _shaped(training.forward.embeddings, table.wire)}
+    return {"image": shaped(training.forward.embeddings, table.wire)}
 
 
 @op(
@@ -160,7 +169,7 @@ def apply(
     if places is None:
         return {"image": _released(table, network, theta, data, blur, noise)}
     found = network.forward(theta, network.batched(chosen, None, hiding), known).embeddings
-    return {"image": _shaped(found, table.wire)}
+    return {"image": shaped(found, table.wire)}
 
 
 def _released(
@@ -171,13 +180,13 @@ def _released(
     if noise is not None:
         if noise.bound is None:
             raise PartyError("embeddings with noise need a bound")
-        return _shaped(noisy_predictions(table, data, network.by_row, theta, noise.bound, noise.multiplier), table.wire)
+        return shaped(noisy_predictions(table, data, network.by_row, theta, noise.bound, noise.multiplier), table.wire)
     found = network.predict(theta, data)
     if blur is not None:
         lengths = np.linalg.norm(found, axis=1, keepdims=True)
         unit = (found / np.where(lengths > 0, lengths, 1)).astype(np.float64)
         found = table.noisy(lambda: [unit], unit.shape, 1.0, blur, "embeddings")
-    return _shaped(found, table.wire)
+    return shaped(found, table.wire)
 
 
 @op(
@@ -198,7 +207,7 @@ def gradient(
     if not len(places):
         return {"sums": np.zeros(network.flat.size)}
     batch = network.batched(data.rows(places), None, hiding)
-    return {"sums": network.forward(theta, batch, known).backward(_wide(rows))}
+    return {"sums": network.forward(theta, batch, known).backward(wide(rows))}
 
 
 @op(
@@ -243,11 +252,12 @@ def check_shape(theta: Array, network: TorchTable) -> None:
         raise PartyError(f"parameters of shape {theta.shape} do not fit: {network.flat.size:,} are needed")
 
 
-def _shaped(embeddings: NDArray[Any], wire: str) -> NDArray[Any]:
+def shaped(embeddings: NDArray[Any], wire: str) -> NDArray[Any]:
     """Embeddings as they travel: (rows,) if they are one number wide, else (rows, outputs)."""
     found = embeddings[:, 0] if embeddings.shape[1] == 1 else embeddings
     return found.astype(wire, copy=False)
 
 
-def _wide(rows: NDArray[Any]) -> NDArray[Any]:
+def wide(rows: NDArray[Any]) -> NDArray[Any]:
+    """Arrays that travelled, as (rows, outputs)."""
     return rows[:, None] if rows.ndim == 1 else rows
