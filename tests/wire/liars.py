@@ -248,7 +248,6 @@ USES: dict[str, Callable[[tp.Federation, Path], None]] = {
         for name, sql in (("one", ONE), ("several", SEVERAL))
     },
     **{
-<<<<<<< HEAD
         f"one message of {name}": fitted(
             partial(tp.FedOnceClassifier, embedding=2, top=(2,), epochs=2, guest_epochs=2, method=method),
             sql.format("returned"),
@@ -263,14 +262,14 @@ USES: dict[str, Callable[[tp.Federation, Path], None]] = {
             "returned",
         )
         for name, privacy in (("parameters", FEATURES), ("all", NOISY))
-=======
+    },
+    **{
         f"TabVFL across {name}": fitted(
             partial(tp.TabVFLClassifier, latent=3, steps=1, pretrain_epochs=1, epochs=1, batch_size=1000),
             sql.format("returned"),
             "returned",
         )
         for name, sql in (("one", ONE), ("several", SEVERAL))
->>>>>>> tabvfl
     },
     "noisy classes": fitted(
         partial(tp.LogisticRegression, rounds=2, privacy=CLASSES), ONE.format("returned"), "returned"
