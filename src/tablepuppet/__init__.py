@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as below, for editors and type checkers
+    from tablepuppet import prep as prep
     from tablepuppet.algebra import linalg as linalg
     from tablepuppet.errors import CatalogError as CatalogError
     from tablepuppet.errors import ConfigError as ConfigError
@@ -29,6 +30,8 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tablepuppet.learn.learners.search import GridSearch as GridSearch
     from tablepuppet.learn.learners.split import SplitNNClassifier as SplitNNClassifier
     from tablepuppet.learn.learners.split import SplitNNRegressor as SplitNNRegressor
+    from tablepuppet.learn.learners.tabvfl import TabVFLClassifier as TabVFLClassifier
+    from tablepuppet.learn.learners.tabvfl import TabVFLRegressor as TabVFLRegressor
     from tablepuppet.learn.solve.solvers import ADMM as ADMM
     from tablepuppet.learn.solve.solvers import LBFGS as LBFGS
     from tablepuppet.learn.solve.solvers import SGD as SGD
@@ -53,6 +56,7 @@ _PUBLIC = {
     "learn.learners.search": "GridSearch",
     "learn.learners.fedonce": "FedOnceClassifier FedOnceRegressor",
     "learn.learners.split": "SplitNNClassifier SplitNNRegressor",
+    "learn.learners.tabvfl": "TabVFLClassifier TabVFLRegressor",
     "learn.solve.solvers": "ADMM LBFGS SGD",
     "mapping.table_mapping": "TableMapping",
     "privacy.settings": "Privacy",
@@ -60,7 +64,7 @@ _PUBLIC = {
     "runs.events": "Event",
     "sql.catalog": "Catalog",
 }
-_MODULES = {"bottom": "learn.split.bottom", "linalg": "algebra.linalg"}
+_MODULES = {"bottom": "learn.split.bottom", "linalg": "algebra.linalg", "prep": "prep"}
 _PLACES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 __all__ = sorted([*_PLACES, *_MODULES])
 

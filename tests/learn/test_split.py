@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
@@ -13,9 +16,13 @@ from tablepuppet.baselines.pooled import joined_tables
 from tablepuppet.learn.split.flat import Adam
 from tablepuppet.learn.split.table import TorchTable
 from tablepuppet.operators.batches import batches
+from tablepuppet.party.request import Reply, Request
 from tablepuppet.prep.label import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tests.learn.materialised import ALL, JOIN, Array, shop
-from tests.relations import federation
+from tests.party.policed import federation as federation_of
+from tests.party.policed import open_party, write_file
+from tests.relations import federation, write_party
+from tests.wire.losing import LosingParty, losing
 
 torch = pytest.importorskip("torch", reason="networks need the extra `deep`")
 
@@ -130,8 +137,6 @@ def test_it_stops_early_and_keeps_the_best(fed: tp.Federation) -> None:
 
 
 def test_automatic_settings_learn_an_interaction_between_tables(tmp_path: Path) -> None:
-    import pyarrow as pa
-
     rng = np.random.default_rng(0)
     users, items, n = 200, 150, 6000
     a, b = rng.normal(size=users), rng.normal(size=items)
@@ -149,3 +154,132 @@ def test_automatic_settings_learn_an_interaction_between_tables(tmp_path: Path) 
     train, test = relation.split(0.2, 0)
     assert tp.SplitNNClassifier().fit(train).evaluate(test)["auc"] > 0.97
     assert tp.MLPClassifier().fit(train).evaluate(test)["auc"] < 0.7  # a sum of scores cannot
+
+
+# Lost parties
+
+
+def at_batches(party: LosingParty, lost: range) -> None:
+    """Let a party be lost during some of its steps."""
+    call, steps = party.call, itertools.count()
+
+    def counted(request: Request, patience: float | None = None) -> Reply:
+        if any(step.op == "split.step" for step in request.steps):
+            party.lost = next(steps) in lost
+        return call(request, patience)
+
+    party.call = counted  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("mode", ["cache", "zeros"])
+def test_it_goes_on_without_a_lost_party(tmp_path: Path, mode: Any) -> None:
+    urls = {name: write_party(tmp_path, name, tables) for name, tables in shop(1).items()}
+    fed, parties = losing(urls, on_party_lost=mode)
+    at_batches(parties["supplier0"], range(5, 12))
+    relation = relation_of(fed, "returned")
+    model = learner("returned", epochs=6).fit(relation)
+    assert any(entry["lost"] == ["supplier0"] for entry in model.history_)
+    assert model.history_[-1]["lost"] == []
+    assert model.history_[-1]["loss"] < model.history_[0]["loss"]
+    assert np.isfinite(model.predict_proba(relation)).all()
+
+
+# Policies
+
+
+def policed(folder: Path, table: str) -> tp.Federation:
+    return federation_of(open_party(write_file(folder, table=table)))
+
+
+CARDS = "SELECT c.credit, c.open, c.region, c.fraud FROM cards c"
+
+
+def test_embeddings_need_an_opt_in(tmp_path: Path) -> None:
+    relation = policed(tmp_path, "").sql(CARDS, label="fraud")
+    with pytest.raises(tp.PrivacyError, match=r"'bank', table 'cards': does not release EMBEDDINGS.*embeddings = "):
+        tp.SplitNNRegressor(epochs=1).fit(relation)
+
+
+def test_a_run_that_would_exceed_the_limit_is_refused_before_it_begins(tmp_path: Path) -> None:
+    fed = policed(tmp_path, "embeddings = { max_width = 4, max_epochs = 3 }")
+    relation = fed.sql(CARDS, label="fraud")
+    with pytest.raises(tp.PrivacyError, match="at most 4 numbers, not 8"):
+        tp.SplitNNRegressor(epochs=1).fit(relation)
+    narrow = tp.bottom.mlp(hidden=(4,), embedding=4)
+    with pytest.raises(tp.PrivacyError, match="released 3 times in a session; 4 epochs need up to 4"):
+        tp.SplitNNRegressor(epochs=4, bottom=narrow).fit(relation)
+    assert not [line for line in fed.traffic if "EMBEDDINGS" in str(line["release"])]
+    model = tp.SplitNNRegressor(epochs=2, bottom=narrow).fit(relation)
+    model.predict(relation)
+    with pytest.raises(tp.PrivacyError, match="embeddings of a row 3 times"):
+        model.predict(relation)
+
+
+def test_a_policy_holds_against_own_requests(tmp_path: Path) -> None:
+    """Whoever sends requests of its own gets no wider embeddings, no more of them, and none by other ops."""
+    fed = policed(tmp_path, "embeddings = { max_width = 2, max_epochs = 2 }")
+    relation = fed.sql(CARDS, label="fraud")
+    client, encoding = relation.client, relation.fit_encoding()
+
+    def ask(op: str, **arguments: Any) -> Any:
+        return client.ask(op, lambda alias, shard: {"encoding": encoding.id, **arguments}).read()
+
+    wide, narrow = (msgspec.structs.replace(tp.bottom.mlp((2,), width), double=True) for width in (3, 2))
+    theta = np.zeros(narrow.theta_shape(5))
+    with pytest.raises(tp.PrivacyError, match="at most 2 numbers"):
+        ask("split.apply", spec=wide, theta=np.zeros(wide.theta_shape(5)))
+    ask("split.apply", spec=narrow, theta=theta, places=np.zeros(2, np.int32))  # one row, twice
+    with pytest.raises(tp.PrivacyError, match="embeddings of a row 2 times"):
+        ask("split.apply", spec=narrow, theta=theta, places=np.zeros(1, np.int32))
+    ask("split.start", model="m", spec=narrow, seed=0)
+    with pytest.raises(tp.PartyError, match="embeddings, not scores"):
+        ask("model.predict", model="m")
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"bottom": tp.bottom.cnn(shape=(3, 3))}, "takes images of 1 x 3 x 3 = 9 columns, but the table has"),
+        ({"bottom": {"o": tp.bottom.mlp()}}, "bottom names no network for table"),
+        ({"bottom": tp.bottom.registered("nobody")}, "no bottom network 'nobody' is registered here"),
+        ({"bottom": tp.bottom.mlp(hidden=(0,))}, "bottom must be a bottom network"),
+        ({"epochs": 0}, "epochs must be"),
+        ({"privacy": tp.Privacy(feature_epsilon=1.0)}, "no form with noise on features"),
+        ({"solver": "sgd"}, "has no setting 'solver'"),
+    ],
+)
+def test_bad_settings_have_clear_errors(fed: tp.Federation, settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(tp.TablePuppetError, match=match):
+        learner("returned", **settings).fit(relation_of(fed, "returned"))
+
+
+def test_an_operators_own_module_is_known_by_its_name(fed: tp.Federation) -> None:
+    tp.bottom.register("halves", lambda width, outputs: torch.nn.Linear(width, outputs, bias=False))
+    model = learner("returned", bottom=tp.bottom.registered("halves", 2)).fit(relation_of(fed, "returned"))
+    assert {len(theta) % 2 for theta in model.model_.parameters().values()} == {0}
+    assert model.history_[-1]["loss"] < model.history_[0]["loss"]
+
+
+def test_one_seed_one_result_and_job_files(fed: tp.Federation) -> None:
+    first, again = (learner("grade").fit(relation_of(fed, "grade")) for _ in range(2))
+    assert np.array_equal(first.model_.top.theta, again.model_.top.theta)
+    both: dict[str, Any] = {"o": tp.bottom.mlp((4, 3), 2), "i": tp.bottom.cnn((2, 3), (4,), embedding=5)}
+    for given in (both, both["i"], tp.bottom.registered("x")):
+        told = tp.SplitNNClassifier(bottom=given).plain_settings()
+        assert tp.SplitNNClassifier.of_plain(told).bottom == given
+
+
+def test_a_cnn_sees_pixels(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pictures = rng.normal(size=(400, 8, 8))
+    bright = pictures[:, 2:4, 2:4].sum(axis=(1, 2)) > 0
+    pixels = {f"p{i:02}": pictures.reshape(400, 64)[:, i] for i in range(64)}
+    table = pa.table({"id": np.arange(400), **pixels, "bright": bright.astype(int)})
+    relation = federation(tmp_path, {"a": {"t": table}}).sql(
+        f"SELECT {', '.join(f't.{name}' for name in pixels)}, t.bright FROM t", label="bright"
+    )
+    model = tp.SplitNNClassifier(bottom=tp.bottom.cnn((8, 8), (8,), embedding=4), epochs=60, seed=1).fit(relation)
+    assert model.evaluate(relation)["accuracy"] > 0.95

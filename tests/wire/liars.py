@@ -113,6 +113,7 @@ ONE = "SELECT o.price, o.code, i.size, i.kind, o.{} FROM orders o JOIN items i U
 SEVERAL = "SELECT v.price, v.code, i.size, v.{} FROM visits v JOIN items i USING (item)"
 VISITED = "SELECT o.price, v.price AS paid_before, v.code, o.{} FROM orders o JOIN visits v USING (item)"
 NETWORK: Any = tp.MLPClassifier
+ONCE: Any = tp.FedOnceClassifier
 CLASSES = tp.Privacy(label_epsilon=4.0, label_classes=(0, 1))
 NUMBERS = tp.Privacy(label_epsilon=4.0, label_bounds=(-3.0, 3.0))
 NOISY = tp.Privacy(feature_epsilon=60.0, prediction_epsilon=60.0, delta=1e-3)
@@ -138,6 +139,17 @@ def explored(fed: tp.Federation, folder: Path) -> None:
     visits = fed.sql(SEVERAL.format("returned"), label="returned")
     found += [visits.quantile(0.5), visits.crosstab("code", "returned"), visits.group_means("price", "code")]
     assert "\x1b" not in "".join(str(each) + each._repr_html_() for each in found)
+
+
+def prepared(fed: tp.Federation, folder: Path) -> None:
+    steps = [
+        tp.prep.Outliers("iqr", "null", columns=["price"]), tp.prep.Impute("median"),
+        tp.prep.Bin(2, "height", columns=["size"]), tp.prep.Polynomial(columns=["price"]), tp.prep.MinMax(),
+        tp.prep.OneHot(max_categories=2),
+    ]  # fmt: skip
+    for sql in (ONE, SEVERAL):
+        relation = fed.sql(sql.format("paid"), label="paid", prep=tp.prep.Pipeline(steps))
+        tp.LinearRegression(rounds=2).fit(relation).predict(relation)
 
 
 def whole_way(fed: tp.Federation, folder: Path) -> None:
@@ -191,16 +203,20 @@ def dated(fed: tp.Federation, folder: Path) -> None:
 def multiplied(fed: tp.Federation, folder: Path) -> None:
     for sql in (ONE.format("paid"), SEVERAL.format("paid")):
         relation = fed.sql(sql)
-        matrix = relation.matrix()
+        matrix = relation.matrix(plan="heuristic")
         matrix.times(np.ones((matrix.shape[1], 2)))
         matrix.transposed_times(np.ones(matrix.shape[0]))
         matrix.column_sums()
         matrix.gram()
+        matrix.gram(np.ones(matrix.shape[0]))
+        matrix.std(axis=0)
+        relation.matrix(plan="collect").column_sums()
 
 
 USES: dict[str, Callable[[tp.Federation, Path], None]] = {
     "describe": described,
     "explore": explored,
+    "prepare": prepared,
     "whole way": whole_way,
     "at party": at_party,
     "dates": dated,
@@ -234,7 +250,7 @@ USES: dict[str, Callable[[tp.Federation, Path], None]] = {
     },
     **{
         f"one message of {name}": fitted(
-            partial(tp.FedOnceClassifier, embedding=2, top=(2,), epochs=2, guest_epochs=2, method=method),
+            partial(ONCE, embedding=2, top=(2,), epochs=2, guest_epochs=2, method=method),
             sql.format("returned"),
             "returned",
         )

@@ -1,4 +1,4 @@
-"""What a table's model is, in a form that travels, is stored and is shown; learn/tables/ computes with it.
+"""The kind of a table's model as a Struct that is sent to parties, stored and shown; learn/tables/ computes with it.
 
 A model of another kind is another Struct here, with its class there.
 """
@@ -13,16 +13,16 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from tablepuppet.party.arguments import Layers, Name, Some
+from tablepuppet.party.arguments import Layers, Name, Seed, Some, SomeOrNone
 
 
 class Linear(msgspec.Struct, frozen=True, tag_field="kind", tag="linear"):
-    """h = T theta."""
+    """Predictions T theta, of a table's encoded rows T; no intercept."""
 
     outputs: Some
 
     def theta_shape(self, width: int) -> tuple[int, ...]:
-        """That of the parameters of a table with ``width`` encoded columns."""
+        """The shape of the parameters of a table with ``width`` encoded columns."""
         return (width,) if self.outputs == 1 else (width, self.outputs)
 
 
@@ -33,7 +33,7 @@ class Network(msgspec.Struct, frozen=True, tag_field="kind", tag="network"):
     outputs: Some
 
     def theta_shape(self, width: int) -> tuple[int, ...]:
-        """The same; the parameters of all layers stand in one list."""
+        """The same; the parameters of all layers are one vector."""
         sizes = (width, *self.hidden, self.outputs)
         return (sum((into + 1) * out for into, out in pairwise(sizes)) - self.outputs,)
 
@@ -89,15 +89,37 @@ class Cnn(msgspec.Struct, frozen=True, tag_field="kind", tag="cnn"):
         return (convolutions + (filters[-1] * math.prod(self.left) + 1) * self.outputs,)
 
 
+Sizes = Annotated[Sequence[Some], Meta(max_length=10_000)]
+"""How many categories each categorical column has."""
+
+
 class TabNet(msgspec.Struct, frozen=True, tag_field="kind", tag="tabnet"):
-    """Batch norm over the columns, then a linear layer: the guest's part of TabVFL (papers: TabVFL, Fig. 3)."""
+    """Batch norm over the columns, then a linear layer: the guest's part of TabVFL (papers: TabVFL, Fig. 3).
+
+    With ``part`` above 0, another layer reconstructs the columns from so many numbers, in pretraining. ``categories``
+    are the last encoded columns: cells of one categorical column are hidden together.
+    """
 
     outputs: Some
+    part: SomeOrNone
+    categories: Sizes
     double: bool
 
     def theta_shape(self, width: int) -> tuple[int, ...]:
-        """The same: scale, shift, weights and bias; then the running mean and variance of each column."""
-        return (2 * width + (width + 1) * self.outputs + 2 * width,)
+        """The same: scale, shift, both layers; then the running mean and variance of each column."""
+        return (2 * width + (width + 1) * self.outputs + self.part * width + 2 * width,)
+
+
+class Hiding(msgspec.Struct, frozen=True):
+    """Random cells that a table hides from its network: a ``share`` of all, drawn from the seed and the batch.
+
+    ``offset``: how many base rows of the batch other shards of the table hold, before those of this one.
+    """
+
+    share: Annotated[float, Meta(ge=0.0, le=1.0)]
+    seed: Seed
+    batch: Annotated[int, Meta(ge=0, le=2**53)]
+    offset: Annotated[int, Meta(ge=0, le=2**53)] = 0
 
 
 class Registered(msgspec.Struct, frozen=True, tag_field="kind", tag="registered"):

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tablepuppet.errors import PrivacyError, TablePuppetError
+from tablepuppet.errors import PrivacyError
 from tablepuppet.party.guard import is_round
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.request import Reply, Request, Step
@@ -70,7 +70,7 @@ class Answer:
             if self._check is not None:
                 self._check(values)
             self._values = values
-        except TablePuppetError as error:
+        except Exception as error:  # whatever it is: the other answers of the trip must be read too
             self._error = error
 
     def fail(self, error: BaseException) -> None:
@@ -231,28 +231,36 @@ class Outbox:
         return enough()
 
     def send(self) -> None:
-        """Send all queued steps in one trip. An error is raised again for every reader of an answer of this trip."""
+        """Send all queued steps in one trip. An error is raised again for every reader of an answer of this trip.
+
+        Of whatever kind it is: a step that was sent is never sent again, so an answer left open would stay so.
+        """
         with self._lock:
             self._retry_lost()
             ready = {party: asked for party, asked in self._waiting.items() if party not in self._lost}
-            self._waiting = {party: self._without_substitute(party) for party in self._waiting if party in self._lost}
-            self._sent.update(ready.keys())
-            calls = [
-                (party, Request("run", self.session, {}, tuple(step for step, _ in asked), self._sent[party]))
-                for party, asked in ready.items()
-            ]
             try:
-                replies = self._replies(calls)
-            except (TablePuppetError, KeyboardInterrupt) as error:
+                waiting = {party: self._without_substitute(party) for party in self._waiting if party in self._lost}
+                self._waiting = waiting
+                self._sent.update(ready.keys())
+                calls = [
+                    (party, Request("run", self.session, {}, tuple(step for step, _ in asked), self._sent[party]))
+                    for party, asked in ready.items()
+                ]
+                self._deliver(calls, list(ready.values()), self._replies(calls))
+            except BaseException as error:
                 for _, answer in (each for asked in ready.values() for each in asked):
-                    answer.fail(error)
+                    if answer.is_open:
+                        answer.fail(error)
                 raise
-            for (party, request), asked, reply in zip(calls, ready.values(), replies, strict=True):
-                if isinstance(reply, LostError):
-                    self._lose(party, LostParty(request, asked, reply))
-                    continue
-                for (_, answer), values in zip(asked, reply, strict=True):
-                    answer.resolve(values)
+
+    def _deliver(self, calls: list[tuple[str, Request]], sent: list[Asked], replies: list[Reply | LostError]) -> None:
+        """Give each answer its reply."""
+        for (party, request), asked, reply in zip(calls, sent, replies, strict=True):
+            if isinstance(reply, LostError):
+                self._lose(party, LostParty(request, asked, reply))
+                continue
+            for (_, answer), values in zip(asked, reply, strict=True):
+                answer.resolve(values)
 
     def _replies(self, calls: list[tuple[str, Request]]) -> list[Reply | LostError]:
         if self._over is not None:

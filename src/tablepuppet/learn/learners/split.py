@@ -132,7 +132,7 @@ class SplitLearner(Learner):
 
     @property
     def solving(self) -> Any:
-        """Adam has no settings."""
+        """None: Adam has no settings."""
         return None
 
     def _check_private(self) -> None:

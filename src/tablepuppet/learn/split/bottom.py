@@ -40,7 +40,7 @@ def cnn(shape: Sequence[int], channels: Sequence[int] = (16, 32), kernel: int = 
 
 def tabnet(embedding: int = 8) -> TabNet:
     """Batch norm over the columns, then a linear layer, as TabVFL has at its guests."""
-    return TabNet(embedding, False)
+    return TabNet(embedding, 0, (), False)
 
 
 def registered(name: str, embedding: int = 8) -> Registered:
@@ -49,7 +49,7 @@ def registered(name: str, embedding: int = 8) -> Registered:
 
 
 _KINDS: Mapping[str, Callable[..., Bottom]] = {"mlp": mlp, "cnn": cnn, "tabnet": tabnet, "registered": registered}
-_CHOSEN = ("double", "pixels", "units")  # fields that a learner sets
+_OWN = ("double", "pixels", "units", "part", "categories")  # fields that these functions do not take
 _NAMES = {"outputs": "embedding"}  # fields by the names that these functions take
 
 
@@ -85,7 +85,7 @@ def _write(value: Bottom | Mapping[str, Bottom]) -> Any:
     if isinstance(value, Mapping):
         return {"tables": {alias: _write(each) for alias, each in value.items()}}
     found: dict[str, Any] = msgspec.to_builtins(value)
-    return {_NAMES.get(name, name): each for name, each in found.items() if name not in _CHOSEN}
+    return {_NAMES.get(name, name): each for name, each in found.items() if name not in _OWN}
 
 
 def _read(value: Any) -> Any:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.tables.network import need_torch
-from tablepuppet.party.spec import Bottom, Cnn, Mlp, Registered
+from tablepuppet.party.spec import Bottom, Cnn, Mlp, Registered, TabNet
 from tablepuppet.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def build(spec: Bottom, width: int, table: str) -> nn.Module:
         return _cnn(spec, width, table)
     if isinstance(spec, Registered):
         return _registered(spec, width)
-    raise LearnError("TabNet's part of a table is not built yet")
+    return _tabnet(spec, width, table)
 
 
 def _mlp(spec: Mlp, width: int) -> nn.Module:
@@ -95,6 +96,22 @@ def _placed(spec: Cnn, size: int) -> nn.Module:
 
     module: nn.Module = Placed()
     return module
+
+
+def _tabnet(spec: TabNet, width: int, table: str) -> nn.Module:
+    if sum(spec.categories) > width:
+        raise LearnError(f"table {table!r} has {width:,} encoded columns, fewer than the categories of its network")
+    need_tabnet()
+    from tablepuppet.learn.split.tabnet import Guest
+
+    return Guest(width, spec.outputs, spec.part)
+
+
+def need_tabnet() -> None:
+    """LearnError unless torch and pytorch-tabnet are installed."""
+    need_torch()
+    if find_spec("pytorch_tabnet") is None:
+        raise LearnError("TabNet needs pytorch-tabnet: pip install 'tablepuppet[deep]'")
 
 
 def _registered(spec: Registered, width: int) -> nn.Module:

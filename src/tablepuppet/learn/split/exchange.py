@@ -18,6 +18,7 @@ from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.batches import Batch, Places
 from tablepuppet.operators.client import Pending
 from tablepuppet.operators.lou import Instead
+from tablepuppet.party.spec import Hiding, TabNet
 
 Array = NDArray[np.float64]
 
@@ -45,15 +46,39 @@ class Numbered:
         return found.astype(np.int32)
 
 
-class Exchange:
-    """Takes the steps of batches at the tables in ``aliases``."""
+@dataclass(frozen=True)
+class BatchSums:
+    """Sums over the joined rows of a batch, over all shards of a table that answered: (4, width)."""
 
-    def __init__(self, model: SplitModel, aliases: list[str] | None = None):
-        self.model = model
+    joined: int
+    sums: Array
+
+    @property
+    def shown(self) -> Array:
+        """Of values and squares, as the network is shown them."""
+        return self.sums[:2]
+
+    @property
+    def whole(self) -> Array:
+        """Of values and squares, hidden ones too."""
+        return self.sums[2:]
+
+
+class Exchange:
+    """Takes the steps of batches at the tables in ``aliases``.
+
+    With ``hide`` above 0, tables hide such a share of their cells from their networks, drawn from the seed.
+    """
+
+    def __init__(self, model: SplitModel, aliases: list[str] | None = None, hide: float = 0.0, seed: int = 0):
+        self.model, self.hide, self.seed = model, hide, seed
         chosen = model.tables if aliases is None else aliases
         self.alone = [alias for alias in model.alone if alias in chosen]
         self.together = [alias for alias in model.together if alias in chosen]
         self._last: dict[str, Floats] = {}  # by table: the last embedding of every base row
+        self.sums: dict[str, BatchSums] = {}  # of the batch under way, of tables whose batch norm is over shards
+        self.rebuilt: dict[str, Array] = {}  # gradients of reconstruction errors in the batch under way, over shards
+        self.missed: dict[str, NDArray[np.bool_]] = {}  # base rows of the batch that substitutes stand in for
 
     @property
     def tables(self) -> list[str]:
@@ -81,16 +106,27 @@ class Exchange:
             if following is not None:
                 places, counts = following.batch.places[alias], following.counts(alias)
                 found |= {"next_batch": following.number, "next_places": places, "next_counts": counts}
+                found |= self.hiding(following, alias, shard)
             return found
 
         alone = model.lou.client.ask("split.step", arguments, self._as_before(following))
+        normed = None if following is None else self._moments(following)  # travels with the sums of gradients
         if done is not None and self.together:
             self._step_together(done, gradients, lr)
-        if following is None:
+        if following is None or normed is None:
             alone.read()
             return {}
+        self._note(following, normed)
         together = self._apply(following)
         replies, applied = alone.read(), together.read()
+        self.missed = {}
+        for pending, aliases in ((alone, self.alone), (together, self.together)):
+            for alias in aliases:
+                flags = pending.missed(alias)
+                if any(flags):
+                    shards = zip(model.lou.client.shards(alias), flags, strict=True)
+                    parts = [np.full(following.mine(alias, s.slice).sum(), missed) for s, missed in shards]
+                    self.missed[alias] = np.concatenate(parts)
         found = {alias: model.lou.concatenate(replies[alias], "image") for alias in self.alone}
         found |= {alias: model.lou.concatenate(applied[alias], "image") for alias in self.together}
         if model.lou.client.outbox.when_lost.stand_in == "cache":
@@ -108,6 +144,7 @@ class Exchange:
             mine = done.mine(alias, shard.slice)
             return {
                 **model.sent(alias),
+                **self.shown(done, alias, shard),
                 "places": done.within(alias, shard.slice),
                 "rows": model.on_wire(gradients[alias][mine]),
             }
@@ -117,15 +154,64 @@ class Exchange:
 
         replies = model.lou.client.ask("split.gradient", arguments, nothing).read()
         for alias in self.together:
-            model.step_shared(alias, model.lou.add(replies[alias], "sums"), lr)
+            rebuilt = self.rebuilt.pop(alias, 0.0)
+            model.step_shared(alias, model.lou.add(replies[alias], "sums") + rebuilt, lr)
 
     def _apply(self, following: Numbered) -> Pending:
         def arguments(alias: str, shard: ShardRows) -> Mapping[str, Any] | None:
             if alias not in self.together:
                 return None
-            return {**self.model.sent(alias), "places": following.within(alias, shard.slice)}
+            shown = self.shown(following, alias, shard)
+            return {**self.model.sent(alias), **shown, "places": following.within(alias, shard.slice)}
 
         return self.model.lou.client.ask("split.apply", arguments, self._as_before(following))
+
+    # Batch norm over shards, and hidden cells
+
+    def hiding(self, batch: Numbered, alias: str, shard: ShardRows) -> dict[str, Any]:
+        """The argument with the cells of a batch that a shard hides; none if nothing is hidden."""
+        if not self.hide:
+            return {}
+        before = int(np.searchsorted(batch.batch.places[alias], shard.slice.start))
+        return {"hiding": Hiding(self.hide, self.seed, batch.number, before)}
+
+    def shown(self, batch: Numbered, alias: str, shard: ShardRows) -> dict[str, Any]:
+        """The arguments of a shard with what it hides and what it normalises by."""
+        found = self.hiding(batch, alias, shard)
+        if alias in self.sums:
+            found |= {"sums": self.sums[alias].shown, "joined": self.sums[alias].joined}
+        return found
+
+    def _moments(self, following: Numbered) -> Pending:
+        """Ask for the sums that batch norm needs, of tables with several shards."""
+
+        def arguments(alias: str, shard: ShardRows) -> Mapping[str, Any] | None:
+            spec = self.model.spec_of(alias) if alias in self.together else None
+            if not isinstance(spec, TabNet):
+                return None
+            found = {"encoding": self.model.encoding.id, "spec": spec, **self.hiding(following, alias, shard)}
+            counts = following.counts(alias)[following.mine(alias, shard.slice)]
+            return found | {"places": following.within(alias, shard.slice), "counts": counts}
+
+        def nothing(alias: str, shard: ShardRows) -> dict[str, Any]:
+            return {"sums": np.zeros((4, self.model.width(alias)))}
+
+        return self.model.lou.client.ask("split.moments", arguments, nothing)
+
+    def _note(self, following: Numbered, normed: Pending) -> None:
+        """Add up the sums of shards; running means and variances of tables follow."""
+        self.sums = {}
+        asked = [alias for alias in self.together if isinstance(self.model.spec_of(alias), TabNet)]
+        for alias, replies in (normed.read() if asked else {}).items():
+            if alias not in asked:
+                continue
+            counts = following.counts(alias)
+            shards = zip(self.model.lou.client.shards(alias), normed.missed(alias), strict=True)
+            joined = sum(
+                int(counts[following.mine(alias, shard.slice)].sum()) for shard, missed in shards if not missed
+            )
+            self.sums[alias] = BatchSums(max(joined, 2), self.model.lou.add(replies, "sums"))
+            self.model.note_moments(alias, self.sums[alias].joined, self.sums[alias].shown)
 
     def _as_before(self, following: Numbered | None) -> Instead:
         def as_before(alias: str, shard: ShardRows) -> dict[str, Any]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Array = NDArray[np.float64]
+NORM_MOMENTUM = 0.01  # of TabNet's first batch norm: how far running statistics move with a batch
 _BUILDING = threading.Lock()  # torch has one random state for the whole process
 
 

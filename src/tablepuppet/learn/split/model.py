@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.noise.plan import Noise
-from tablepuppet.learn.split.flat import Adam
+from tablepuppet.learn.split.flat import NORM_MOMENTUM, Adam
 from tablepuppet.learn.split.table import TorchTable
 from tablepuppet.learn.split.top import Top
 from tablepuppet.learn.tables.holders import Holders, parties_of
@@ -73,6 +73,18 @@ class SplitModel(Holders):
         """Take a step of a table whose parameters the coordinator holds."""
         part, trained = self._shared[alias], self.table_model(alias).flat.trained
         part.theta = part.remembered(Adam).stepped(part.theta, gradient, lr, self.l2, trained)
+
+    def note_moments(self, alias: str, joined: int, sums: Array) -> None:
+        """Move the running mean and variance of a table's batch norm, as its module does where one party has it."""
+        part = self._shared[alias]
+        assert isinstance(part.model, TorchTable), "`begin` made it"
+        flat = part.model.flat
+        named = flat.named(part.theta)
+        mean = sums[0] / joined
+        variance = np.maximum(sums[1] / joined - mean**2, 0.0) * joined / (joined - 1)
+        moved = {"norm.running_mean": mean, "norm.running_var": variance}
+        named |= {name: named[name] + NORM_MOMENTUM * (value - named[name]) for name, value in moved.items()}
+        part.theta = flat.flat(named)
 
     def on_wire(self, gradients: Floats) -> Floats:
         """Gradients by embeddings as they travel."""

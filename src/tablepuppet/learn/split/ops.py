@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.split.flat import Adam
-from tablepuppet.learn.split.table import Forward, TorchTable
+from tablepuppet.learn.split.table import Forward, Sums, TorchTable
 from tablepuppet.learn.tables.noisy import noisy_predictions
 from tablepuppet.learn.tables.parameters import TableParameters, check_noisy, held_parameters, hold_parameters
 from tablepuppet.party.added_noise import PredictionNoise
-from tablepuppet.party.arguments import Multiplier, NotNegative, Seed
+from tablepuppet.party.arguments import Multiplier, NotNegative, Positive, Seed
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import OUTPUTS, ROWS, ROWS_ASKED, THETA, Numbers
-from tablepuppet.party.spec import Bottom, Mlp
+from tablepuppet.party.returns import OUTPUTS, ROWS, ROWS_ASKED, THETA, WIDTH, Numbers
+from tablepuppet.party.spec import Bottom, Hiding, Mlp
 from tablepuppet.prep.encoded_rows import encoded, encoded_for_noise
 from tablepuppet.prep.encoded_table import EncodedTable
 
@@ -47,6 +47,9 @@ class Training:
     batch: int = -1
     forward: Forward | None = None
     nat: Any = None  # the training of a guest by itself (once.py)
+    rebuilt: Array | None = None  # the gradient of its reconstruction error
+    view: str = ""
+    places: Places | None = None  # of its rows in the view
 
 
 def bottom_parameters(table: LocalTable, model: str, data: EncodedTable) -> tuple[TorchTable, TableParameters]:
@@ -87,11 +90,13 @@ def start(
 def step(
     table: LocalTable, view: str, encoding: str, model: str, batch: BatchNumber, rows: Array,
     next_batch: BatchNumber, next_places: Places, next_counts: Places, lr: NotNegative, l2: NotNegative,
+    hiding: Hiding | None = None,
 ) -> Values:  # fmt: skip
     """Take the step of a batch from ``rows``, the gradient by its embeddings, summed over joined rows; then return the
     embeddings of the next batch.
 
     Batches have numbers: a party that was away while others went on takes no step for a batch it has not computed.
+    ``hiding``: cells of the next batch that are hidden from the network, in pretraining.
     """
     data = encoded(table, view, encoding)
     network, part = bottom_parameters(table, model, data)
@@ -102,12 +107,14 @@ def step(
     table.count_embeddings(view, network.spec.outputs, next_places)
     if batch >= 0 and training.batch == batch and training.forward is not None:
         gradient = training.forward.backward(wide(rows))
+        gradient += 0.0 if training.rebuilt is None else training.rebuilt
         part.theta = training.adam.stepped(part.theta, gradient, lr, l2, network.flat.trained)
         part.noisy = False
-    training.batch, training.forward = next_batch, None
+    training.batch, training.forward, training.rebuilt = next_batch, None, None
+    training.view, training.places = view, next_places
     if not len(next_places):
         return {"image": np.zeros((0, network.spec.outputs) if network.spec.outputs > 1 else 0, table.wire)}
-    training.forward = network.forward(part.theta, chosen, next_counts)
+    training.forward = network.forward(part.theta, network.batched(chosen, next_counts, hiding))
     part.theta = network.flat.after(part.theta)
     return {"image": shaped(training.forward.embeddings, table.wire)}
 
@@ -144,19 +151,25 @@ def embed(
 )
 def apply(
     table: LocalTable, view: str, encoding: str, spec: Bottom, theta: Array, places: Places | None = None,
-    blur: Multiplier | None = None, noise: PredictionNoise | None = None,
+    blur: Multiplier | None = None, noise: PredictionNoise | None = None, hiding: Hiding | None = None,
+    sums: Array | None = None, joined: Positive = 1,
 ) -> Values:  # fmt: skip
-    """Embeddings with parameters that the coordinator sends; with ``places``, only of these rows, in training."""
+    """Embeddings with parameters that the coordinator sends; with ``places``, only of these rows, in training.
+
+    Batch norm then needs ``sums`` over the ``joined`` rows of the batch (`moments`).
+    """
     data = encoded(table, view, encoding) if noise is None else encoded_for_noise(table, view, encoding)
     network = TorchTable(spec, data.width, table.snapshot.scan.alias)
-    _check_shape(theta, network)
+    check_shape(theta, network)
     if places is not None and not (blur is None and noise is None):
         raise PartyError("embeddings with noise are those of all rows")
     chosen = data if places is None else data.rows(places)
+    known = sums_of(network, sums, joined)
     table.count_embeddings(view, spec.outputs, places)
     if places is None:
         return {"image": _released(table, network, theta, data, blur, noise)}
-    return {"image": shaped(network.forward(theta, chosen).embeddings, table.wire)}
+    found = network.forward(theta, network.batched(chosen, None, hiding), known).embeddings
+    return {"image": shaped(found, table.wire)}
 
 
 def _released(
@@ -183,18 +196,58 @@ def _released(
     returns={"sums": THETA},
 )
 def gradient(
-    table: LocalTable, view: str, encoding: str, spec: Bottom, theta: Array, places: Places, rows: Array
-) -> Values:
+    table: LocalTable, view: str, encoding: str, spec: Bottom, theta: Array, places: Places, rows: Array,
+    hiding: Hiding | None = None, sums: Array | None = None, joined: Positive = 1,
+) -> Values:  # fmt: skip
     """A shard's summand of its table's gradient, for a batch."""
     data = encoded(table, view, encoding)
     network = TorchTable(spec, data.width, table.snapshot.scan.alias)
-    _check_shape(theta, network)
+    check_shape(theta, network)
+    known = sums_of(network, sums, joined)
     if not len(places):
         return {"sums": np.zeros(network.flat.size)}
-    return {"sums": network.forward(theta, data.rows(places)).backward(wide(rows))}
+    batch = network.batched(data.rows(places), None, hiding)
+    return {"sums": network.forward(theta, batch, known).backward(wide(rows))}
 
 
-def _check_shape(theta: Array, network: TorchTable) -> None:
+@op(
+    "split.moments",
+    asked=f"{ASKED}: batch norm of tables with several shards",
+    releases=Release.EMBEDDINGS | Release.STATISTICS,
+    returns={"sums": Numbers((4, WIDTH))},
+)
+def moments(
+    table: LocalTable, view: str, encoding: str, spec: Bottom, places: Places, counts: Places,
+    hiding: Hiding | None = None,
+) -> Values:  # fmt: skip
+    """Sums over the joined rows of a batch by encoded column, of values and squares: as they are shown, and whole.
+
+    Of few rows they say as much as embeddings do, and are counted as such.
+    """
+    data = encoded(table, view, encoding)
+    network = TorchTable(spec, data.width, table.snapshot.scan.alias)
+    if len(counts) != len(places):
+        raise PartyError("as many counts as places of rows are needed")
+    chosen = data.rows(places)
+    table.count_embeddings(view, spec.outputs, places)
+    batch = network.batched(chosen, counts, hiding)
+    whole = batch.rows.numpy().astype(np.float64)
+    shown = whole if batch.mask is None else whole * (1 - batch.mask.numpy())
+    weights = counts.astype(np.float64)
+    return {"sums": np.stack([weights @ shown, weights @ shown**2, weights @ whole, weights @ whole**2])}
+
+
+def sums_of(network: TorchTable, sums: Array | None, joined: int) -> Sums | None:
+    """Sums that a caller has sent; PartyError if they do not fit the table."""
+    if sums is None:
+        return None
+    if sums.shape != (2, network.width):
+        raise PartyError(f"sums of shape {sums.shape} do not fit {(2, network.width)}")
+    return Sums(joined, sums)
+
+
+def check_shape(theta: Array, network: TorchTable) -> None:
+    """PartyError unless parameters are as many as a network has."""
     if theta.shape != (network.flat.size,):
         raise PartyError(f"parameters of shape {theta.shape} do not fit: {network.flat.size:,} are needed")
 

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.learn.split.bottoms import build
 from tablepuppet.learn.split.flat import FlatModule, seeded
+from tablepuppet.learn.split.hiding import draw_mask
 from tablepuppet.learn.split.row_gradients import MlpRows
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
-from tablepuppet.party.spec import Bottom, Cnn, Mlp
+from tablepuppet.party.spec import Bottom, Cnn, Hiding, Mlp, TabNet
 from tablepuppet.prep.encoded_table import EncodedTable
 
 if TYPE_CHECKING:
@@ -31,12 +32,30 @@ Floats = NDArray[np.floating[Any]]
 CHUNK = 1 << 13  # rows at a time, where no gradient is wanted
 
 
+@dataclass(frozen=True)
+class Sums:
+    """Sums over all joined rows of a batch by encoded column: of its values and of their squares, (2, width)."""
+
+    joined: int
+    values: Array
+
+
+@dataclass
+class Batched:
+    """Rows of a batch as a network takes them: encoded columns, how often each row is joined, and hidden cells."""
+
+    rows: Tensor
+    counts: Tensor | None
+    mask: Tensor | None
+
+
 @dataclass
 class Forward:
     """A forward pass whose gradient is still to come."""
 
     flat: Tensor  # the parameters it was computed with
     outputs: Tensor
+    seen: Batched
 
     @property
     def embeddings(self) -> Floats:
@@ -59,7 +78,7 @@ class TorchTable:
     """The bottom network of a table with ``width`` encoded columns."""
 
     def __init__(self, spec: Bottom, width: int, alias: str):
-        self.spec, self.width = spec, width
+        self.spec, self.width, self.alias = spec, width, alias
         self.flat = self._built(0, alias)
         self._number = np.float64 if spec.double else np.float32
 
@@ -69,13 +88,28 @@ class TorchTable:
     def start(self, seed: int, alias: str, numbers: int) -> Array:
         """First parameters, from the seed and the alias; the first ``numbers`` columns are numeric.
 
-        Weights of categories start at zero, since the order of categories with equal frequency may differ between runs.
+        Weights of categories start at zero, since the order of categories with equal frequency may differ between runs;
+        in TabNet's part, the categories of a column start with the same weights.
         """
         theta = self._built(seed, alias).first()
+        if isinstance(self.spec, TabNet):
+            return self._alike(theta, numbers)
         if isinstance(self.spec, Mlp):
             first = (*self.spec.hidden, self.spec.outputs)[0]
             theta[: self.width * first].reshape(first, self.width)[:, numbers:] = 0.0
         return theta
+
+    def _alike(self, theta: Array, numbers: int) -> Array:
+        """Parameters with the same weights for all categories of a column, together as large as those of a number."""
+        assert isinstance(self.spec, TabNet)
+        named = {name: part.copy() for name, part in self.flat.named(theta).items()}
+        start = numbers
+        for size in self.spec.categories or [self.width - numbers]:
+            columns = slice(start, start + size)
+            for weights in (named["mix.weight"].T, named.get("rebuild.weight", np.zeros((self.width, 0)))):
+                weights[columns] = weights[start : start + 1] / np.sqrt(max(size, 1))
+            start += size
+        return self.flat.flat(named)
 
     def rescaled(self, theta: Array, unit: float) -> Array:
         """The same: embeddings have no unit, the top network's scores do."""
@@ -111,14 +145,57 @@ class TorchTable:
         tensor: Tensor = need_torch().from_numpy(found)
         return tensor
 
-    def forward(self, theta: Array, table: EncodedTable, counts: NDArray[Any] | None = None) -> Forward:
-        """The embeddings of rows in training; ``counts``: how often each is joined in the batch."""
+    def batched(self, table: EncodedTable, counts: NDArray[Any] | None = None, hiding: Hiding | None = None) -> Batched:
+        """Rows of a batch; ``counts``: how often each is joined in it, ``hiding``: which cells are hidden."""
         torch = need_torch()
         check_memory(8 * len(table.dense) * self._cells())
+        weights = None if counts is None else torch.from_numpy(counts.astype(self._number))
+        mask = None
+        if hiding is not None:
+            sizes = self.spec.categories if isinstance(self.spec, TabNet) else ()
+            drawn = draw_mask(hiding, self.alias, len(table.dense), self.width - sum(sizes), sizes)
+            mask = torch.from_numpy(drawn.astype(self._number))
+        return Batched(self.rows(table), weights, mask)
+
+    def forward(self, theta: Array, batch: Batched, sums: Sums | None = None) -> Forward:
+        """The embeddings of rows in training; ``sums``: those of the table's columns over all its shards, as shown."""
+        with one_thread(need_torch()):
+            flat = self.flat.tensor(theta, training=True)
+            outputs = self.flat(flat, batch.rows, batch.counts, **self._shown(batch, sums), training=True)
+            return Forward(flat, outputs, batch)
+
+    def error(
+        self, theta: Array, batch: Batched, decoded: Floats, sums: Sums | None = None
+    ) -> tuple[float, Floats, Array]:
+        """(Reconstruction error of rows, its gradient by ``decoded``, that by all parameters); for TabNet's part only.
+
+        ``sums``: those of the table's whole columns over all its shards.
+        """
+        torch = need_torch()
+        part = self.spec.part if isinstance(self.spec, TabNet) else 0
+        if not part:
+            raise PartyError("this network reconstructs nothing")
+        if decoded.shape != (len(batch.rows), part):
+            raise PartyError(f"decoded values of shape {decoded.shape} do not fit {(len(batch.rows), part)}")
         with one_thread(torch):
             flat = self.flat.tensor(theta, training=True)
-            weights = None if counts is None else torch.from_numpy(counts.astype(self._number))
-            return Forward(flat, self.flat(flat, self.rows(table), weights, training=True))
+            point = torch.tensor(decoded, dtype=self.flat.dtype, requires_grad=True)
+            named = {**self._shown(batch, sums), "decoded": point}
+            error = self.flat(flat, batch.rows, batch.counts, **named, training=True)
+            error.backward()
+            assert flat.grad is not None, "the last layer has parameters"
+            return float(error.detach()), point.grad.numpy(), flat.grad.numpy().astype(np.float64)
+
+    def _shown(self, batch: Batched, sums: Sums | None) -> dict[str, Any]:
+        if not isinstance(self.spec, TabNet):
+            return {}
+        if sums is None:
+            return {"mask": batch.mask}
+        from tablepuppet.learn.split.tabnet import Moments
+
+        torch = need_torch()
+        values, squares = (torch.from_numpy(each) for each in np.ascontiguousarray(sums.values))
+        return {"mask": batch.mask, "moments": Moments(float(sums.joined), values, squares)}
 
     def predict(self, theta: Array, table: EncodedTable) -> Floats:
         """The embeddings of rows after training: (rows, outputs)."""
@@ -134,7 +211,7 @@ class TorchTable:
 
     def pull_back(self, theta: Array, table: EncodedTable, row_gradients: Array) -> Array:
         """The gradient by parameters, of rows that are joined once."""
-        return self.forward(theta, table).backward(row_gradients)
+        return self.forward(theta, self.batched(table)).backward(row_gradients)
 
     def gradient_bound(self, theta: Array) -> float:
         """There is no bound."""

@@ -35,10 +35,10 @@ class Top:
         self._kept: Array | None = None
         self._under_way: Tensor | None = None
 
-    def forward(self, embeddings: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """(Scores, what is added to the loss) of the joined rows of a batch."""
+    def forward(self, embeddings: Mapping[str, Tensor], *others: Any) -> tuple[Tensor, Tensor | None]:
+        """(Scores, what is added to the loss) of the joined rows of a batch; ``others`` are for the module."""
         self._under_way = self.flat.tensor(self.theta, training=True)
-        found = self.flat(self._under_way, embeddings, training=True)
+        found = self.flat(self._under_way, embeddings, *others, training=True)
         scores, added = found if isinstance(found, tuple) else (found, None)
         return scores, added
 

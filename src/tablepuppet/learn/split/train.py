@@ -18,7 +18,8 @@ from tablepuppet.learn.split.exchange import Exchange, Numbered
 from tablepuppet.learn.split.model import Embeddings
 from tablepuppet.learn.split.top import Top
 from tablepuppet.learn.tables.network import need_torch
-from tablepuppet.mapping.table_mapping import Floats
+from tablepuppet.learn.threads import one_thread
+from tablepuppet.mapping.table_mapping import Floats, TableMapping
 from tablepuppet.operators.batches import Batch, batches
 from tablepuppet.operators.joined_rows import SCORES
 
@@ -34,11 +35,18 @@ def learn_by_batches(
     ``fixed`` are embeddings of tables that do not learn. The loss of a round is the mean over its batches, each
     measured before its step.
     """
+    with one_thread(need_torch()):  # parties in this process compute at the same time
+        _learn(exchange, loss, rates, size, seed, report, dict(fixed or {}))
+
+
+def _learn(
+    exchange: Exchange, loss: JoinedLoss, rates: Sequence[float], size: int, seed: int,
+    report: Callable[[Round], bool], known: Embeddings,
+) -> None:  # fmt: skip
     top, l2, rows = exchange.model.top, exchange.model.l2, loss.rows
-    known = dict(fixed or {})
     rows.reserve(SCORES)
     total = added = 0.0
-    upcoming = _epochs(exchange, [*exchange.tables, *known], rows.mapping, size, seed, len(rates))
+    upcoming = numbered_batches(rows.mapping, [*exchange.tables, *known], size, seed, len(rates))
     epoch, current, is_last = next(upcoming)
     batch: Numbered | None = current
     found = exchange(None, {}, batch, rates[0])
@@ -64,7 +72,7 @@ def _learn_batch(
 ) -> tuple[float, Array, dict[str, Floats]]:
     """(Sum of losses, scores, gradients by embeddings of distinct base rows) of a batch; gradients of ``top`` too."""
     torch = need_torch()
-    leaves = {alias: _leaf(top, values) for alias, values in found.items()}
+    leaves = {alias: with_gradient(top, values) for alias, values in found.items()}
     gathered = {alias: leaf.index_select(0, torch.from_numpy(batch.index[alias])) for alias, leaf in leaves.items()}
     for alias, values in known.items():
         gathered[alias] = torch.from_numpy(values[batch.places[alias][batch.index[alias]]]).to(top.flat.dtype)
@@ -76,13 +84,14 @@ def _learn_batch(
     return here.value, plain, {alias: leaf.grad.numpy() for alias, leaf in leaves.items()}
 
 
-def _leaf(top: Top, values: Floats) -> Any:
+def with_gradient(top: Top, values: Floats) -> Any:
+    """Embeddings as a tensor that gradients are computed for."""
     leaf = need_torch().from_numpy(np.ascontiguousarray(values)).to(top.flat.dtype)
     return (leaf.detach() if leaf.requires_grad else leaf).requires_grad_()
 
 
-def _epochs(
-    exchange: Exchange, tables: list[str], mapping: Any, size: int, seed: int, epochs: int
+def numbered_batches(
+    mapping: TableMapping, tables: list[str], size: int, seed: int, epochs: int
 ) -> Iterator[tuple[int, Numbered | None, bool]]:
     """The batches of all epochs: (number of the epoch, the batch, whether it is the epoch's last)."""
     number = 0

@@ -1,0 +1,331 @@
+"""TabVFL: TabNet cut between tables and coordinator, pretrained on all tables' columns without labels, then finetuned.
+
+One latent vector per joined row comes of the columns of all tables (papers: TabVFL). Tables release embeddings as wide
+as they have encoded columns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.learn.learners.planner import tables_of
+from tablepuppet.learn.learners.split import SplitLearner
+from tablepuppet.learn.learners.tasks import Classifier, Regressor
+from tablepuppet.learn.learners.validation import Watched
+from tablepuppet.learn.learners.watch import Watch
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
+from tablepuppet.learn.loss.units import in_units, out_of_units
+from tablepuppet.learn.registry import learner
+from tablepuppet.learn.settings import COUNT, NUMBER, RATE, Auto, Kind, or_auto, setting
+from tablepuppet.learn.solve.allowance import Cost, Costs
+from tablepuppet.learn.solve.schedule import Schedule, batches_of
+from tablepuppet.learn.solve.sgd import falling
+from tablepuppet.learn.split.bottoms import need_tabnet
+from tablepuppet.learn.split.exchange import Exchange
+from tablepuppet.learn.split.flat import seeded
+from tablepuppet.learn.split.model import CHUNK, SavedSplitModel, SplitModel, gathered
+from tablepuppet.learn.split.pretrain import Pretraining
+from tablepuppet.learn.split.top import Top
+from tablepuppet.learn.split.train import learn_by_batches
+from tablepuppet.learn.tables.network import need_torch
+from tablepuppet.learn.threads import one_thread
+from tablepuppet.mapping.table_mapping import Floats
+from tablepuppet.party.spec import Bottom, TabNet
+from tablepuppet.prep.encode import Encoding, apply_encoding
+from tablepuppet.relation import Relation
+from tablepuppet.runs.table_view import Records
+from tablepuppet.spelling import names_checked
+
+Array = NDArray[np.float64]
+AUTO_LR = 0.02  # pytorch-tabnet's
+MOST_PRETRAINED = 40  # epochs of "auto"
+VIRTUAL_BATCH = 128  # joined rows that batch norm within TabNet takes together
+HIDDEN = Kind("a number above 0 and below 1", lambda value: RATE.fits(value) and value < 1)
+EPOCHS = Kind("a whole number, 0 or more", lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0)
+
+
+class TabVFL(SplitLearner):
+    """TabNet over the embeddings of tables."""
+
+    bottom: Any = None  # each table has TabNet's part
+
+    latent: int = setting(default=16, kind=COUNT, help="width of the latent vector; at least one per table")
+    pretrain_epochs: int | Auto = setting(
+        default="auto",
+        kind=or_auto(EPOCHS),
+        help="passes over the joined rows without labels at most; they end when the reconstruction error has not "
+        "fallen for `patience` of them",
+    )
+    hide: float = setting(default=0.2, kind=HIDDEN, help="the share of cells that are hidden in pretraining")
+    sparsity: float = setting(default=1e-3, kind=NUMBER, help="weight of the sparsity of attention in the loss")
+    steps: int = setting(default=3, kind=COUNT, help="decision steps of TabNet")
+
+    # Before a fit
+
+    def check_settings(self) -> None:
+        """Raise LearnError if a setting is out of range, or torch or pytorch-tabnet is not installed."""
+        super().check_settings()
+        need_tabnet()
+
+    def specs(self, aliases: Sequence[str]) -> dict[str, Bottom]:
+        """The part of each table before it is known how wide the table is."""
+        self._parts(aliases)
+        return dict.fromkeys(aliases, TabNet(1, 0, (), False))
+
+    def _parts(self, aliases: Sequence[str]) -> dict[str, int]:
+        """How many of the decoder's outputs each table gets; LearnError if latent is too small."""
+        need_tabnet()
+        from tablepuppet.learn.split.tabnet import latent_parts
+
+        return dict(zip(aliases, latent_parts(self.latent, aliases), strict=True))
+
+    def _costs(self, batches: int) -> Costs:
+        """Of tables with several shards, each batch is a sum, and two in pretraining."""
+        return Costs(Cost(0, 0), Cost(2 * batches * self._most_pretrained(MOST_PRETRAINED), batches))
+
+    def _most_pretrained(self, epochs: int) -> int:
+        return min(epochs, MOST_PRETRAINED) if isinstance(self.pretrain_epochs, str) else self.pretrain_epochs
+
+    def plan_rounds(self, rows: int, allowed: Any) -> None:
+        """Choose epochs and batches; LearnError if a batch would have one row, which batch norm cannot work on."""
+        super().plan_rounds(rows, allowed)
+        size = self.schedule_.batch_size
+        if isinstance(self.batch_size, str):
+            while rows > 1 and _has_single(rows, size):
+                size += 1
+        if rows < 2 or _has_single(rows, size):
+            raise LearnError(
+                f"batch_size={size} leaves a batch of one joined row out of {rows:,}, whose variance batch norm needs: "
+                f"set batch_size to {size + 1} or otherwise"
+            )
+        self.schedule_ = Schedule(self.schedule_.rounds, size)
+        self.pretraining_epochs_ = self._most_pretrained(self.schedule_.rounds)
+
+    def _fit_embeddings(self, relation: Relation, validated: bool) -> None:
+        """Lower "auto" epochs to what parties allow; PrivacyError if they do not allow the width or what is asked for.
+
+        Pretraining releases two vectors of a row for each batch that it is in: its embedding and a gradient.
+        Shards of a table release one more, of sums.
+        """
+        size, epochs, before = self.schedule_.batch_size, self.schedule_.rounds, self.pretraining_epochs_
+        batches = batches_of(len(relation), size)
+        for alias in tables_of(relation.query):
+            width = len(self.encoding_.names(alias))
+            often = min(int(relation.mapping.counts(alias).max(initial=1)), batches)  # in an epoch, of one row
+            more = len(relation.client.shards(alias)) > 1
+            for shard in relation.plan.tables[alias].shards:
+                widest, most = shard.embeddings or (None, None)
+                if widest is not None and width > widest:
+                    raise PrivacyError(
+                        f"party {shard.party!r}, table {shard.name!r}: embeddings of its rows have at most {widest} "
+                        f"numbers; TabVFL needs {width}, as many as there are encoded columns: select fewer, or ask "
+                        "the party's operator",
+                        rule="embeddings.max_width",
+                    )
+                if most is None:
+                    continue
+                each, pretrained = often * (1 + more) + validated, often * (2 + more)
+                if isinstance(self.pretrain_epochs, str):
+                    before = min(before, most // 2 // pretrained)
+                left = most - pretrained * before - often * (2 + more)  # one batch may be begun and not used
+                if isinstance(self.epochs, str):
+                    epochs = min(epochs, max(left // each, 0))
+                if each * epochs > left or not epochs:
+                    raise PrivacyError(
+                        f"party {shard.party!r}, table {shard.name!r}: the embeddings of a row are released {most} "
+                        f"times in a session; {before} epochs of pretraining and {epochs or 1} after it need up to "
+                        f"{pretrained * before + each * (epochs or 1)}, as a row of it is in up to {often} batches of "
+                        f"an epoch: lower pretrain_epochs and epochs, make batch_size larger than {size:,}, or ask the "
+                        "party's operator",
+                        rule="embeddings.max_epochs",
+                    )
+        self.schedule_, self.pretraining_epochs_ = Schedule(epochs, size), before
+
+    # The fit
+
+    def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
+        self._fit_embeddings(relation, watch.validation is not None)
+        loss, self.unit_ = in_units(loss)
+        model = self._begin(relation, loss)
+        highest = AUTO_LR if isinstance(self.lr, str) else self.lr
+        self.pretraining_ = Records()
+        if self.pretraining_epochs_:
+            self._pretrain(relation, model, falling(highest, self.pretraining_epochs_), watch)
+        report = watch.of(model)
+        learn_by_batches(
+            Exchange(model), loss, falling(highest, self.schedule_.rounds), self.schedule_.batch_size, self.seed,
+            lambda done: report(out_of_units(done, self.unit_)),
+        )  # fmt: skip
+        self.converged_ = self._is_flat()
+        return model, np.zeros(loss.outputs)
+
+    def _begin(self, relation: Relation, loss: JoinedLoss) -> SplitModel:
+        double, encoding = relation.wire == "float64", self.encoding_
+        known = [alias for alias in relation.mapping.tables if encoding.names(alias) and relation.client.shards(alias)]
+        if not known:
+            raise LearnError("no feature is left to learn from; select some, or see the warnings about columns")
+        specs: dict[str, Bottom] = {
+            alias: TabNet(len(encoding.names(alias)), part, _categories(encoding, alias), double)
+            for alias, part in self._parts(known).items()
+        }
+        model = SplitModel(relation.client, encoding, relation.wire, specs, self.l2, self.unit_)
+        widths = {alias: spec.outputs for alias, spec in specs.items()}
+        model.begin(self.seed, self._top(widths, loss.best_constant(), double))
+        return model
+
+    def _pretrain(self, relation: Relation, model: SplitModel, rates: Sequence[float], watch: Watch) -> None:
+        """Alg. 1; then the encoder goes on in the top network."""
+        from tablepuppet.learn.split.tabnet import PretrainingTop
+
+        specs = {alias: spec for alias, spec in model.specs.items() if isinstance(spec, TabNet)}
+        widths = {alias: spec.outputs for alias, spec in specs.items()}
+        double = any(spec.double for spec in specs.values())
+        top = Top(seeded(self.seed, "", lambda: PretrainingTop(widths, self._shape)), self.latent, double=double)
+        ends = list(accumulate(spec.part for spec in specs.values()))
+        parts = {a: slice(end - spec.part, end) for (a, spec), end in zip(specs.items(), ends, strict=True)}
+        exchange = Exchange(model, hide=self.hide, seed=self.seed)
+        before = watch.traffic()
+        since = time.perf_counter()
+
+        def report(epoch: int, error: float) -> bool:
+            nonlocal before, since
+            now, seconds = watch.traffic(), time.perf_counter()
+            up, down, messages = (new - old for new, old in zip(now, before, strict=True))
+            lost = sorted(relation.client.outbox.take_missed())
+            entry = {"round": epoch, "seconds": seconds - since, "loss": error, "bytes_up": up, "bytes_down": down}
+            self.pretraining_.append({**entry, "messages": messages, "lost": lost})
+            before, since = now, seconds
+            message = f"pretraining, epoch {epoch}: reconstruction error {error:.6g}, {(up + down) / 1e6:.3g} MB"
+            fields = {**entry, "messages": messages, "lost": lost, "done": epoch, "total": len(rates)}
+            self.emit(relation, "progress", "pretrain", message, fields)
+            errors = [each["loss"] for each in self.pretraining_]
+            return epoch - 1 - int(np.argmin(errors)) >= max(self.patience, self.own_patience)
+
+        Pretraining(exchange, top, parts).run(rates, self.schedule_.batch_size, self.seed, report)
+        watch.restart()
+        learned = top.flat.named(top.theta)
+        named = model.top.flat.named(model.top.theta)
+        model.top.theta = model.top.flat.flat({name: learned.get(name, value) for name, value in named.items()})
+
+    @property
+    def _shape(self) -> Any:
+        from tablepuppet.learn.split.tabnet import TabNetShape
+
+        return TabNetShape(self.latent, self.latent, self.steps, virtual_batch=VIRTUAL_BATCH)
+
+    def _top(self, widths: Mapping[str, int], constant: Array, double: bool) -> Top:
+        from tablepuppet.learn.split.tabnet import FinetuningTop
+
+        torch = need_torch()
+
+        def build() -> Any:
+            return FinetuningTop(widths, self._shape, torch.from_numpy(constant), self.sparsity)
+
+        with one_thread(torch):
+            return Top(seeded(self.seed, "", build), len(constant), double=double)
+
+    # After a fit
+
+    @names_checked
+    def transform(self, relation: Relation) -> NDArray[np.float32]:
+        """The latent vector of every joined row, (N, latent), in the order of ``rows()``."""
+        return np.concatenate([np.zeros((0, self.latent)), *self._outputs(relation, "latent")]).astype(np.float32)
+
+    @names_checked
+    def explain(self, relation: Relation, by: Literal["table", "column"] = "table") -> dict[str, Array]:
+        """Where the attention of every joined row goes: shares that add up to 1, by alias, in the order of ``rows()``.
+
+        ``by="column"``: by encoded column. Embeddings are mixtures of a table's columns; its own weights, which the
+        party's policy must release, share attention out among them.
+        """
+        if by not in ("table", "column"):
+            raise LearnError(f"by must be 'table' or 'column', not {by!r}")
+        found = np.concatenate([np.zeros((0, 0)), *self._outputs(relation, "attention")])
+        total = found.sum(axis=1, keepdims=True)
+        shares = found / np.where(total > 0, total, 1.0)
+        specs = self._networks.specs
+        ends = list(accumulate(spec.outputs for spec in specs.values()))
+        tables = {
+            alias: shares[:, end - spec.outputs : end] for (alias, spec), end in zip(specs.items(), ends, strict=True)
+        }
+        if by == "table":
+            return {alias: part.sum(axis=1) for alias, part in tables.items()}
+        columns: dict[str, Array] = {}
+        for alias, weights in self._mixes().items():
+            sizes = np.abs(weights)  # (embeddings, columns)
+            split = tables[alias] @ (sizes / np.maximum(sizes.sum(axis=1, keepdims=True), np.finfo(float).tiny))
+            columns |= dict(zip(self.encoding_.names(alias), split.T, strict=True))
+        return columns
+
+    def _mixes(self) -> dict[str, Array]:
+        """The weights of each table's layer, where its policy releases them."""
+        networks = self._networks
+        thetas = networks.parameters()
+        found = {}
+        for alias, spec in networks.specs.items():
+            width = len(self.encoding_.names(alias))
+            start = 2 * width  # scale and shift of batch norm come first
+            found[alias] = thetas[alias][start : start + spec.outputs * width].reshape(spec.outputs, width)
+        return found
+
+    def _outputs(self, relation: Relation, wanted: str) -> list[Floats]:
+        """What the top network makes of joined rows, in chunks."""
+        self.check_relation(relation, "transform" if wanted == "latent" else "explain")
+        client, torch = relation.client, need_torch()
+        apply_encoding(client, self.encoding_)
+        networks, top = self._networks, self._networks.top
+        if isinstance(networks, SavedSplitModel):
+            embeddings = networks.embeddings(client)
+        else:
+            embeddings = networks.embeddings(client, networks.tables)
+        found: list[Floats] = []
+        with one_thread(torch), torch.no_grad():
+            flat = top.flat.tensor(top.theta)
+            for start in range(0, len(client.mapping), CHUNK):
+                rows = gathered(client.mapping, embeddings, slice(start, min(start + CHUNK, len(client.mapping))))
+                given = {alias: torch.from_numpy(values).to(top.flat.dtype) for alias, values in rows.items()}
+                found.append(top.flat(flat, given, wanted=wanted).numpy())
+        return found
+
+    # Saving
+
+    def facts(self) -> dict[str, Any]:
+        """Facts of the fit, pretraining included."""
+        return super().facts() | {"pretraining": self.pretraining_}
+
+    def restore(self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Restore what `facts` and `arrays` say."""
+        super().restore(facts, arrays)
+        self.pretraining_ = Records(facts["pretraining"])
+
+
+def _categories(encoding: Encoding, alias: str) -> tuple[int, ...]:
+    return tuple(encoder.size for encoder in encoding.categories[alias])
+
+
+def _has_single(rows: int, size: int) -> bool:
+    """Whether an epoch has a batch of one row, or one of which TabNet's batch norm gets a row by itself."""
+    return any(_least_chunk(batch) == 1 for batch in {min(size, rows), rows % size or size} if batch <= rows)
+
+
+def _least_chunk(rows: int) -> int:
+    """The rows of the last part when a batch is cut as TabNet does for its batch norm."""
+    chunk = -(-rows // -(-rows // VIRTUAL_BATCH))
+    return rows - chunk * (-(-rows // chunk) - 1)
+
+
+@learner
+class TabVFLRegressor(Regressor, TabVFL):
+    """Regression by TabNet over embeddings of tables; l2 and lr are in units of the label's standard deviation."""
+
+
+@learner
+class TabVFLClassifier(Classifier, TabVFL):
+    """Classification of two or more classes by TabNet over embeddings of tables."""

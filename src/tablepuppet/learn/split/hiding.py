@@ -1,0 +1,28 @@
+"""Which cells a table hides from its network in pretraining, as TabNet's RandomObfuscator; the same whoever draws them.
+
+A mask follows from the seed, the table and the number of the batch. So a party that was away for some batches draws the
+right one, shards of a table draw parts of one mask, and the coordinator draws it too: no mask travels.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.party.spec import Hiding
+
+
+def draw_mask(hiding: Hiding, alias: str, rows: int, numbers: int, categories: Sequence[int]) -> NDArray[np.float32]:
+    """(rows, encoded columns): 1 at cells that are hidden.
+
+    The encoded columns of one categorical column are hidden together: one of them is known from the others, and their
+    order may differ between runs.
+    """
+    columns = numbers + len(categories)
+    bits = np.random.PCG64(np.random.SeedSequence([hiding.seed, zlib.crc32(alias.encode()), hiding.batch]))
+    bits.advance(hiding.offset * columns)
+    drawn = np.random.Generator(bits).random((rows, columns)) < hiding.share
+    return np.repeat(drawn, [1] * numbers + list(categories), axis=1).astype(np.float32)

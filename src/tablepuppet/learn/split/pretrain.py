@@ -1,0 +1,232 @@
+"""Pretraining of TabVFL, both halves (papers: TabVFL, Alg. 1): tables reconstruct cells that they hide.
+
+Two trips a batch. First the gradients of the last batch go down and embeddings of this one come up, as in all split
+learning (exchange.py), with some cells hidden. Then each table gets its part of the decoder's output, the mean over the
+joined rows of each base row, and returns its reconstruction error and the gradient by what it got. Tables with several
+shards need one trip more, as there.
+
+A table whose party is lost has its last embeddings used again, with the mask they were computed with, or zeros; nothing
+of it is reconstructed in that batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PartyError
+from tablepuppet.learn.split.exchange import Exchange, Numbered
+from tablepuppet.learn.split.flat import Adam
+from tablepuppet.learn.split.hiding import draw_mask
+from tablepuppet.learn.split.ops import BatchNumber, Training, bottom_parameters, check_shape, sums_of
+from tablepuppet.learn.split.table import TorchTable
+from tablepuppet.learn.split.top import Top
+from tablepuppet.learn.split.train import numbered_batches, with_gradient
+from tablepuppet.learn.tables.network import need_torch
+from tablepuppet.learn.threads import one_thread
+from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.operators.client import Pending
+from tablepuppet.party.arguments import Positive
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import SQUARE, THETA, Numbers
+from tablepuppet.party.spec import Bottom, Hiding, TabNet
+from tablepuppet.prep.encoded_rows import encoded
+
+Array = NDArray[np.float64]
+Places = NDArray[np.int32]
+ASKED = "TabVFL: pretraining"
+PULLED = Numbers(("decoded",))  # as long and wide as what was sent
+
+
+# The party's half
+
+
+@op(
+    "tabvfl.error",
+    asked=ASKED,
+    releases=Release.EMBEDDINGS | Release.STATISTICS,
+    returns={"image": PULLED, "loss": SQUARE},
+)
+def error(table: LocalTable, view: str, encoding: str, model: str, batch: BatchNumber, decoded: Array) -> Values:
+    """The error with which the rows of the batch under way are reconstructed, and its gradient by ``decoded``.
+
+    Zeros if it is not the batch that this party has computed embeddings for.
+    """
+    network, part = bottom_parameters(table, model, encoded(table, view, encoding))
+    training = part.remembered(Training)
+    if batch < 0 or training.batch != batch or training.forward is None:
+        return {"image": np.zeros(decoded.shape, table.wire), "loss": 0.0}
+    table.count_embeddings(training.view, _width(decoded), training.places)
+    loss, pulled, training.rebuilt = network.error(part.theta, training.forward.seen, decoded)
+    return {"image": pulled.astype(table.wire, copy=False), "loss": loss}
+
+
+@op(
+    "tabvfl.shard_error",
+    asked=f"{ASKED} of tables with several shards",
+    releases=Release.EMBEDDINGS | Release.STATISTICS | Release.GRADIENT_SUMS,
+    returns={"image": PULLED, "loss": SQUARE, "gradient": THETA},
+)
+def shard_error(
+    table: LocalTable, view: str, encoding: str, spec: Bottom, theta: Array, places: Places, counts: Places,
+    decoded: Array, sums: Array, joined: Positive, hiding: Hiding,
+) -> Values:  # fmt: skip
+    """The same for a shard, with parameters that the coordinator sends, and the gradient by these.
+
+    ``sums`` are those of whole columns over the ``joined`` rows of the batch.
+    """
+    data = encoded(table, view, encoding)
+    network = TorchTable(spec, data.width, table.snapshot.scan.alias)
+    check_shape(theta, network)
+    if len(counts) != len(places):
+        raise PartyError("as many counts as places of rows are needed")
+    chosen, known = data.rows(places), sums_of(network, sums, joined)
+    table.count_embeddings(view, _width(decoded), places)
+    loss, pulled, gradient = network.error(theta, network.batched(chosen, counts, hiding), decoded, known)
+    return {"image": pulled.astype(table.wire, copy=False), "loss": loss, "gradient": gradient}
+
+
+@op("tabvfl.finetune", asked="TabVFL: after pretraining", releases=Release.COUNTS, returns={})
+def finetune(table: LocalTable, view: str, model: str, encoding: str) -> Values:
+    """Forget the optimiser's memory of pretraining."""
+    network, part = bottom_parameters(table, model, encoded(table, view, encoding))
+    part.remembered(Training)
+    part.memory = Training(Adam.over(network.flat.size))
+    return {}
+
+
+def _width(decoded: Array) -> int:
+    return decoded.shape[1] if decoded.ndim == 2 else 1
+
+
+# The coordinator's half
+
+
+class Pretraining:
+    """Trains encoder and decoder, in ``top``, and the tables' networks; ``parts``: who gets which decoder's outputs."""
+
+    def __init__(self, exchange: Exchange, top: Top, parts: Mapping[str, slice]):
+        self.exchange, self.top, self.parts = exchange, top, parts
+        self.model = exchange.model
+        self._masks: dict[str, NDArray[np.bool_]] = {}  # by table: the last mask of every base row
+
+    def run(self, rates: Sequence[float], size: int, seed: int, report: Callable[[int, float], bool]) -> None:
+        """Epochs of mini-batches, one for each rate, until ``report(epoch, error)`` says to stop."""
+        with one_thread(need_torch()):
+            self._run(rates, size, seed, report)
+        self.model.lou.ask("tabvfl.finetune", self.model.alone, model=self.model.name, encoding=self.model.encoding.id)
+        for part in self.model.shared.values():
+            part.memory = Adam.over(len(part.theta))
+
+    def _run(self, rates: Sequence[float], size: int, seed: int, report: Callable[[int, float], bool]) -> None:
+        exchange, mapping = self.exchange, self.model.lou.client.mapping
+        upcoming = numbered_batches(mapping, exchange.tables, size, seed, len(rates))
+        epoch, current, is_last = next(upcoming)
+        batch: Numbered | None = current
+        found, total = exchange(None, {}, batch, rates[0]), 0.0
+        while batch is not None:
+            number, following, ends = next(upcoming, (epoch, None, True))
+            lr = rates[epoch - 1]
+            value, gradients = self._learn_batch(batch, found)
+            total += value * len(batch.batch.rows)
+            self.top.step(lr, self.model.l2)
+            found = exchange(batch, gradients, following, lr)
+            if is_last:
+                if report(epoch, total / len(mapping)):
+                    break
+                total = 0.0
+            epoch, batch, is_last = number, following, ends
+
+    def _learn_batch(self, batch: Numbered, found: Mapping[str, Floats]) -> tuple[float, dict[str, Floats]]:
+        """(The sum of the tables' errors, gradients by embeddings of distinct base rows) of a batch."""
+        torch = need_torch()
+        here, top = batch.batch, self.top
+        leaves = {alias: with_gradient(top, values) for alias, values in found.items()}
+        index = {alias: torch.from_numpy(here.index[alias]) for alias in leaves}
+        gathered = {alias: leaf.index_select(0, index[alias]) for alias, leaf in leaves.items()}
+        prior = {
+            alias: torch.from_numpy(1.0 - mask[here.index[alias]]).to(top.flat.dtype)
+            for alias, mask in self._drawn(batch).items()
+        }
+        decoded, _ = top.forward(gathered, prior)
+        means = {alias: self._mean(batch, alias, index[alias], decoded) for alias in self.parts}
+        value, pulled = self._errors(batch, {alias: each.detach().numpy() for alias, each in means.items()})
+        torch.autograd.backward(
+            list(means.values()), [torch.from_numpy(pulled[alias]).to(top.flat.dtype) for alias in means]
+        )
+        return value, {alias: leaf.grad.numpy() for alias, leaf in leaves.items()}
+
+    def _mean(self, batch: Numbered, alias: str, index: Any, decoded: Any) -> Any:
+        """A table's part of the decoder's output: for each base row, the mean over its joined rows."""
+        from tablepuppet.learn.split.tabnet import mean_at_base_rows
+
+        counts = need_torch().from_numpy(batch.counts(alias))
+        return mean_at_base_rows(decoded[:, self.parts[alias]], index, counts)
+
+    def _drawn(self, batch: Numbered) -> dict[str, NDArray[np.bool_]]:
+        """The mask of every base row by table; of rows whose embeddings are used again, the one they came with."""
+        exchange, drawn = self.exchange, {}
+        hiding = Hiding(exchange.hide, exchange.seed, batch.number)
+        for alias in self.parts:
+            spec, places = self.model.spec_of(alias), batch.batch.places[alias]
+            sizes = spec.categories if isinstance(spec, TabNet) else ()
+            mask = draw_mask(hiding, alias, len(places), self.model.width(alias) - sum(sizes), sizes).astype(bool)
+            if self.model.lou.client.outbox.when_lost.stand_in == "cache":
+                known = self._masks.setdefault(alias, np.zeros((self.model.rows(alias), mask.shape[1]), bool))
+                if alias in exchange.missed:
+                    missed = exchange.missed[alias]
+                    mask[missed] = known[places[missed]]
+                known[places] = mask
+            drawn[alias] = mask
+        return drawn
+
+    def _errors(self, batch: Numbered, means: Mapping[str, Floats]) -> tuple[float, dict[str, Floats]]:
+        """(The sum of errors, their gradients by the means) over all tables."""
+        model, wire = self.model, self.model.lou.wire
+        sent = {alias: each.astype(wire, copy=False) for alias, each in means.items()}
+        alone, together = self._ask_alone(batch, sent), self._ask_together(batch, sent)
+        replies = alone.read() | {a: each for a, each in together.read().items() if a in self.exchange.together}
+        value, pulled = 0.0, {alias: np.zeros(each.shape, wire) for alias, each in means.items()}
+        for alias in (alias for alias in self.parts if replies[alias]):
+            pulled[alias] = model.lou.concatenate(replies[alias], "image")
+            value += sum(reply["loss"] for reply in replies[alias])
+            if alias in self.exchange.together:
+                self.exchange.rebuilt[alias] = model.lou.add(replies[alias], "gradient")
+        return value, pulled
+
+    def _ask_alone(self, batch: Numbered, sent: Mapping[str, Floats]) -> Pending:
+        model = self.model
+
+        def arguments(alias: str, shard: ShardRows) -> Mapping[str, Any] | None:
+            if alias not in self.exchange.alone or alias in self.exchange.missed:
+                return None
+            found = {"encoding": model.encoding.id, "model": model.name, "batch": batch.number}
+            return found | {"decoded": sent[alias]}
+
+        def nothing(alias: str, shard: ShardRows) -> dict[str, Any]:
+            return {"image": np.zeros_like(sent[alias]), "loss": 0.0}
+
+        return model.lou.client.ask("tabvfl.error", arguments, nothing)
+
+    def _ask_together(self, batch: Numbered, sent: Mapping[str, Floats]) -> Pending:
+        model, exchange = self.model, self.exchange
+
+        def arguments(alias: str, shard: ShardRows) -> Mapping[str, Any] | None:
+            if alias not in exchange.together:
+                return None
+            mine, sums = batch.mine(alias, shard.slice), exchange.sums[alias]
+            found = model.sent(alias) | exchange.hiding(batch, alias, shard)
+            found |= {"places": batch.within(alias, shard.slice), "counts": batch.counts(alias)[mine]}
+            return found | {"decoded": sent[alias][mine], "sums": sums.whole, "joined": sums.joined}
+
+        def nothing(alias: str, shard: ShardRows) -> dict[str, Any]:
+            decoded = sent[alias][batch.mine(alias, shard.slice)]
+            theta = model.shared[alias].theta
+            return {"image": np.zeros_like(decoded), "loss": 0.0, "gradient": np.zeros_like(theta)}
+
+        return model.lou.client.ask("tabvfl.shard_error", arguments, nothing)
