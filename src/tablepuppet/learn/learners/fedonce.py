@@ -63,6 +63,9 @@ LAG = Kind("a number of seconds above 0, or None", lambda value: value is None o
 class FedOnce(SplitNN):
     """Guests send one message each; the host learns in rounds."""
 
+    host_: str  # alias of the label's table
+    absent_: list[str]  # aliases of guests that lagged
+
     bottom: Bottom | Mapping[str, Bottom] = setting(
         default=mlp(hidden=(32, 32)),
         kind=BOTTOM,
@@ -235,7 +238,7 @@ class FedOnce(SplitNN):
                 lambda done: report(out_of_units(done, self.unit_)),
             )  # fmt: skip
         model.forget()
-        self.absent_: list[str] = []
+        self.absent_ = []
         return model, np.zeros(loss.outputs)
 
     def _teach(self, model: OnceModel, relation: Relation) -> list[str]:
