@@ -17,6 +17,10 @@ STARTERS |= {"postgres_url", "mariadb_url", "schema_url", "mysql_url"}
 # Modules, by their path in tests/, that took six seconds or more of processor time when they were measured.
 # party/test_total_ops.py did too, and stays: what it proves must not break unseen.
 SLOW = {
+    "algebra/test_array.py",
+    "algebra/test_plans.py",
+    "algebra/test_real_tables.py",
+    "algebra/test_saved.py",
     "learn/test_lost_parties.py",
     "learn/test_budget_check.py",
     "learn/test_consensus.py",
