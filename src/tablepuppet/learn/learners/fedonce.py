@@ -195,6 +195,7 @@ class FedOnce(SplitNN):
         self._fit_embeddings(relation, watch.validation is not None)
         loss, self.unit_ = in_units(loss)
         model = self._begin(relation, loss)
+        model.half = self.half
         if isinstance(self.promise_, StepPromise):
             return self._train_noisily(model, relation, loss, watch, self.promise_)
         guests = self._teach(model, relation)

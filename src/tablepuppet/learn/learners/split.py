@@ -24,7 +24,7 @@ from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.registry import learner
-from tablepuppet.learn.settings import COUNT, RATE, Auto, or_auto, setting
+from tablepuppet.learn.settings import COUNT, RATE, SWITCH, Auto, or_auto, setting
 from tablepuppet.learn.solve.allowance import Allowance, Cost, Costs
 from tablepuppet.learn.solve.schedule import Schedule, batches_of
 from tablepuppet.learn.solve.sgd import falling
@@ -72,6 +72,13 @@ class SplitLearner(Learner):
     batch_size: int | Auto = setting(default="auto", kind=or_auto(COUNT), help="joined rows of a batch")
     lr: float | Auto = setting(
         default="auto", kind=or_auto(RATE), help="learning rate of Adam; it falls to zero along half a cosine"
+    )
+
+    half: bool = setting(
+        default=False,
+        kind=SWITCH,
+        help="embeddings and gradients by them travel in half precision (float16) while it learns: half the bytes of "
+        '`wire="float32"`',
     )
 
     # Before a fit
@@ -200,6 +207,7 @@ class SplitLearner(Learner):
         self._fit_embeddings(relation, watch.validation is not None)
         loss, self.unit_ = in_units(loss)
         model = self._begin(relation, loss)
+        model.half = self.half
         report = watch.of(model)
         rates = falling(AUTO_LR if isinstance(self.lr, str) else self.lr, self.schedule_.rounds)
         learn_by_batches(

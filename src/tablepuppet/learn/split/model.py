@@ -32,6 +32,7 @@ class SplitModel(Holders):
     """Bottom networks by alias, and the top network. ``top`` is there once `begin` has been called."""
 
     top: Top
+    half: bool = False  # embeddings and their gradients travel in half precision while it learns
 
     def __init__(
         self, client: Client, encoding: Encoding, wire: str, specs: Mapping[str, Bottom], l2: float, unit: float = 1.0
@@ -86,10 +87,18 @@ class SplitModel(Holders):
         named |= {name: named[name] + NORM_MOMENTUM * (value - named[name]) for name, value in moved.items()}
         part.theta = flat.flat(named)
 
-    def on_wire(self, gradients: Floats) -> Floats:
-        """Gradients by embeddings as they travel."""
+    def on_wire(self, gradients: Floats) -> dict[str, Any]:
+        """The arguments with gradients by embeddings as they travel: in half precision, in units of the largest."""
         found = gradients[:, 0] if gradients.ndim == 2 and gradients.shape[1] == 1 else gradients
-        return found.astype(self.lou.wire, copy=False)
+        if not self.half:
+            return {"rows": found.astype(self.lou.wire, copy=False)}
+        unit = min(max(float(np.abs(found).max(initial=0.0)), 1e-60), 1e60)
+        return {"rows": (found.astype(np.float64) / unit).astype(np.float16), "unit": unit}
+
+    @property
+    def precision(self) -> dict[str, Any]:
+        """The argument that asks for embeddings in half precision."""
+        return {"half": True} if self.half else {}
 
     # Embeddings and scores.
 

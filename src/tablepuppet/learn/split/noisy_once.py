@@ -67,7 +67,7 @@ class NoisyOnce:
         for number, shares in enumerate(falling, start=1):
             self._learn_top(known, loss, lr, size, seed + 2 * number, lambda done: False)
             asked = {"rates": rate * shares, "noise": self._of(host), **self._image()}
-            rows = {host: model.on_wire(self._gradient(host, known, loss))}
+            rows = {host: model.on_wire(self._gradient(host, known, loss))["rows"]}
             pending = model.lou.ask(
                 "split.descend", [host], rows, {host: asked}, momentum=MOMENTUM,
                 pull=loss.most_curvature / len(loss.rows), **self._names,
