@@ -8,8 +8,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("TABLEPUPPET_DATA", ROOT.parent / "shared" / "data"))
 NEEDS = {
-    "movielens-1m": "ratings, users and movies_genres of MovieLens-1M",
-    "mimic-iii-demo": "the tables of the MIMIC-III demo",
+    "movielens-1m": "ratings, users and movies_genres of MovieLens-1M as Parquet files",
+    "mimic-iii-demo": "the tables of the MIMIC-III demo as Parquet files",
+    "phishing": "phishing.parquet (LIBSVM's phishing: f0 to f67, label)",
+    "mnist": "mnist.npz (x_train, y_train, x_test, y_test)",
+    "covtype": "covtype.parquet (54 columns, then Cover_Type)",
+    "ujiindoorloc": "train.parquet and validation.parquet of UJIIndoorLoc",
 }
 
 
@@ -18,7 +22,7 @@ def is_there(name: str) -> bool:
     found = (DATA / name).is_dir()
     if not found:
         print(
-            f"skipped: what needs {name}. Put {NEEDS[name]} as Parquet files into {DATA / name}, or name the folder "
+            f"skipped: what needs {name}. Put {NEEDS[name]} into {DATA / name}, or name the folder "
             f"that holds {name} in TABLEPUPPET_DATA",
             flush=True,
         )

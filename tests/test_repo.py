@@ -39,6 +39,7 @@ LAYERS = [
     {"learn.solve"},
     {"learn.network", "learn.split"},
     {"learn.private"},
+    {"learn.split"},
     {"learn.party_ops", "learn.release_table", "learn.store"},
     {"learn.learners"},
     {"baselines", "cli", "demo", "federation", "jobs", "privacy_plan", "run_folder", "__init__", "__main__"},
@@ -311,10 +312,24 @@ def test_core_imports_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_slow_tests_have_modules() -> None:
-    """Every name that `make quick` leaves out as slow is that of a module of tests."""
-    found = sorted(name for name in kinds.SLOW if not (ROOT / "tests" / name).exists())
+def test_slow_tests_are_there() -> None:
+    """Every name that `make quick` leaves out as slow is that of a module of tests, or of a test in one."""
+    found = []
+    for name in sorted(kinds.SLOW):
+        module, _, test = name.partition("::")
+        path = ROOT / "tests" / module
+        if not path.exists() or f"def {test}" not in path.read_text(encoding="utf-8"):
+            found.append(name)
     assert not found, f"tests/kinds.py names {', '.join(found)}, which are not there"
+
+
+def test_quick_has_tests_of_every_package() -> None:
+    """Each folder of tests has a module of which `make quick` leaves out no test as slow."""
+    slow = {name.partition("::")[0] for name in kinds.SLOW}
+    folders: dict[str, set[str]] = {}
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        folders.setdefault(path.parent.name, set()).add(path.relative_to(ROOT / "tests").as_posix())
+    assert not [name for name, modules in folders.items() if modules <= slow]
 
 
 def test_quick_leaves_out_what_starts_processes() -> None:

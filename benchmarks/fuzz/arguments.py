@@ -30,6 +30,7 @@ FLOATS = (
 WHOLE = (0, -1, 1, 2, 255, 2**31, 2**53, 2**63, -(2**63), 2**64, 10**30)
 TEXTS = ("", "v", "a/b", "../../etc", "x" * 70_000, "\0", "kept", "'; --")
 WILD = 0.2  # how often an argument is hostile
+RARELY = 0.2  # how often rows are prepared by steps, which have no form with noise
 AGAIN = 0.25  # how often a request is an earlier one, changed
 
 
@@ -120,11 +121,22 @@ class Maker:
             "columns": lambda: self.columns, "categories": lambda: self.categories,
             "blinding": lambda: self.encoding, "family": lambda: "text" if self.rng.random() < 0.8 else "number",
             "classes": lambda: self._one([["a", "b"], ["a", "b", "c"], ["x", "y"], [0.0, 1.0], None]),
+            "wanted": lambda: self.columns,
             "bounds": lambda: self._one([[0.0, 1.0], [-5.0, 5.0], [0.0, 1e-9], [1.0, 1.0], [2.0, 1.0], None]),
         }  # fmt: skip
+        if name == "steps" and get_origin(hint) is Sequence:
+            return self._steps(hint) if self.rng.random() < RARELY else []
         if name == "highs" and self.rng.random() >= self.wild:  # above "lows", whatever these are
             return np.full(len(self.columns), 1e99)
         return plain[name]() if name in plain else self._of(hint, self._shape(name))
+
+    def _steps(self, hint: Any) -> list[dict[str, Any]]:
+        """Steps of a pipeline over columns that are there, mostly."""
+        found = self._of(hint, ())
+        for step in found:
+            if self.columns and "column" in step and self.rng.random() >= self.wild:
+                step["column"] = str(self._one(self.columns))
+        return list(found)
 
     def _shape(self, name: str) -> tuple[int, ...]:
         """The shape that an array of this name has in this project; else one of the sizes that there are."""

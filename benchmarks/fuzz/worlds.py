@@ -217,7 +217,7 @@ def prepare(worlds: list[World], rng: np.random.Generator) -> tuple[Maker, list[
     ]
     calm = Maker(rng, maker.shapes, wild=0.0)
     for number in range(3):
-        given = calm.arguments(REGISTRY["encode.build"], view="v", encoding=f"e{number}", private=True)
+        given = calm.arguments(REGISTRY["encode.build"], view="v", encoding=f"e{number}", private=True, steps=[])
         maker.shapes.widths[f"e{number}"] = len(given["columns"]) + sum(
             len(digests) for name, digests in given.items() if name.startswith("digests")
         )

@@ -15,11 +15,10 @@ import tablepuppet as tp
 from benchmarks.learning.movielens import movielens, write_movielens
 from tablepuppet.baselines import Centralized
 from tablepuppet.privacy.accountant import gaussian_epsilon, noise_multiplier
-from tablepuppet.privacy.label import number_epsilon
 
 BOUNDS = (1.0, 5.0)
 DELTA = 1e-5
-LABEL_EPSILON = number_epsilon(0.5, BOUNDS)  # the paper's lambda
+LABEL_EPSILON = math.sqrt(2) * (BOUNDS[1] - BOUNDS[0]) / 0.5  # of noise with deviation 0.5, the paper's lambda
 LABELS: dict[str, Any] = {"label_epsilon": LABEL_EPSILON, "label_bounds": BOUNDS}
 PAPER: dict[str, Any] = {**LABELS, "feature_epsilon": 1.0, "delta": DELTA, "clip_norm": 1.0}
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0)

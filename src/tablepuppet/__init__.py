@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as below, for editors and type checkers
+    from tablepuppet import prep as prep
     from tablepuppet.algebra import linalg as linalg
     from tablepuppet.errors import CatalogError as CatalogError
     from tablepuppet.errors import ConfigError as ConfigError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tablepuppet.federation import Tls as Tls
     from tablepuppet.learn.learners import forget as forget
     from tablepuppet.learn.learners import load as load
+    from tablepuppet.learn.learners.fedonce import FedOnceClassifier as FedOnceClassifier
+    from tablepuppet.learn.learners.fedonce import FedOnceRegressor as FedOnceRegressor
     from tablepuppet.learn.learners.folds import cross_validate as cross_validate
     from tablepuppet.learn.learners.linear import LinearRegression as LinearRegression
     from tablepuppet.learn.learners.linear import LogisticRegression as LogisticRegression
@@ -51,6 +54,7 @@ _PUBLIC = {
     "learn.learners.linear": "LinearRegression LogisticRegression",
     "learn.learners.network": "MLPClassifier MLPRegressor",
     "learn.learners.search": "GridSearch",
+    "learn.learners.fedonce": "FedOnceClassifier FedOnceRegressor",
     "learn.learners.split": "SplitNNClassifier SplitNNRegressor",
     "learn.learners.tabvfl": "TabVFLClassifier TabVFLRegressor",
     "learn.solve.solvers": "ADMM LBFGS SGD",
@@ -60,7 +64,7 @@ _PUBLIC = {
     "runs.events": "Event",
     "sql.catalog": "Catalog",
 }
-_MODULES = {"bottom": "learn.split.bottom", "linalg": "algebra.linalg"}
+_MODULES = {"bottom": "learn.split.bottom", "linalg": "algebra.linalg", "prep": "prep"}
 _PLACES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 __all__ = sorted([*_PLACES, *_MODULES])
 

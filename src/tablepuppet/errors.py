@@ -42,7 +42,11 @@ class CatalogError(TablePuppetError):
 
 
 class PartyError(TablePuppetError):
-    """A party or its database cannot do what it was asked."""
+    """A party or its database cannot do what it was asked; ``limit`` names what has run out at the party, if it has."""
+
+    def __init__(self, *told: object, limit: str = ""):
+        self.limit = limit
+        super().__init__(*told)
 
 
 class MappingError(TablePuppetError):

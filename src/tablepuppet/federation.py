@@ -28,6 +28,9 @@ from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
 from tablepuppet.party.settings_file import read_settings
 from tablepuppet.party.tls_files import read_tls_files
+from tablepuppet.prep.fit import Settings as FitSettings
+from tablepuppet.prep.fit import foresee, selecting
+from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.privacy.trial_identity import TrialAuthority
 from tablepuppet.relation import Relation, Session, Settings
 from tablepuppet.runs.events import Events, Reader
@@ -121,6 +124,7 @@ class Planned:
     plan: Plan
     max_categories: int
     nonces: list[Mapping[str, str]] = field(default_factory=list)  # of parties, by their names: for one opening each
+    prep: Pipeline = DEFAULT
 
 
 @class_checked
@@ -260,15 +264,19 @@ class Federation:
         categorical: Sequence[str] = (),
         drop: Sequence[str] = (),
         max_categories: int = 256,
+        prep: Pipeline | None = None,
     ) -> Relation:
         """The relation that a union of conjunctive queries describes; parties read what it needs.
 
         ``label`` names the column to learn; ``categorical`` treats columns of numbers as categories; ``drop`` takes
-        columns out; text with more than ``max_categories`` distinct values is no feature.
+        columns out; text with more than ``max_categories`` distinct values is no feature. ``prep`` is the pipeline
+        that makes features of columns: by default missing numbers get their mean, numbers are standardised, and text
+        becomes one column per category.
 
         Raises QueryError, underlined, for what is no union of conjunctive queries over the catalog.
         """
-        return self.open(self.plan(text, label, categorical=categorical, drop=drop, max_categories=max_categories))
+        planned = self.plan(text, label, categorical=categorical, drop=drop, max_categories=max_categories, prep=prep)
+        return self.open(planned)
 
     def plan(
         self,
@@ -278,6 +286,7 @@ class Federation:
         categorical: Sequence[str] = (),
         drop: Sequence[str] = (),
         max_categories: int = 256,
+        prep: Pipeline | None = None,
         where_selected: bool = False,
     ) -> Planned:
         """What `sql` would let parties read: they are asked what they publish, and nothing else.
@@ -292,12 +301,19 @@ class Federation:
             raise QueryError("categorical and drop take lists of column names, such as drop=['a']")
         catalog, nonces = self._describe()
         query = parse(text, catalog, label, categorical, drop, where_selected=where_selected)
-        return Planned(plan(query, catalog), max_categories, [nonces])
+        planned, pipeline = plan(query, catalog), DEFAULT if prep is None else prep
+        if not isinstance(pipeline, Pipeline):
+            raise QueryError(f"prep is a pipeline, such as tp.prep.Pipeline([...]), not {type(prep).__name__}")
+        if prep is not None:  # so that what does not fit is refused before a party reads
+            planned = plan(selecting(pipeline, planned, max_categories), catalog)
+            features = planned.query.features
+            foresee(pipeline, planned, FitSettings(features, query.categorical, max_categories))
+        return Planned(planned, max_categories, [nonces], pipeline)
 
     def open(self, planned: Planned) -> Relation:
         """The relation of a plan; parties read their tables now."""
         when_lost = WhenLost(self._stand_in, self.timeout, self._lost_or_back)
-        settings = Settings(self.wire, self._memory_limit, planned.max_categories, when_lost)
+        settings = Settings(self.wire, self._memory_limit, planned.max_categories, when_lost, planned.prep)
         nonces = planned.nonces.pop() if planned.nonces else self._describe()[1]
         return Relation(Session(planned.plan, self.engine, self.events, settings, nonces))
 

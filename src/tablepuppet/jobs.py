@@ -27,6 +27,7 @@ from tablepuppet.learn.private.planned_releases import Planning
 from tablepuppet.learn.settings import SettingError
 from tablepuppet.party.request import Request
 from tablepuppet.party.settings_file import read_settings
+from tablepuppet.prep.pipeline import Pipeline
 from tablepuppet.relation import Relation, check_split
 from tablepuppet.run_folder import RunFolder
 from tablepuppet.runs import interrupts
@@ -72,6 +73,12 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     categorical: list[str] = []
     drop: list[str] = []
     max_categories: int = 256
+    prep: list[dict[str, Any]] = []
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """The pipeline of its steps; None if it has none. ConfigError if one is wrong."""
+        return Pipeline.of_plain(self.prep) if self.prep else None
 
     def check(self, learner: Learner, plan: Plan) -> Planning:
         """Raise unless the job can be trained, as far as the catalog tells: no party reads for it.
@@ -138,6 +145,7 @@ class Run:
         """
         job = read_job(path)
         make_learner(job.learner)
+        _ = job.pipeline
         folder = RunFolder(path.parent / job.output)
         with folder.begun(path, overwrite=overwrite) as (record, abandoned):
             run = cls(job, folder, path.parent, reader, record)
@@ -170,6 +178,7 @@ class Run:
             categorical=job.categorical,
             drop=job.drop,
             max_categories=job.max_categories,
+            prep=job.pipeline,
             where_selected=sql is not None,
         )
         if needs_label and planned.plan.query.label is None:
@@ -247,7 +256,8 @@ class Run:
 
     def model(self) -> Learner:
         """The trained model."""
-        return load(self.folder / "model", self.federation)
+        found: Learner = load(self.folder / "model", self.federation)
+        return found
 
     def evaluate(self, sql: str | None, *, at_party: bool = False) -> tuple[str, dict[str, float]]:
         """(what was measured on, metrics): the test side, the train side if there is none, or another query."""

@@ -32,10 +32,13 @@ from tablepuppet.party.snapshot import MOST_ROWS
 from tablepuppet.prep.correlation import ColumnMatrix, correlation, covariance
 from tablepuppet.prep.crosstab import Crosstab, crosstab
 from tablepuppet.prep.describe import Description, describe
-from tablepuppet.prep.encode import Encoding, fit_encoding
+from tablepuppet.prep.encode import Encoding
+from tablepuppet.prep.fit import Foresight, fit_encoding, foresee, refuse_with_noise
+from tablepuppet.prep.fit import Settings as FitSettings
 from tablepuppet.prep.groups import GroupMeans, group_means
 from tablepuppet.prep.histograms import Histogram, histogram
 from tablepuppet.prep.label import joined_labels
+from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.prep.private_encode import EncoderNoise, fit_private_encoding
 from tablepuppet.prep.profile import Profile, profile
 from tablepuppet.prep.quantiles import Quantiles, quantile
@@ -50,7 +53,8 @@ from tablepuppet.wire.engine import Engine, call_all
 from tablepuppet.wire.outbox import Outbox, WhenLost
 
 if TYPE_CHECKING:
-    from tablepuppet.algebra.matrix import RelationMatrix
+    from tablepuppet.algebra.array import LazyArray
+    from tablepuppet.algebra.places import PlanName
     from tablepuppet.algebra.preparation import Prepared
 
 GROWTH, SLACK = 2, 1000  # a table may have so many times its rows in the catalog, and so many more, when it is read
@@ -64,6 +68,7 @@ class Settings:
     memory_limit: int | None
     max_categories: int
     when_lost: WhenLost
+    prep: Pipeline = DEFAULT
 
 
 class Session:
@@ -253,14 +258,25 @@ class Relation:
         """The same joined rows with duplicates kept: every party computes and sends as many rows as the join has."""
         return Relation(self._session, self.mapping.unreduced())
 
+    @property
+    def prep(self) -> Pipeline:
+        """The steps by which columns become features."""
+        return self._session.settings.prep
+
+    def _foreseen(self) -> Foresight:
+        """What the fit of its pipeline will ask."""
+        query = self.query
+        return foresee(self.prep, self.plan, FitSettings(query.features, query.categorical, self.max_categories))
+
     def fit_encoding(self) -> Encoding:
-        """Encoders for the features over these joined rows, applied at the parties."""
+        """The pipeline, fitted over these joined rows and applied at the parties."""
         if self._shared is not None:
             return self._shared
         settings = self._session.settings
         found = fit_encoding(
-            self.client, self.query.features, self.query.categorical, settings.max_categories, self.events
-        )
+            self.client, self.query.features, self.query.categorical, settings.max_categories, self.events,
+            self.prep,
+        )  # fmt: skip
         if self._shares:
             self._shared = found
         return found
@@ -274,6 +290,7 @@ class Relation:
     def fit_private_encoding(self, noise: EncoderNoise) -> Encoding:
         """The same from a policy's bounds and lists, or from statistics with noise."""
         settings = self._session.settings
+        refuse_with_noise(self.prep)
         return fit_private_encoding(
             self.client, self.query.features, self.query.categorical, settings.max_categories, self.events, noise
         )
@@ -300,7 +317,8 @@ class Relation:
                 shards[shard.party, alias] = ShardSize(read, len(shard.row_ids))
         wire_bytes = np.dtype(self._session.settings.wire).itemsize
         local = frozenset(party for party in self.plan.parties if not self._session.engine.is_service(party))
-        return explain(self.plan, Sizes(len(self), self.mapping.nbytes, shards, wire_bytes), local)
+        sizes = Sizes(len(self), self.mapping.nbytes, shards, wire_bytes)
+        return explain(self.plan, sizes, local, () if self.prep is DEFAULT else self._foreseen().lines(self.prep))
 
     def describe(self) -> Description:
         """Statistics of every selected column over the joined rows, computed at the parties."""
@@ -340,11 +358,13 @@ class Relation:
         """All at once: histograms, missing values, correlations and warnings; a page by ``.save("page.html")``."""
         return profile(self.client, self.query, self.max_categories, self.events)
 
-    def matrix(self, secure_sum: bool = False, like: Prepared | None = None) -> RelationMatrix:
-        """The prepared features as a matrix X that is never built, one row per joined row: a SciPy `LinearOperator`.
+    def matrix(self, secure_sum: bool = False, like: Prepared | None = None, plan: PlanName = "cost") -> LazyArray:
+        """The prepared features as a matrix X that is never built, one row per joined row: a SciPy `LinearOperator`,
+        and a lazy array for NumPy.
 
         With ``secure_sum`` tables of several shards reach the coordinator as a sum only, where what they answer is one.
-        ``like`` is another matrix, or a model of `tp.linalg`: columns are prepared as there, not anew.
+        ``like`` is another matrix, or a model of `tp.linalg`: columns are prepared as there, not anew. ``plan`` says
+        where steps run: ``"parties"``, ``"heuristic"``, ``"collect"`` or ``"cost"``, the cheapest.
         """
         from tablepuppet.algebra.matrix import RelationMatrix  # with SciPy, which takes a while to load
 
@@ -355,7 +375,8 @@ class Relation:
         else:
             like.preparation.check(self.client, self.query.features)
             encoding = like.preparation.encoding
-        return RelationMatrix(self.client, encoding, self.wire, self)
+        found = RelationMatrix(self.client, encoding, self.wire, self, plan)
+        return found if like is None else found.made(like.preparation.recipe)
 
     def label(self) -> NDArray[Any]:
         """The label of every joined row, (joined rows,), in the order of `rows`: numbers, or class values of text.

@@ -30,9 +30,9 @@ def open_with(folder: Path, table: str = "", limits: str = "", **more: Any) -> P
 def test_a_table_opts_in(tmp_path: Path) -> None:
     """Without ``matrix = true`` no product with chosen vectors leaves; sums of columns and Gram matrices do."""
     found = matrix(open_with(tmp_path))
-    for asked in (found.ask_times(np.ones(5)), found.ask_transposed_times(np.ones(ROWS))):
+    for ask, size in ((found.ask_times, 5), (found.ask_transposed_times, ROWS)):
         with pytest.raises(tp.PrivacyError, match=r"party 'bank', table 'cards': may not be multiplied.*matrix = true"):
-            asked.read()
+            ask(np.ones(size))
     assert found.column_sums().shape == (5,)
     assert found.gram().shape == (5, 5)
     allowed = matrix(open_with(tmp_path, "matrix = true"))
@@ -73,7 +73,7 @@ def test_replies_are_no_rounds(tmp_path: Path) -> None:
     for _ in range(3):
         found.times(np.ones(5))
         found.transposed_times(np.ones(ROWS))
-    assert not +found._lou.client.outbox.replies
+    assert not +found.places.client.outbox.replies
 
 
 @pytest.mark.parametrize("weighed", [1, 9, 10, 0])

@@ -14,6 +14,7 @@ from tablepuppet.learn.solve.allowance import RESERVE
 from tablepuppet.learn.solve.schedule import FEWEST_ROWS
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.service import Party
+from tablepuppet.runs.events import Event
 from tests.party.policed import audit_lines, federation, open_party, write_file
 
 SQL = "SELECT credit, region, fraud FROM cards"
@@ -73,6 +74,34 @@ def test_settings_beyond_the_limit_are_refused_before_the_first_round(
     fits = re.search(r"set rounds=(\d+) or less", str(caught.value))
     assert fits
     learner(**settings | {"rounds": int(fits[1]), "tol": 0.0}).fit(relation)
+
+
+@pytest.mark.parametrize(
+    ("learner", "settings", "limit"),
+    [
+        (tp.LogisticRegression, {"solver": "admm", "tol": 0.0}, 22),
+        (tp.LogisticRegression, {"solver": "lbfgs", "tol": 0.0, "rounds": 1}, 1),
+        (tp.MLPClassifier, {"solver": "lbfgs", "hidden": (2,), "tol": 0.0}, 30),
+        (tp.MLPClassifier, {"solver": "sgd", "hidden": (2,), "batch_size": 30}, 26),
+    ],
+)
+def test_a_fit_that_a_limit_ends_is_not_told_to_set_rounds(
+    tmp_path: Path, learner: Any, settings: dict[str, Any], limit: int
+) -> None:
+    """Where a party allows no further round, the warning names party, table and rule, not `rounds`; where it does, it
+    is as ever.
+    """
+    told: list[Event] = []
+    for most in (limit, 5000):
+        relation = federation(limited(tmp_path, most)).sql(SQL, label="fraud")
+        given = settings if most == limit else {"rounds": 2} | settings
+        learner(callbacks=[told.append], **given).fit(relation)
+    short, open_ = [event for event in told if event.name == "fit.short"]
+    assert f"party 'bank' gives {limit} replies of table 'cards' to a session" in short.message
+    assert "policy rule max_prediction_rounds" in short.message
+    assert "set rounds" not in short.message
+    assert (short.fields["limited_by"], open_.fields["limited_by"]) == ("bank", None)
+    assert "set rounds above" in open_.message
 
 
 def test_what_was_asked_before_counts(tmp_path: Path) -> None:

@@ -136,6 +136,9 @@ def test_a_small_file(tmp_path: Path) -> None:
         (SMALL.replace("127.0.0.1:8815", "8815") + TABLE, "listen: '8815' must be host:port"),
         (SMALL.replace("127.0.0.1:8815", "localhost:99999") + TABLE, "listen: 'localhost:99999'"),
         (SMALL.replace("127.0.0.1:8815", "0.0.0.0:8815") + TABLE, "tls: without certificates"),
+        (SMALL + "metrics = 99999\n" + TABLE, "metrics: 99999 must be a port or host:port"),
+        (SMALL + "metrics = '9464'\n" + TABLE, "metrics: '9464' must be a port or host:port"),
+        (SMALL + "metrics = 8815\n" + TABLE, "metrics: they need a port of their own"),
         (SMALL + TABLE + "[limits]\nsessions = 0", r"\$\.limits\.sessions"),
         (SMALL + TABLE + "[tls]\ncert = 'a'", r"missing required field `key` - at `\$\.tls`"),
         (SMALL + SECURE, r"tables.cards.secure_sum: name \[tls\] files, and 2 or more other parties under peers"),
@@ -239,3 +242,12 @@ def _default(field: Any) -> str:
     if field.default is None:
         return ""
     return f"`{msgspec.json.encode(field.default).decode()}`"
+
+
+def test_where_metrics_are(tmp_path: Path) -> None:
+    """Nowhere unless the file says so, on this machine if it names a port alone, else where it says."""
+    found = []
+    for line in ("", "metrics = 9464", 'metrics = "0.0.0.0:9464"', 'metrics = "[::1]:9464"'):
+        (tmp_path / "party.toml").write_text(f"{SMALL}{line}\n{TABLE}")
+        found.append(PartyFile.load(tmp_path / "party.toml").metrics_address)
+    assert found == [None, ("127.0.0.1", 9464), ("0.0.0.0", 9464), ("::1", 9464)]

@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 
 import tablepuppet as tp
+from tablepuppet.party.config import PartyFile
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.policy import EVERY_USE, LEVELS, USES, ColumnRule, Level, Policy, TableRule, Use
 from tablepuppet.party.release import Release
@@ -39,6 +40,20 @@ def opened(party: Party, sql: str, label: str | None = None, rows: int = 60) -> 
     party.open("analyst", "s", scans(party, sql, label))
     use = {"view": "v", "chosen": np.arange(rows, dtype=np.int32), "counts": np.ones(rows, np.int64)}
     party.run("analyst", "s", "rows.use", "cards", use)
+    return party
+
+
+def with_private(folder: Path, sql: str, label: str | None = None) -> Party:
+    """A party with a session that selects ``secret`` though its level is private, which `open` would refuse."""
+    party = opened(open_party(write_file(folder, columns=COLUMNS.replace('"private"', '"aggregate"'))), sql, label)
+    rules = PartyFile.load(write_file(folder)).policy().table("cards")
+    assert rules is not None
+    table = party.table("s", "cards", "analyst")
+    outputs = {
+        name: dataclasses.replace(output, rule=rules.expression(output.columns))
+        for name, output in table.grant.outputs.items()
+    }
+    table.grant = dataclasses.replace(table.grant, rules=rules, outputs=outputs)
     return party
 
 
@@ -136,6 +151,23 @@ def test_uses_are_held_at_open(tmp_path: Path, sql: str, message: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "secret",
+        "credit + secret",
+        "CASE WHEN card = 7 THEN substr(repeat('a', 9000), 1, CAST(secret AS INTEGER)) ELSE '' END",
+    ],
+)
+def test_a_private_column_is_not_selected(tmp_path: Path, expression: str) -> None:
+    """Nothing is evaluated with it but filters and keys: how long that takes, or how large it is, would tell of it."""
+    columns = COLUMNS.replace('card = "key"', 'card = ["key", "feature"]')
+    fed = federation(open_party(write_file(tmp_path, columns=columns)))
+    with pytest.raises(tp.PrivacyError, match=r"column 'secret': at level private it may be joined.*rule level"):
+        fed.sql(f"SELECT {expression} AS x, credit FROM cards")
+    assert len(fed.sql("SELECT credit FROM cards WHERE secret > 0")) == 60
+
+
 def test_a_forged_push_down_is_refused(tmp_path: Path) -> None:
     """A comparison for the source database must follow from the filter that is checked and counted."""
     party = open_party(write_file(tmp_path))
@@ -193,7 +225,7 @@ def test_callers(tmp_path: Path) -> None:
 def test_releases_are_held_at_every_op(tmp_path: Path, op: str, arguments: dict[str, Any], message: str) -> None:
     """An op tells no more of a column than its uses and level release; an expression is its strictest column."""
     sql = "SELECT credit, secret, credit + secret AS mixed, fraud FROM cards"
-    party = opened(open_party(write_file(tmp_path)), sql, "fraud")
+    party = with_private(tmp_path, sql, "fraud")
     with pytest.raises(tp.PrivacyError, match=rf"party 'bank', table 'cards', {message}"):
         party.run("analyst", "s", op, "cards", {"view": "v", **arguments})
     line = audit_lines(tmp_path)[-1]
@@ -205,7 +237,7 @@ def test_releases_are_held_at_every_op(tmp_path: Path, op: str, arguments: dict[
 )
 def test_columns_cannot_be_named_in_disguise(tmp_path: Path, columns: Any) -> None:
     """What is no list of names is refused, though a function might make something of it."""
-    party = opened(open_party(write_file(tmp_path)), "SELECT credit, secret FROM cards")
+    party = with_private(tmp_path, "SELECT credit, secret FROM cards")
     with pytest.raises(tp.TablePuppetError):
         party.run("analyst", "s", "statistics.numbers", "cards", {"view": "v", "columns": columns})
     with pytest.raises(tp.PartyError, match="'nowhere' is not a selected column"):

@@ -14,7 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 import tablepuppet as tp
-from tablepuppet.prep.encode import Encoding, apply_encoding, fit_encoding
+from tablepuppet.prep.encode import Encoding, apply_encoding
+from tablepuppet.prep.fit import fit_encoding
 from tests.relations import Parties, federation, hide_order, materialised, party_of, warnings_of
 
 

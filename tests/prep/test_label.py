@@ -69,5 +69,5 @@ def test_policies_release_labels_or_not(tmp_path: Path) -> None:
     found = fed.sql("SELECT credit, fraud FROM cards", label="fraud").label()
     assert found.shape == (ROWS,)
     assert sorted(found) == sorted(cards()["fraud"].to_pylist())
-    with pytest.raises(tp.PrivacyError, match="LABELS"):
+    with pytest.raises(tp.PrivacyError, match="at level private it may be joined and filtered by"):
         fed.sql("SELECT credit, secret FROM cards", label="secret").label()

@@ -92,13 +92,12 @@ def test_how_often_the_largest_is_the_true_one(count: int, epsilon: float) -> No
 
 
 def test_the_paper_means_a_standard_deviation() -> None:
-    """lambda = 0.5 is epsilon 5.6 in the paper, so it is a deviation; noise of epsilon has that deviation."""
-    assert label.class_epsilon(0.5) == pytest.approx(5.657, abs=1e-3)
+    """lambda is a standard deviation in the paper: noise of epsilon sqrt(2) (hi - lo) / lambda has that deviation."""
     values = np.full(ROWS, 4.0)
     deviation = 2.5
-    noisy = numbers(values, epsilon=label.number_epsilon(deviation, (0.0, 10.0)))
-    assert (noisy - values).std() == pytest.approx(deviation, rel=0.03)
-    assert label.number_variance(label.number_epsilon(deviation, (0.0, 10.0)), (0.0, 10.0)) == pytest.approx(6.25)
+    epsilon = math.sqrt(2) * 10.0 / deviation
+    assert (numbers(values, epsilon=epsilon) - values).std() == pytest.approx(deviation, rel=0.03)
+    assert label.number_variance(epsilon, (0.0, 10.0)) == pytest.approx(deviation**2)
 
 
 def test_noisy_numbers_have_the_stated_distribution() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tablepuppet.errors import ConfigError
-from tablepuppet.privacy.private_file import check_private_file, read_private_file, write_new_file
+from tablepuppet.privacy.private_file import read_private_file, write_new_file
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o377])
@@ -60,18 +60,18 @@ def test_a_file_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     path.write_text("s3cret")
     path.chmod(mode)
     with pytest.raises(ConfigError, match=rf"TLS key '.*secret' .*mode {mode:o}.*chmod 600") as caught:
-        check_private_file(path, "TLS key")
+        read_private_file(path, "TLS key")
     assert "s3cret" not in str(caught.value)
     path.chmod(0o400)
-    check_private_file(path, "TLS key")
+    read_private_file(path, "TLS key")
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     """A missing file, a folder and a pipe that nobody writes end in an error, not in a wait."""
     with pytest.raises(ConfigError, match=r"TLS key '.*missing' does not exist"):
-        check_private_file(tmp_path / "missing", "TLS key")
+        read_private_file(tmp_path / "missing", "TLS key")
     with pytest.raises(ConfigError, match=r"TLS key '.*': Is a directory"):
-        check_private_file(tmp_path, "TLS key")
+        read_private_file(tmp_path, "TLS key")
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(ConfigError, match=r"TLS key '.*pipe' is not a file"):
-        check_private_file(tmp_path / "pipe", "TLS key")
+        read_private_file(tmp_path / "pipe", "TLS key")

@@ -139,6 +139,17 @@ def explored(fed: tp.Federation, folder: Path) -> None:
     assert "\x1b" not in "".join(str(each) + each._repr_html_() for each in found)
 
 
+def prepared(fed: tp.Federation, folder: Path) -> None:
+    steps = [
+        tp.prep.Outliers("iqr", "null", columns=["price"]), tp.prep.Impute("median"),
+        tp.prep.Bin(2, "height", columns=["size"]), tp.prep.Polynomial(columns=["price"]), tp.prep.MinMax(),
+        tp.prep.OneHot(max_categories=2),
+    ]  # fmt: skip
+    for sql in (ONE, SEVERAL):
+        relation = fed.sql(sql.format("paid"), label="paid", prep=tp.prep.Pipeline(steps))
+        tp.LinearRegression(rounds=2).fit(relation).predict(relation)
+
+
 def whole_way(fed: tp.Federation, folder: Path) -> None:
     train, test = fed.sql(ONE.format("returned"), label="returned").split(0.4)
     model = tp.LogisticRegression(rounds=2, l2=0.1).fit(train, validation=test)
@@ -190,16 +201,20 @@ def dated(fed: tp.Federation, folder: Path) -> None:
 def multiplied(fed: tp.Federation, folder: Path) -> None:
     for sql in (ONE.format("paid"), SEVERAL.format("paid")):
         relation = fed.sql(sql)
-        matrix = relation.matrix()
+        matrix = relation.matrix(plan="heuristic")
         matrix.times(np.ones((matrix.shape[1], 2)))
         matrix.transposed_times(np.ones(matrix.shape[0]))
         matrix.column_sums()
         matrix.gram()
+        matrix.gram(np.ones(matrix.shape[0]))
+        matrix.std(axis=0)
+        relation.matrix(plan="collect").column_sums()
 
 
 USES: dict[str, Callable[[tp.Federation, Path], None]] = {
     "describe": described,
     "explore": explored,
+    "prepare": prepared,
     "whole way": whole_way,
     "at party": at_party,
     "dates": dated,

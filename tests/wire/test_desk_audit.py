@@ -69,7 +69,7 @@ def test_refusals_of_the_desk_are_lines(bank: Party, tmp_path: Path) -> None:
         outcome(desk, using(1))
     assert told(tmp_path) == [
         ("open", "ok", ""),
-        ("open", "failed", "BusyError"),
+        ("open", "denied", "sessions"),
         ("run", "failed", "PartyError"),
         ("run", "failed", "PartyError"),
         ("close", "ok", ""),
@@ -94,7 +94,7 @@ def test_what_cannot_be_written_down_is_a_line(bank: Party, tmp_path: Path) -> N
     shutil.rmtree(tmp_path / "sessions")
     with pytest.raises(tp.PartyError, match="cannot write down"):
         outcome(desk, using(1))
-    assert told(tmp_path) == [("open", "ok", ""), ("run", "failed", "PartyError")]
+    assert told(tmp_path) == [("open", "ok", ""), ("run", "failed", "disk")]
 
 
 @pytest.mark.parametrize("asked", [2, 3], ids=["the last again", "the next"])
@@ -164,6 +164,7 @@ def test_refusals_of_the_server_are_lines(bank: Party, tmp_path: Path) -> None:
     found = [(line["caller"], line["verb"], line["outcome"], line["rule"]) for line in audit_lines(tmp_path)]
     assert found == [
         *[("eve", "", "denied", "allow")] * 2,
-        *[("analyst", "", "failed", "PartyError")] * 3,
+        *[("analyst", "", "failed", "PartyError")] * 2,
+        ("analyst", "", "denied", "message_bytes"),
         ("analyst", "describe", "ok", ""),
     ]

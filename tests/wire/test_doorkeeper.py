@@ -35,8 +35,14 @@ def server(tmp_path: Path, certificates: Certificates) -> Iterator[FlightServer]
         yield servers["p"]
 
 
-def keeper(server: FlightServer, most: int = 100, per_caller: int = 10, patience: float = 1000.0) -> Doorkeeper:
-    door = Doorkeeper(server.port, most, per_caller, patience)
+def keeper(
+    server: FlightServer,
+    most: int = 100,
+    per_caller: int = 10,
+    patience: float = 1000.0,
+    reached: Callable[[str], None] = lambda limit: None,
+) -> Doorkeeper:
+    door = Doorkeeper(server.port, most, per_caller, patience, reached)
     server.enter = door.enter
     return door
 
@@ -81,8 +87,9 @@ def seen(door: Doorkeeper, count: int) -> None:
 
 
 def test_connections_that_never_call_are_ended(server: FlightServer, certificates: Certificates) -> None:
-    """Whoever has called stays connected; a socket that says nothing is ended after a while."""
-    door = keeper(server)
+    """Whoever has called stays connected; a socket that says nothing is ended after a while, and counted."""
+    reached: list[str] = []
+    door = keeper(server, reached=reached.append)
     analyst = caller(server, certificates)
     analyst.call(Request("describe"))
     lines = idle(server, 5)
@@ -93,6 +100,7 @@ def test_connections_that_never_call_are_ended(server: FlightServer, certificate
     door.sweep()
     assert until(lambda: all(map(is_ended, lines)))
     assert door.ended == 5
+    assert reached == ["connect_seconds"] * 5
     connection = analyst._connection
     analyst.call(Request("describe"))
     assert analyst._connection is connection
@@ -100,7 +108,8 @@ def test_connections_that_never_call_are_ended(server: FlightServer, certificate
 
 def test_the_oldest_go_where_there_are_too_many(server: FlightServer) -> None:
     """Beyond the number of connections the oldest that never called are ended."""
-    door = keeper(server, most=8)
+    reached: list[str] = []
+    door = keeper(server, most=8, reached=reached.append)
     old = idle(server, 6)
     seen(door, 6)
     new = idle(server, 8)
@@ -108,6 +117,7 @@ def test_the_oldest_go_where_there_are_too_many(server: FlightServer) -> None:
     door.sweep()
     assert until(lambda: all(map(is_ended, old)))
     assert not any(map(is_ended, new))
+    assert reached == ["connections"] * 6
 
 
 def test_one_caller_has_so_many_connections(server: FlightServer, certificates: Certificates) -> None:
@@ -140,7 +150,8 @@ def test_other_sockets_are_left_alone(server: FlightServer) -> None:
 
 def test_the_door_is_cleared_without_descriptors(server: FlightServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no descriptor is left, those kept back are used to end connections."""
-    door = keeper(server, most=8)
+    reached: list[str] = []
+    door = keeper(server, most=8, reached=reached.append)
     lines = idle(server, 12)
     seen(door, 12)
     listed, given = os.listdir, []
@@ -154,5 +165,6 @@ def test_the_door_is_cleared_without_descriptors(server: FlightServer, monkeypat
     monkeypatch.setattr("tablepuppet.wire.doorkeeper.os.listdir", full)
     door.sweep()
     assert given
+    assert reached[0] == "descriptors"
     assert until(lambda: sum(map(is_ended, lines)) >= 4)
     assert len(door._spare) > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -56,6 +57,34 @@ def test_an_error_reaches_every_reader(tmp_path: Path) -> None:
         with pytest.raises(tp.PartyError, match="'nowhere'"):
             answer.read()
     assert outbox.ask("p", Step("keys.blind", "t")).read() == {}
+
+
+@pytest.mark.parametrize("error", [MemoryError, ValueError, KeyboardInterrupt, SystemExit, tp.PartyError])
+@pytest.mark.parametrize("where", ["trip", "check"])
+def test_no_answer_is_left_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], where: str
+) -> None:
+    """Whatever goes wrong on a trip, or when its first reply is looked at, every reader is told it; later steps are
+    not harmed.
+    """
+    relation = federation(tmp_path, {"p": ROWS, "q": ROWS}).sql("SELECT a.x, b.c FROM p.t a JOIN q.t b USING (k)")
+    outbox = Outbox(relation.client.engine, relation.client.session)
+
+    def fail(*_: object) -> Any:
+        raise error("in the middle")
+
+    check = fail if where == "check" else None
+    answers = [outbox.ask(party, Step("keys.blind", alias), check=check) for party, alias in (("p", "a"), ("q", "b"))]
+    answers.append(outbox.ask("q", Step("keys.blind", "b"), check=check))
+    with monkeypatch.context() as patch:
+        if where == "trip":
+            patch.setattr(tablepuppet.wire.outbox, "try_all", fail)
+        with pytest.raises(error, match="in the middle"):
+            answers[0].read()
+    for answer in answers:
+        with pytest.raises(error, match="in the middle"):
+            answer.read()
+    assert "digests0" in outbox.ask("q", Step("keys.blind", "b")).read()
 
 
 def test_statistics_of_all_columns_are_one_trip(tmp_path: Path, trips: list[list[str]]) -> None:

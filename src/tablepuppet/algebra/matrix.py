@@ -1,302 +1,131 @@
-"""The joined matrix X of a relation, never built: the coordinator's half of its products (ops.py is the parties').
+"""The joined matrix X of a relation, never built: what `rel.matrix()` gives.
 
-Let T_i (n_i x d_i) be the encoded rows of table i that take part, and S_i (N x n_i) the selection of a base row for
-each joined row, which the mapping holds. Then
-
-    X      = [S_1 T_1, ..., S_M T_M]
-    X V    = sum_i S_i (T_i V_i)              tables multiply, the result is gathered to joined rows
-    X^T U  = [T_i^T (S_i^T U)]_i              U is summed at base rows, tables multiply
-    X^T X  = [T_i^T (S_i^T S_j) T_j]_ij       S_i^T S_j counts how often two base rows are joined with each other
-
-Over the shards of a table T V concatenates and T^T U adds up. Nothing as long as the joined rows crosses the wire. What
-is asked before a result is read shares a trip.
+Products are in `products.py`, NumPy's side of it in `array.py`, where tables compute in `places.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import coo_array
+from numpy.typing import NDArray
 
 import tablepuppet.algebra.ops  # noqa: F401 - registers the parties' half
-from tablepuppet.algebra.operator import ProductOperator
-from tablepuppet.algebra.preparation import Preparation
-from tablepuppet.errors import LearnError
-from tablepuppet.mapping.table_mapping import Floats, TableMapping
-from tablepuppet.operators.client import Client, Pending
-from tablepuppet.operators.lou import LearningOverUnion
-from tablepuppet.party.arguments import LARGEST
-from tablepuppet.pieces import over_pieces
-from tablepuppet.prep.encode import Encoding, apply_encoding
+from tablepuppet.algebra.array import LazyArray
+from tablepuppet.algebra.functions import Function
+from tablepuppet.algebra.places import Places
+from tablepuppet.algebra.preparation import Recipe
+from tablepuppet.algebra.products import DerivedTable, TableProducts
+from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.operators.client import Client
+from tablepuppet.prep.encode import Encoding, NumberEncoder, apply_encoding
+from tablepuppet.prep.selected import is_public
+from tablepuppet.prep.statistics import NumberStatistics
 
 Array = NDArray[np.float64]
-Number = TypeVar("Number", bound=np.floating[Any])
 
 
-class Result:
-    """An array that was asked for; the first `read` makes the trip, unless another result's has."""
-
-    def __init__(self, finish: Callable[[], Array]):
-        self._finish: Callable[[], Array] | None = finish
-        self._found = np.empty(0)
-
-    def read(self) -> Array:
-        """The array."""
-        if self._finish is not None:
-            self._found = self._finish()
-            self._finish = None  # and with it the replies, and what was asked
-        return self._found
-
-
-class RelationMatrix(ProductOperator):
+class RelationMatrix(LazyArray):
     """X of a relation by an encoding: table after table, of each the numbers, then the categories.
 
-    It is a SciPy `LinearOperator`: `X @ V`, `X.T @ U`, and what SciPy's solvers ask.
+    It is a SciPy `LinearOperator`: `X @ V`, `X.T @ U`, and what SciPy's solvers ask; and an array for NumPy code.
 
     ``owner`` is what keeps the session open for as long as the matrix is used.
     """
 
-    def __init__(self, client: Client, encoding: Encoding, wire: str, owner: object = None):
+    def __init__(self, client: Client, encoding: Encoding, wire: str, owner: object = None, plan: str = "cost"):
         apply_encoding(client, encoding)
-        self.encoding, self.wire, self._owner = encoding, wire, owner
-        self.preparation = Preparation(encoding, client.engine)
-        self._mapping, self._lou = client.mapping, LearningOverUnion(client, wire)
+        self.encoding, self.wire_name, self._owner = encoding, wire, owner
+        self.engine, self.places = client.engine, Places(client, encoding, wire, plan)
         names = {alias: encoding.names(alias) for alias in encoding.numbers if alias in client.mapping.tables}
-        ends = np.cumsum([0, *map(len, names.values())]).tolist()
-        self.blocks = {alias: slice(*ends) for alias, ends in zip(names, pairwise(ends), strict=True)}
-        self.columns = [name for listed in names.values() for name in listed]
-        super().__init__((len(client.mapping), len(self.columns)))
-        self._selections: dict[str, Any] = {}  # S_i^T by table, sparse
-        self._tables = [alias for alias, listed in names.items() if listed and client.shards(alias)]
-
-    @property
-    def first_categories(self) -> list[int]:
-        """The places of the first column of each category group: with an intercept, all of a group are one too many."""
-        found = []
+        ids = dict.fromkeys(names, encoding.id)
+        squares = {alias: encoding.largest_square(alias) for alias in names}
+        wide = {alias: len(listed) for alias, listed in names.items()}
+        self.products = TableProducts(self.places, ids, wide, squares)
+        self.all_columns = [name for listed in names.values() for name in listed]
+        self.is_number = np.zeros(len(self.all_columns), bool)
+        self.groups: list[tuple[int, int]] = []  # start and end of each category group
         for alias, block in self.blocks.items():
-            start = block.start + len(self.encoding.numbers[alias])
-            for encoder in self.encoding.categories[alias]:
-                found.append(start)
-                start += len(encoder.names)
-        return found
-
-    def times(self, directions: ArrayLike) -> Array:
-        """X V: (d,) to (N,), (d, k) to (N, k); one trip."""
-        return self.ask_times(directions).read()
-
-    def transposed_times(self, values: ArrayLike) -> Array:
-        """X^T U: (N,) to (d,), (N, k) to (d, k); one trip."""
-        return self.ask_transposed_times(values).read()
-
-    def column_sums(self) -> Array:
-        """The sum of every column over the joined rows, (d,); one trip."""
-        return self.ask_column_sums().read()
+            start = block.start + len(encoding.numbers[alias])
+            self.is_number[block.start : start] = True
+            widths = [len(encoder.names) for encoder in encoding.categories[alias]]
+            self.groups += list(pairwise(np.cumsum([start, *widths]).tolist()))
+        super().__init__(None, Recipe.plain(len(self.all_columns)), len(client.mapping))
 
     @property
-    def means(self) -> Array:
-        """The mean of every column over the joined rows, (d,); one trip. LearnError if there are no rows."""
-        if not self.shape[0]:
-            raise LearnError("a relation without joined rows has no means")
-        return self.column_sums() / self.shape[0]
+    def source(self) -> RelationMatrix:
+        """Itself; it holds no reference to itself, so that the session ends with it."""
+        return self
 
-    def ask_times(self, directions: ArrayLike) -> Result:
-        """Ask for X V; a table is sent those columns of V that are not zero for it."""
-        wanted = _checked("V of X @ V", directions, self.shape[1], "columns")
-        columns = _wide(wanted)  # (d, k)
-        used = {alias: np.flatnonzero(columns[self.blocks[alias]].any(axis=0)) for alias in self._tables}
-        used = {alias: places for alias, places in used.items() if len(places)}
-        replies = self._ask_images({alias: columns[self.blocks[alias]][:, used[alias]] for alias in used})
+    @property
+    def blocks(self) -> dict[str, slice]:
+        """Where the columns of each table stand."""
+        return self.products.blocks
 
-        def finish() -> Array:
-            found = np.zeros((self.shape[0], columns.shape[1]))  # (N, k)
-            images = self._images(replies)
+    @property
+    def is_secure(self) -> bool:
+        """Whether sums over the shards of some table are masked."""
+        return any(alias in self.places.client.secured.parties for alias in self.blocks)
 
-            def gather(part: slice) -> None:
-                for alias, image in images.items():
-                    table = self._mapping.tables[alias]
-                    # mode="clip" skips the bounds check
-                    here = image[part] if table.is_identity else image.take(table.index[part], 0, mode="clip")
-                    if image.shape[1] == found.shape[1]:
-                        found[part] += here
-                    else:
-                        found[part, used[alias]] += here
+    def made(self, recipe: Recipe | None) -> LazyArray:
+        """The array of a recipe over these rows."""
+        return self if recipe is None or recipe == self.recipe else LazyArray(self, recipe, self.shape[0])
 
-            over_pieces(gather, len(found), max(columns.shape[1], 1))
-            return found[:, 0] if wanted.ndim == 1 else found
+    def derived_tables(
+        self, places: NDArray[np.intp], function: Function
+    ) -> tuple[dict[str, DerivedTable], NDArray[np.intp]]:
+        """(what tables must compute for a function of some columns, where each column then stands)."""
+        parts, pick, end = {}, np.zeros(len(places), np.intp), 0
+        for alias, block in self.blocks.items():
+            here = (places >= block.start) & (places < block.stop)
+            numbers, categories = np.flatnonzero(here & self.is_number[places]), here & ~self.is_number[places]
+            pick[numbers] = end + np.arange(len(numbers))
+            groups, sizes, start = [], [], end + len(numbers)
+            within = [group for group in self.groups if block.start <= group[0] < block.stop]
+            for number, (first, last) in enumerate(within):
+                members = categories & (places >= first) & (places < last)
+                if members.any():
+                    pick[members] = start + places[members] - first
+                    groups.append(number)
+                    sizes.append(last - first)
+                    start += last - first
+            parts[alias] = DerivedTable(function.of(numbers), (places[numbers] - block.start).tolist(), groups, sizes)
+            end += parts[alias].width
+        return parts, pick
 
-        return Result(finish)
+    def extremes(self, places: NDArray[np.intp]) -> tuple[Array, Array]:
+        """(the least, the largest number) of some columns over the joined rows; one trip.
 
-    def ask_transposed_times(self, values: ArrayLike) -> Result:
-        """Ask for X^T U; U must not change before the result is read."""
-        wanted = _checked("U of X.T @ U", values, self.shape[0], "joined rows")
-        columns = _wide(wanted)  # (N, k)
-        asked = self._tables if columns.size else ()
-        replies = self._ask_sums({alias: self._scattered(alias, columns) for alias in asked})
-
-        def finish() -> Array:
-            found = np.zeros((self.shape[1], columns.shape[1]))  # (d, k)
-            for alias, sums in self._sums(replies).items():
-                found[self.blocks[alias]] = sums
-            return found[:, 0] if wanted.ndim == 1 else found
-
-        return Result(finish)
-
-    def ask_sums_by(self, labels: NDArray[np.integer], groups: int) -> Result:
-        """Ask for the sums of columns over the joined rows of each group, (d, groups): X^T U for the 0/1 matrix U of
-        ``labels``, (N,), numbers of groups. U is not built.
+        Only of columns that are public, by the rules of statistics: PrivacyError else.
         """
-        rows = {}
-        for alias in self._tables:
-            table = self._mapping.tables[alias]
-            pairs = table.index * np.int64(groups) + labels
-            counts = np.bincount(pairs, minlength=table.rows * groups)
-            rows[alias] = counts.reshape(table.rows, groups).astype(np.float64)
-        replies = self._ask_sums(rows)
-
-        def finish() -> Array:
-            found = np.zeros((self.shape[1], groups))
-            for alias, sums in self._sums(replies).items():
-                found[self.blocks[alias]] = sums
-            return found
-
-        return Result(finish)
-
-    def ask_squared_norm(self) -> Result:
-        """Ask for the sum of the squares of all numbers of X, (1,)."""
-        replies = self._ask_grams()
-        return Result(
-            lambda: np.sum([[np.trace(gram) for gram in self._grams(replies).values()]], axis=1, dtype=np.float64)
-        )
-
-    def ask_column_sums(self) -> Result:
-        """Ask for the sums of columns. No direction is chosen, so every table that lets statistics out answers."""
-        replies = self._lou.ask(
-            "matrix.column_sums", self._tables, bounds=lambda alias: {"sums": float(self.shape[0])},
-            encoding=self.encoding.id,
-        )  # fmt: skip
-
-        def finish() -> Array:
-            found = np.zeros(self.shape[1])
-            for alias, sums in self._sums(replies).items():
-                found[self.blocks[alias]] = sums[:, 0]
-            return found
-
-        return Result(finish)
-
-    def gram(self) -> Array:
-        """X^T X, (d, d); one trip for one table, else two.
-
-        A table computes its own block. Of two tables the one with fewer columns sends its encoded cells and the other
-        multiplies: that moves least. So all tables but the widest send as many products as they have columns.
-        """
-        within = self._ask_grams()
-        order = sorted(self._tables, key=self._width)
-        sent = self._ask_images({alias: np.eye(self._width(alias)) for alias in order[:-1]})
-        found = np.zeros((self.shape[1], self.shape[1]))
-        for alias, gram in self._grams(within).items():
-            found[self.blocks[alias], self.blocks[alias]] = gram
-        cells = self._images(sent)
-        met = {
-            alias: np.concatenate([moved(self._mapping, other, alias, cells[other]) for other in order[:place]], axis=1)
-            for place, alias in enumerate(order)
-            if place
-        }
-        for alias, sums in self._sums(self._ask_sums(met)).items():
-            others = np.concatenate([_places(self.blocks[other]) for other in order[: order.index(alias)]])
-            found[self.blocks[alias], others] = sums
-            found[others, self.blocks[alias]] = sums.T
-        return found
-
-    def _width(self, alias: str) -> int:
-        return len(self.encoding.names(alias))
-
-    def _scattered(self, alias: str, columns: Array) -> Array:
-        """S_i^T U, (n_i, k)."""
-        table = self._mapping.tables[alias]
-        if columns.shape[1] == 1 or table.is_identity:
-            return self._mapping.scatter_sum(alias, columns)
-        if alias not in self._selections:  # several columns are summed much faster by a sparse product
-            places = (table.index, np.arange(self.shape[0], dtype=np.int32))
-            shape = (table.rows, self.shape[0])
-            self._selections[alias] = coo_array((np.ones(self.shape[0]), places), shape=shape).tocsr()
-        return np.asarray(self._selections[alias] @ columns)
-
-    def _ask_grams(self) -> Pending:
-        """Ask for T_i^T diag(w_i) T_i / N of all tables."""
-        return self._lou.ask(
-            "matrix.gram", self._tables, bounds=lambda alias: {"gram": 1.0}, encoding=self.encoding.id,
-            joined_rows=self.shape[0],
-        )  # fmt: skip
-
-    def _grams(self, pending: Pending) -> dict[str, Array]:
-        """T_i^T diag(w_i) T_i by table."""
-        replies = pending.read()
-        return {alias: self._lou.add(replies[alias], "gram") * self.shape[0] for alias in self._tables}
-
-    def _ask_images(self, directions: Mapping[str, Array]) -> Pending:
-        """Ask for T_i V_i of some tables."""
-        told = {alias: {"directions": _flat(each)} for alias, each in directions.items()}
-        return self._lou.ask("matrix.times", told, by_alias=told, encoding=self.encoding.id)
-
-    def _images(self, pending: Pending) -> dict[str, Floats]:
-        """T_i V_i by table, (n_i, k)."""
-        found = {alias: self._lou.concatenate(each, "image") for alias, each in pending.read().items() if each}
-        return {alias: _wide(image) for alias, image in found.items()}
-
-    def _ask_sums(self, rows: Mapping[str, Array]) -> Pending:
-        """Ask for T_i^T U_i of some tables."""
-        return self._lou.ask(
-            "matrix.transposed_times", rows, {alias: _flat(each) for alias, each in rows.items()},
-            bounds=lambda alias: {"sums": self._lou.bound(rows[alias])}, encoding=self.encoding.id,
-        )  # fmt: skip
-
-    def _sums(self, pending: Pending) -> dict[str, Array]:
-        """T_i^T U_i by table, (d_i, k)."""
-        found = {alias: self._lou.add(each, "sums") for alias, each in pending.read().items() if each}
-        return {alias: _wide(sums) for alias, sums in found.items()}
-
-
-def moved(mapping: TableMapping, source: str, target: str, values: Floats) -> Array:
-    """Values of one table's rows, (rows, k), summed at another's by how often they are joined: S_t^T S_s values."""
-    here, there = mapping.tables[source], mapping.tables[target]
-    if there.is_identity:
-        return np.asarray(mapping.gather(source, values), np.float64)
-    if here.is_identity:
-        return mapping.scatter_sum(target, values)
-    ones = np.ones(len(mapping), np.int32)
-    counted = coo_array((ones, (there.index, here.index)), shape=(there.rows, here.rows)).tocsr()
-    return np.asarray(counted @ values.astype(np.float64))
-
-
-def _wide(values: NDArray[Number]) -> NDArray[Number]:
-    """With two dimensions."""
-    return values[:, None] if values.ndim == 1 else values
-
-
-def _flat(values: Array) -> Array:
-    """Without a second dimension of one: so ops take and answer a single vector."""
-    return values[:, 0] if values.shape[1] == 1 else values
-
-
-def _places(block: slice) -> NDArray[np.intp]:
-    return np.arange(block.start, block.stop)
-
-
-def _checked(what: str, given: ArrayLike, length: int, unit: str) -> Array:
-    """Real, finite numbers of one or two dimensions; LearnError if they are others, or of another length."""
-    try:
-        values = np.asarray(given)
-        if values.dtype.kind not in "biuf":
-            raise TypeError
-    except (TypeError, ValueError):
-        raise LearnError(f"{what} must be an array of real numbers") from None
-    if values.ndim not in (1, 2) or len(values) != length:
-        raise LearnError(f"{what} has shape {values.shape}, and X has {length:,} {unit}: ({length},) or ({length}, k)")
-    values = values.astype(np.float64, copy=False)
-    if not np.all(np.abs(values) <= LARGEST):  # nor NaN
-        raise LearnError(f"{what} has numbers that are not finite, or above {LARGEST:g}")
-    return values
+        lows, highs = np.zeros(len(self.all_columns)), np.ones(len(self.all_columns))
+        wanted, client = set(places.tolist()), self.places.client
+        encoders: dict[int, NumberEncoder] = {}
+        for alias, block in self.blocks.items():
+            for place, encoder in enumerate(self.encoding.numbers[alias], block.start):
+                if place in wanted:
+                    encoders[place] = encoder
+        for encoder in encoders.values():
+            if not is_public(client.plan, encoder.column):
+                raise PrivacyError(
+                    f"min and max: column {encoder.column.qualified!r} is not public, and extremes are single values "
+                    "(policy rule level)",
+                    rule="level",
+                )
+        asked = NumberStatistics(client, [encoder.column for encoder in encoders.values()])
+        sums = self.products.ask_column_sums()
+        summaries = asked.read()
+        for place, encoder in encoders.items():
+            found = summaries[encoder.column.name]
+            if not found.count:
+                raise LearnError(
+                    f"min and max: column {encoder.column.qualified!r} has no value, or one in fewer rows than its "
+                    "party tells of (policy rule min_group)"
+                )
+            ends = (np.array([found.minimum, found.maximum]) - encoder.mean) / encoder.scale
+            missing = [0.0] if found.missing else []  # which are the mean
+            lows[place], highs[place] = min([ends[0], *missing]), max([ends[1], *missing])
+        counts = sums.read()
+        lows[~self.is_number] = (counts[~self.is_number] >= self.shape[0] - 0.5).astype(np.float64)
+        highs[~self.is_number] = (counts[~self.is_number] > 0.5).astype(np.float64)
+        return lows[places], highs[places]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,7 +17,7 @@ class ProductOperator(LinearOperator):  # type: ignore[misc] # SciPy has no type
     """A `LinearOperator` by two methods: `times` for A V, `transposed_times` for A^T U; both check what they are given.
 
     `@` multiplies. `*` by a number scales; `*` by an array and `**` are elementwise in NumPy and products in SciPy, so
-    they are refused.
+    they are refused where they are not elementwise.
     """
 
     shape: tuple[int, int]
@@ -68,12 +68,12 @@ class ProductOperator(LinearOperator):  # type: ignore[misc] # SciPy has no type
     def __rmul__(self, other: Any) -> Any:
         return super().__rmul__(other) if np.isscalar(other) else _refuse("*")
 
-    def __pow__(self, other: Any) -> NoReturn:
+    def __pow__(self, other: Any) -> Any:
         _refuse("**")
 
 
 class Transposed(ProductOperator):
-    """A^T; A^T @ A is an array where A has `gram`."""
+    """A^T; A^T @ B is an array where A and B are made of the same rows."""
 
     def __init__(self, operator: ProductOperator):
         super().__init__(operator.shape[::-1])
@@ -94,13 +94,39 @@ class Transposed(ProductOperator):
 
     def dot(self, x: Any) -> Any:
         """A^T x, with an array, a number or an operator."""
-        if x is self._operator and hasattr(x, "gram"):
-            return x.gram()
+        left, weights = self._operator, None
+        if isinstance(left, RowScaled):
+            left, weights = left.operator, left.weights
+        if isinstance(x, RowScaled):
+            weights = x.weights if weights is None else weights * x.weights
+            x = x.operator
+        if hasattr(left, "gram_with") and hasattr(x, "gram_with"):
+            return left.gram_with(x, weights)
         return super().dot(x)
 
 
-def _refuse(sign: str) -> NoReturn:
+class RowScaled(ProductOperator):
+    """diag(weights) A, with a number per row of A, (N,): ``w[:, None] * X``."""
+
+    def __init__(self, operator: ProductOperator, weights: Array):
+        super().__init__(operator.shape)
+        self.operator, self.weights = operator, weights
+
+    def times(self, directions: ArrayLike) -> Array:
+        """diag(weights) A V."""
+        found = self.operator.times(directions)
+        return np.asarray(found * (self.weights if found.ndim == 1 else self.weights[:, None]))
+
+    def transposed_times(self, values: ArrayLike) -> Array:
+        """A^T diag(weights) U."""
+        given = np.asarray(values, np.float64)
+        if len(given) != self.shape[0]:
+            return self.operator.transposed_times(given)  # which says what does not fit
+        return self.operator.transposed_times(given * (self.weights if given.ndim == 1 else self.weights[:, None]))
+
+
+def _refuse(sign: str) -> Any:
     raise LearnError(
-        f"X {sign} other would be elementwise, which a matrix that is not built has not; write X @ other for the "
-        "product, and transform columns in SELECT"
+        f"A {sign} other would be elementwise, which an operator of products has not; write A @ other for the product, "
+        "(X * row).T for a transposed array"
     )

@@ -5,11 +5,16 @@ T (rows x width) are the shard's encoded rows, w says how often each of them is 
     matrix.times               T V                      one number per row and direction
     matrix.transposed_times    T^T U                    one sum per encoded column and direction
     matrix.column_sums         T^T w
+    matrix.column_squares      (T * T)^T w
     matrix.gram                T^T diag(w) T / N        with noise if that is asked for
+    matrix.weighted_gram       T^T diag(u) T / N        u as U
+    matrix.apply               f(T), kept here under a name of its own, of which the others can be asked
+    matrix.values              T, cell by cell          only of columns whose policy says so (``values``)
 
-V and U are directions of the caller's own choice: the unit vectors as V are T itself. So a table's policy must allow
-these two ops (``matrix = true``), and the party counts columns of V and U (``limits.max_matrix_columns``). Learners do
-not ask them. Their directions come from their algorithms, and their ops have rules of their own.
+V, U, u and f are of the caller's own choice: the unit vectors as V are T itself. So a table's policy must allow these
+ops (``matrix = true``), and the party counts columns of V and U, and those that f is applied to
+(``limits.max_matrix_columns``). Learners do not ask them. Their directions come from their algorithms, and their ops
+have rules of their own.
 
 A noisy Gram matrix is not weighted by w, and every row is cut to the length that a row of numbers about 1 has, so that
 a row counts once however often it is joined. n counts the table's rows:
@@ -21,21 +26,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algebra.functions import FunctionSteps, check_steps, evaluate
+from tablepuppet.errors import PartyError
 from tablepuppet.party.added_noise import GramNoise
-from tablepuppet.party.arguments import Positive
+from tablepuppet.party.allowance import check_memory, check_reply
+from tablepuppet.party.arguments import Name, Positive, Within
 from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import IMAGE, OUTPUTS, WIDTH, Numbers
+from tablepuppet.party.returns import ANY, IMAGE, OUTPUTS, ROWS, WIDTH, Numbers
+from tablepuppet.prep.encode import Encoded
 from tablepuppet.prep.encoded_rows import encoded, encoded_for_noise
 from tablepuppet.prep.encoded_table import EncodedTable, check_length
 from tablepuppet.privacy.clip import blocks, kept_shares
 
 Array = NDArray[np.float64]
+Places = Annotated[NDArray[np.int64], Within(dimensions=(1,), size=10_000)]
+Constants = Annotated[NDArray[np.float64], Within(dimensions=(2,))]
 
 
 @op(
@@ -90,6 +102,114 @@ def _check_weighed(table: LocalTable, view: RelationRows, rows: Array) -> None:
 def column_sums(table: LocalTable, view: str, encoding: str) -> Values:
     """T^T w."""
     return {"sums": encoded(table, view, encoding).transposed_times(joined_counts(table, view))}
+
+
+@op(
+    "matrix.column_squares",
+    asked="the relation as a matrix",
+    releases=Release.STATISTICS,
+    summed=("sums",),
+    returns={"sums": Numbers((WIDTH,))},
+)
+def column_squares(table: LocalTable, view: str, encoding: str) -> Values:
+    """(T * T)^T w."""
+    return {"sums": squares_of(encoded(table, view, encoding), joined_counts(table, view))}
+
+
+def squares_of(data: EncodedTable, weights: Array) -> Array:
+    """The weighted squares of every encoded column; those of categories are 0 and 1."""
+    squared = EncodedTable(data.dense**2, data.codes, data.sizes)
+    return squared.transposed_times(weights)
+
+
+@op(
+    "matrix.weighted_gram",
+    asked="the relation as a matrix, weighted",
+    releases=Release.GRAM,
+    directions="rows",
+    summed=("gram",),
+    returns={"gram": Numbers((WIDTH, WIDTH))},
+)
+def weighted_gram(
+    table: LocalTable,
+    view: str,
+    encoding: str,
+    rows: Annotated[NDArray[np.float64], Within(dimensions=(1,))],
+    joined_rows: Positive,
+) -> Values:
+    """T^T diag(u) T / N, where u weighs no row, or at least ``min_rows``."""
+    data = encoded(table, view, encoding)
+    check_length("values", rows, len(data.dense))
+    _check_weighed(table, table.view(view), rows)
+    return {"gram": data.gram(rows.astype(np.float64)) / joined_rows}
+
+
+@op(
+    "matrix.apply",
+    asked="the relation as a matrix, functions of columns",
+    releases=Release.COUNTS,
+    directions="numbers",
+    returns={},
+)
+def apply(
+    table: LocalTable,
+    view: str,
+    encoding: str,
+    into: Name,
+    numbers: Places,
+    groups: Places,
+    steps: FunctionSteps,
+    constants: Constants,
+) -> Values:
+    """Keep a function of some of the table's numbers under the name ``into``, and the codes of some categories with it.
+
+    ``numbers`` are places among the numeric columns, ``groups`` among those of categories. What was kept under that
+    name is forgotten. PartyError if the function is not finite in some row.
+    """
+    data = encoded(table, view, encoding)
+    check_steps(steps, constants, len(numbers))
+    for places, most in ((numbers, data.dense.shape[1]), (groups, len(data.codes))):
+        if len(places) and (places.min() < 0 or places.max() >= most):
+            raise PartyError(f"places of columns must be at least 0 and below {most:,}")
+    if f"{view}/{into}" in table.state and not isinstance(table.state[f"{view}/{into}"], Applied):
+        raise PartyError(f"op 'matrix.apply': {into!r} is the name of an encoding")
+    check_memory(8 * (len(steps) + 2) * len(data.dense) * max(len(numbers), 1))
+    found = applied(data, numbers, groups, steps, constants)
+    if not np.isfinite(found.dense).all():
+        raise PartyError(
+            f"party {table.grant.party!r}, table {table.grant.table!r}: the function is not finite for some rows; its "
+            "columns are standardised numbers, below zero for what is below the mean"
+        )
+    table.state[f"{view}/{into}"] = Applied(found, table.view(view), private=False)
+    return {}
+
+
+class Applied(Encoded):
+    """What ``matrix.apply`` keeps at a party."""
+
+
+def applied(
+    data: EncodedTable, numbers: NDArray[np.int64], groups: NDArray[np.int64], steps: FunctionSteps,
+    constants: Array,
+) -> EncodedTable:  # fmt: skip
+    """A function of some numbers of a table, and some of its categories."""
+    dense = np.ascontiguousarray(evaluate(steps, constants, data.dense[:, numbers]))
+    chosen = groups.tolist()
+    return EncodedTable(dense, tuple(data.codes[place] for place in chosen), tuple(data.sizes[i] for i in chosen))
+
+
+@op(
+    "matrix.values",
+    asked="the relation as a matrix, collected",
+    releases=Release.VALUES,
+    returns={"numbers": Numbers((ROWS, ANY)), "codes": Numbers((ROWS, ANY), kinds="i", least=-1.0)},
+)
+def values(table: LocalTable, view: str, encoding: str) -> Values:
+    """T: the encoded numbers of every row, and the codes of its categories, -1 for none."""
+    data = encoded(table, view, encoding)
+    check_reply(len(data.dense) * (8 * data.dense.shape[1] + 4 * len(data.codes)))
+    codes = np.stack(data.codes, axis=1) if data.codes else np.zeros((len(data.dense), 0), np.int32)
+    return {"numbers": data.dense.astype(table.wire), "codes": codes}
 
 
 @op(

@@ -102,6 +102,8 @@ def _show(report: PartyReport, screen: Console) -> None:
     how = "mutual TLS" if report.tls else "no TLS"
     callers = ", ".join(report.callers) or "nobody"
     screen.print(f"party {report.party} at {report.listen} ({how}); callers: {callers}", markup=False)
+    if report.metrics is not None:
+        screen.print(f"metrics at {report.metrics}", markup=False)
     for table in report.tables:
         screen.print(_view(table))
         secure = "; sums leave within a sum over shards only" if table.secure_sum else ""

@@ -57,7 +57,7 @@ class Client:
     rows_read: Mapping[tuple[str, str], int]  # (party, alias) -> rows of the snapshot
     secured: SecureTables = field(default_factory=SecureTables)  # of the session
     encodings: set[str] = field(default_factory=set, init=False)  # that shards have built over these rows
-    _widths: dict[tuple[str, str], int] = field(default_factory=dict, init=False)  # by alias and encoding
+    widths: dict[tuple[str, str], int] = field(default_factory=dict, init=False)  # by alias and encoding
     models: dict[tuple[str, str], tuple[str, AnySpec]] = field(
         default_factory=dict, init=False
     )  # by name and alias: the encoding, and what the table's model is
@@ -119,7 +119,7 @@ class Client:
         if returns is not None and SECURE in arguments:
             returns = masked(returns, arguments[SECURE]["bits"])
         encoding, spec = self._model(step.table, arguments)
-        width = self._widths.get((step.table, encoding))
+        width = self.widths.get((step.table, encoding))
         asked = Asked(
             arguments,
             rows=len(shard.row_ids),
@@ -133,11 +133,8 @@ class Client:
         return lambda reply: check_reply(shard.party, where, step.op, returns, reply, asked)
 
     def _learn(self, step: Step) -> None:
-        """Remember how wide an encoding is, and what a model is."""
+        """Remember what a model is."""
         given = step.arguments
-        if step.op == "encode.build":
-            digests = [value for name, value in given.items() if name.startswith("digests")]
-            self._widths[step.table, given["encoding"]] = len(given["columns"]) + sum(map(len, digests))
         if "spec" in given and "model" in given:
             self.models[given["model"], step.table] = (given["encoding"], given["spec"])
 

@@ -1,6 +1,7 @@
-"""The noise that a caller asks for, as the argument of an op: an op is private when it is given.
+"""The noise of an op, as one of its arguments: an op that gets one is private.
 
-Each says how much a row may add to what leaves, and the standard deviation of the noise in units of that.
+Each Struct holds the bound that a row's contribution is clipped to, and the noise multiplier: the standard deviation of
+the noise divided by that bound.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from tablepuppet.party.arguments import Bound, Multiplier, Positive, Sampling
 
 
 class GramNoise(Struct, frozen=True):
-    """Of a Gram matrix, over a table of so many rows."""
+    """The noise of a Gram matrix over a table of ``table_rows`` rows; a row adds at most the number of columns."""
 
     table_rows: Positive
     multiplier: Multiplier
 
 
 class SumNoise(Struct, frozen=True):
-    """Of a gradient: a row adds at most ``clip`` to the sum over a table of so many rows."""
+    """The noise of a gradient: a row adds at most ``clip`` to the sum over a table of ``table_rows`` rows."""
 
     table_rows: Positive
     clip: Bound
@@ -26,7 +27,7 @@ class SumNoise(Struct, frozen=True):
 
 
 class SampleNoise(Struct, frozen=True):
-    """Of a gradient over a sample, in which each row is with probability ``sampling``."""
+    """The noise of a gradient over a sample that contains each row with probability ``sampling``."""
 
     table_rows: Positive
     clip: Bound
@@ -35,7 +36,7 @@ class SampleNoise(Struct, frozen=True):
 
 
 class PredictionNoise(Struct, frozen=True):
-    """Of predictions: each is cut to ``bound``; without one, to what a noisy Gram matrix says is large."""
+    """The noise of predictions: each is clipped to ``bound``; if None, to a bound from the noisy Gram matrix."""
 
     multiplier: Multiplier
     bound: Bound | None = None

@@ -44,10 +44,11 @@ class Allowance:
         return None if self.seconds is None else self.began + self.seconds - time.monotonic()
 
     def too_long(self) -> PartyError:
-        """The error for a request that took its time."""
+        """The error for a request that took too long."""
         return PartyError(
             f"party {self.party!r}: the request takes more than {self.seconds:g} s, the limit of the party "
-            "(limits.request_seconds); ask for less at once, or ask the party's operator"
+            "(limits.request_seconds); ask for less at once, or ask the party's operator",
+            limit="request_seconds",
         )
 
     def too_much(self, table: str = "") -> TooMuchError:
@@ -55,7 +56,8 @@ class Allowance:
         where = f"table {table!r}" if table else "its database"
         return TooMuchError(
             f"party {self.party!r}: what is read of {where} takes more than {self.expression_bytes:,} bytes, "
-            "the limit of the party (limits.expression_bytes); select less, filter, or ask the party's operator"
+            "the limit of the party (limits.expression_bytes); select less, filter, or ask the party's operator",
+            limit="expression_bytes",
         )
 
 
@@ -64,7 +66,7 @@ _CURRENT: ContextVar[Allowance | None] = ContextVar("allowance", default=None)
 
 @contextmanager
 def allowed(allowance: Allowance) -> Iterator[None]:
-    """What is done inside has this allowance; an error that comes of its end says so."""
+    """Code inside this context has the allowance; an error after the end of its time says so."""
     token = _CURRENT.set(allowance)
     try:
         yield
@@ -97,7 +99,8 @@ def check_reply(size: int) -> None:
     if allowance is not None and allowance.reply_bytes is not None and size > allowance.reply_bytes:
         raise PartyError(
             f"party {allowance.party!r}: the reply would have more than the {allowance.reply_bytes:,} bytes that the "
-            "party sends at once (limits.reply_bytes); ask for less, or ask the party's operator"
+            "party sends at once (limits.reply_bytes); ask for less, or ask the party's operator",
+            limit="reply_bytes",
         )
 
 
@@ -110,7 +113,8 @@ def count_release() -> None:
         raise PartyError(
             f"party {allowance.party!r}: the request asks for more than {allowance.releases:,} releases with noise, "
             "the limit of the party (limits.releases_per_request); ask for fewer steps or columns at once, or ask the "
-            "party's operator"
+            "party's operator",
+            limit="releases_per_request",
         )
     allowance.made += 1
 
@@ -139,7 +143,7 @@ def interrupted_in_time(connection: duckdb.DuckDBPyConnection) -> Iterator[None]
 
 
 def ran_out(error: BaseException | None) -> bool:
-    """Whether memory is behind an error, whatever was made of it."""
+    """Whether an error, or one that it was raised from, is a lack of memory."""
     while error is not None and not isinstance(error, duckdb.OutOfMemoryException | TooMuchError):
         error = error.__cause__ or error.__context__
     return error is not None

@@ -1,7 +1,7 @@
 """Arguments of ops, checked against the types that the op's function declares.
 
-A coordinator may send anything. Here a text stays a text, a number lies within the limits of its annotation, and an
-array has the kind of numbers, the range and the dimensions that the op expects; how long arrays must be, each op knows.
+A coordinator may send anything. Here a text must be a text, a number must lie within the limits of its annotation, and
+an array must have the kind of numbers, the range and the dimensions that the op expects; each op checks lengths itself.
 Values that belong together are a Struct, which travels as a mapping.
 No type is without limits: what an annotation does not narrow has those of `LARGEST`, `LONGEST` and `MOST_ITEMS`. All of
 this is decided by the arguments alone, before a row is read, so that a refusal reveals nothing about the rows.
@@ -99,8 +99,8 @@ class Parameters:
 
     @cached_property
     def _structs(self) -> dict[str, Any]:
-        """The types of those parameters that are Structs, or one of several."""
-        return {name: hint for name, hint in self.hints.items() if any(map(_is_struct, (hint, *get_args(hint))))}
+        """The types of those parameters that are Structs, or one of several, or a list of such."""
+        return {name: hint for name, hint in self.hints.items() if _has_struct(hint)}
 
     @cached_property
     def others(self) -> str | None:
@@ -120,7 +120,7 @@ class Parameters:
         structs = {
             name: msgspec.convert(value, self._structs[name])
             for name, value in arguments.items()
-            if name in self._structs and isinstance(value, Mapping)
+            if name in self._structs and _holds_mapping(value)
         }
         return {**arguments, **structs}
 
@@ -207,6 +207,16 @@ def described(hint: Any) -> str:
 
 def _is_struct(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, Struct)
+
+
+def _has_struct(hint: Any) -> bool:
+    """Whether a type is a Struct, or one of several, or a list of such."""
+    return _is_struct(hint) or any(map(_has_struct, get_args(hint)))
+
+
+def _holds_mapping(value: Any) -> bool:
+    """Whether a value that was checked is a Struct as it travels, or has one."""
+    return isinstance(value, Mapping) or (isinstance(value, list | tuple) and any(map(_holds_mapping, value)))
 
 
 def _struct(hint: type[Struct]) -> Check:

@@ -2,7 +2,8 @@
 
 Each line says when, who, which session, verb and op, which tables, which releases left and how many bytes, and how
 it ended; never a value, an argument or a text of SQL. What cannot be written down is refused. A request that is
-computed anew after a restart is a line too, with the outcome ``restored``: nothing left with it.
+computed anew after a restart is a line too, with the outcome ``restored``: nothing left with it. If the party has
+metrics, whatever is a line is counted there too.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -20,10 +21,12 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import numpy as np
 
-from tablepuppet.errors import ConfigError, PartyError, PrivacyError
+from tablepuppet.errors import ConfigError, PartyError, PrivacyError, TablePuppetError
+from tablepuppet.party.metrics import Metrics
 from tablepuppet.party.release import Release
 
 SYNC_SECONDS = 1.0
+DISK = "disk"  # what ran out where a file cannot be written
 _MOST_TEXT = 200  # of a name that the caller chose
 _NOTHING = Release(0)
 Reply = TypeVar("Reply")
@@ -43,18 +46,30 @@ class Entry:
     op: str = ""
     tables: Sequence[str] = ()
     size: int = field(default=0, init=False)  # bytes
+    received: int = field(default=0, init=False)  # bytes of arguments
+    began: float = field(default_factory=time.perf_counter, init=False)
 
     def __enter__(self) -> Entry:
         """The entry; more can be added to it."""
         return self
 
+    @property
+    def seconds(self) -> float:
+        """How long it takes so far."""
+        return time.perf_counter() - self.began
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Log it; PartyError if that is impossible."""
         self.log.write(self, *((self.outcome, "") if error is None else _refused(error)))
 
+    def ask(self, op: str, releases: Release, arguments: Mapping[str, Any]) -> None:
+        """Note which op is asked for, and with how much."""
+        self.op, self.releases = op, releases
+        self.received = 0 if self.log.metrics is None else _size(arguments)
+
     def reply(self, values: Reply) -> Reply:
         """Note the size of what is about to leave."""
-        self.size = 0 if self.log.path is None else _size(values)
+        self.size = 0 if self.log.path is None and self.log.metrics is None else _size(values)
         return values
 
     def line(self, outcome: str, rule: str) -> bytes:
@@ -94,11 +109,11 @@ class AuditLog:
 
     A line is handed to the operating system before the reply leaves, so the end of the process loses nothing. It is
     forced to disk at once for everything but ops, and for those once in `SYNC_SECONDS`. A file that was moved away
-    is begun anew, so that logs can be rotated.
+    is begun anew, so that logs can be rotated. ``metrics`` count whatever is written here.
     """
 
-    def __init__(self, path: Path | None):
-        self.path = path
+    def __init__(self, path: Path | None, metrics: Metrics | None = None):
+        self.path, self.metrics = path, metrics
         self._lock = threading.Lock()
         self._file: int | None = None
         self._opened_as: os.stat_result | None = None
@@ -116,6 +131,20 @@ class AuditLog:
         with suppress(PartyError):  # nothing leaves with it, so a log that cannot be written changes nothing
             self.write(self.entry(caller, session, verb), *_refused(error))
 
+    @contextmanager
+    def refusing(self, caller: str, session: str, verb: str) -> Iterator[None]:
+        """Log what is refused inside, and nothing else."""
+        try:
+            yield
+        except TablePuppetError as error:
+            self.refusal(caller, session, verb, error)
+            raise
+
+    def reached(self, limit: str) -> None:
+        """Count a limit that ran out where no request was refused because of it."""
+        if self.metrics is not None:
+            self.metrics.reached(limit)
+
     def close(self) -> None:
         """Close the file; it is opened again when it is needed."""
         with self._lock:
@@ -125,6 +154,9 @@ class AuditLog:
 
     def write(self, entry: Entry, outcome: str, rule: str) -> None:
         """Log how a request has ended; PartyError if that is impossible."""
+        if self.metrics is not None:
+            told = (entry.verb, entry.op, entry.releases.label, outcome, rule)
+            self.metrics.ended(*told, entry.seconds, entry.received, entry.size)
         if self.path is None:
             return
         line = entry.line(outcome, rule)
@@ -132,8 +164,10 @@ class AuditLog:
             with self._lock:
                 self._append(self.path, line, at_once=outcome in ("denied", "failed") or entry.verb != "run")
         except OSError as error:
+            self.reached(DISK)
             raise PartyError(
-                "the party cannot write its audit log, so it answers nothing; its operator must make room for it"
+                "the party cannot write its audit log, so it answers nothing; its operator must make room for it",
+                limit=DISK,
             ) from error
 
     def _append(self, path: Path, line: bytes, *, at_once: bool) -> None:
@@ -167,8 +201,11 @@ class AuditLog:
 
 
 def _refused(error: BaseException) -> tuple[str, str]:
-    """Outcome and rule of a request that met an error."""
-    return ("denied", error.rule) if isinstance(error, PrivacyError) else ("failed", type(error).__name__)
+    """Outcome and rule of a request that met an error; a limit that ran out is a rule."""
+    if isinstance(error, PrivacyError):
+        return "denied", error.rule
+    limit = error.limit if isinstance(error, PartyError) else ""
+    return ("denied" if limit and limit != DISK else "failed"), limit or type(error).__name__
 
 
 def _time() -> str:

@@ -1,4 +1,4 @@
-"""Columns beside a snapshot: other columns of its table, for the very rows that a session has read.
+"""Other columns of a snapshot's table, for the same rows that a session has read.
 
 Comes in: a snapshot, and names of columns that it need not hold. The same scan is read again with these columns and
 held against the snapshot. Goes out, to code of the same party only: the columns, in the snapshot's own order; or an

@@ -1,7 +1,7 @@
 """Blinded values: join keys and categories leave a party only as keyed digests.
 
 Comes in: a column of values. Goes out: its distinct values as 16-byte digests in digest order, and for each
-row the place of its digest. Equal values of different databases meet, because values are first written in one
+row the index of its digest. Equal values of different databases meet, because values are first written in one
 canonical form; the key of the digest is known to parties and not to the coordinator.
 """
 
@@ -132,7 +132,7 @@ def _canonical_sql(column: str, type_: pa.DataType, family: str) -> str:
 
 
 def _epoch_sql(column: str, type_: pa.DataType) -> str:
-    """Microseconds since 1970 in UTC, or nanoseconds where microseconds do not tell all."""
+    """Microseconds since 1970 in UTC, or nanoseconds if the type has them."""
     if not (pa.types.is_timestamp(type_) and type_.unit == "ns"):
         return f"CAST(epoch_us(CAST({column} AS TIMESTAMP)) AS VARCHAR)"
     nanos = f"epoch_ns({column})"

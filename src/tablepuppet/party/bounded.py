@@ -1,4 +1,4 @@
-"""What a caller makes a party hold in memory, up to limits of the operator's: how many things, and how many bytes.
+"""Limits on what a party holds in memory for a caller: how many objects, and how many bytes.
 
 An `Account` adds up the bytes of one caller, over all its sessions. What is held belongs to a session and goes with it.
 """
@@ -18,7 +18,7 @@ SMALL = 64  # bytes that a plain value is counted as
 
 
 class Account:
-    """The bytes that one caller holds at a party; None as ``most``: as many as it likes."""
+    """The bytes that one caller holds at a party; ``most`` is the limit, None if there is none."""
 
     def __init__(self, party: str = "", most: int | None = None):
         self._party, self._most = party, most
@@ -32,7 +32,8 @@ class Account:
             raise PartyError(  # how much there is may depend on rows
                 f"party {self._party!r}: this caller would hold more than the {self._most:,} bytes in memory that the "
                 "party allows (limits.memory_bytes); del relations and models that you no longer use, select less, or "
-                "ask the party's operator"
+                "ask the party's operator",
+                limit="memory_bytes",
             )
 
     def put(self, key: tuple[Any, ...], size: int) -> None:
@@ -78,7 +79,8 @@ class Bounded(MutableMapping[str, Any]):
         if self._most is not None and name not in self._held and len(self._held) >= self._most:
             raise PartyError(
                 f"{self._what}: there are {self._most}, as many as the party allows (limits.{self._limit}); del what "
-                "you no longer use, go on with a new relation of fed.sql, or ask the party's operator"
+                "you no longer use, go on with a new relation of fed.sql, or ask the party's operator",
+                limit=self._limit,
             )
         self._account.put((id(self), name), size_of(value))
         self._held[name] = value
@@ -97,7 +99,9 @@ class Bounded(MutableMapping[str, Any]):
         return len(self._held)
 
     def measure(self) -> None:
-        """Count what was used since again: it may have grown. PartyError if there is no room, and it is let go."""
+        """Count objects again that were used since the last call. If there is no room for one, it is freed, and
+        PartyError raised.
+        """
         used, self._used = self._used, set()
         for name in used & self._held.keys():
             try:
@@ -108,7 +112,7 @@ class Bounded(MutableMapping[str, Any]):
 
 
 class Owned(MutableMapping[str, Any]):
-    """A caller's things as one session sees them all; those that it makes, under whatever name, end with it."""
+    """All objects of a caller, as one session sees them; those that the session creates are freed when it ends."""
 
     def __init__(self, held: Bounded, owners: dict[str, str], session: str):
         self._held, self._owners, self._session = held, owners, session
@@ -138,7 +142,7 @@ class Owned(MutableMapping[str, Any]):
         self._held.measure()
 
     def close(self) -> None:
-        """Let go of what the session has made."""
+        """Free what the session has created."""
         for name in [name for name, owner in list(self._owners.items()) if owner == self._session]:
             self.pop(name, None)
 

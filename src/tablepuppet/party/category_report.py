@@ -1,7 +1,7 @@
-"""What the codes of kept models mean: for the eyes of the party's owner, whose texts they are.
+"""The names of categories in the stored parts of models; shown to the party's operator only.
 
 Comes in: a party file. The party keeps digests of the categories that its parts of saved models were learned from. Here
-its own values are read again and blinded the same way, and those that meet are told to whoever runs the command.
+its own values are read again and blinded the same way; the command shows the names of those that match.
 """
 
 from __future__ import annotations

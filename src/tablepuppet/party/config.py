@@ -233,11 +233,15 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     deliver: Annotated[
         tuple[str, ...], Meta(description="parties that may get predictions made with features of its tables")
     ] = ()
+    metrics: Annotated[
+        int | str | None,
+        Meta(description="port, or host and port, at which Prometheus reads metrics; a port alone is on this machine"),
+    ] = None
     limits: Annotated[Limits, Meta(description="how much callers may take")] = Limits()
 
     @classmethod
     def load(cls, path: str | Path, environment: Mapping[str, str] = os.environ) -> PartyFile:
-        """The settings of a file, checked as far as the file alone can tell."""
+        """The settings of a file, checked as far as that is possible without opening anything else."""
         file = Path(path)
         raw = read_toml(file, "party file")
         try:
@@ -250,8 +254,14 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     @property
     def address(self) -> tuple[str, int]:
         """Host and port to listen at."""
-        host, _, port = self.listen.rpartition(":")
-        return host.strip("[]"), int(port)
+        return _host_and_port(self.listen)
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Host and port at which metrics are read."""
+        if self.metrics is None:
+            return None
+        return ("127.0.0.1", self.metrics) if isinstance(self.metrics, int) else _host_and_port(self.metrics)
 
     def policy(self) -> Policy:
         """The policy that the file spells."""
@@ -304,8 +314,9 @@ def _named(where: str, table: Any) -> TableEntry:
 def _check(settings: PartyFile) -> None:
     if not _NAME.fullmatch(settings.name):
         raise ConfigError(f"name: {settings.name!r} must be of letters, digits, _ and -, so that SQL can say it")
-    if not re.fullmatch(r"(\[[0-9A-Fa-f:]+\]|[^\s:\[\]]+):\d{1,5}", settings.listen) or settings.address[1] > 65535:
+    if not _is_address(settings.listen):
         raise ConfigError(f"listen: {settings.listen!r} must be host:port, such as 0.0.0.0:8815 or [::1]:8815")
+    _check_metrics(settings)
     if settings.tls is None and not settings.insecure and not is_loopback(settings.address[0]):
         raise ConfigError(
             "tls: without certificates a party listens on this machine only; name them under [tls], listen at "
@@ -326,6 +337,27 @@ def _check(settings: PartyFile) -> None:
         _check_budget(name, table.budget, settings.state_dir)
 
 
+def _is_address(text: str) -> bool:
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:]+\]|[^\s:\[\]]+):(\d{1,5})", text)
+    return found is not None and int(found[2]) < 1 << 16
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _check_metrics(settings: PartyFile) -> None:
+    given = settings.metrics
+    if given is None:
+        return
+    if not (_is_address(given) if isinstance(given, str) else 0 <= given < 1 << 16):
+        raise ConfigError(f"metrics: {given!r} must be a port or host:port, such as 9464 or 127.0.0.1:9464")
+    assert settings.metrics_address is not None, "it is given"
+    if settings.metrics_address[1] == settings.address[1] != 0:
+        raise ConfigError("metrics: they need a port of their own, not the one of listen")
+
+
 def _check_secure_sum(name: str, table: TableEntry, settings: PartyFile) -> None:
     if table.secure_sum and (settings.tls is None or len(set(settings.peers) - {settings.name}) < FEWEST - 1):
         raise ConfigError(
@@ -342,7 +374,7 @@ def _check_budget(name: str, budget: Budget, state_dir: str | None) -> None:
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a host name or address."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
 

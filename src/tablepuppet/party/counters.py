@@ -1,10 +1,10 @@
-"""What callers have used up of a party's limits.
+"""How much of a party's limits each caller has used.
 
-A filter together with digests tells which rows pass it, a split tells of rows whether they stand at some places of
-the source, and a query that fails tells that some row makes it fail. So each caller gets so many distinct ones per
-table: many could bisect a value, or the order of rows. They are remembered as hashes, in a file of ``state_dir`` if
-there is one, so that a restart gives no new allowance. Rounds, and vectors that a caller chose, are counted while
-their session lives.
+A filter together with digests reveals which rows pass it, a split reveals which rows stand at some places of the
+source, and a query that fails reveals that some row makes it fail. So the number of distinct ones is limited by caller
+and table: with many, a caller could find a value, or the order of rows, by bisection. They are remembered as
+hashes, in a file of ``state_dir`` if there is one, so that a restart gives no new allowance. Rounds, and vectors that a
+caller chose, are counted while their session lives.
 """
 
 from __future__ import annotations
@@ -114,5 +114,5 @@ def _write(file: Path, used: _Used) -> None:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise PartyError(
-            "the party cannot store what callers have used, so it refuses; its log informs the operator"
+            "the party cannot store what callers have used, so it refuses; its log informs the operator", limit="disk"
         ) from error

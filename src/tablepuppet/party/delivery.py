@@ -1,4 +1,4 @@
-"""Predictions that a party takes home: written beside its own keys, where its operator named a place.
+"""Delivered predictions: a party writes them beside its own keys, at a place that its operator named.
 
 Comes in: predictions about rows of a session, from a coordinator. Goes out to the coordinator: nothing but whether it
 worked. The file or table has the key columns, which need not be published, ``prediction``, of classifiers

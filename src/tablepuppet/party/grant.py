@@ -18,14 +18,14 @@ from sqlglot import exp
 from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.party.key_rule import keeps_keys_apart, named_key
 from tablepuppet.party.ops import Op
-from tablepuppet.party.policy import LEVELS, ColumnRule, TableRule, Use
+from tablepuppet.party.policy import LEVELS, ColumnRule, Level, TableRule, Use
 from tablepuppet.party.release import Release
 from tablepuppet.sql.expression import checked, columns_of
 from tablepuppet.sql.plan import Scan, pushable
 
 OF_NO_CELL = Release.SCHEMA | Release.COUNTS | Release.KEY_DIGESTS
 """Releases that do not depend on features or labels; digests, unless an op returns those of a column."""
-HAVE_NO_NOISE = Release.IDS | Release.CATEGORIES | Release.COLUMNS
+HAVE_NO_NOISE = Release.IDS | Release.CATEGORIES | Release.COLUMNS | Release.VALUES
 """Releases that cannot have noise: a table that demands noise does not make them."""
 _MOST_TEXT = 200  # of an expression in an error
 
@@ -194,6 +194,10 @@ class _Judge:
         if whole is None or not whole.uses & use:
             reason = f"have no use as {_either(use)} in common, so no expression may hold them all"
             raise refusal(self.party, "uses", reason, self.table, columns)
+        if use & (Use.FEATURE | Use.LABEL) and whole.level is Level.PRIVATE:  # its size in memory alone tells of it
+            private = [name for name in columns if (rule := self.rules.column(name)) and rule.level is Level.PRIVATE]
+            reason = "at level private it may be joined and filtered by, and is neither a label nor a feature"
+            raise refusal(self.party, "level", reason, self.table, private[:1])
         only = self.rules.column(columns[0]) if len(columns) == 1 else None
         if only is not None and isinstance(checked(text).unnest(), exp.Column):
             whole = replace(whole, bounds=only.bounds, categories=only.categories)

@@ -99,7 +99,9 @@ class Guard:
     def _count_directions(self, caller: str, session: str, grant: Grant, given: object) -> None:
         """Count the columns of vectors that the caller chose."""
         most = self.policy.max_matrix_columns
-        columns = given.shape[1] if isinstance(given, np.ndarray) and given.ndim == 2 else 1
+        columns = 1
+        if isinstance(given, np.ndarray):  # vectors, or places of columns that a function is applied to
+            columns = given.shape[1] if given.ndim == 2 else len(given) if given.dtype.kind in "iu" else 1
         if not self._counters.use("columns", caller, session, grant.table, most, max(columns, 1)):
             reason = (
                 f"the session has had products with {most} vectors of its own choice, or would with these; open the "
@@ -118,7 +120,7 @@ class Guard:
             raise grant.refusal("max_splits", reason)
 
     def refine(self, caller: str, grant: Grant, refined: Sequence[str]) -> None:
-        """Count columns of some rows whose histogram is refined: over rows that differ by one it tells of that one."""
+        """Count columns of some rows whose histogram is refined: over rows that differ by one, it reveals that one."""
         most = self.policy.max_refinements
         if not self._counters.use_texts("refinements", caller, grant.table, refined, most):
             reason = (

@@ -11,6 +11,7 @@ import hashlib
 import os
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
+from tablepuppet.party.metrics import OTHER
 from tablepuppet.party.spec import AnySpec
 from tablepuppet.privacy.private_file import sync_folder
 from tablepuppet.sql.plan import Scan
@@ -91,35 +93,35 @@ class Shelf:
         with self._lock:
             path = self._file(kept.model, kept.part, kept.scan.alias)
             if not path.exists():
-                self._check_room(_hash(kept.part), len(kept.data))
+                self._check_room(file_name(kept.part), len(kept.data))
                 self._write(path, kept)
             return self._read(path)[1]
 
     def get(self, part: str, alias: str) -> KeptPart | None:
         """The part for one table; None if there is none. PartyError if it is damaged."""
-        path = next(self._files(f"*/{_hash(part)}.{_hash(alias)}.part"), None)
+        path = next(self._files(f"*/{file_name(part)}.{file_name(alias)}.part"), None)
         return None if path is None else self._read(path)[0]
 
     def all(self, part: str) -> list[tuple[KeptPart, str]]:
         """The part for every table that it has one for, each with its fingerprint."""
-        return [self._read(path) for path in self._files(f"*/{_hash(part)}.*.part")]
+        return [self._read(path) for path in self._files(f"*/{file_name(part)}.*.part")]
 
     def keep_only(self, model: str, part: str) -> None:
         """Delete all parts of a model except one; "": delete all."""
         with self._lock:
-            for path in self._files(f"{_hash(model)}/*"):
-                if path.name.partition(".")[0] != _hash(part):
+            for path in self._files(f"{file_name(model)}/*"):
+                if path.name.partition(".")[0] != file_name(part):
                     path.unlink(missing_ok=True)
             if self._folder is not None:
                 with suppress(OSError):  # it is not empty, or not there
-                    (self._folder / _hash(model)).rmdir()
+                    (self._folder / file_name(model)).rmdir()
 
     def _files(self, pattern: str) -> Iterator[Path]:
         return iter(()) if self._folder is None else iter(sorted(self._folder.glob(pattern)))
 
     def _file(self, model: str, part: str, alias: str) -> Path:
         assert self._folder is not None, "who has no folder keeps nothing"
-        return self._folder / _hash(model) / f"{_hash(part)}.{_hash(alias)}.part"
+        return self._folder / file_name(model) / f"{file_name(part)}.{file_name(alias)}.part"
 
     def _check_room(self, part: str, size: int) -> None:
         files = list(self._files("*/*.part"))
@@ -127,14 +129,16 @@ class Shelf:
         if self._most is not None and part not in known and len(known) >= self._most:
             raise PartyError(
                 f"party {self._party!r} keeps {len(known)} saved models for this caller, as many as it allows: remove "
-                "one with tablepuppet.forget, save over one, or ask its operator to raise limits.max_models"
+                "one with tablepuppet.forget, save over one, or ask its operator to raise limits.max_models",
+                limit="max_models",
             )
         held = sum(path.stat().st_size for path in files)
         if self._most_bytes is not None and held + size > self._most_bytes:
             raise PartyError(
                 f"party {self._party!r} keeps {held:,} bytes of saved models for this caller, and {size:,} more would "
                 f"exceed the {self._most_bytes:,} that it allows (limits.kept_bytes): remove a model with "
-                "tablepuppet.forget, or ask its operator"
+                "tablepuppet.forget, or ask its operator",
+                limit="kept_bytes",
             )
 
     def _read(self, path: Path) -> tuple[KeptPart, str]:
@@ -163,7 +167,8 @@ class Shelf:
                 draft.unlink(missing_ok=True)
             raise PartyError(
                 f"party {self._party!r} cannot keep its part of the model ({error.strerror}); its operator must make "
-                "room, then save again"
+                "room, then save again",
+                limit="disk",
             ) from error
 
 
@@ -178,7 +183,7 @@ def _read_file(path: Path) -> tuple[KeptPart, str] | None:
 
 def all_kept(state_dir: Path, callers: Iterable[str]) -> list[tuple[str, KeptPart]]:
     """Every part that a party keeps, with its caller: "" for one that is not among those. Nothing is changed."""
-    names = {_hash(caller): caller for caller in callers}
+    names = {file_name(caller): caller for caller in callers}
     found = []
     for path in sorted((state_dir / FOLDER).glob("*/*/*.part")):
         if (read := _read_file(path)) is not None:
@@ -197,11 +202,25 @@ class Shelves:
         self._known: dict[str, Shelf] = {}
         self._lock = threading.Lock()
 
+    @property
+    def keeps(self) -> bool:
+        """Whether anything can be kept here."""
+        return self._folder is not None
+
+    def sizes(self, callers: Iterable[str]) -> list[tuple[tuple[str], float]]:
+        """Bytes of each of these callers that has some; of all others as `OTHER`."""
+        names = {file_name(caller): caller for caller in callers}
+        found: Counter[str] = Counter()
+        for path in () if self._folder is None else self._folder.glob("*/*/*.part"):
+            with suppress(FileNotFoundError):  # removed just now
+                found[names.get(path.parents[1].name, OTHER)] += path.stat().st_size
+        return [((name,), size) for name, size in found.items()]
+
     def of(self, caller: str) -> Shelf:
         """The shelf of one caller; nobody else can reach it."""
         with self._lock:
             if caller not in self._known:
-                folder = None if self._folder is None else self._folder / _hash(caller)
+                folder = None if self._folder is None else self._folder / file_name(caller)
                 self._known[caller] = Shelf(self._party, folder, *self._limits)
             return self._known[caller]
 
@@ -214,6 +233,6 @@ def close_folders(folder: Path) -> None:
                 each.chmod(0o700)
 
 
-def _hash(name: str) -> str:
-    """A name of the caller's as one of a file."""
+def file_name(name: str) -> str:
+    """A name that a caller chose, as the name of a file: a hash, so that it cannot be a path."""
     return hashlib.sha256(name.encode()).hexdigest()[:32]

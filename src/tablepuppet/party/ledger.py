@@ -120,7 +120,7 @@ class Ledger:
                 self._remember(ledger, name, known, caller, line, _mark(release))
 
     def _remember(self, ledger: sqlite3.Connection, table: str, name: bytes, caller: str, line: str, mark: str) -> None:
-        """Know a release by its name from now on; PrivacyError if there are as many as the party allows."""
+        """Remember the name of a release; PrivacyError if there are as many as the party allows."""
         if line:
             ledger.execute(
                 "DELETE FROM releases WHERE table_name = ? AND caller = ? AND line = ?", (table, caller, line)
@@ -220,7 +220,8 @@ class Ledger:
         except (OSError, sqlite3.Error) as error:
             raise PartyError(
                 f"party {self.party!r} cannot use its privacy ledger, so it releases nothing; its operator must "
-                f"restore the file, or make room for it"
+                f"restore the file, or make room for it",
+                limit="disk",
             ) from error
 
 
@@ -260,7 +261,7 @@ def _add_up(ledger: sqlite3.Connection) -> None:
 
 
 def _mark(release: str | None) -> str:
-    """What a caller may know noisy labels by (funds.py); "" for other releases."""
+    """The name by which a caller recognises noisy labels that are paid for (funds.py); "" for other releases."""
     labels = release is not None and release.startswith('["labels", ')
     return label_mark(*json.loads(release or "")[1:4]) if labels else ""
 

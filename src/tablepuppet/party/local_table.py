@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
-from tablepuppet.party.allowance import check_memory, check_reply, count_release
+from tablepuppet.party.allowance import check_memory, check_reply, check_time, count_release
 from tablepuppet.party.blind import derive_key
 from tablepuppet.party.bounded import Bounded, Owned
 from tablepuppet.party.delivery import CallersDeliveries
@@ -40,21 +40,22 @@ from tablepuppet.privacy.noise import (
 from tablepuppet.sql.plan import Scan
 
 Charge = Callable[[Spending, str, str | None, str], None]  # cost, purpose, release, the line of releases it is in
+_NUMBERS = 6  # that an op has in memory for each row of a column
 _COPIES = 4  # of a release in memory: its sum, its noise, both together, and the copy for the log
 _EMBEDDED = "embeddings of rows"  # the state that counts them
 Place = tuple[int, int]  # of an op in its session: the number of its request, and of its step
 
 
 def _uncharged(cost: Spending, purpose: str, release: str | None, line: str) -> None:
-    """Where nobody keeps a ledger."""
+    """For tables without a ledger: nothing is charged."""
 
 
 def _uncounted(chosen: str) -> None:
-    """Where nobody counts splits."""
+    """For tables whose splits are not counted."""
 
 
 def _unrefined(refined: Sequence[str]) -> None:
-    """Where nobody counts refined histograms."""
+    """For tables whose refined histograms are not counted."""
 
 
 def _unread(scan: Scan) -> Snapshot:
@@ -172,7 +173,8 @@ class LocalTable:
         return np.take(self.snapshot.is_null(outputs), self.snapshot.place(self.view(view).row_ids))
 
     def column(self, name: str, view: str) -> pa.ChunkedArray:
-        """An output column, for the rows of a relation, by row id."""
+        """An output column, for the rows of a relation, by row id; PartyError if the request has had its time."""
+        check_time()
         column, row_ids = self.snapshot.outputs[name], self.view(view).row_ids
         if self.snapshot.in_source_order and len(row_ids) == self.snapshot.rows:
             return column
@@ -181,12 +183,14 @@ class LocalTable:
     def taken(self, column: pa.ChunkedArray, view: str) -> pa.ChunkedArray:
         """Values of a column in the snapshot's own order, for the rows of a relation.
 
-        A row may be listed as often as it is joined: PartyError where so many copies of it may be too much memory, and
-        PrivacyError where noise is demanded, as the longest value decides about that.
+        A row may be listed as often as it is joined: PartyError where so many copies of it, or of the numbers that an
+        op makes of it, may be too much memory, and PrivacyError where noise is demanded, as the longest value decides
+        about that.
         """
         found = self.view(view)
         if not found.is_each_once:
-            self.rows_once(view) if self.must_hide else check_memory(len(found.row_ids) * _longest(column))
+            longest = max(_longest(column), 8 * _NUMBERS)
+            self.rows_once(view) if self.must_hide else check_memory(len(found.row_ids) * longest)
         return column.take(pa.array(self.snapshot.place(found.row_ids)))
 
     def beside(self, columns: Sequence[str]) -> pa.Table:

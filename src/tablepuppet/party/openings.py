@@ -1,9 +1,9 @@
-"""What makes every session of a caller a new one: nonces that a party hands out, and names that were used.
+"""Nonces and session names, each of which a party accepts once: no two sessions can blind keys in the same way.
 
 A nonce goes out with the catalog and comes back with `open`, together with those of the other parties; the digest keys
 of join keys are made of all of them. A party takes its own nonce once, only from the caller that it gave it to, and
-not together with another of its own, which it knows by a tag. So nobody can have keys of two queries blinded alike,
-whatever is asked and whoever else works along.
+not together with another of its own, which it knows by a tag. So nobody can have keys of two queries blinded
+alike, whatever is asked, and even if other parties help.
 
 All of it is in memory, and bounded: a party that is started anew knows no nonce, so none is taken twice.
 """

@@ -35,6 +35,7 @@ class Use(Flag):
     LABEL = auto()  # as a label, which releases its values
     FEATURE = auto()  # to learn from
     ID = auto()  # to identify predictions, which releases its values
+    VALUE = auto()  # to be collected as a feature, which releases its cells
 
     @property
     def label(self) -> str:
@@ -46,7 +47,7 @@ EVERY_USE = ~Use(0)
 EVERY_RELEASE = ~Release(0)
 LEVELS: Mapping[Level, Release] = {
     Level.PUBLIC: EVERY_RELEASE,
-    Level.AGGREGATE: EVERY_RELEASE & ~Release.CATEGORIES,
+    Level.AGGREGATE: EVERY_RELEASE & ~Release.CATEGORIES & ~Release.VALUES,
     Level.PRIVATE: Release.SCHEMA | Release.COUNTS | Release.KEY_DIGESTS,
 }
 """What may be released at each level, if the column's uses allow it."""
@@ -64,8 +65,9 @@ USES: Mapping[Use, Release] = {
     | Release.CATEGORIES
     | Release.GRAM
     | Release.COLUMNS,
-    Use.FEATURE: EVERY_RELEASE & ~Release.LABELS & ~Release.IDS,
+    Use.FEATURE: EVERY_RELEASE & ~Release.LABELS & ~Release.IDS & ~Release.VALUES,
     Use.ID: _OF_EVERY_COLUMN | Release.IDS,
+    Use.VALUE: _OF_EVERY_COLUMN | Release.VALUES,
 }
 """What each use of a column leads to; the digests of a label or feature are those of its categories."""
 
@@ -143,7 +145,7 @@ class TableRule:
 
 @dataclass(frozen=True)
 class Policy:
-    """All rules of a party; names of tables are in lower case. As it stands, everything is allowed to everybody."""
+    """All rules of a party; names of tables are in lower case. The default allows everything to everybody."""
 
     tables: Mapping[str, TableRule] = field(default_factory=dict)
     others: TableRule | None = TableRule()  # of tables that are not named; None: they are hidden

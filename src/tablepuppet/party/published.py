@@ -158,7 +158,7 @@ def open_deliveries(settings: PartyFile) -> Deliveries:
 def open_published(settings: PartyFile, *, with_keys: bool = False) -> Published:
     """What a party file publishes of its database, which is first opened when it is read.
 
-    ``with_keys``, for the party's own eyes: also the columns that stand beside predictions that it takes home.
+    ``with_keys``, for code of the party itself: also the key columns beside which delivered predictions are written.
     """
     tables = []
     for name, table in settings.tables.items():

@@ -24,6 +24,7 @@ class Release(Flag):
     IDS = auto()  # values of a column, to know a row by, for the rows that take part
     CATEGORIES = auto()  # the text of categories
     COLUMNS = auto()  # a column, one number per row that takes part, for statistics across tables
+    VALUES = auto()  # encoded cells of every feature, for the rows that take part: the table itself
 
     @cached_property
     def names(self) -> tuple[str, ...]:

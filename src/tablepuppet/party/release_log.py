@@ -1,4 +1,4 @@
-"""What a session has released with noise, written down before it leaves: it may be sent again, and is made once.
+"""The noisy releases of a session, written down before they are sent: a repeated request gets the same values.
 
 Comes in: names of releases, and their noisy values. Goes out: the values that a name had. All of it may be known to the
 caller; nothing that is not noisy is here. A party in the analyst's own process is never started anew, and keeps none.

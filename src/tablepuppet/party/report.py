@@ -1,6 +1,6 @@
 """What a party file would publish, and what is wrong with it, found before anything listens.
 
-Comes in: a party file. Goes out: for the operator's eyes, every table with its callers, columns, uses, levels and
+Comes in: a party file. Goes out, to the operator only: every table with its callers, columns, uses, levels and
 releases, and all problems at once. Reads the database's catalog and counts rows; tells no value of any.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 from tablepuppet.errors import ConfigError, PartyError, TablePuppetError
 from tablepuppet.party.audit import check_log
 from tablepuppet.party.blinding_key import read_blinding_key
-from tablepuppet.party.config import PartyFile, PredictionsEntry
+from tablepuppet.party.config import PartyFile, PredictionsEntry, is_loopback
 from tablepuppet.party.counters import Counters
 from tablepuppet.party.database import SourceTable
 from tablepuppet.party.databases.delivering import check_database
@@ -64,6 +64,7 @@ class PartyReport(msgspec.Struct, frozen=True):
     party: str
     listen: str
     tls: bool
+    metrics: str | None  # where they are read
     callers: list[str]
     tables: list[TableReport]
     problems: list[str]
@@ -87,6 +88,7 @@ def inspect(path: Path) -> PartyReport:
         settings.name,
         settings.listen,
         settings.tls is not None,
+        None if settings.metrics_address is None else _http(*settings.metrics_address),
         sorted(settings.allow),
         tables,
         problems,
@@ -179,8 +181,17 @@ def _strangers(settings: PartyFile, certificate: TlsFiles | None) -> list[str]:
     return [f"tls.cert belongs to {certificate.name!r}, not to party {settings.name!r}"]
 
 
+def _http(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
+
+
 def _warnings(settings: PartyFile, tables: list[TableReport]) -> list[str]:
     found = [] if settings.allow else ["allow is empty: nobody may call"]
+    if settings.metrics_address is not None and not is_loopback(settings.metrics_address[0]):
+        found.append(
+            "metrics can be read from other machines, without TLS and by everybody: they tell who calls, how often and "
+            "how much, so let only your monitoring reach that port"
+        )
     if settings.state_dir is None:
         found.append("there is no state_dir: a restart gives every caller a new allowance of filters")
     for table in tables:

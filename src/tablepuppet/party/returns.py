@@ -1,7 +1,7 @@
 """What an op returns, declared with the op: the kinds of values that a reply may hold.
 
 Comes in: a value of a reply, the step that was asked, and what the coordinator knows of the shard. Goes out: nothing,
-or what is wrong; `reply_check.py` makes of it one error that names the party. A length is a number, the name of an
+or what is wrong; `reply_check.py` turns that into one error that names the party. A length is a number, the name of an
 argument whose length it is, the name of another value of the reply, or one of the words below. No number is without a
 bound: where none is declared, it is `LARGEST`, as for arguments. An op with a rule of its own declares a kind of its
 own.
@@ -285,13 +285,13 @@ class Texts:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text has whole letters only."""
+    """Whether a text has no half of a surrogate pair, and so can be written as UTF-8."""
     return text.isprintable() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 @dataclass(frozen=True)
 class Exactly:
-    """What the coordinator has said itself."""
+    """A value that the coordinator sent, which must come back unchanged."""
 
     value: Any
 
@@ -328,7 +328,7 @@ def _is_ordinary(value: np.ndarray[Any, Any], size: float) -> bool:
 
 
 def _is_same(value: Any, known: Any) -> bool:
-    """Whether a plain value is another; arrays are none."""
+    """Whether a plain value equals another; an array equals none."""
     if isinstance(known, Mapping):
         same = isinstance(value, Mapping) and value.keys() == known.keys()
         return same and all(_is_same(value[name], each) for name, each in known.items())

@@ -73,8 +73,8 @@ def _check_rows(table: LocalTable, row_ids: NDArray[np.integer], counts: NDArray
 def sample_rows(table: LocalTable, view: str, ranks: NDArray[np.integer]) -> Values:
     """Which of a relation's rows stand at ``ranks`` in the order of the source.
 
-    The coordinator draws ranks from a seed, so that the same source rows are chosen on every day the data is
-    the same, whatever the row ids of the day are. Each choice tells one bit of every row's place: they are counted.
+    The coordinator draws ranks from a seed, so that the same source rows are chosen as long as the data is the same,
+    whatever the row ids are. Each choice reveals one bit of every row's place, so choices are counted.
     """
     row_ids = table.view(view).row_ids
     order = np.argsort(table.snapshot.place(row_ids))

@@ -1,7 +1,7 @@
 """Secure sums at a party: what it knows of its peers for one table of one session.
 
-In the order of calls: `hello` tells a signed key, `propose` holds the keys of all peers against certificates and policy
-and signs the roster, `confirm` sees that every peer has signed the same one. From then on sums over the table's rows
+In the order of calls: `hello` returns a signed key, `propose` checks the keys of all peers by certificates and policy
+and signs the roster, `confirm` checks that every peer has signed the same one. From then on sums over the table's rows
 leave masked, and never otherwise. The key is made for one table of one session and kept in memory only: a party that
 was started anew does not have it, and the session ends.
 """
@@ -59,7 +59,7 @@ class SecureTable:
     """One table of one session. ``peers`` are those that the policy names; None: whoever has a good certificate.
 
     ``others`` holds the rosters of the session by table: a table that is read twice has the same peers twice, or the
-    difference of two sums would be told.
+    difference of two sums would be revealed.
     """
 
     party: str
@@ -89,7 +89,7 @@ class SecureTable:
 
     @property
     def name(self) -> str:
-        """As the party's certificate says it."""
+        """The party's name in its certificate."""
         return self._known().name
 
     def hello(self) -> Hello:

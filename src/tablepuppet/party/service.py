@@ -1,6 +1,6 @@
 """A `Party`: one owner of one database, answering four verbs and nothing else.
 
-`describe` tells the schema, `open` reads snapshots for one relation, `run` computes an op on them, `close`
+`describe` returns the schema, `open` reads snapshots for one relation, `run` computes an op on them, `close`
 frees them. Sessions belong to their caller: nothing is shared between callers, and every reply passes through here.
 """
 
@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from tablepuppet.party.guard import Guard
 from tablepuppet.party.kept import Shelves
 from tablepuppet.party.ledger import FILE, Ledger
 from tablepuppet.party.local_table import LocalTable, Place, category_secret
+from tablepuppet.party.metrics import Metrics
 from tablepuppet.party.openings import Openings
 from tablepuppet.party.ops import Op, Values, find_op
 from tablepuppet.party.policy import Level, Policy, TableRule, Use
@@ -59,8 +60,8 @@ class Party:
     numbers rows as its source does. Every verb first asks the guard, which enforces ``policy``, and ends with a line
     in the ``audit`` log. ``state_dir`` keeps what callers have used up of their limits, the parts of their saved
     models, and the ledger of what was spent of privacy budgets; without it nothing is charged. What was read for a
-    caller is read anew for its next run once ``snapshot_ttl`` seconds have passed. ``identity`` signs what it tells
-    other shards. ``deliveries`` are the places for predictions that it takes home; without them it takes none.
+    caller is read anew for its next run once ``snapshot_ttl`` seconds have passed. ``identity`` signs what it sends
+    to other shards. ``deliveries`` are the places for predictions that it takes home; without them it takes none.
     """
 
     def __init__(
@@ -113,7 +114,10 @@ class Party:
         the request before it was started anew. ``made`` keeps what a session that is opened releases with noise.
         """
         replies = [] if replies is None else replies
-        with allowed(self._allowance(caller, outcome)), self._at_work(caller):
+        refusing = partial(self._audit.refusing, caller, request.session, request.verb)
+        with allowed(self._allowance(caller, outcome)), ExitStack() as held:
+            with refusing():
+                held.enter_context(self._at_work(caller))
             match request.verb:
                 case "describe":
                     tables = self.describe(caller)
@@ -129,10 +133,12 @@ class Party:
                     replies.append({})
             size = 0
             for number, step in enumerate(request.steps):
-                check_time()
+                with refusing():
+                    check_time()
                 place = None if caller == HERE else (request.sequence, number)
                 found = self.run(caller, request.session, step.op, step.table, step.arguments, outcome, place)
-                check_reply(size := size + size_of(found))
+                with refusing():
+                    check_reply(size := size + size_of(found))
                 replies.append(found)
         return replies
 
@@ -155,7 +161,8 @@ class Party:
 
     def hold_reply(self, caller: str, session: str, size: int) -> None:
         """Count the bytes of a session's last reply, which is kept until the next; PartyError if there is no room."""
-        self._account(caller).put(("reply", session), size)
+        with self._audit.refusing(caller, session, "run"):
+            self._account(caller).put(("reply", session), size)
 
     @contextmanager
     def _at_work(self, caller: str) -> Iterator[None]:
@@ -166,8 +173,10 @@ class Party:
             return
         with self._lock:
             turn = self._turns.setdefault(caller, threading.BoundedSemaphore(most))
-        while not turn.acquire(timeout=1.0):
-            check_time()
+        if not turn.acquire(blocking=False):
+            self.reached("work_per_caller")
+            while not turn.acquire(timeout=1.0):
+                check_time()
         try:
             yield
         finally:
@@ -182,7 +191,7 @@ class Party:
 
     @property
     def key_mark(self) -> str:
-        """Tells whether two parties hold the same blinding key, and nothing else of it."""
+        """A value that is equal for parties with the same blinding key, and reveals nothing else of it."""
         return derive_key(self._blinding_key, "mark").hex()[:16]
 
     def admit(self, caller: str) -> None:
@@ -192,6 +201,25 @@ class Party:
     def note_refusal(self, caller: str, session: str, verb: str, error: Exception) -> None:
         """Put a request into the audit log that was refused before it came here."""
         self._audit.refusal(caller, session, verb, error)
+
+    def reached(self, limit: str) -> None:
+        """Count a limit that ran out where no request was refused because of it."""
+        self._audit.reached(limit)
+
+    def measure(self, metrics: Metrics) -> None:
+        """Have metrics read what the party holds for its callers, in memory and on disk, and its budgets."""
+        callers = self._guard.policy.allow or ()
+        in_memory = "Bytes of memory that a caller's tables, encoded rows and models take."
+        metrics.gauge("memory_bytes", in_memory, self._held_bytes, "caller")
+        if self._shelves.keeps:
+            saved = "Bytes of saved models on disk."
+            metrics.gauge("saved_model_bytes", saved, partial(self._shelves.sizes, callers), "caller")
+        if self._ledger is not None:
+            metrics.budgets(self._ledger)
+
+    def _held_bytes(self) -> list[tuple[tuple[str], float]]:
+        with self._lock:
+            return [((caller,), account.total) for caller, account in self._accounts.items()]
 
     def describe(self, caller: str) -> list[Shard]:
         """The tables this party publishes to a caller."""
@@ -224,6 +252,12 @@ class Party:
             },
             rules.cross_statistics,
             None if rules.embeddings is None else (rules.embeddings.max_width, rules.embeddings.max_epochs),
+            rules.matrix and not rules.budget.require_dp,
+            tuple(
+                name
+                for name, rule in rule_of.items()
+                if rule is not None and rule.allows(Release.VALUES) and not rules.budget.require_dp
+            ),
         )
 
     def open(
@@ -311,12 +345,12 @@ class Party:
         return rules is not None and rules.budget.require_dp
 
     def _whole(self, scan: Scan) -> Snapshot:
-        """What a scan reads now, for the party's own eyes."""
+        """What a scan reads now; it stays at the party."""
         with self._database.reader() as reader:
             return take_snapshot(scan, reader, None, self._is_total(scan), self._demands_noise(scan))
 
     def _is_total(self, scan: Scan) -> bool:
-        """Whether no expression may fail: that would tell somebody else, or where noise is demanded, of a row."""
+        """Whether no expression may fail: to another caller, or where noise is demanded, that would reveal a row."""
         return self._row_secret is not None or self._demands_noise(scan)
 
     def _split(self, caller: str, grant: Grant, chosen: str) -> None:
@@ -381,7 +415,7 @@ class Party:
         with self._audit.entry(caller, session, "run", outcome=outcome) as entry:
             self._guard.admit(caller)
             found = find_op(op)
-            entry.op, entry.releases = found.name, found.releases
+            entry.ask(found.name, found.releases, arguments)
             if found.on_shelf:
                 return entry.reply(self._run_on_shelf(caller, session, found, arguments, outcome))
             table = self.table(session, alias, caller)

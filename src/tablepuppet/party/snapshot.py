@@ -5,8 +5,8 @@ Goes out: nothing of itself; ops work on it. Row ids are places under a permutat
 one for each caller and state of the data, so that a row id says nothing about where the row stands in the source; a
 party inside the coordinator's own process, which may ask for the places anyway, keeps the order of the source.
 
-For a caller elsewhere an expression never fails on a row: where it would, its value is NULL, since an error would tell
-that there is such a row. In the analyst's own process it is an error that says what to do.
+For a caller elsewhere an expression never fails on a row: where it would, its value is NULL, since an error would
+reveal that there is such a row. In the analyst's own process it is an error that says what to do.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class EvaluationError(PartyError):
 
 
 class Order(NamedTuple):
-    """What a snapshot's rows are, as a hash, and the order of row ids that follows from it and a secret."""
+    """A hash of a snapshot's rows, and the order of row ids that follows from it and a secret."""
 
     fingerprint: str
     places: RowIds  # row id -> place in source order
@@ -105,7 +105,7 @@ class Snapshot:
         return values if self.ordered is None else take(values, self.ordered.result().places)
 
     def position(self, row_ids: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Where rows stand in the source; for the party's own eyes."""
+        """Where rows stand in the source; this stays at the party."""
         places: NDArray[np.int64] = self.place(row_ids).astype(np.int64)
         return places if self.positions is None else np.take(self.positions, places)
 

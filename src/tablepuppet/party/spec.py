@@ -1,4 +1,4 @@
-"""What a table's model is, in a form that travels, is stored and is shown; learn/tables/ computes with it.
+"""The kind of a table's model as a Struct that is sent to parties, stored and shown; learn/tables/ computes with it.
 
 A model of another kind is another Struct here, with its class there.
 """
@@ -17,12 +17,12 @@ from tablepuppet.party.arguments import Layers, Name, Some, SomeOrNone
 
 
 class Linear(msgspec.Struct, frozen=True, tag_field="kind", tag="linear"):
-    """h = T theta."""
+    """Predictions T theta, of a table's encoded rows T; no intercept."""
 
     outputs: Some
 
     def theta_shape(self, width: int) -> tuple[int, ...]:
-        """That of the parameters of a table with ``width`` encoded columns."""
+        """The shape of the parameters of a table with ``width`` encoded columns."""
         return (width,) if self.outputs == 1 else (width, self.outputs)
 
 
@@ -33,7 +33,7 @@ class Network(msgspec.Struct, frozen=True, tag_field="kind", tag="network"):
     outputs: Some
 
     def theta_shape(self, width: int) -> tuple[int, ...]:
-        """The same; the parameters of all layers stand in one list."""
+        """The same; the parameters of all layers are one vector."""
         sizes = (width, *self.hidden, self.outputs)
         return (sum((into + 1) * out for into, out in pairwise(sizes)) - self.outputs,)
 
@@ -56,13 +56,16 @@ class Mlp(msgspec.Struct, frozen=True, tag_field="kind", tag="mlp"):
 
 
 Side = Annotated[int, Meta(ge=1, le=1_000)]
+Pixels = Sequence[Annotated[int, Meta(ge=0, le=2**31)]]
+Units = Sequence[Annotated[float, Meta(ge=0.0, le=1e100)]]
 
 
 class Cnn(msgspec.Struct, frozen=True, tag_field="kind", tag="cnn"):
     """Convolutions of ``kernel`` by ``kernel`` over an image of ``shape``, then a linear layer to the embedding.
 
     ``shape`` is (channels, height, width). Each convolution keeps height and width, and is followed by ReLU and by the
-    maximum over squares of two by two.
+    maximum over squares of two by two. ``pixels`` says which pixel each column is, and ``units`` what it is multiplied
+    by; pixels that no column is are zero. If they are empty, columns are all pixels in their order.
     """
 
     shape: tuple[Side, Side, Side]
@@ -70,6 +73,8 @@ class Cnn(msgspec.Struct, frozen=True, tag_field="kind", tag="cnn"):
     kernel: Annotated[int, Meta(ge=1, le=15)]
     outputs: Some
     double: bool
+    pixels: Pixels = ()
+    units: Units = ()
 
     @property
     def left(self) -> tuple[int, int]:

@@ -5,22 +5,24 @@ of its columns (release GRAM). Columns of two tables: both are sent, one number 
 coordinator takes one of them through the mapping to the rows of the other.
 
 Of a pair whose rows with both values, or with only one of them, are some but fewer than the policy's ``min_group``,
-nothing is told.
+nothing is released.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.operators.client import Client
+from tablepuppet.party.allowance import check_time
 from tablepuppet.party.arguments import Means, Scales
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
@@ -30,6 +32,7 @@ from tablepuppet.prep.selected import check_across, check_without_noise, find_nu
 from tablepuppet.prep.sent_columns import SentColumn, SentNumbers
 from tablepuppet.prep.statistics import NumberStatistics, NumberSummary
 from tablepuppet.prep.values import numbers
+from tablepuppet.privacy.clip import blocks
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
 from tablepuppet.sql.query import OutputColumn
@@ -41,7 +44,7 @@ COUNT, SUM, SQUARES, PRODUCT = range(4)  # of a pair: rows with both, sums of th
 
 @dataclass(frozen=True)
 class PairSums:
-    """Four numbers for each pair of columns, NaN where nothing is told: counts are of joined rows."""
+    """Four numbers for each pair of columns, NaN where nothing is released: counts are of joined rows."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` unless it is such an array."""
@@ -68,14 +71,20 @@ def products(table: LocalTable, view: str, columns: Sequence[str], means: Means,
     if means.shape != (len(columns),) or scales.shape != means.shape:
         raise PartyError(f"party {table.grant.party!r}: products need a mean and a scale for each column")
     rows = table.view(view)
-    found = [numbers(table.column(name, view)) for name in columns]
-    present = np.array([each for _, each in found], bool).reshape(len(columns), -1)
-    values = np.array([each for each, _ in found], np.float64).reshape(present.shape)
-    enough = table.grant.is_group(np.count_nonzero(present & rows.firsts, axis=1))
-    present &= enough[:, None]  # a column with too few values is told of as one without any
-    standard = np.where(present, (values - means[:, None]) / scales[:, None], 0.0)
-    sums = _pair_sums(standard, present, rows.counts.astype(np.float64))
-    sums[:, ~_are_groups(table, present[:, rows.firsts])] = np.nan
+    found = [table.column(name, view) for name in columns]
+    few = [not table.grant.is_group(int(np.count_nonzero(pc.is_valid(e).to_numpy() & rows.firsts))) for e in found]
+    sums, both = np.zeros((4, len(columns), len(columns))), np.zeros((len(columns), len(columns)), np.int64)
+    for block in blocks(len(rows.row_ids), max(len(columns), 1)):  # not all columns as numbers at once
+        check_time()
+        parts = [numbers(each.slice(block.start, block.stop - block.start)) for each in found]
+        present = np.array([each for _, each in parts], bool).reshape(len(columns), -1)
+        present[few] = False  # a column with too few values counts as one without any
+        values = np.array([each for each, _ in parts], np.float64).reshape(present.shape)
+        standard = np.where(present, (values - means[:, None]) / scales[:, None], 0.0)
+        sums += _pair_sums(standard, present, rows.counts[block].astype(np.float64))
+        first = present[:, rows.firsts[block]].astype(np.float64)
+        both += np.rint(first @ first.T).astype(np.int64)
+    sums[:, ~_are_groups(table, both)] = np.nan
     return {"sums": sums}
 
 
@@ -86,10 +95,8 @@ def _pair_sums(values: Floats, present: NDArray[np.bool_], weights: Floats) -> F
     return np.stack([weighted @ there.T, values @ weighted.T, values**2 @ weighted.T, (values * weights) @ values.T])
 
 
-def _are_groups(table: LocalTable, present: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """For each pair of columns, whether the rows with both, and with either alone, are enough or none."""
-    there = present.astype(np.float64)
-    both = np.rint(there @ there.T).astype(np.int64)
+def _are_groups(table: LocalTable, both: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """For each pair of columns, whether the rows with ``both``, and with either alone, are enough or none."""
     alone = np.diag(both)[:, None] - both
     return np.asarray(table.grant.is_group(both) & table.grant.is_group(alone) & table.grant.is_group(alone.T))
 
@@ -268,10 +275,3 @@ def _too_few(client: Client, near: str, far: str, there: Floats, m: Floats, leas
             rows = [np.count_nonzero((over > 0) & (forth(here) > 0)), np.count_nonzero((here > 0) & (back(over) > 0))]
             hidden[place] |= any(0 < each < least for each in rows)
     return hidden
-
-
-def strongest(found: ColumnMatrix, column: str) -> Iterable[tuple[str, float]]:
-    """Other columns by how closely they go along with one, the closest first."""
-    place = found.columns.index(column)
-    others = [(name, float(found.values[place, i])) for i, name in enumerate(found.columns) if i != place]
-    return sorted(((n, v) for n, v in others if not np.isnan(v)), key=lambda each: -abs(each[1]))

@@ -158,7 +158,7 @@ class Crosstab(ShownAsTable):
 
     @property
     def mutual_information(self) -> float:
-        """How much one category tells of the other, in nats."""
+        """The mutual information of the two columns, in nats."""
         some = self.counts > 0
         if not self.total:
             return math.nan
@@ -243,7 +243,7 @@ def _within(client: Client, columns: Sequence[OutputColumn], blinding: str, most
 
 
 def _agree(replies: Sequence[Mapping[str, Any]], name: str, pool: NDArray[np.uint8]) -> bool:
-    """Whether no shard has told of a category that another has pooled."""
+    """Whether no shard has sent a category that another has pooled."""
     return not any(among(reply[name], pool).any() for reply in replies)
 
 
@@ -316,7 +316,7 @@ def different_rows(client: Client, alias: str, cells: NDArray[np.int64], shape: 
 
 
 def label_lines(column: OutputColumn, names: Sequence[str | None]) -> list[str]:
-    """Categories by name, or by number where nobody tells the name."""
+    """Categories by name, or by number where the name is not known."""
     return [f"{column.name}={number}" if name is None else name for number, name in enumerate(names)]
 
 

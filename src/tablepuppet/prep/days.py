@@ -10,7 +10,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def as_date(days: float | None) -> datetime | None:
-    """Days since 1970-01-01 as a time, to the nearest microsecond; None for what no calendar of ours has.
+    """Days since 1970-01-01 as a time, to the nearest microsecond; None outside of the years 1 to 9999.
 
     >>> as_date(0.5)
     datetime.datetime(1970, 1, 1, 12, 0)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PartyError
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client, Pending
+from tablepuppet.party.allowance import check_reply, check_time
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Level
@@ -89,13 +90,18 @@ def buckets(
     asked = [Bucket(int(prefix), depth) for prefix in prefixes]
     if any(not 0 <= bucket.prefix < FAN**depth for bucket in asked):
         raise PartyError(f"party {table.grant.party!r}: a bucket's prefix has {depth} bytes")
+    if len(set(zip(places.tolist(), asked, strict=True))) < len(asked):
+        raise PartyError(f"party {table.grant.party!r}: name each bucket once")
     if depth:
         _count_refined(table, view, [columns[place] for place in np.unique(places)])
     found: list[Cells] = [Cells.of([])] * len(places)
+    size = 0
     for place in np.unique(places).tolist():
         values = _Column.of(table, view, columns[place])
         for number in np.flatnonzero(places == place).tolist():
+            check_time()
             found[number] = values.cells(asked[number])
+            check_reply(size := size + found[number].nbytes)
     return {
         "sizes": np.array([len(each.lows) for each in found], np.int32),
         **{name: _joined([getattr(each, name) for each in found], kind) for name, kind in KINDS.items()},
@@ -110,10 +116,18 @@ def _count_refined(table: LocalTable, view: str, columns: Sequence[str]) -> None
     """Count the columns that are not public, each with the rows that it is refined over."""
     hidden = [name for name in columns if table.level(name) is not Level.PUBLIC]
     if hidden and not table.is_repeat:
-        rows = table.view(view)
-        mark = hashlib.sha256(np.sort(table.snapshot.position(rows.row_ids)).tobytes())
-        mark.update(np.ascontiguousarray(rows.counts).tobytes())
-        table.refine([f"{table.snapshot.scan.outputs[name]} {mark.hexdigest()}" for name in hidden])
+        mark = mark_of_rows(table, view)
+        table.refine([f"{table.snapshot.scan.outputs[name]} {mark}" for name in hidden])
+
+
+def mark_of_rows(table: LocalTable, view: str) -> str:
+    """A text that is the same for the same rows, each joined as often, however they are listed."""
+    rows = table.view(view)
+    positions = table.snapshot.position(rows.row_ids)
+    order = np.lexsort((rows.counts, positions))  # a count belongs to its row
+    mark = hashlib.sha256(positions[order].tobytes())
+    mark.update(rows.counts[order].astype(np.int64).tobytes())
+    return mark.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -124,6 +138,11 @@ class Cells:
     highs: Words
     nexts: NDArray[np.int16]
     weights: NDArray[np.float64]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of them."""
+        return self.lows.nbytes + self.highs.nbytes + self.nexts.nbytes + self.weights.nbytes
 
     @classmethod
     def of(cls, runs: Sequence[_Run]) -> Cells:
@@ -181,7 +200,7 @@ class _Column:
         return cls(image(values[chosen]), rows.counts[chosen].astype(np.float64), rows.firsts[chosen], least)
 
     def cells(self, bucket: Bucket) -> Cells:
-        """The cells of one bucket; none of one that is not among those told of before."""
+        """The cells of one bucket; none of a bucket that was not released before."""
         if self.least is None:
             return self._exact(bucket)
         whole = int(np.count_nonzero(self.firsts))
@@ -237,7 +256,7 @@ class _Column:
 
 
 def _few(words: Words) -> tuple[Words, NDArray[np.int32]] | None:
-    """(the different words, the place of each word among them), if they are few; a sample tells that they are not."""
+    """(the different words, the place of each word among them), if they are few; a sample shows whether they are."""
     step = len(words) // (4 * LISTED)
     if step > 1 and len(np.unique(words[::step])) > LISTED:
         return None
@@ -266,13 +285,14 @@ class Distribution:
 
     def around(self, rank: float) -> tuple[int, int]:
         """The least and largest word that the value at a rank (from 0) may have, in rising order of joined rows."""
-        lows, highs, weights = self._all()
+        lows, highs, weights = self.all_cells()
         by_low, by_high = np.argsort(lows, kind="stable"), np.argsort(highs, kind="stable")
         first = int(np.searchsorted(np.cumsum(weights[by_low]), rank, side="right"))
         last = int(np.searchsorted(np.cumsum(weights[by_high]), rank, side="right"))
         return int(lows[by_low[first]]), int(highs[by_high[last]])
 
-    def _all(self) -> tuple[Words, Words, NDArray[np.float64]]:
+    def all_cells(self) -> tuple[Words, Words, NDArray[np.float64]]:
+        """Least words, largest words and joined rows of the cells of all shards."""
         return (
             _joined([each.lows for each in self.cells], np.uint64),
             _joined([each.highs for each in self.cells], np.uint64),
@@ -294,7 +314,7 @@ class Distribution:
 
     def curve(self, low: int, high: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(distances from ``low``, joined rows that lie below them) at all ends of cells between two words."""
-        lows, highs, weights = self._all()
+        lows, highs, weights = self.all_cells()
         near = (highs >= np.uint64(low)) & (lows <= np.uint64(high))
         base = float(weights[highs < np.uint64(low)].sum())
         starts = np.array([float(int(each) - low) for each in lows[near]])

@@ -1,61 +1,57 @@
-"""Encoders: columns become the numbers a learner works on, at the party that owns them.
+"""Encodings: how columns become the numbers a learner works on, at the party that owns them.
 
-Fitted over joined rows and all shards: numbers are filled with the mean and standardised, text becomes one 0/1
-column per category. The coordinator holds means, scales and the digests of categories; the values and the
-encoded table stay at the party.
+An `Encoding` is a fitted pipeline: steps for each table (specs.py), then a mean and a scale for each number and the
+digests of categories for each text. fit.py fits one. The coordinator holds these numbers and digests; the values and
+the encoded table stay at the party.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.errors import LearnError, PartyError
-from tablepuppet.mapping.digests import number_digests
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Client
 from tablepuppet.party.allowance import check_memory
-from tablepuppet.party.arguments import Means, Scales, fits
-from tablepuppet.party.blind import blind
+from tablepuppet.party.arguments import Means, Scales
 from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
 from tablepuppet.prep.category_names import CategoryNames, Coded
 from tablepuppet.prep.encoded_table import EncodedTable, KnownCategories
+from tablepuppet.prep.frame import Frame, inverse
 from tablepuppet.prep.selected import is_public
-from tablepuppet.prep.statistics import (
-    CategoryStatistics,
-    CategorySummary,
-    KeyFamily,
-    NumberStatistics,
-    NumberSummary,
-    check_family,
-    key_family,
-)
+from tablepuppet.prep.specs import Shapes, Spec
+from tablepuppet.prep.statistics import KeyFamily, check_family, key_family
 from tablepuppet.prep.values import numbers
 from tablepuppet.runs.events import Events
+from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.query import OutputColumn
-from tablepuppet.sql.types import Family, family
 
-ID_ROWS, ID_SHARE = 50, 0.95  # text with so many distinct values for its base rows is an id, no category
-ID_HELP = f"{ID_SHARE:.0%} or more of its rows have a value of their own; list it in categorical to keep it"
 SIZE = 16  # bytes of a digest
+NO_DIGESTS = np.zeros((0, SIZE), np.uint8)
 FARTHEST = 1e6  # scales off the mean: private encoders take what lies further as that far
 
 
 @dataclass(frozen=True)
 class NumberEncoder:
-    """value -> (value - mean) / scale; a missing value is the mean."""
+    """value -> (value - mean) / scale; a missing value is the mean.
+
+    Over the joined rows that it was fitted on, what comes out has the mean ``centre`` and the mean square ``square``.
+    """
 
     column: OutputColumn
     mean: float
     scale: float
+    centre: float = 0.0
+    square: float = 1.0
 
     @property
     def names(self) -> list[str]:
@@ -65,29 +61,55 @@ class NumberEncoder:
 
 @dataclass(frozen=True)
 class CategoryEncoder:
-    """One 0/1 column per category, the most frequent first; a missing or unknown category is all zeros."""
+    """One 0/1 column per category, the most frequent first; a missing or unknown category is all zeros.
+
+    Codes after those of the digests, such as that of pooled categories or of bins, have a text in ``more``.
+    """
 
     column: OutputColumn
     digests: NDArray[np.uint8]  # by code
     shares: tuple[float, ...] = ()  # of the joined rows, by code; a loaded model has none
+    more: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many codes there are."""
+        return len(self.digests) + len(self.more)
 
     @property
     def names(self) -> list[str]:
         """The names of its encoded columns."""
-        return [f"{self.column.qualified}={code}" for code in range(len(self.digests))]
+        return [f"{self.column.qualified}={code}" for code in range(self.size)]
+
+
+@dataclass(frozen=True)
+class TableSteps:
+    """What a party does with columns of a table before they are encoded, and the columns that it reads for that."""
+
+    numbers: tuple[OutputColumn, ...] = ()
+    categories: tuple[tuple[OutputColumn, NDArray[np.uint8]], ...] = ()  # with the digests that have codes
+    steps: tuple[Spec, ...] = ()
+
+    @property
+    def columns(self) -> list[OutputColumn]:
+        """All that is read."""
+        return [*self.numbers, *(column for column, _ in self.categories)]
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """The encoders of a relation, kept with the model. ``id`` names the secret that categories are blinded under.
+    """The fitted pipeline of a relation, kept with the model. ``id`` names the secret by which categories are blinded.
 
-    ``private`` ones take every number: else an error would tell that there is a strange one.
+    ``steps`` are those of tables that have any: others are encoded as they are. ``private`` encoders take every number:
+    else an error would tell that there is a strange one. ``described`` are the pipeline's steps for people.
     """
 
     id: str
     numbers: Mapping[str, tuple[NumberEncoder, ...]]  # by alias
     categories: Mapping[str, tuple[CategoryEncoder, ...]]
     private: bool = False
+    steps: Mapping[str, TableSteps] = field(default_factory=dict)
+    described: tuple[str, ...] = ()
 
     def names(self, alias: str) -> list[str]:
         """Encoded columns of a table: numbers, then categories."""
@@ -98,107 +120,56 @@ class Encoding:
         """Columns of a table that are encoded."""
         return len(self.numbers[alias]) + len(self.categories[alias])
 
+    def table(self, alias: str) -> TableSteps:
+        """What a table's party reads, and does before it encodes."""
+        if alias in self.steps:
+            return self.steps[alias]
+        categories = tuple((each.column, each.digests) for each in self.categories[alias])
+        return TableSteps(tuple(each.column for each in self.numbers[alias]), categories)
+
     @property
     def encoded(self) -> list[OutputColumn]:
-        """The columns that have an encoder."""
-        return [each.column for part in (self.numbers, self.categories) for listed in part.values() for each in listed]
+        """The selected columns that it reads."""
+        return [column for alias in self.numbers for column in self.table(alias).columns]
 
     def kept(self, columns: Iterable[OutputColumn]) -> list[OutputColumn]:
-        """Those of the columns that have an encoder: the rest was left out when it was fitted."""
+        """Those of the columns that it reads: the rest was left out when it was fitted."""
         encoded = {(each.alias, each.name) for each in self.encoded}
         return [column for column in columns if (column.alias, column.name) in encoded]
 
     def means(self, alias: str) -> NDArray[np.float64]:
         """The means of a table's encoded columns over the joined rows that the encoders were fitted on."""
-        shares = [share for encoder in self.categories[alias] for share in encoder.shares]
-        return np.array([0.0] * len(self.numbers[alias]) + shares)
+        centres = [encoder.centre for encoder in self.numbers[alias]]
+        return np.array(centres + [share for encoder in self.categories[alias] for share in encoder.shares])
 
     def squares(self, alias: str) -> NDArray[np.float64]:
-        """The mean squares of these columns: numbers are standardised, the others are 0 or 1."""
-        return np.maximum(self.means(alias), np.arange(len(self.names(alias))) < len(self.numbers[alias]))
+        """The mean squares of these columns."""
+        squares = [encoder.square for encoder in self.numbers[alias]]
+        return np.array(squares + [share for encoder in self.categories[alias] for share in encoder.shares])
 
+    def largest_square(self, alias: str) -> float:
+        """The largest mean square of a column: 1 if all are standardised."""
+        return max([1.0, *(encoder.square for encoder in self.numbers[alias])])
 
-def fit_encoding(
-    client: Client, columns: Sequence[OutputColumn], categorical: frozenset[str], max_categories: int, events: Events
-) -> Encoding:
-    """Encoders for ``columns`` over the joined rows of a relation, applied at the parties.
+    def largest(self, alias: str) -> float:
+        """Its root."""
+        return math.sqrt(self.largest_square(alias))
 
-    Constant and empty columns, and text that looks like an id or has too many categories, are left out with a warning
-    event; an id that is listed in ``categorical`` is kept. Raises LearnError for values that are not finite, or too
-    large to be squared.
-    """
-    identity = client.new_name()
-    is_category = {c.name: c.name in categorical or family(c.type) in (Family.TEXT, Family.UUID) for c in columns}
-    asked_numbers = NumberStatistics(client, [column for column in columns if not is_category[column.name]])
-    asked = {
-        column.name: CategoryStatistics(client, column, identity, max_categories)
-        for column in columns
-        if is_category[column.name]
-    }
-    summaries = asked_numbers.read()
-    found: dict[str, tuple[list[NumberEncoder], list[CategoryEncoder]]] = {a: ([], []) for a in client.mapping.tables}
-    for column in columns:
-        if is_category[column.name]:
-            summary = asked[column.name].read()
-            if column.name not in categorical and is_id(summary.distinct, client.mapping.tables[column.alias].rows):
-                drop_column(column, f"looks like an id: {ID_HELP}", events)
-                continue
-            encoder = _fit_category(column, summary, max_categories, len(client.mapping), events)
-            found[column.alias][1].extend([encoder] if encoder else [])
-            continue
-        found[column.alias][0].extend(_fit_number(client, column, summaries[column.name], events))
-    encoding = Encoding(
-        identity,
-        {alias: tuple(parts[0]) for alias, parts in found.items()},
-        {alias: tuple(parts[1]) for alias, parts in found.items()},
-    )
-    build_encoding(client, encoding)
-    return encoding
+    def inverse(self, name: str, values: ArrayLike) -> NDArray[np.float64]:
+        """Values of an encoded column of numbers in the units of the column that it was made of.
 
-
-def is_id(distinct: int, rows: int) -> bool:
-    """Whether text with so many distinct values in the base rows that take part names rows rather than kinds of them.
-
-    >>> is_id(200, 200), is_id(49, 49), is_id(90, 100)
-    (True, False, False)
-    """
-    return rows >= ID_ROWS and distinct >= ID_SHARE * rows
-
-
-def _fit_number(client: Client, column: OutputColumn, summary: NumberSummary, events: Events) -> list[NumberEncoder]:
-    named, told_by = f"column {column.qualified}", client.owners(column.alias)
-    if summary.not_finite:
-        raise LearnError(
-            f"{named} has values that are not finite (NaN or infinity) in {round(summary.not_finite):,} joined rows; "
-            f"filter them, or make them NULL with CASE {told_by}"
-        )
-    if not summary.count or summary.squares == 0.0:
-        drop_column(column, "is empty" if not summary.count else "has one value only", events)
-        return []
-    if not (math.isfinite(summary.squares) and fits(np.array([summary.mean]), Means)):
-        raise LearnError(
-            f"{named} has values so large that their squares overflow; divide it in SELECT, or filter them {told_by}"
-        )
-    if not fits(np.array([summary.filled_std]), Scales):
-        raise LearnError(
-            f"{named} has values that differ by next to nothing, or by too much to be squared; multiply or divide it "
-            f"in SELECT, or leave it out {told_by}"
-        )
-    return [NumberEncoder(column, summary.mean, summary.filled_std)]
-
-
-def _fit_category(
-    column: OutputColumn, summary: CategorySummary, most: int, joined_rows: int, events: Events
-) -> CategoryEncoder | None:
-    if summary.distinct > most:
-        reason = f"has {summary.distinct:,} or more categories; raise max_categories ({most}) or use an expression"
-        drop_column(column, reason, events)
-        return None
-    if summary.distinct == 0 or (summary.distinct == 1 and not summary.missing):
-        drop_column(column, "has one value only" if summary.distinct else "is empty", events)
-        return None
-    order = np.lexsort((np.arange(summary.distinct), -summary.weights))
-    return CategoryEncoder(column, summary.digests[order], tuple((summary.weights[order] / joined_rows).tolist()))
+        Scaling, logarithms and powers are undone; what clipping or filling has changed stays changed. Raises LearnError
+        for a column that is made of several, or of categories.
+        """
+        for alias, listed in self.numbers.items():
+            for encoder in listed:
+                if name in (encoder.column.qualified, encoder.column.name):
+                    steps = self.table(alias).steps
+                    return inverse(steps, encoder.column.name, np.asarray(values, float) * encoder.scale + encoder.mean)
+        known = [each for alias in self.numbers for each in self.names(alias)]
+        if name in known:
+            raise LearnError(f"column {name!r} is one category of several: it has no inverse")
+        raise LearnError(f"{name!r} is no encoded column{did_you_mean(name, known)}")
 
 
 def drop_column(column: OutputColumn, reason: str, events: Events) -> None:
@@ -210,9 +181,10 @@ def drop_column(column: OutputColumn, reason: str, events: Events) -> None:
 def encoder_names(client: Client, encoding: Encoding) -> dict[str, list[str | None]]:
     """What the categories of public columns are called, by ``alias.column`` in the order of codes."""
     encoders = [each for listed in encoding.categories.values() for each in listed]
-    public = [each for each in encoders if is_public(client.plan, each.column)]
+    public = [each for each in encoders if len(each.digests) and is_public(client.plan, each.column)]
     names = CategoryNames(client, [Coded(each.column, encoding.id, each.digests) for each in public]).read()
-    return {each.column.qualified: told for each, told in zip(public, names, strict=True)}
+    found = {each.column.qualified: [*told, *each.more] for each, told in zip(public, names, strict=True)}
+    return found | {each.column.qualified: list(each.more) for each in encoders if not len(each.digests)}
 
 
 def apply_encoding(client: Client, encoding: Encoding) -> None:
@@ -225,33 +197,33 @@ def apply_encoding(client: Client, encoding: Encoding) -> None:
 def build_encoding(client: Client, encoding: Encoding) -> None:
     """Let parties encode their rows of tables that were fitted; the result stays there under the encoding's id."""
 
+    for alias in encoding.numbers:
+        client.widths[alias, encoding.id] = len(encoding.names(alias))
+
     def arguments(alias: str, _: ShardRows) -> Mapping[str, Any] | None:
         if alias not in encoding.numbers:
             return None
-        kept, categories = encoding.numbers[alias], encoding.categories[alias]
+        kept, table = encoding.numbers[alias], encoding.table(alias)
         return {
             "encoding": encoding.id,
-            "columns": [encoder.column.name for encoder in kept],
             "means": np.array([encoder.mean for encoder in kept]),
             "scales": np.array([encoder.scale for encoder in kept]),
             "private": encoding.private,
-            "categories": [(encoder.column.name, key_family(encoder.column)) for encoder in categories],
-            **{f"digests{i}": encoder.digests for i, encoder in enumerate(categories)},
+            **read_arguments(table),
         }
 
     client.ask("encode.build", arguments)
     client.encodings.add(encoding.id)
 
 
-def codes_of(digests: NDArray[np.uint8], known: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """The code of each digest among the known ones; -1 where it is new.
-
-    PartyError if two known ones are equal: codes of new ones would then depend on each other.
-    """
-    (numbers_known, numbers_here), _ = number_digests([known, digests])
-    if len(known) and numbers_known.max() + 1 < len(known):
-        raise PartyError("a category is listed twice")
-    return np.where(numbers_here < len(known), numbers_here, -1).astype(np.int32)
+def read_arguments(table: TableSteps) -> dict[str, Any]:
+    """The columns that an op reads, and the steps that it runs over them."""
+    found: dict[str, Any] = {
+        "columns": [column.name for column in table.numbers],
+        "categories": [(column.name, key_family(column)) for column, _ in table.categories],
+        **{f"digests{place}": digests for place, (_, digests) in enumerate(table.categories)},
+    }
+    return found | ({"steps": list(table.steps)} if table.steps else {})
 
 
 def within_bounds(values: NDArray[np.float64], bounds: tuple[float, float] | None) -> NDArray[np.float64]:
@@ -288,51 +260,78 @@ def build(
     scales: Scales,
     categories: Sequence[tuple[str, KeyFamily]],
     private: bool = False,
+    steps: Sequence[Spec] = (),
     **digests: NDArray[np.uint8],
 ) -> Values:
-    """Encode the rows of a relation and keep them for the learner's ops; ``digests`` are the known categories.
+    """Run ``steps`` over the rows of a relation, encode them, and keep them for the learner's ops.
 
-    Rows of a table whose policy demands noise are encoded for noise, whatever the caller says.
+    ``digests`` are the known categories. There is a mean and a scale for each column of numbers that the steps leave.
+    Rows of a table whose policy demands noise are encoded for noise, whatever the caller says: without steps.
     """
-    _check_build(table, columns, means, scales, categories, digests)
+    shapes = check_read(table, "encode.build", columns, categories, steps, digests)
+    if means.shape != (len(shapes.numbers),) or scales.shape != means.shape:
+        raise PartyError(f"party {table.grant.party!r}: encode.build needs a mean and a scale for each of its columns")
     private, named = private or table.must_hide, [*columns, *(name for name, _ in categories)]
+    if private and steps:
+        raise table.grant.refusal("require_dp", "steps of a pipeline have no form with noise; leave prep out")
     rows = len(table.view(view).row_ids)
-    check_memory(rows * (8 * len(columns) + 4 * len(categories)))
-    dense = np.empty((rows, len(columns)))
-    for place, name in enumerate(columns):
-        values, present = numbers(table.column(name, view))
+    check_memory(rows * (8 * len(shapes.numbers) + 4 * len(shapes.coded)))
+    frame = frame_of(table, view, encoding, categories, digests)
+    frame.run(steps)
+    dense = np.empty((rows, len(shapes.numbers)))
+    for place, name in enumerate(shapes.numbers):
+        column = frame.number(name)
+        values, present = column.values, column.present
         if private:
             present = present & np.isfinite(values)
             values = within_bounds(values, table.grant.outputs[name].rule.bounds)
         with np.errstate(over="ignore", invalid="ignore"):
             dense[:, place] = np.where(present, (values - means[place]) / scales[place], 0.0)
-    known = [digests[f"digests{place}"] for place in range(len(categories))]
-    coded = []
-    for (name, kind), codes in zip(categories, known, strict=True):
-        blinded = blind([table.column(name, view)], [kind], table.category_key(encoding, name))
-        coded.append(np.append(codes_of(blinded.digests, codes), np.int32(-1))[blinded.codes])
+        frame.drop(name)
+    coded = [frame.coded(name).codes for name in shapes.coded]
     if private:
         np.clip(dense, -FARTHEST, FARTHEST, out=dense)
         nulls = table.null_rows(named, view)
         dense[nulls] = 0.0
         coded = [np.where(nulls, np.int32(-1), codes) for codes in coded]
-    lists = tuple(KnownCategories(*each, listed) for each, listed in zip(categories, known, strict=True))
-    data = EncodedTable(dense, tuple(coded), tuple(map(len, known)), lists)
+    lists = tuple(
+        KnownCategories(name, kind, digests[f"digests{place}"])
+        for place, (name, kind) in enumerate(categories)
+        if name in shapes.coded and len(digests[f"digests{place}"])
+    )
+    data = EncodedTable(dense, tuple(coded), tuple(shapes.coded.values()), lists)
     table.state[f"{view}/{encoding}"] = Encoded(data, table.view(view), private)
     return {}
 
 
-def _check_build(
-    table: LocalTable, columns: Sequence[str], means: NDArray[np.float64], scales: NDArray[np.float64],
-    categories: Sequence[tuple[str, str]], digests: Mapping[str, NDArray[np.uint8]],
-) -> None:  # fmt: skip
-    """PartyError unless arrays are as many as columns, and columns of types that can be encoded so."""
-    where = f"party {table.grant.party!r}: encode.build"
-    if means.shape != (len(columns),) or scales.shape != means.shape:
-        raise PartyError(f"{where} needs a mean and a scale for each of its columns")
+def frame_of(
+    table: LocalTable, view: str, blinding: str, categories: Sequence[tuple[str, str]],
+    digests: Mapping[str, NDArray[np.uint8]],
+) -> Frame:  # fmt: skip
+    """The columns that an op reads."""
+    known = {name: (kind, digests[f"digests{place}"]) for place, (name, kind) in enumerate(categories)}
+    return Frame(table, view, blinding, known)
+
+
+def check_read(
+    table: LocalTable, op_name: str, columns: Sequence[str], categories: Sequence[tuple[str, str]],
+    steps: Sequence[Spec], digests: Mapping[str, NDArray[np.uint8]],
+) -> Shapes:  # fmt: skip
+    """The columns that steps leave; PartyError unless columns are of types that can be read so, and steps fit them."""
+    where = f"party {table.grant.party!r}: {op_name}"
     if set(digests) != {f"digests{place}" for place in range(len(categories))}:
         raise PartyError(f"{where} needs digests for each of its categories")
     if any(each.ndim != 2 or each.shape[1] != SIZE for each in digests.values()):
         raise PartyError(f"{where} needs digests of {SIZE} bytes")
+    if len({*columns, *(name for name, _ in categories)}) < len(columns) + len(categories):
+        raise PartyError(f"{where} reads each column once")
     for name, kind in categories:
         check_family(table, name, kind)
+    if steps:
+        for name in columns:
+            numbers(table.snapshot.outputs[name].slice(0, 0))
+    try:
+        sizes = {name: len(digests[f"digests{place}"]) for place, (name, _) in enumerate(categories)}
+        return Shapes.of(columns, sizes, steps)
+    except PartyError as error:
+        raise PartyError(f"{where}: {error}") from None

@@ -1,7 +1,7 @@
 """`relation.histogram()`: how the values of a column are spread over joined rows.
 
 Of a public column the bins are those of `numpy.histogram`: equally wide between minimum and maximum, in two trips. Of
-other columns nobody is told the extremes: their bins are cells with enough rows each (distribution.py), about equally
+other columns the extremes are not released: their bins are cells with enough rows each (distribution.py), about equally
 high.
 """
 

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.party.allowance import check_time
+
 Counts = NDArray[np.int64]
 Merge = Callable[..., Any]  # np.add.reduce where rows of pooled cells differ, np.maximum.reduce where they may not
 
@@ -57,6 +59,7 @@ def rare(grids: Sequence[Grid], least: int) -> list[NDArray[np.bool_]]:
     pools = [np.zeros(size, bool) for size in sizes]
     totals = [grids[0].rows[:-1].sum(axis=1), grids[0].rows[:, :-1].sum(axis=0)]
     while True:
+        check_time()  # many categories of few rows take many turns
         small = np.zeros([int(np.count_nonzero(~pool)) + 2 for pool in pools], bool)
         for grid in grids:
             found = grid.pooled(pools)

@@ -1,11 +1,11 @@
 """Encoders under feature privacy: from what a policy says of columns, or from statistics with noise.
 
 Statistics count every row once, however often it is joined: then a row changes a histogram by one. Where a party's
-policy gives the bounds of a number, or lists the categories of a column, nothing is told and nothing is charged.
+policy gives the bounds of a number, or lists the categories of a column, nothing is released and nothing is charged.
 
 - A number without bounds: how many rows lie between each two powers of two, with noise, tells its range; sums of values
   and squares within that range, with noise, its mean and scale.
-- A category is told if so many rows have it that noise alone would say so once in 10^12; others count as missing.
+- A category is released if so many rows have it that noise alone would say so once in 10^12; others count as missing.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def ranges(table: LocalTable, view: str, columns: Sequence[str], multiplier: Mul
 
 
 def _is_group(table: LocalTable, counts: NDArray[np.float64]) -> bool:
-    """Whether a column with such noisy counts may be told of: next to no noise is no way around ``min_group``."""
+    """Whether a column with such noisy counts may be released: with next to no noise, ``min_group`` still holds."""
     least = table.grant.rules.min_group
     return not least or bool((counts > least - 0.5).any())
 

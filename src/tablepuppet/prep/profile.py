@@ -190,7 +190,7 @@ def _category_warnings(
 def _label_warnings(
     client: Client, query: Query, rows: Mapping[str, Row], correlations: ColumnMatrix | None, most: int
 ) -> Iterator[Warned]:
-    """Features that tell the label: usually they were made from it, or are known only after it."""
+    """Features that predict the label almost perfectly: usually they were made from it, or are known only after it."""
     label = query.label
     if label is None or not rows[label.name]["count"]:
         return

@@ -67,7 +67,7 @@ def is_date(column: OutputColumn) -> bool:
 
 
 def check_without_noise(plan: Plan, columns: Iterable[OutputColumn], step: str) -> None:
-    """PrivacyError if a party tells of these columns only with noise, which the statistic does not have."""
+    """PrivacyError if a party releases these columns only with noise, which the statistic does not have."""
     for column in columns:
         for shard in plan.tables[column.alias].shards:
             if shard.require_dp:

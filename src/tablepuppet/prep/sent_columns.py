@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.mapping.digests import number_digests
 from tablepuppet.operators.client import Client
+from tablepuppet.party.allowance import check_reply
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
@@ -33,6 +34,7 @@ from tablepuppet.sql.query import OutputColumn
 def sent_numbers(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
     """The numbers of columns for every row that takes part, NaN where there is none; and the policy's ``min_group``."""
     rows = table.view(view)
+    check_reply(8 * len(rows.row_ids) * len(columns))
     values = np.full((len(rows.row_ids), len(columns)), np.nan)
     for place, name in enumerate(columns):
         found, present = numbers(table.column(name, view))

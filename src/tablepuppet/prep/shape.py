@@ -47,7 +47,7 @@ class CentralSums:
 def shape_sums(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
     """Count, mean, and sums of the second, third and fourth power about the mean; NaN where a value is not finite.
 
-    A column with a value in fewer rows than the policy's ``min_group`` is told as one without any.
+    A column with a value in fewer rows than the policy's ``min_group`` counts as one without any.
     """
     rows = []
     for name in columns:

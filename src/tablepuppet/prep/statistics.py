@@ -33,23 +33,28 @@ KeyFamily = Literal["number", "text", "date", "timestamp", "boolean", "uuid"]  #
 
 @dataclass(frozen=True)
 class NumberSums:
-    """Sums of columns as `number_statistics` tells them: counts are of the joined rows, squares are not negative."""
+    """Sums of columns as `number_statistics` returns them: counts are of the joined rows, squares are not negative."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` unless it is such an array."""
-        Numbers(("columns", 8), finite=False).check(value, asked, reply)
-        count, _, _, squares, odd, rows, low, high = value.T
-        if not ((odd >= 0) & (count >= odd) & (rows >= count) & (count == np.rint(count))).all():
-            raise Wrong("has counts that are no counts of rows")
-        if asked.joined is not None and not (rows == asked.joined).all():
-            raise Wrong("has counts of other rows than those that are joined")
-        if (squares < 0).any() or (low > high).any():
-            raise Wrong("has squares below 0, or a minimum above the maximum")
+        check_sums(value, "columns", asked, reply)
+
+
+def check_sums(value: Any, columns: int | str, asked: Asked, reply: Mapping[str, Any]) -> None:
+    """Raise `Wrong` unless an array holds sums of so many columns."""
+    Numbers((columns, 8), finite=False).check(value, asked, reply)
+    count, _, _, squares, odd, rows, low, high = value.T
+    if not ((odd >= 0) & (count >= odd) & (rows >= count) & (count == np.rint(count))).all():
+        raise Wrong("has counts that are no counts of rows")
+    if asked.joined is not None and not (rows == asked.joined).all():
+        raise Wrong("has counts of other rows than those that are joined")
+    if (squares < 0).any() or (low > high).any():
+        raise Wrong("has squares below 0, or a minimum above the maximum")
 
 
 @dataclass(frozen=True)
 class CategoryWeights:
-    """The weights of all categories, with those missing the joined rows; none if they are too many to tell."""
+    """The weights of all categories, with those missing the joined rows; none if they are too many to send."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` unless it is such an array."""
@@ -80,7 +85,7 @@ CATEGORIES: Returns = {
 def number_statistics(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
     """Count, mean and centred sum of squares of numeric columns; extremes only of public ones.
 
-    A column with a value in fewer rows than the policy's ``min_group`` is told as one without any.
+    A column with a value in fewer rows than the policy's ``min_group`` counts as one without any.
     """
     joined = float(table.view(view).counts.sum())
     rows = []
@@ -88,7 +93,7 @@ def number_statistics(table: LocalTable, view: str, columns: Sequence[str]) -> V
         values, weights = present_numbers(table, view, name)
         extremes = (values.min(), values.max()) if len(values) else (math.nan, math.nan)
         public = table.level(name) is Level.PUBLIC
-        rows.append([*_centred(values, weights), joined, *(extremes if public else (math.nan, math.nan))])
+        rows.append([*centred_sums(values, weights), joined, *(extremes if public else (math.nan, math.nan))])
     return {"sums": np.array(rows, np.float64).reshape(-1, 8)}
 
 
@@ -102,7 +107,7 @@ def present_numbers(table: LocalTable, view: str, name: str) -> tuple[NDArray[np
     return (values, weights) if present.all() else (values[present], weights[present])
 
 
-def _centred(values: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, float, float, float, float]:
+def centred_sums(values: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, float, float, float, float]:
     """(weight, mean, what the mean lost to rounding, sum of squares about the mean, weight of values not finite)."""
     total = float(weights.sum())
     odd = float(weights[~np.isfinite(values)].sum())

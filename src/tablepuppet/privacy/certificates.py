@@ -66,7 +66,7 @@ def issue(
     """Make a key and a certificate for an owner, signed by the authority in ``folder``.
 
     ``hosts`` are the DNS names and IP addresses where the owner is reached. The certificate is good for ``days``
-    from ``start``, which is now unless told.
+    from ``start``, by default now.
     """
     if name.lower() == CA:
         raise ConfigError(f"the name {name!r} is taken by the authority itself: choose another")

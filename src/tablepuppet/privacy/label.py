@@ -131,20 +131,6 @@ def keep_probability(classes: int, epsilon: float, mechanism: ClassMechanism = "
     return total
 
 
-def class_epsilon(deviation: float) -> float:
-    """Theorem 1: the epsilon of Laplace noise with this standard deviation (the paper's lambda) on a one-hot vector.
-
-    >>> round(class_epsilon(0.5), 2)
-    5.66
-    """
-    return 2 * math.sqrt(2) / deviation
-
-
-def number_epsilon(deviation: float, bounds: tuple[float, float]) -> float:
-    """The epsilon of Laplace noise with this standard deviation on a number within ``bounds``."""
-    return math.sqrt(2) * (bounds[1] - bounds[0]) / deviation
-
-
 def number_variance(epsilon: float, bounds: tuple[float, float]) -> float:
     """The variance of a noisy number: what it adds to a squared error."""
     return 2 * ((bounds[1] - bounds[0]) / epsilon) ** 2

@@ -110,20 +110,6 @@ class KeyedWords:
         return other
 
 
-def add_gaussian(values: Numbers, sigma: float, source: RandomSource | None = None) -> Numbers:
-    """Values with Gaussian noise of standard deviation ``sigma``; take it from `gaussian_sigma`."""
-    step = grid(sigma)
-    noise = discrete_gaussian(source or SecureStream(), values.size, sigma / step)
-    return np.asarray((steps_of(values, step) + noise.reshape(values.shape)) * step, np.float64)
-
-
-def add_laplace(values: Numbers, scale: float, source: RandomSource | None = None) -> Numbers:
-    """Values with Laplace noise of ``scale`` (its standard deviation is sqrt 2 times that); from `laplace_scale`."""
-    step = grid(scale)
-    noise = discrete_laplace(source or SecureStream(), values.size, math.ceil(scale / step))
-    return np.asarray((steps_of(values, step) + noise.reshape(values.shape)) * step, np.float64)
-
-
 def gaussian_sigma(multiplier: float, sensitivity: float, dimension: int) -> float:
     """The noise that is ``multiplier`` times the L2 sensitivity, counting what rounding adds to it.
 
@@ -137,13 +123,6 @@ def gaussian_sigma(multiplier: float, sensitivity: float, dimension: int) -> flo
 def gaussian_grid(sigma: float, sensitivity: float) -> float:
     """The step for sums of rows that add a length of ``sensitivity`` each: of 2^31 rows it still fits 64 bits."""
     return grid(max(sigma, sensitivity))
-
-
-def laplace_scale(epsilon: float, sensitivity: float, dimension: int) -> float:
-    """The scale for ``epsilon`` and an L1 sensitivity, counting rounding to the grid and the sampler's error."""
-    exact = epsilon - sampling_epsilon(dimension)
-    share = dimension * 2.0**-GRID_BITS / exact if exact > 0 else 1.0
-    return sensitivity / exact / _rest(share)
 
 
 def _rest(share: float) -> float:

@@ -42,11 +42,6 @@ def read_private_file(path: Path, what: str) -> bytes:
         raise ConfigError(f"cannot read {what} {str(path)!r}: {error.strerror}") from error
 
 
-def check_private_file(path: Path, what: str) -> None:
-    """Raise `ConfigError` unless the file can be read by us and by nobody else."""
-    read_private_file(path, what)
-
-
 def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer must not hang us
 
@@ -61,7 +56,7 @@ def _check_mode(mode: int, path: Path, what: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """What a folder lists is on disk too."""
+    """Force a folder's list of files to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

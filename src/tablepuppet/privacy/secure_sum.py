@@ -7,7 +7,7 @@ the peer whose name comes first adds a mask and the other one takes it away:
     told_a = round(2^bits x_a) + sum_{b > a} m_ab - sum_{b < a} m_ba   (mod 2^64)
 
 m_ab is a stream of AES-256 in counter mode. Its key is derived from the pair's secret for one roster, one number, one
-op, one name and one scale: it is used once, or the difference of two replies would be told.
+op, one name and one scale: it is used once, or the difference of two replies would be revealed.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Identity:
 
     @cached_property
     def name(self) -> str:
-        """The owner's."""
+        """The owner's name."""
         return identity(self.certificates)
 
     def sign(self, text: bytes) -> bytes:
@@ -87,13 +87,13 @@ class Identity:
         return name
 
     def proof(self, host: str) -> bytes:
-        """What shows the party at ``host`` who calls; no other party can show it to a third."""
+        """Proof for the party at ``host`` of who calls; that party cannot use it at another one."""
         return msgspec.msgpack.encode((self.certificates, self.sign(_caller_text(host)), host))
 
     def caller(self, proof: bytes, hosts: Sequence[str]) -> str:
         """Who calls, by the first DNS name of the certificate that a proof shows; ``hosts`` are the party's own names.
 
-        PrivacyError if that cannot be told: TLS alone would also take the common name of a certificate without names.
+        PrivacyError if that is not certain: TLS alone would also take the common name of a certificate without names.
         """
         try:
             certificates, signature, host = msgspec.msgpack.decode(proof, type=tuple[bytes, bytes, str])

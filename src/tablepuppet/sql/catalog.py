@@ -38,6 +38,8 @@ class Shard:
     )  # that it lists: those of labels; of others nothing but that it does
     cross_statistics: bool = False  # columns may be sent, one number per row, for statistics across tables
     embeddings: tuple[int | None, int | None] | None = None  # how wide, how often of one row; None: none are released
+    matrix: bool = False  # callers may multiply it with vectors of their own choice
+    values: tuple[str, ...] = ()  # columns whose cells may be collected as features
 
 
 @dataclass(frozen=True)

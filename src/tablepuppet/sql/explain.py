@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -65,9 +65,14 @@ class Explanation(str):
             printer.text(line)
 
 
-def explain(plan: Plan, sizes: Sizes, local_parties: frozenset[str]) -> Explanation:
-    """The tree: union, joins, tables, scans; then the bytes of a training round and where best to run it."""
-    lines = [*_tree(plan, sizes).drawn(), "", *_round_lines(plan, sizes), ""]
+def explain(plan: Plan, sizes: Sizes, local_parties: frozenset[str], preparation: Sequence[str] = ()) -> Explanation:
+    """The tree: union, joins, tables, scans; then how features are prepared, if not in the usual way, the bytes of a
+    training round and where best to run it.
+    """
+    lines = [*_tree(plan, sizes).drawn(), ""]
+    for line in preparation:
+        lines += textwrap.wrap(line, WIDTH, subsequent_indent="     ", break_on_hyphens=False)
+    lines += [*([""] if preparation else []), *_round_lines(plan, sizes), ""]
     for sentence in _place_lines(plan, sizes, local_parties):
         lines += textwrap.wrap(sentence, WIDTH, break_on_hyphens=False)
     return Explanation("\n".join(lines))

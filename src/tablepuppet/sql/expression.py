@@ -7,7 +7,7 @@ since an expression is the only text that ever reaches its DuckDB.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from sqlglot import Token, Tokenizer, TokenType, exp, parse_one
@@ -100,6 +100,16 @@ class Refused(Exception):  # noqa: N818 - not an error of ours: parse.py turns i
 def render(node: exp.Expr) -> str:
     """Canonical DuckDB SQL of an expression: equal expressions have equal text."""
     return node.sql(dialect="duckdb", comments=False, normalize_functions="lower")
+
+
+def and_parts(node: exp.Expr) -> Iterator[exp.Expr]:
+    """The parts of a condition that AND connects."""
+    inner = node.unnest()
+    if isinstance(inner, exp.And):
+        for part in inner.flatten():
+            yield from and_parts(part)
+    else:
+        yield inner
 
 
 def check(node: exp.Expr) -> None:

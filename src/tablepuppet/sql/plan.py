@@ -6,13 +6,13 @@ is what `open` carries to a party: names and checked expressions, no data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sqlglot import exp
 
 from tablepuppet.sql.catalog import Catalog, Shard, VerticalTable
-from tablepuppet.sql.expression import checked, columns_of, render
+from tablepuppet.sql.expression import and_parts, checked, columns_of, render
 from tablepuppet.sql.query import Branch, Comparison, KeyClass, Operator, Query
 from tablepuppet.sql.types import Family, family
 
@@ -120,7 +120,7 @@ def pushable(predicate: str, types: Mapping[str, str]) -> tuple[Comparison, ...]
     >>> pushable("(a >= 3) AND (b IN ('x', 'y')) AND (c LIKE 'z%')", {"a": "BIGINT", "b": "VARCHAR", "c": "VARCHAR"})
     (Comparison(column='a', operator='>=', values=(3,)), Comparison(column='b', operator='in', values=('x', 'y')))
     """
-    return tuple(c for part in _conjuncts(checked(predicate)) for c in _comparisons(part, types) if c is not None)
+    return tuple(c for part in and_parts(checked(predicate)) for c in _comparisons(part, types) if c is not None)
 
 
 def left_to_party(predicate: str, types: Mapping[str, str]) -> tuple[str, ...]:
@@ -138,18 +138,8 @@ def conjuncts(predicate: str, types: Mapping[str, str]) -> tuple[tuple[str, bool
     >>> conjuncts("(a >= 3) AND (b LIKE 'z%')", {"a": "BIGINT", "b": "VARCHAR"})
     (('a >= 3', True), ("b LIKE 'z%'", False))
     """
-    parts = _conjuncts(checked(predicate))
+    parts = and_parts(checked(predicate))
     return tuple((render(part), None not in _comparisons(part, types)) for part in parts)
-
-
-def _conjuncts(node: exp.Expr) -> Iterator[exp.Expr]:
-    """The parts that AND connects."""
-    inner = node.unnest()
-    if isinstance(inner, exp.And):
-        for part in inner.flatten():
-            yield from _conjuncts(part)
-    else:
-        yield inner
 
 
 def _comparisons(node: exp.Expr, types: Mapping[str, str]) -> list[Comparison | None]:

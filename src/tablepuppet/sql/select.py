@@ -6,14 +6,13 @@ table or an equality of two one-table expressions, and every output belongs to o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sqlglot import exp
 
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.catalog import Catalog
-from tablepuppet.sql.expression import render
+from tablepuppet.sql.expression import and_parts, render
 from tablepuppet.sql.place import SqlText
 from tablepuppet.sql.scope import Bound, Scope, Use, identifier
 
@@ -153,18 +152,8 @@ def _column(alias: str, name: str, at: exp.Expr) -> Bound:
 
 
 def _place_conditions(node: exp.Expr, bound: BoundSelect) -> None:
-    for condition in _conjuncts(node):
+    for condition in and_parts(node):
         _place_condition(condition, bound)
-
-
-def _conjuncts(node: exp.Expr) -> Iterator[exp.Expr]:
-    """The parts of a condition that AND connects."""
-    inner = node.unnest()
-    if isinstance(inner, exp.And):
-        for part in inner.flatten():
-            yield from _conjuncts(part)
-    else:
-        yield inner
 
 
 def _place_condition(condition: exp.Expr, bound: BoundSelect) -> None:

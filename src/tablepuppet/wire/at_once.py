@@ -1,4 +1,4 @@
-"""Calls at the same time, for whoever waits until all have ended.
+"""Makes calls at the same time, and waits until all have ended.
 
 Each has a thread of its own: in a call of the user's own thread an interrupt could get lost. Threads are kept, since
 one made anew costs as much as a call. A `concurrent.futures` pool would do, but takes twice as long to hand a call over

@@ -1,7 +1,7 @@
 """Sessions that nobody refers to any more are closed by a thread of their own.
 
-Python may find out at any place, also where a lock is held that closing needs. So what it calls then only writes down
-what is to be closed.
+Python calls finalizers at any point, also while a lock is held that closing needs. So a finalizer only queues what is
+to be closed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _try(close: Close) -> None:
 
 @cache
 def closer() -> Closer:
-    """The one of this process."""
+    """The closer of this process."""
     return Closer()
 
 

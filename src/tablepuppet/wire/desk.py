@@ -1,9 +1,9 @@
 """The desk of a party's service: each request is computed once, and its reply is stored before it is sent. A repeated
 request gets the stored reply.
 
-A caller's session is a line of requests with numbers. The next number is computed; the last one again is answered from
-store; any other is refused. With a `Journal` the line outlives the process: a party that was killed computes its
-requests anew when the caller comes back, and stands where it stood.
+The requests of a caller's session have numbers. The next number is computed; the last one again is answered from
+store; any other is refused. With a `Journal` the session outlives the process: a party that was killed computes its
+requests anew when the caller comes back, and is then in the same state as before.
 
 What is refused here, before the party sees it, is in the party's audit log like what the party refuses.
 """
@@ -16,9 +16,10 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ import msgspec
 from tablepuppet.errors import PartyError, TablePuppetError
 from tablepuppet.party.audit import Outcome
 from tablepuppet.party.config import Limits
+from tablepuppet.party.metrics import Metrics
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.service import Party
 from tablepuppet.wire.codec import Encoded, encode
@@ -85,7 +87,8 @@ class Desk:
         if not free:
             error = BusyError(
                 f"party {self.party.name!r} is busy: it answers {self.limits.calls_per_caller} requests of one caller "
-                "at once (limits.calls_per_caller); try again"
+                "at once (limits.calls_per_caller); try again",
+                limit="calls_per_caller",
             )
             self.party.note_refusal(caller, request.session, request.verb, error)
             raise error
@@ -221,8 +224,13 @@ class Desk:
 
     def _check_room(self, caller: str) -> None:
         mine = sum(1 for owner, _ in self._lines if owner == caller)
-        if len(self._lines) >= self.limits.sessions or mine >= self.limits.sessions_per_caller:
-            raise BusyError(f"party {self.party.name!r} is busy: it has as many sessions as it allows; try again")
+        limit = "sessions" if len(self._lines) >= self.limits.sessions else ""
+        limit = limit or ("sessions_per_caller" if mine >= self.limits.sessions_per_caller else "")
+        if limit:
+            raise BusyError(
+                f"party {self.party.name!r} is busy: it has as many sessions as it allows (limits.{limit}); try again",
+                limit=limit,
+            )
 
     def _restored(self, key: Key, asked: int) -> Line:
         """The line of a session that this process does not know, from its journal.
@@ -268,6 +276,22 @@ class Desk:
         except PartyError as error:
             return encode(error_message(error))
 
+    def measure(self, metrics: Metrics, callers: Iterable[str]) -> None:
+        """Have metrics read which sessions and calls there are, and the bytes of their journals."""
+        metrics.gauge("sessions", "Sessions that are open.", self._open_sessions, "caller")
+        metrics.gauge("calls", "Requests that are answered now.", self._open_calls, "caller")
+        if self.journal is not None:
+            text = "Bytes of stored requests of sessions."
+            metrics.gauge("journal_bytes", text, partial(self.journal.sizes, callers), "caller")
+
+    def _open_sessions(self) -> list[tuple[tuple[str], float]]:
+        with self._lock:
+            return [((caller,), 1.0) for caller, _ in self._lines]
+
+    def _open_calls(self) -> list[tuple[tuple[str], float]]:
+        with self._lock:
+            return [((caller,), calls) for caller, calls in self._calls.items()]
+
     def close(self, key: Key, why: str, *, forget: bool = True) -> None:
         """Free a session; its journal too unless it may come back."""
         with self._lock:
@@ -284,10 +308,12 @@ class Desk:
         with self._lock:
             silent = [key for key, line in self._lines.items() if line.used < limit and not line.lock.locked()]
         for key in silent:
+            self.party.reached("idle")
             self.close(key, "expired", forget=False)
         if self.journal is not None:
             with suppress(OSError):  # no descriptor is left, say: there is another time
-                self.journal.expire(self.limits.resume_window)
+                for _ in range(self.journal.expire(self.limits.resume_window)):
+                    self.party.reached("resume_window")
 
     def stop(self) -> None:
         """Take no more requests, and free all sessions; those with a journal may come back."""

@@ -1,6 +1,6 @@
-"""What the same traffic would cost between places far apart: a latency for every trip, and bytes at a line's speed.
+"""What the same traffic would cost between distant places: a latency for every trip, and bytes at a link's speed.
 
-The two lines are those of the paper's experiments.
+The two links are those of the paper's experiments.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Line:
-    """A connection of every party with the coordinator."""
+class Link:
+    """The connection of every party with the coordinator."""
 
     latency: float  # seconds for a request and its reply
     speed: float  # bytes per second
@@ -21,13 +21,13 @@ class Line:
         return trips * self.latency + size / self.speed
 
 
-LINES: Mapping[str, Line] = {"US-UK": Line(0.136, 0.42e9 / 8), "US-US": Line(0.067, 1.15e9 / 8)}
+LINKS: Mapping[str, Link] = {"US-UK": Link(0.136, 0.42e9 / 8), "US-US": Link(0.067, 1.15e9 / 8)}
 
 
 def communication_seconds(trips: int, size: int) -> dict[str, float]:
-    """Seconds of communication by line.
+    """Seconds of communication by link.
 
     >>> round(communication_seconds(trips=10, size=52_500_000)["US-UK"], 6)
     2.36
     """
-    return {name: line.seconds(trips, size) for name, line in LINES.items()}
+    return {name: link.seconds(trips, size) for name, link in LINKS.items()}

@@ -1,4 +1,4 @@
-"""Who stands at a party's door: its open connections, counted, and hung up on where they are idle or too many.
+"""Counts the open connections of a party, and closes those that are idle or too many.
 
 gRPC accepts whatever connects and leaves it open; a caller is known only once it has shown a certificate and called.
 Here connections that never call are ended after a while, the oldest first where there are too many, and one caller gets
@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import unquote
@@ -59,7 +59,14 @@ def descriptor_limit() -> int:
 class Doorkeeper:
     """Ends connections to ``port`` that do not call within ``patience`` seconds, and those beyond ``most``."""
 
-    def __init__(self, port: int, most: int, per_caller: int, patience: float):
+    def __init__(
+        self,
+        port: int,
+        most: int,
+        per_caller: int,
+        patience: float,
+        reached: Callable[[str], None] = lambda limit: None,
+    ):
         self._port, self._most, self._per_caller, self._patience = port, most, per_caller, patience
         raise_descriptor_limit()
         self._open: dict[str, Connection] = {}  # by the inode of the socket
@@ -67,6 +74,7 @@ class Doorkeeper:
         self._lock = threading.Lock()
         self._spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE)]
         self._noted: dict[str, float] = {}
+        self._reached = reached  # is told which limit ran out
         self.ended = 0  # connections that were hung up on, so far
 
     def enter(self, peer: str, caller: str) -> bool:
@@ -83,22 +91,28 @@ class Doorkeeper:
             return True
 
     def sweep(self) -> None:
-        """Look at all connections, and end those that have no business here."""
+        """Look at all connections, and close those that are idle or too many."""
         try:
             self._look()
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 return  # no such folder: not Linux
             self._note("descriptors", "no file descriptors are left; connections that never called are ended")
+            self._reached("descriptors")
             self._give_back()
             self._look()
         try:
-            self._end(self._to_end())
+            self._end(*self._to_end())
         finally:
             self._take_spare()
 
-    def _end(self, inodes: list[str]) -> None:
-        ended = sum(1 for inode in inodes if self._hang_up(inode))
+    def _end(self, late: list[str], many: list[str]) -> None:
+        ended = 0
+        for limit, inodes in (("connect_seconds", late), ("connections", many)):
+            for inode in inodes:
+                if self._hang_up(inode):
+                    ended += 1
+                    self._reached(limit)
         self.ended += ended
         if ended:
             self._note("ended", f"{self.ended:,} connections that did not call, or were too many, are ended so far")
@@ -106,6 +120,11 @@ class Doorkeeper:
     def close(self) -> None:
         """Give descriptors back."""
         self._give_back()
+
+    @property
+    def open(self) -> int:
+        """Connections that were open at the last look."""
+        return len(self._open)
 
     @property
     def most(self) -> int:
@@ -144,12 +163,13 @@ class Doorkeeper:
                 return _plain(host), port
         return None
 
-    def _to_end(self) -> list[str]:
+    def _to_end(self) -> tuple[list[str], list[str]]:
+        """Connections that never called and should end: those that had their time, and those that are too many."""
         now = time.monotonic()
         strangers = [inode for inode, each in self._open.items() if each.address not in self._callers]
         strangers.sort(key=lambda inode: self._open[inode].since)
         late = [inode for inode in strangers if self._open[inode].since < now - self._patience]
-        return strangers[: max(len(late), len(self._open) - self.most)]
+        return late, strangers[len(late) : max(len(late), len(self._open) - self.most)]
 
     def _hang_up(self, inode: str) -> bool:
         """End a connection. gRPC, which owns its descriptor, then closes that by itself."""

@@ -6,7 +6,6 @@ A request's header comes first and says how many bytes of arrays follow; what is
 from __future__ import annotations
 
 import errno
-import ipaddress
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from tablepuppet.errors import ConfigError, PartyError, PrivacyError, TablePuppetError
+from tablepuppet.party.config import is_loopback
 from tablepuppet.party.request import Request
 from tablepuppet.privacy.certificates import hosts_of
 from tablepuppet.privacy.signed_keys import Identity
@@ -45,14 +45,14 @@ class ServerTls:
 
 
 class _Shown(flight.ServerMiddleware):  # type: ignore[misc]
-    """What a caller shows of itself with one call."""
+    """The proof of who calls, as sent with one call."""
 
     def __init__(self, proof: bytes):
         self.proof = proof
 
 
 class _Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Lets the calls of our protocol in, with what the caller shows; nothing is behind the others, for nobody."""
+    """Admits the two kinds of Flight call that the protocol uses, and keeps the caller's proof; refuses all others."""
 
     def start_call(self, info: Any, headers: dict[str, list[bytes]]) -> _Shown:
         """Keep the caller's proof; refuse every other call of Flight."""
@@ -64,7 +64,7 @@ class _Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 class Callers:
     """Tells who calls a party: the first DNS name of a certificate that the caller proves to be its own.
 
-    gRPC would take the common name of a certificate without names, and tells nobody that it did.
+    gRPC would take the common name of a certificate without names, and does not say that it did.
     """
 
     def __init__(self, tls: ServerTls):
@@ -169,7 +169,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         if not self.enter(context.peer(), caller):
             raise BusyError(
                 f"party {self.desk.party.name!r} is busy: caller {caller!r} has as many connections as it allows "
-                "(limits.connections_per_caller); try again"
+                "(limits.connections_per_caller); try again",
+                limit="connections_per_caller",
             )
 
     def _read(self, frames: Iterator[pa.Buffer], caller: str, held: ExitStack) -> Request:
@@ -178,7 +179,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             raise PartyError("the request is empty")
         most = self.desk.limits.message_bytes
         if header.size > min(MOST_HEADER, most):
-            raise PartyError(f"the request's header has {header.size:,} bytes, more than a party reads")
+            raise PartyError(
+                f"the request's header has {header.size:,} bytes, more than a party reads", limit="message_bytes"
+            )
         grow = held.enter_context(self._in_flight.request(caller))
         grow(header.size * AS_OBJECTS)
         incoming = decode_header(header)
@@ -186,7 +189,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         if incoming.nbytes > most:
             raise PartyError(
                 f"the request has {incoming.nbytes:,} bytes, more than the {most:,} that party "
-                f"{self.desk.party.name!r} reads"
+                f"{self.desk.party.name!r} reads",
+                limit="message_bytes",
             )
         grow(incoming.nbytes)
         return read_request(incoming.fill(frames))
@@ -225,13 +229,3 @@ def frames_of(reader: flight.MetadataRecordBatchReader) -> Iterator[pa.Buffer]:
         if chunk.app_metadata is None:  # there is no end to those that hold nothing for us
             raise PartyError("a frame of a message holds something else")
         yield chunk.app_metadata
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -1,4 +1,4 @@
-"""Bytes of requests that a party holds at the same time, by caller: many at once are no way around the limit of one."""
+"""Bytes of requests that a party holds at the same time, by caller: many at once have the limit of one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class InFlight:
                 if others and others + own + size > self._most:
                     raise BusyError(
                         f"party {self._party!r} is busy: the requests that caller {caller!r} sends at once have more "
-                        f"than the {self._most:,} bytes that it reads (limits.message_bytes); try again"
+                        f"than the {self._most:,} bytes that it reads (limits.message_bytes); try again",
+                        limit="message_bytes",
                     )
                 self._held[caller] += size
                 own += size

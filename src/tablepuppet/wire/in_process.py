@@ -26,7 +26,7 @@ class InProcessTransport(Transport):
         )
 
     def call(self, request: Request, patience: float | None = None) -> Reply:
-        """The party's reply; there is nothing to be patient about."""
+        """The party's reply. It comes at once, so ``patience`` is not used."""
         with _CORES:
             return self.party.answer(self._caller, request)
 

@@ -13,13 +13,12 @@ caller then gets an error that one was lost. Each caller's sessions have so many
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
@@ -29,6 +28,8 @@ import msgspec
 import pyarrow as pa
 
 from tablepuppet.errors import PartyError
+from tablepuppet.party.kept import file_name
+from tablepuppet.party.metrics import OTHER
 from tablepuppet.party.request import Request
 from tablepuppet.wire.codec import Encoded, decode_header, encode
 from tablepuppet.wire.protocol import read_request, request_message
@@ -60,7 +61,7 @@ class Journal:
             self._bytes[path.parent.name] += _size(path)
 
     def _file(self, key: Key) -> Path:
-        return self.folder / _hash(key[0]) / f"{_hash(key[1])}.journal"
+        return self.folder / file_name(key[0]) / f"{file_name(key[1])}.journal"
 
     def has(self, key: Key) -> bool:
         """Whether a session was written down."""
@@ -126,7 +127,8 @@ class Journal:
         raise PartyError(
             f"party {self.party!r}: the requests of this caller's sessions take {held:,} bytes, and with {more:,} more "
             f"would exceed the {self._most:,} that it writes down (limits.journal_bytes); del relations you no longer "
-            "use, resume or remove interrupted runs, or ask the party's operator"
+            "use, resume or remove interrupted runs, or ask the party's operator",
+            limit="journal_bytes",
         )
 
     def _count(self, path: Path, more: int) -> None:
@@ -135,7 +137,8 @@ class Journal:
 
     def _no_room(self, error: OSError) -> PartyError:
         return PartyError(
-            f"party {self.party!r} cannot write down a request ({error.strerror}); its operator must make room"
+            f"party {self.party!r} cannot write down a request ({error.strerror}); its operator must make room",
+            limit="disk",
         )
 
     @staticmethod
@@ -179,20 +182,29 @@ class Journal:
             file.seek(place)
             return read_message(file)
 
+    def sizes(self, callers: Iterable[str]) -> list[tuple[tuple[str], float]]:
+        """Bytes of each of these callers that has some; of all others as `OTHER`."""
+        names = {file_name(caller): caller for caller in callers}
+        with self._lock:
+            return [((names.get(folder, OTHER),), size) for folder, size in self._bytes.items()]
+
     def drop(self, key: Key) -> None:
         """Forget a session."""
         self._drop(self._file(key))
 
-    def expire(self, seconds: float) -> None:
-        """Forget sessions that nobody came back for; looked at once a minute."""
+    def expire(self, seconds: float) -> int:
+        """Forget sessions that nobody came back for, and say how many; looked at once a minute."""
         with self._lock:
             if time.monotonic() < self._checked + 60:
-                return
+                return 0
             self._checked = time.monotonic()
+        forgotten = 0
         for path in self.folder.glob("*/*.journal"):
             with suppress(FileNotFoundError):  # its session was closed just now
                 if path.stat().st_mtime < time.time() - seconds:
                     self._drop(path)
+                    forgotten += 1
+        return forgotten
 
     def _drop(self, path: Path) -> None:
         for kind in KINDS:
@@ -200,11 +212,6 @@ class Journal:
             path.with_suffix(kind).unlink(missing_ok=True)
             self._count(path, -size)
         path.with_suffix(".rows").unlink(missing_ok=True)
-
-
-def _hash(name: str) -> str:
-    """A name of the caller's as one of a file."""
-    return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
 def _size(path: Path) -> int:

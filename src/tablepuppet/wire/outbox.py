@@ -15,11 +15,12 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tablepuppet.errors import PrivacyError, TablePuppetError
+from tablepuppet.errors import PrivacyError
 from tablepuppet.party.guard import is_round
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.request import Reply, Request, Step
@@ -69,7 +70,7 @@ class Answer:
             if self._check is not None:
                 self._check(values)
             self._values = values
-        except TablePuppetError as error:
+        except Exception as error:  # whatever it is: the other answers of the trip must be read too
             self._error = error
 
     def fail(self, error: BaseException) -> None:
@@ -140,6 +141,7 @@ class Outbox:
         self._names = itertools.count()
         self._sent: Counter[str] = Counter()
         self.replies: Counter[tuple[str, str]] = Counter()  # by party and alias: asked for, of those a policy counts
+        self._patience: float | None = None  # seconds of a call, while parties are hurried
         self._lock = threading.RLock()
 
     def new_name(self) -> str:
@@ -188,6 +190,25 @@ class Outbox:
                 self._engine.drop_losses(party, self._losses[party] - losses)
                 self._lost[party].tries += 1  # a loss is dropped once
 
+    @contextmanager
+    def hurried(self, seconds: float) -> Iterator[None]:
+        """Inside, a service has so many seconds to answer; then it counts as lost, and substitutes are used.
+
+        It gets what it has not answered again with the trips that follow, also outside. Databases in this process
+        answer when they are done.
+        """
+        before, self._patience = self._patience, seconds
+        try:
+            yield
+        finally:
+            self._patience = before
+
+    def leave_lost(self) -> None:
+        """Do not try parties that are lost again until somebody needs them: each try may take a second."""
+        with self._lock:
+            for lost in self._lost.values():
+                lost.rest = 1 << 40
+
     def wait_for_all(self) -> bool:
         """Give parties that are lost one more timeout; whether all are here."""
         with self._lock:
@@ -210,40 +231,48 @@ class Outbox:
         return enough()
 
     def send(self) -> None:
-        """Send all queued steps in one trip. An error is raised again for every reader of an answer of this trip."""
+        """Send all queued steps in one trip. An error is raised again for every reader of an answer of this trip.
+
+        Of whatever kind it is: a step that was sent is never sent again, so an answer left open would stay so.
+        """
         with self._lock:
             self._retry_lost()
             ready = {party: asked for party, asked in self._waiting.items() if party not in self._lost}
-            self._waiting = {party: self._without_substitute(party) for party in self._waiting if party in self._lost}
-            self._sent.update(ready.keys())
-            calls = [
-                (party, Request("run", self.session, {}, tuple(step for step, _ in asked), self._sent[party]))
-                for party, asked in ready.items()
-            ]
             try:
-                replies = self._replies(calls)
-            except (TablePuppetError, KeyboardInterrupt) as error:
+                waiting = {party: self._without_substitute(party) for party in self._waiting if party in self._lost}
+                self._waiting = waiting
+                self._sent.update(ready.keys())
+                calls = [
+                    (party, Request("run", self.session, {}, tuple(step for step, _ in asked), self._sent[party]))
+                    for party, asked in ready.items()
+                ]
+                self._deliver(calls, list(ready.values()), self._replies(calls))
+            except BaseException as error:
                 for _, answer in (each for asked in ready.values() for each in asked):
-                    answer.fail(error)
+                    if answer.is_open:
+                        answer.fail(error)
                 raise
-            for (party, request), asked, reply in zip(calls, ready.values(), replies, strict=True):
-                if isinstance(reply, LostError):
-                    self._lose(party, LostParty(request, asked, reply))
-                    continue
-                for (_, answer), values in zip(asked, reply, strict=True):
-                    answer.resolve(values)
+
+    def _deliver(self, calls: list[tuple[str, Request]], sent: list[Asked], replies: list[Reply | LostError]) -> None:
+        """Give each answer its reply."""
+        for (party, request), asked, reply in zip(calls, sent, replies, strict=True):
+            if isinstance(reply, LostError):
+                self._lose(party, LostParty(request, asked, reply))
+                continue
+            for (_, answer), values in zip(asked, reply, strict=True):
+                answer.resolve(values)
 
     def _replies(self, calls: list[tuple[str, Request]]) -> list[Reply | LostError]:
         if self._over is not None:
             raise self._over
-        replies = try_all(self._engine, calls)
+        replies = try_all(self._engine, calls, self._patience)
         losses = {
             party: reply for (party, _), reply in zip(calls, replies, strict=True) if isinstance(reply, LostError)
         }
         for party in losses.keys() & self.needed.keys():
             self._over = PrivacyError(f"{losses[party]}. {self.needed[party]}")
             raise self._over from losses[party]
-        if losses and self.when_lost.stand_in is None:
+        if losses and self.when_lost.stand_in is None and self._patience is None:
             raise next(iter(losses.values()))
         return replies
 

@@ -1,7 +1,8 @@
 """A party as a process of its own, from its party file to its end: `tablepuppet party serve`.
 
 Logs one line when a session begins or ends, notifies the service manager when it is ready, and stops on SIGTERM, SIGINT
-and SIGHUP: no new request is taken, running ones are finished, sessions are freed.
+and SIGHUP: no new request is taken, running ones are finished, sessions are freed. If the party file names an address
+for metrics, they are served there (metrics_page.py).
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+
+import msgspec
+from prometheus_client import disable_created_metrics
 
 from tablepuppet.errors import ConfigError, plain_text
 from tablepuppet.party.audit import AuditLog, check_log
 from tablepuppet.party.blinding_key import read_blinding_key
 from tablepuppet.party.config import PartyFile
+from tablepuppet.party.metrics import Metrics
 from tablepuppet.party.published import open_deliveries, open_published
 from tablepuppet.party.service import Party
 from tablepuppet.party.tls_files import TlsFiles, read_tls_files
@@ -28,13 +34,17 @@ from tablepuppet.wire.desk import Desk
 from tablepuppet.wire.doorkeeper import Doorkeeper
 from tablepuppet.wire.flight_server import FlightServer, ServerTls
 from tablepuppet.wire.journal import Journal
+from tablepuppet.wire.metrics_page import PATH, MetricsPage
 
 log = logging.getLogger("tablepuppet.party")
 CHECK = 1.0  # seconds between looks for silent sessions and connections
 
 
-def start(settings: PartyFile) -> FlightServer:
-    """The service of a party file, listening; ConfigError or PartyError if something it needs is not there."""
+def start(settings: PartyFile, metrics: Metrics | None = None) -> FlightServer:
+    """The service of a party file, listening; ConfigError or PartyError if something it needs is not there.
+
+    ``metrics`` count what it does.
+    """
     key = read_blinding_key(Path(settings.blinding_key))
     tls = None if settings.tls is None else read_tls_files(settings.tls)
     state = None if settings.state_dir is None else _made(Path(settings.state_dir))
@@ -47,14 +57,17 @@ def start(settings: PartyFile) -> FlightServer:
         key,
         settings.policy(),
         _row_secret(state),
-        AuditLog(Path(settings.audit_log)),
+        AuditLog(Path(settings.audit_log), metrics),
         state,
         settings.limits.snapshot_ttl,
         _identity(tls),
         open_deliveries(settings),
     )
     journal = None if state is None else Journal(state / "sessions", settings.name, settings.limits.journal_bytes)
-    desk = Desk(party, settings.limits, journal, _log_session)
+    desk = Desk(party, settings.limits, journal, partial(_log_session, metrics=metrics))
+    if metrics is not None:
+        party.measure(metrics)
+        desk.measure(metrics, settings.allow)
     server_tls = None if tls is None else ServerTls(tls.certificate, tls.key, tls.authorities)
     return FlightServer(desk, settings.listen, server_tls, insecure=settings.insecure)
 
@@ -65,10 +78,14 @@ def serve(settings: PartyFile, ready: Callable[[str], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, lambda *_: stop.set())
-    server = start(settings)
-    limits = settings.limits
-    door = Doorkeeper(server.port, limits.connections, limits.connections_per_caller, limits.connect_seconds)
+    metrics = metrics_of(settings)
+    server = start(settings, metrics)
+    limits, party = settings.limits, server.desk.party
+    door = Doorkeeper(
+        server.port, limits.connections, limits.connections_per_caller, limits.connect_seconds, party.reached
+    )
     server.enter = door.enter
+    page = None if metrics is None else _page(settings, metrics, door)
     host = settings.listen.rpartition(":")[0]
     ready(f"{'grpc' if settings.tls is None else 'grpc+tls'}://{host}:{server.port}")
     _notify("READY=1")
@@ -77,6 +94,24 @@ def serve(settings: PartyFile, ready: Callable[[str], None]) -> None:
     server.desk.stop()
     server.shutdown()
     door.close()
+    if page is not None:
+        page.close()
+
+
+def metrics_of(settings: PartyFile) -> Metrics | None:
+    """Metrics for a party, if its file says where to serve them."""
+    if settings.metrics is None:
+        return None
+    disable_created_metrics()  # type: ignore[no-untyped-call] # this process serves one party: a second number for every counter helps nobody
+    return Metrics(settings.name, settings.policy(), msgspec.structs.asdict(settings.limits))
+
+
+def _page(settings: PartyFile, metrics: Metrics, door: Doorkeeper) -> MetricsPage:
+    assert settings.metrics_address is not None, "there are metrics"
+    metrics.gauge("connections", "Connections that are open.", lambda: [((), door.open)])
+    page = MetricsPage(metrics.registry, *settings.metrics_address)
+    log.info("metrics are at http://%s:%s%s", settings.metrics_address[0], page.server_port, PATH)
+    return page
 
 
 def _watch(server: FlightServer, door: Doorkeeper, stop: threading.Event) -> None:
@@ -118,7 +153,9 @@ def _row_secret(state: Path | None) -> bytes:
     return read_private_file(path, "the secret order of rows")
 
 
-def _log_session(caller: str, session: str, what: str) -> None:
+def _log_session(caller: str, session: str, what: str, metrics: Metrics | None = None) -> None:
+    if metrics is not None:
+        metrics.session(what)
     log.info("session %s of %s: %s", plain_text(session, 9), plain_text(caller, 64), what)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.algebra.array import LazyArray
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
 
 
-def cor(matrix: RelationMatrix) -> Array:
+def cor(matrix: LazyArray) -> Array:
     """Pearson's correlations, (columns, columns), in the order of X.columns; one trip over one table, else two.
 
     NaN for a column with one value only in these rows. Raises LearnError for fewer than two joined rows.

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse.linalg import LinearOperator, cg
 
-from tablepuppet.algebra.matrix import RelationMatrix, Result
+from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.operator import ProductOperator
+from tablepuppet.algebra.products import Result
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
 INTERCEPT = "intercept"
 WIDEST = 2000  # columns of a Gram matrix that is solved as it is
-BLOCK = 32  # columns that are multiplied at a time
 LEAST = 1e-12  # an eigenvalue of a scaled Gram matrix that is taken for zero, at float64
 
 
@@ -28,7 +28,7 @@ class Design(ProductOperator):
     ``all_columns`` keeps the first columns of category groups, for what is not singular with them.
     """
 
-    def __init__(self, matrix: RelationMatrix, all_columns: bool = False, kept: Sequence[int] | None = None):
+    def __init__(self, matrix: LazyArray, all_columns: bool = False, kept: Sequence[int] | None = None):
         if kept is None:
             left_out = set() if all_columns else set(matrix.first_categories)
             kept = [place for place in range(matrix.shape[1]) if place not in left_out]
@@ -68,13 +68,9 @@ class Design(ProductOperator):
         return _bordered(float(self.shape[0]), asked.read()[self.kept], within)
 
     def weighted_gram(self, weights: Array) -> Array:
-        """[1, X]^T diag(weights) [1, X]; two trips for 32 columns."""
-        sums, parts = self.matrix.ask_transposed_times(weights), []
-        for start in range(0, len(self.kept), BLOCK):
-            places = self.kept[start : start + BLOCK]
-            cells = self.matrix.times(np.eye(self.matrix.shape[1])[:, places])  # (N, block)
-            parts.append(self.matrix.transposed_times(weights[:, None] * cells)[self.kept])
-        within = np.concatenate(parts, axis=1) if parts else np.zeros((0, 0))
+        """[1, X]^T diag(weights) [1, X]; one trip for one table, else two."""
+        sums = self.matrix.ask_transposed_times(weights)
+        within = self.matrix.gram(weights)[np.ix_(self.kept, self.kept)]
         return _bordered(float(weights.sum()), sums.read()[self.kept], (within + within.T) / 2)
 
     def inverse(self, gram: Array, program: str) -> Array:

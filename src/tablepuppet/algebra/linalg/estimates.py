@@ -13,6 +13,9 @@ from scipy.special import ndtr, ndtri, stdtr, stdtrit
 from tablepuppet.runs.table_view import Align, NamedNumbers, TableView, shown
 
 Array = NDArray[np.float64]
+DECIMALS = ((4, True), (3, True), (3, False), (3, False), (3, True), (3, True))
+"""Of coef, std err, t, P>|t| and the ends of its interval, and whether very small ones have digits instead: as
+statsmodels prints them."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,10 @@ class Estimates:
         heads = ("coef", "std err", letter, f"P>|{letter}|", "[0.025", "0.975]")
         numbers = np.column_stack([self.values, self.errors, self.statistics, self.p_values, self.intervals])
         sides: dict[str, Align] = {"": "left", **dict.fromkeys(heads, "right")}
-        rows = [[name, *(_cell(number) for number in row)] for name, row in zip(self.names, numbers, strict=True)]
+        rows = [
+            [name, *(_cell(number, *how) for number, how in zip(row, DECIMALS, strict=True))]
+            for name, row in zip(self.names, numbers, strict=True)
+        ]
         return Summary(
             TableView(title, {"": "left", "value": "right"}, [[name, shown(value)] for name, value in facts.items()]),
             TableView("", sides, rows),
@@ -79,5 +85,9 @@ class Summary:
         return self.facts.html() + self.coefficients.html()
 
 
-def _cell(number: float) -> str:
-    return "" if math.isnan(number) else f"{number:.4f}"
+def _cell(number: float, decimals: int, by_size: bool) -> str:
+    """A number with so many decimals, or digits if it is very small or large."""
+    if math.isnan(number):
+        return ""
+    is_plain = not by_size or 1e-4 <= abs(number) < 1e4
+    return f"{number:.{decimals}f}" if is_plain else f"{number:.{decimals}g}"

@@ -18,6 +18,7 @@ from numbers import Integral
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import (
     WIDEST,
     Design,
@@ -30,7 +31,6 @@ from tablepuppet.algebra.linalg.estimates import Estimates, Summary
 from tablepuppet.algebra.linalg.family import LINKS, Family, FamilyName, Link, LinkName, find_family
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column, matrix_of
 from tablepuppet.algebra.linalg.lm import SOLVERS, Solver
-from tablepuppet.algebra.matrix import RelationMatrix
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
@@ -70,7 +70,7 @@ class GLM(LinearFit):
 
 
 def glm(
-    matrix: RelationMatrix,
+    matrix: LazyArray,
     label: ArrayLike,
     family: FamilyName = "gaussian",
     link: LinkName | None = None,

@@ -15,8 +15,9 @@ from numbers import Integral
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
-from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.algebra.linalg.saved import SavedModel
 from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.errors import LearnError
 
@@ -25,7 +26,7 @@ PROJECTIONS = 16  # directions in which first clusters are sought
 
 
 @dataclass(frozen=True)
-class KMeans:
+class KMeans(SavedModel):
     """Clusters of joined rows."""
 
     centres: Array  # (k, columns)
@@ -40,7 +41,7 @@ class KMeans:
         return nearest(matrix_of(rows, self).times(self.centres.T), self.centres)[0]
 
 
-def kmeans(matrix: RelationMatrix, k: int = 8, runs: int = 10, max_iter: int = 20, seed: int = 0) -> KMeans:
+def kmeans(matrix: LazyArray, k: int = 8, runs: int = 10, max_iter: int = 20, seed: int = 0) -> KMeans:
     """The best of several runs of k-means, by its inertia; two trips a round for all runs together.
 
     Raises LearnError for settings that are out of range, and PrivacyError where a party's policy does not allow sums
@@ -64,7 +65,7 @@ def kmeans(matrix: RelationMatrix, k: int = 8, runs: int = 10, max_iter: int = 2
     return KMeans(best.centres, best.labels, inertia, best.rounds, list(matrix.columns), matrix.preparation)
 
 
-def _check(matrix: RelationMatrix, k: int, runs: int, max_iter: int) -> None:
+def _check(matrix: LazyArray, k: int, runs: int, max_iter: int) -> None:
     rows, width = matrix.shape
     if not width or not rows:
         raise LearnError(f"k-means needs rows and columns, and X has {rows:,} joined rows and {width:,} columns")
@@ -76,7 +77,7 @@ def _check(matrix: RelationMatrix, k: int, runs: int, max_iter: int) -> None:
 class _Run:
     """One run: its centres, and the clusters of all joined rows."""
 
-    def __init__(self, matrix: RelationMatrix, k: int, labels: NDArray[np.intp]):
+    def __init__(self, matrix: LazyArray, k: int, labels: NDArray[np.intp]):
         self.labels, self.centres = labels, np.zeros((k, matrix.shape[1]))
         self.gain, self.rounds, self.is_done = -np.inf, 0, False
 
@@ -99,7 +100,7 @@ def nearest(image: Array, centres: Array) -> tuple[NDArray[np.intp], float]:
     return labels, 2 * float(np.take_along_axis(scores, labels[:, None], axis=1).sum())
 
 
-def _first_labels(matrix: RelationMatrix, k: int, runs: int, rng: np.random.Generator) -> list[NDArray[np.intp]]:
+def _first_labels(matrix: LazyArray, k: int, runs: int, rng: np.random.Generator) -> list[NDArray[np.intp]]:
     """The clusters that runs begin with: those of k-means++ among random projections of the rows; one trip."""
     width = matrix.shape[1]
     directions = np.linalg.qr(rng.normal(size=(width, min(width, PROJECTIONS))))[0]

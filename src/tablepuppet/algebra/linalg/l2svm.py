@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import Design
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
 from tablepuppet.algebra.linalg.newton import check_settings, classes_of, minimise
-from tablepuppet.algebra.matrix import RelationMatrix
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
@@ -51,7 +51,7 @@ class SquaredHinge:
         return lambda change: within * change
 
 
-def l2svm(matrix: RelationMatrix, label: ArrayLike, l2: float = 1e-3, tol: float = 1e-6, max_iter: int = 100) -> L2SVM:
+def l2svm(matrix: LazyArray, label: ArrayLike, l2: float = 1e-3, tol: float = 1e-6, max_iter: int = 100) -> L2SVM:
     """The least mean loss plus l2/2 |w|^2; scikit-learn's LinearSVC has C = 1 / (2 l2 N), and penalises its intercept.
 
     Two trips for each step of conjugate gradients. Raises LearnError unless the label has two classes.

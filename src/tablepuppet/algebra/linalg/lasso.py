@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import Design, check_numbers, check_positive
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
-from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.algebra.linalg.saved import SavedModel
 from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.errors import LearnError
 
@@ -35,7 +36,7 @@ class Lasso(LinearFit):
 
 
 @dataclass(frozen=True)
-class LassoPath:
+class LassoPath(SavedModel):
     """The models of falling penalties, the largest first."""
 
     alphas: Array  # (penalties,)
@@ -52,7 +53,7 @@ class LassoPath:
 
 
 def lasso(
-    matrix: RelationMatrix,
+    matrix: LazyArray,
     label: ArrayLike,
     alphas: Sequence[float] | int = 100,
     l1_ratio: float = 1.0,

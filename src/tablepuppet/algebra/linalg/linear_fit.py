@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.algebra.array import LazyArray
+from tablepuppet.algebra.linalg.saved import SavedModel
 from tablepuppet.algebra.preparation import Preparation, Prepared
 from tablepuppet.errors import LearnError
 from tablepuppet.runs.table_view import NamedNumbers
@@ -19,15 +20,15 @@ Array = NDArray[np.float64]
 class HasMatrix(Protocol):
     """A relation."""
 
-    def matrix(self, *, like: Prepared) -> RelationMatrix:
+    def matrix(self, *, like: Prepared) -> LazyArray:
         """Its features as a matrix, prepared as those of another."""
 
 
-Rows = RelationMatrix | HasMatrix  # what models predict over
+Rows = LazyArray | HasMatrix  # what models predict over
 
 
 @dataclass(frozen=True)
-class LinearFit:
+class LinearFit(SavedModel):
     """X @ coef + intercept, with coefficients by column of X; those of columns that were left out are zero."""
 
     coef: NamedNumbers
@@ -40,13 +41,14 @@ class LinearFit:
         return np.asarray((found[:, 0] if np.ndim(self.intercept) == 0 else found) + self.intercept)
 
 
-def matrix_of(rows: Rows, fitted: Prepared) -> RelationMatrix:
+def matrix_of(rows: Rows, fitted: Prepared) -> LazyArray:
     """The matrix of a relation with the columns that a model was fitted on; LearnError if it has others."""
-    if not isinstance(rows, RelationMatrix):
+    if not isinstance(rows, LazyArray):
         if not hasattr(rows, "matrix"):
             raise LearnError(f"predict takes a relation or its matrix, not {type(rows).__name__}")
         return rows.matrix(like=fitted)
-    if rows.preparation.encoding.id != fitted.preparation.encoding.id:
+    mine, known = rows.preparation, fitted.preparation
+    if mine.encoding.id != known.encoding.id or mine.recipe != known.recipe:
         raise LearnError(
             "this matrix was prepared by other means and scales than the model's: give predict the relation itself, "
             "or its rel.matrix(like=model)"
@@ -54,6 +56,6 @@ def matrix_of(rows: Rows, fitted: Prepared) -> RelationMatrix:
     return rows
 
 
-def by_column(matrix: RelationMatrix, values: Array, heads: tuple[str, ...] = ("coefficient",)) -> NamedNumbers:
+def by_column(matrix: LazyArray, values: Array, heads: tuple[str, ...] = ("coefficient",)) -> NamedNumbers:
     """Coefficients, (columns,) or (columns, classes), by the names of columns of X."""
     return NamedNumbers(dict(zip(matrix.columns, values.tolist() if values.ndim == 1 else values, strict=True)), heads)

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import fdtrc
 
+from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import WIDEST, Design, check_choice, check_numbers, check_rows
 from tablepuppet.algebra.linalg.estimates import Estimates, Summary
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
-from tablepuppet.algebra.matrix import RelationMatrix
 
 Array = NDArray[np.float64]
 Solver = Literal["auto", "gram", "cg"]
@@ -89,7 +89,7 @@ class LM(LinearFit):
         return self.estimates.summary("Least squares", facts)
 
 
-def lm(matrix: RelationMatrix, label: ArrayLike, solver: Solver = "auto") -> LM:
+def lm(matrix: LazyArray, label: ArrayLike, solver: Solver = "auto") -> LM:
     """Least squares of a label on the columns of X.
 
     ``solver="gram"`` solves the normal equations: two trips over one table, else three. ``"cg"`` needs products only,

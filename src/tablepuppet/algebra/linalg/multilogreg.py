@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp, softmax
 
+from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import Design
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
 from tablepuppet.algebra.linalg.newton import check_settings, classes_of, minimise
-from tablepuppet.algebra.matrix import RelationMatrix
 
 Array = NDArray[np.float64]
 
@@ -74,7 +74,7 @@ def _all_scores(scores: Array, classes: int) -> Array:
 
 
 def multilogreg(
-    matrix: RelationMatrix, label: ArrayLike, l2: float = 1e-6, tol: float = 1e-6, max_iter: int = 100
+    matrix: LazyArray, label: ArrayLike, l2: float = 1e-6, tol: float = 1e-6, max_iter: int = 100
 ) -> MultiLogReg:
     """The least mean log loss plus l2/2 |W|^2: scikit-learn's LogisticRegression with C = 1 / (l2 N).
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import softmax
 
-from tablepuppet.algebra.linalg.design import BLOCK, check_positive
+from tablepuppet.algebra.array import BLOCK, LazyArray
+from tablepuppet.algebra.linalg.design import check_positive
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
 from tablepuppet.algebra.linalg.newton import classes_of
-from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.algebra.linalg.saved import SavedModel
 from tablepuppet.algebra.preparation import Preparation
 
 Array = NDArray[np.float64]
@@ -27,7 +27,7 @@ SMOOTHING = 1e-9  # of the largest variance, added to all
 
 
 @dataclass(frozen=True)
-class NaiveBayes:
+class NaiveBayes(SavedModel):
     """A naive Bayes classifier; ``means`` and ``variances`` are of the columns of numbers, (classes, numbers)."""
 
     classes: NDArray[np.generic]  # sorted
@@ -53,7 +53,7 @@ class NaiveBayes:
         return np.asarray(self.classes[np.argmax(self.predict_proba(rows), axis=1)])
 
 
-def naive_bayes(matrix: RelationMatrix, label: ArrayLike, alpha: float = 1.0) -> NaiveBayes:
+def naive_bayes(matrix: LazyArray, label: ArrayLike, alpha: float = 1.0) -> NaiveBayes:
     """A naive Bayes classifier: scikit-learn's GaussianNB on numbers together with its CategoricalNB on categories.
 
     One trip, and one more for 32 columns of numbers. Raises LearnError unless the label has two or more classes.
@@ -62,7 +62,7 @@ def naive_bayes(matrix: RelationMatrix, label: ArrayLike, alpha: float = 1.0) ->
     classes, labels = classes_of("naive_bayes", label, matrix.shape[0])
     sizes = np.bincount(labels).astype(np.float64)
     asked = matrix.ask_sums_by(labels, len(classes))
-    groups = _groups(matrix)
+    groups = matrix.category_groups
     in_group = {place for group in groups for place in range(*group)}
     numbers = np.array([place for place in range(matrix.shape[1]) if place not in in_group], np.intp)
     member = (labels[:, None] == np.arange(len(classes))).astype(np.float64)  # (rows, classes)
@@ -81,17 +81,7 @@ def naive_bayes(matrix: RelationMatrix, label: ArrayLike, alpha: float = 1.0) ->
     )
 
 
-def _groups(matrix: RelationMatrix) -> list[tuple[int, int]]:
-    """Start and end of each category group in X.columns."""
-    found = []
-    for alias, block in matrix.blocks.items():
-        widths = [len(encoder.names) for encoder in matrix.encoding.categories[alias]]
-        start = block.start + len(matrix.encoding.numbers[alias])
-        found += list(pairwise(np.cumsum([start, *widths]).tolist()))
-    return found
-
-
-def _cells(matrix: RelationMatrix, places: NDArray[np.intp]) -> Iterator[tuple[slice, Array]]:
+def _cells(matrix: LazyArray, places: NDArray[np.intp]) -> Iterator[tuple[slice, Array]]:
     """Some columns of X, 32 at a time."""
     for start in range(0, len(places), BLOCK):
         part = slice(start, start + BLOCK)

@@ -8,8 +8,9 @@ from numbers import Integral
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
-from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.algebra.linalg.saved import SavedModel
 from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.errors import LearnError
 
@@ -17,7 +18,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class PCA:
+class PCA(SavedModel):
     """Principal components, the one that explains most first."""
 
     components: Array  # (k, columns), of length 1 each; the largest number of each is above zero
@@ -32,7 +33,7 @@ class PCA:
         return matrix_of(rows, self).times(self.components.T) - self.mean @ self.components.T
 
 
-def pca(matrix: RelationMatrix, components: int = 10) -> PCA:
+def pca(matrix: LazyArray, components: int = 10) -> PCA:
     """The first principal components of X; one trip over one table, else two.
 
     The covariance matrix is (X^T X - n m m^T) / (n - 1), with m the means of columns. LearnError unless there are so

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import LEAST, Design, check_numbers, check_rows
 from tablepuppet.algebra.linalg.lm import LM, least_squares
-from tablepuppet.algebra.matrix import RelationMatrix
 
 Array = NDArray[np.float64]
 
@@ -28,7 +28,7 @@ class StepLM(LM):
     criteria: list[float]  # the criterion without columns, and after each that was added
 
 
-def steplm(matrix: RelationMatrix, label: ArrayLike) -> StepLM:
+def steplm(matrix: LazyArray, label: ArrayLike) -> StepLM:
     """Least squares on the columns of X that forward selection finds; trips as `lm`, however many columns there are."""
     design, y = Design(matrix), check_numbers("steplm", label, matrix.shape[0])
     check_rows("steplm", design.shape[0], 2)

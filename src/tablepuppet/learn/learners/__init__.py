@@ -4,26 +4,39 @@ Every module of this folder is loaded, so that a class in it that is decorated w
 loaded from folders.
 """
 
+import shutil
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import cast
+from typing import Any
 
+from tablepuppet.algebra.linalg import saved
 from tablepuppet.learn import party_ops
-from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.registry import LEARNERS
 from tablepuppet.learn.store import model_file
 from tablepuppet.learn.store.fitted import Connected
-from tablepuppet.learn.store.model_file import forget
 
 OPS = party_ops.MODULES  # registered, for parties in this process
 MODULES = tuple(import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__))
 __all__ = ["LEARNERS", "forget", "load"]
 
 
-def load(path: str | Path, federation: Connected) -> Learner:
-    """The learner that `save` wrote, ready to predict over relations of ``federation``.
+def load(path: str | Path, federation: Connected) -> Any:
+    """The learner, or the model of `tp.linalg`, that `save` wrote, ready to predict over relations of ``federation``.
 
     Raises LearnError if a party is missing, or no longer keeps its part of the model.
     """
-    return cast(Learner, model_file.load(path, federation))
+    if saved.is_saved(path):
+        return saved.load(path, federation.engine)
+    return model_file.load(path, federation)
+
+
+def forget(path: str | Path, federation: Connected) -> None:
+    """Remove a saved model: let parties elsewhere forget their parts of it, then delete the folder.
+
+    Raises PartyError, and changes nothing here, if one of them cannot be reached.
+    """
+    if saved.is_saved(path):  # parties keep nothing of it
+        shutil.rmtree(path)
+    else:
+        model_file.forget(path, federation)

@@ -88,6 +88,7 @@ class LinearLearner(Learner):
         self, model: LinearModel, loss: JoinedLoss, report: Callable[[Round], bool], solver: SGD
     ) -> Array:
         rounds, size = self.schedule_.rounds, self.schedule_.batch_size
+        model.start()
         if isinstance(solver.lr, str):
             momentum = MOMENTUM if isinstance(solver.momentum, str) else solver.momentum
             rest = 1 - momentum  # with momentum a step adds up to 1 / rest times its length

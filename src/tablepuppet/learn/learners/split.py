@@ -28,14 +28,14 @@ from tablepuppet.learn.settings import COUNT, RATE, Auto, or_auto, setting
 from tablepuppet.learn.solve.allowance import Allowance, Cost, Costs
 from tablepuppet.learn.solve.schedule import Schedule, batches_of
 from tablepuppet.learn.solve.sgd import falling
-from tablepuppet.learn.split.bottom import BOTTOM, mlp
+from tablepuppet.learn.split.bottom import BOTTOM, mlp, on_pixels
 from tablepuppet.learn.split.exchange import Exchange
 from tablepuppet.learn.split.model import SavedSplitModel, SplitModel
 from tablepuppet.learn.split.top import Top, side_by_side
 from tablepuppet.learn.split.train import learn_by_batches
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.tables.stored import Stored
-from tablepuppet.party.spec import Bottom
+from tablepuppet.party.spec import Bottom, Cnn
 from tablepuppet.relation import Relation
 from tablepuppet.sql.plan import Plan
 from tablepuppet.wire.engine import Engine
@@ -128,7 +128,7 @@ class SplitLearner(Learner):
 
     @property
     def solving(self) -> Any:
-        """Adam has no settings."""
+        """None: Adam has no settings."""
         return None
 
     def _check_private(self) -> None:
@@ -206,17 +206,26 @@ class SplitLearner(Learner):
         return model, np.zeros(loss.outputs)
 
     def _begin(self, relation: Relation, loss: JoinedLoss) -> SplitModel:
-        double = relation.wire == "float64"
-        specs = {
-            alias: msgspec.structs.replace(spec, double=double)
-            for alias, spec in self.specs(tables_of(relation.query)).items()
-        }
-        model = SplitModel(relation.client, self.encoding_, relation.wire, specs, self.l2, self.unit_)
+        double, specs = relation.wire == "float64", self._fitted_specs(relation)
+        model = self._new_model(relation, specs)
         if not model.tables:
             raise LearnError("no feature is left to learn from; select some, or see the warnings about columns")
         widths = {alias: specs[alias].outputs for alias in model.tables}
         model.begin(self.seed, self._top(widths, loss.best_constant(), double))
         return model
+
+    def _fitted_specs(self, relation: Relation) -> dict[str, Bottom]:
+        """The bottom network of each table, in the precision of the wire and for the columns that have encoders."""
+        double = relation.wire == "float64"
+        found = {}
+        for alias, spec in self.specs(tables_of(relation.query)).items():
+            if isinstance(spec, Cnn) and self.encoding_.names(alias):
+                spec = on_pixels(spec, alias, relation.query.features, self.encoding_)
+            found[alias] = msgspec.structs.replace(spec, double=double)
+        return found
+
+    def _new_model(self, relation: Relation, specs: Mapping[str, Bottom]) -> SplitModel:
+        return SplitModel(relation.client, self.encoding_, relation.wire, specs, self.l2, self.unit_)
 
     def _top(self, widths: Mapping[str, int], constant: Array, double: bool) -> Top:
         raise NotImplementedError

@@ -312,7 +312,7 @@ class TabVFL(SplitLearner):
 
 
 def _categories(encoding: Encoding, alias: str) -> tuple[int, ...]:
-    return tuple(len(encoder.digests) for encoder in encoding.categories[alias])
+    return tuple(encoder.size for encoder in encoding.categories[alias])
 
 
 def _has_single(rows: int, size: int) -> bool:

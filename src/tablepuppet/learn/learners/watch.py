@@ -13,6 +13,8 @@ from tablepuppet.learn.learners.validation import Validation, Watched
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.rounds import Round
+from tablepuppet.learn.solve.allowance import RULE, Allowed
+from tablepuppet.learn.solve.schedule import Schedule
 from tablepuppet.learn.solve.solvers import SGD, Solver
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Kind
@@ -28,6 +30,7 @@ class Learning(Protocol):
     """A learner while it is fitted."""
 
     promise_: FeaturePromise | None
+    schedule_: Schedule
     solver_: Any
     history_: list[dict[str, Any]]
     converged_: bool
@@ -40,8 +43,8 @@ class Learning(Protocol):
         ...
 
     @property
-    def solving(self) -> Solver:
-        """The solver, with its settings."""
+    def solving(self) -> Solver | None:
+        """The solver, with its settings, if it has any."""
         ...
 
     @property
@@ -168,14 +171,28 @@ class Watch:
             return f"done after {rounds} with noise: a further one would change nothing"
         return f"done after the {rounds} that its noise was planned for"
 
+    def _limit(self) -> Allowed | None:
+        """The limit of a party that allows no further round; None if more could be set."""
+        schedule = self.learner.schedule_
+        return schedule.tightest if schedule.is_full or len(self.learner.history_) < schedule.rounds else None
+
     def _short_of(self) -> str:
         """What stopped the solver before the optimum, and what to do about it."""
         learner, rounds = self.learner, len(self.learner.history_)
+        short = f"{type(learner).__name__} by {learner.solver_} stopped short of the optimum after {counted(rounds)}"
+        solver, limit = learner.solving, self._limit()
+        if limit is not None:
+            where = f"party {limit.party!r} gives {limit.limit:,} replies of table {limit.table!r} to a session"
+            ways = ["open the relation again, which begins a new session"] if limit.used else []
+            ways += ["make batch_size larger"] if isinstance(solver, SGD) else []
+            ways += ["take another solver", f"ask the party's operator (policy rule {RULE})"]
+            return f"{short}: {where}, and more rounds would need more; {', or '.join(ways)}"
+        if solver is None:  # its rounds are epochs
+            return f"{short}: set epochs above {rounds:,}, or to 'auto'"
         remedy = f"set rounds above {rounds:,}"
-        if isinstance(solver := learner.solving, SGD):
+        if isinstance(solver, SGD):
             remedy += ", batch_size lower, or lr='auto'" if solver.lr != "auto" else " or batch_size lower"
-        name = f"{type(learner).__name__} by {learner.solver_}"
-        return f"{name} stopped short of the optimum after {counted(rounds)}: {remedy}, or take another solver"
+        return f"{short}: {remedy}, or take another solver"
 
     def end(self, model: Watched, intercept: NDArray[np.float64]) -> NDArray[np.float64]:
         """Called when the solver is done: restore the best round, report how it ended, return the intercept."""
@@ -202,7 +219,7 @@ class Watch:
         fields |= {"best_round": learner.best_round_, "solver": learner.solver_}
         self.learner.emit(self.relation, "info", "fitted", message, fields)
         if learner.stopped_ == USED_UP and learner.promise_ is None:  # noise is planned for all rounds
-            self.learner.emit(
-                self.relation, "warning", "fit.short", self._short_of(), {"rounds": rounds, "solver": learner.solver_}
-            )
+            limit = self._limit()
+            fields = {"rounds": rounds, "solver": learner.solver_, "limited_by": None if limit is None else limit.party}
+            self.learner.emit(self.relation, "warning", "fit.short", self._short_of(), fields)
         return intercept

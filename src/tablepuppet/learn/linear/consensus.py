@@ -162,12 +162,14 @@ class Consensus:
             for alias in aliases
         }  # as quadratic form, a Gram matrix is at most its diagonal times the number of encoded columns
         self.agreed: dict[str, Array] = {alias: np.zeros((width, spec.outputs)) for alias, width in widths.items()}
-        self.largest = float(sum(encoding.columns(alias) for alias in aliases))  # of a Gram matrix: its trace
         self._last_sums: dict[tuple[str, str], Array] = {}  # by alias and party: the last sum
         self._force: dict[str, float] = {}  # by alias: the largest so far, about
         means = {alias: {"means": encoding.means(alias)} for alias in aliases}
         rows = len(lou.client.mapping)
         lou.ask("ridge.shard", aliases, by_alias=means, joined_rows=rows, spec=spec, **self.common)
+
+    def start(self) -> None:
+        """Nothing to wait for: the first preconditioner follows from the encoding."""
 
     def turn(self, rows: Mapping[str, Floats], curvature: Curvature) -> float:
         """Set the direction of every table; return how much the shards could still gain: their disagreement."""

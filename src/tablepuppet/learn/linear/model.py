@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,42 +42,42 @@ class Sums:
         noise: FeatureNoise | None = None,
     ):  # fmt: skip
         self.lou, self.encoding, self.aliases, self.spec, self.l2, self.noise = lou, encoding, aliases, spec, l2, noise
+        self.parts: dict[str, TableParameters] = {}  # by table, from `start` on
         told = {alias: {} if noise is None else {"noise": noise.of_gram(self._rows(alias))} for alias in aliases}
         self._grams = lou.ask(
             "matrix.gram", aliases, by_alias=told, encoding=encoding.id, joined_rows=len(lou.client.mapping),
-            bounds=lambda alias: {"gram": 1.0 if noise is None else self._noisy_gram(alias, noise)},
+            bounds=lambda alias: {"gram": self._largest(alias, noise)},
         )  # fmt: skip
 
     def _rows(self, alias: str) -> int:
         return self.lou.client.mapping.tables[alias].rows
 
+    def _largest(self, alias: str, noise: FeatureNoise | None) -> float:
+        """Bound of the entries of a Gram matrix."""
+        return self.encoding.largest_square(alias) if noise is None else self._noisy_gram(alias, noise)
+
     def _noisy_gram(self, alias: str, noise: FeatureNoise) -> float:
-        """Bound of the entries of a noisy Gram matrix, almost surely; without noise they are at most 1."""
+        """The same of a noisy one, almost surely; without noise standardised columns have entries of at most 1."""
         return self.encoding.columns(alias) * self._with_noise(alias, noise.gram)
 
     def _with_noise(self, alias: str, multiplier: float) -> float:
         """Bound of a noisy sum over a table's rows: the number of rows times the bound of one row; almost surely."""
         return 1.0 + 10 * multiplier * self.lou.shards(alias) / self._rows(alias)
 
-    @cached_property
-    def parts(self) -> dict[str, TableParameters]:
-        """By table."""
-        found, grams = {}, self._grams.read()
+    def start(self) -> None:
+        """Begin with zero parameters once the Gram matrices are there: a trip, unless one has brought them already."""
+        if self.parts or not self.aliases:
+            return
+        grams = self._grams.read()
         for alias in self.aliases:
             gram = self.lou.add(grams[alias], "gram")
             if self.noise is None:
-                found[alias] = ridge_parameters(gram, self.encoding.means(alias), self.spec.outputs)
+                self.parts[alias] = ridge_parameters(gram, self.encoding.means(alias), self.spec.outputs)
             else:
                 noise = gram_noise(self.encoding.columns(alias), self.noise.of_gram(self._rows(alias)))
-                found[alias] = noisy_ridge_parameters(
+                self.parts[alias] = noisy_ridge_parameters(
                     gram, noise * math.sqrt(self.lou.shards(alias)), self.spec.outputs
                 )
-        return found
-
-    @property
-    def largest(self) -> float:
-        """The sum over tables of a bound of the eigenvalues of their Gram matrices."""
-        return sum(ridge_of(part).largest for part in self.parts.values())
 
     def turn(self, rows: Mapping[str, Floats], curvature: Curvature) -> float:
         """Set the direction of every table; return 0, since exact sums leave no disagreement."""
@@ -88,18 +87,19 @@ class Sums:
             "model.gradient", self.aliases, rows, told, self._left_out if noise is None else None,
             lambda alias: {"sums": self._bound(alias, rows[alias])}, encoding=self.encoding.id, spec=self.spec,
         ).read()  # fmt: skip
+        self.start()
         for alias, part in self.parts.items():
             ridge_of(part).turn(part.theta, self.lou.add(sums[alias], "sums"), self.l2, curvature)
         return 0.0
 
     def _bound(self, alias: str, rows: Floats) -> float:
         if self.noise is None:
-            return self.lou.bound(rows)
+            return self.lou.bound(rows) * self.encoding.largest(alias)
         return self.noise.clip * self._with_noise(alias, self.noise.step)
 
     def _left_out(self, alias: str, _: ShardRows) -> dict[str, Array]:
         """The reply used for a lost shard: zero sums, so its rows are left out."""
-        return {"sums": np.zeros_like(self.parts[alias].theta)}
+        return {"sums": np.zeros(self.spec.theta_shape(len(self.encoding.names(alias))))}
 
 
 class LinearModel(FederatedModel):
@@ -117,7 +117,7 @@ class LinearModel(FederatedModel):
         self.lost, self._steps = LostParties(self), 0
         self._bounds: dict[str, float] = {}  # by table with one shard: what its last noisy X p was cut to
         told = {a: {} if noise is None else {"noise": noise.of_gram(self.rows(a))} for a in self.alone}
-        self._started = self.lou.ask(
+        self.lou.ask(
             "ridge.start", self.alone, by_alias=told, encoding=encoding.id, model=self.name, spec=self.spec,
             joined_rows=len(client.mapping),
         )  # fmt: skip
@@ -129,15 +129,12 @@ class LinearModel(FederatedModel):
 
     @property
     def shared(self) -> Mapping[str, TableParameters]:
-        """Parameters held by the coordinator, from sums of shards or from consensus."""
+        """Parameters held by the coordinator, from sums of shards or from consensus; those of sums from `start` on."""
         return self._union.parts
 
-    @property
-    def largest(self) -> float:
-        """Bound of the eigenvalues of X^T X / N: 1 for the intercept plus the bounds of the tables' blocks."""
-        started = self._started.read()
-        alone = sum(started[alias][0]["largest"] for alias in self.alone)
-        return float(1.0 + alone + self._union.largest)
+    def start(self) -> None:
+        """Begin at tables with several shards: a trip, unless one has brought their Gram matrices already."""
+        self._union.start()
 
     def direction(self, rows: Mapping[str, Floats], curvature: Curvature, into: Column) -> Array:
         """Write X p of the new direction p into a column; return the inner products summed over tables."""

@@ -48,18 +48,13 @@ from tablepuppet.prep.encoded_table import EncodedTable
 Array = NDArray[np.float64]
 
 
-@op(
-    "ridge.start",
-    asked="linear `lbfgs`, `admm`",
-    releases=Release.STATISTICS,
-    private=("noise",),
-    returns={"largest": SQUARE},
-)
+# Nothing is returned, but STATISTICS is declared: a table that demands noise then refuses to start without it.
+@op("ridge.start", asked="linear models", releases=Release.STATISTICS, private=("noise",), returns={})
 def start(
     table: LocalTable, view: str, encoding: str, model: str, spec: Linear, joined_rows: Positive,
     noise: GramNoise | None = None,
 ) -> Values:  # fmt: skip
-    """Begin a model at a table with one shard; only a bound of the eigenvalues is returned."""
+    """Begin a model at a table with one shard: it keeps its Gram matrix, and returns nothing."""
     if noise is None:
         data, counts = encoded(table, view, encoding), joined_counts(table, view)
         means = data.transposed_times(counts) / joined_rows
@@ -68,7 +63,7 @@ def start(
         data = encoded_for_noise(table, view, encoding)
         part = noisy_ridge_parameters(noisy_gram(table, data, noise), gram_noise(data.columns, noise), spec.outputs)
     hold_parameters(table, model, part)
-    return {"largest": ridge_of(part).largest}
+    return {}
 
 
 @op(

@@ -30,7 +30,6 @@ class Ridge:
     values: Array  # eigenvalues
     vectors: Array | None  # eigenvectors; None: the identity
     means: Array | None  # (width,) means of the columns over joined rows; None: not known
-    largest: float  # bound of the eigenvalues of the uncentred Gram matrix
     direction: Array
     steps: list[Array] = field(default_factory=list, init=False)  # the newest first
 
@@ -139,28 +138,25 @@ def square_curvature(curvature: Curvature, outputs: int) -> Array:
 
 def diagonal_ridge_parameters(means: Array, squares: Array, outputs: int) -> TableParameters:
     """Zero parameters with a diagonal preconditioner: ``squares`` are bounds of the columns' second moments."""
-    return _zeros(len(means), outputs, squares, None, means, 0.0)
+    return _zeros(len(means), outputs, squares, None, means)
 
 
 def ridge_parameters(gram: Array, means: Array, outputs: int) -> TableParameters:
     """Zero parameters, with the eigendecomposition of a centred Gram matrix."""
     values, vectors = np.linalg.eigh(gram - np.outer(means, means))
-    values = np.maximum(values, 0.0)
-    return _zeros(len(gram), outputs, values, vectors, means, float(values.max(initial=0.0) + means @ means))
+    return _zeros(len(gram), outputs, np.maximum(values, 0.0), vectors, means)
 
 
 def noisy_ridge_parameters(gram: Array, noise: float, outputs: int) -> TableParameters:
     """The same from a noisy Gram matrix: eigenvalues smaller than those of noise alone carry no information."""
     values, vectors = np.linalg.eigh(gram)
     values = np.maximum(values, 2 * noise * np.sqrt(len(gram)))
-    part = _zeros(len(gram), outputs, values, vectors, None, float(values.max(initial=0.0)))
+    part = _zeros(len(gram), outputs, values, vectors, None)
     part.noisy = True
     return part
 
 
-def _zeros(
-    width: int, outputs: int, values: Array, vectors: Array | None, means: Array | None, largest: float
-) -> TableParameters:
+def _zeros(width: int, outputs: int, values: Array, vectors: Array | None, means: Array | None) -> TableParameters:
     model = LinearTable(width, outputs)
     theta = model.start(0, "", width)
-    return TableParameters(model, theta, memory=Ridge(values, vectors, means, largest, np.zeros_like(theta)))
+    return TableParameters(model, theta, memory=Ridge(values, vectors, means, np.zeros_like(theta)))

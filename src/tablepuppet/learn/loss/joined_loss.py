@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.loss.losses import Evaluation, Loss
-from tablepuppet.operators.joined_rows import SCORES, Block, Column, JoinedRows
+from tablepuppet.operators.joined_rows import SCORES, Block, JoinedRows
 
 Array = NDArray[np.float64]
 EVALUATION, GRADIENT = "evaluation", "gradient"
@@ -74,14 +74,13 @@ class JoinedLoss:
 
     # Derivatives of the last evaluation.
 
-    def write_gradient(self, into: Column = GRADIENT) -> Array:
-        """Write the gradient of the mean loss by scores into a column; its sum over rows, (outputs,)."""
-        if isinstance(into, str):
-            self.rows.reserve(into)
-        return np.atleast_1d(self.rows.total(self._write_gradient, into))
+    def write_gradient(self) -> Array:
+        """Write the gradient of the mean loss by scores into the column `GRADIENT`; its sum over rows, (outputs,)."""
+        self.rows.reserve(GRADIENT)
+        return np.atleast_1d(self.rows.total(self._write_gradient))
 
-    def _write_gradient(self, block: Block, into: Column) -> Array:
-        gradient = block[into]
+    def _write_gradient(self, block: Block) -> Array:
+        gradient = block[GRADIENT]
         np.divide(self.evaluation(block).gradient, len(self.rows), out=gradient)
         return np.asarray(gradient.sum(axis=0))
 

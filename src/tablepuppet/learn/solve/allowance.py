@@ -96,6 +96,10 @@ class Allowance:
         some = min(table.most_rounds(RESERVE) for table in self.tables)
         return some or min(1, *(table.most_rounds() for table in self.tables))
 
+    def tightest(self) -> Allowed | None:
+        """The table that allows the fewest rounds; None if there is no limit."""
+        return min(self.tables, key=lambda table: table.most_rounds(), default=None)
+
     def left(self) -> int | None:
         """The smallest number of remaining replies over parties; None if there is no limit."""
         return min((table.left for table in self.tables), default=None)

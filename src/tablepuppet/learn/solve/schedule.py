@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tablepuppet.learn.settings import Auto
-from tablepuppet.learn.solve.allowance import Allowance
+from tablepuppet.learn.solve.allowance import Allowance, Allowed
 from tablepuppet.learn.solve.solvers import SGD, Solver
 
 MOST_OF_A_ROUND = 4  # replies of a network's `lbfgs`: gradient, scores anew if a party was lost, a step, and back
@@ -41,6 +41,8 @@ class Schedule:
     rounds: int
     batch_size: int
     replies: int | None = None  # of a table, where a round may need more than usual
+    tightest: Allowed | None = None  # the limit that allows the fewest rounds
+    is_full: bool = False  # whether it allows no round more than these
 
 
 def batches_of(rows: int, size: int) -> int:
@@ -61,7 +63,8 @@ def schedule_of(
     most, left = allowed(1).most_rounds(), allowed(1).left()
     if most is None or left is None:
         return Schedule(planned, rows)
-    return Schedule(planned, rows, max(2 * max(most, planned), min(MOST_OF_A_ROUND, left - BESIDE_A_ROUND)))
+    replies = max(2 * max(most, planned), min(MOST_OF_A_ROUND, left - BESIDE_A_ROUND))
+    return Schedule(planned, rows, replies, allowed(1).tightest(), _is_full(planned, rounds, allowed(1)))
 
 
 def rounds_that_fit(rounds: int | Auto, usual: int, allowance: Allowance, told: dict[str, object], advice: str) -> int:
@@ -77,6 +80,14 @@ def _within(usual: int, allowance: Allowance) -> int:
     return usual if most is None else max(1, min(usual, most))
 
 
+def _is_full(planned: int, rounds: int | Auto, allowance: Allowance) -> bool:
+    """Whether parties allow no round more than planned; "auto" leaves some replies for what follows."""
+    tightest, most = allowance.tightest(), allowance.most_rounds()
+    if tightest is None or most is None:
+        return False
+    return planned >= (most if isinstance(rounds, str) else tightest.most_rounds())
+
+
 def epochs_that_fit(
     rows: int, rounds: int | Auto, batch_size: int | Auto, usual: Usual, allowed: Callable[[int], Allowance],
     told: dict[str, object],
@@ -88,7 +99,8 @@ def epochs_that_fit(
     epochs_enough = min(usual.epochs_for(rows), max(10, math.ceil(2 * usual.steps / batches)))
     epochs = _within(epochs_enough, allowance) if isinstance(rounds, str) else rounds
     allowance.check(epochs, told, f"make batch_size larger than {size:,}")
-    return Schedule(epochs, size)
+    is_full = _is_full(epochs, rounds, allowance)
+    return Schedule(epochs, size, tightest=allowance.tightest(), is_full=is_full)
 
 
 def _size(rows: int, rounds: int | Auto, usual: Usual, allowed: Callable[[int], Allowance]) -> int:

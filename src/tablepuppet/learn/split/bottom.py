@@ -6,16 +6,20 @@ tp.SplitNNClassifier(bottom={"pictures": tp.bottom.cnn(shape=(14, 14)), "users":
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from tablepuppet.errors import ConfigError, LearnError
 from tablepuppet.learn.settings import Kind
 from tablepuppet.learn.split.bottoms import register as register
 from tablepuppet.party.arguments import fits
 from tablepuppet.party.spec import Bottom, Cnn, Mlp, Registered, TabNet
+from tablepuppet.prep.encode import Encoding
+from tablepuppet.sql.query import OutputColumn
 
 
 def mlp(hidden: Sequence[int] = (32,), embedding: int = 8, activation: Literal["relu", "tanh"] = "relu") -> Mlp:
@@ -45,8 +49,29 @@ def registered(name: str, embedding: int = 8) -> Registered:
 
 
 _KINDS: Mapping[str, Callable[..., Bottom]] = {"mlp": mlp, "cnn": cnn, "tabnet": tabnet, "registered": registered}
-_OWN = ("double", "part", "categories")  # fields that these functions do not take
+_OWN = ("double", "pixels", "units", "part", "categories")  # fields that these functions do not take
 _NAMES = {"outputs": "embedding"}  # fields by the names that these functions take
+
+
+def on_pixels(spec: Cnn, alias: str, columns: Sequence[OutputColumn], encoding: Encoding) -> Cnn:
+    """The same network for the columns of a table that have encoders, which leave out those with one value only.
+
+    ``columns`` are the selected ones: the pixels, row by row. Encoders divide each column by its own deviation; the
+    network undoes that, up to the mean deviation, since a pixel that is hardly ever dark would be the brightest.
+    """
+    size = math.prod(spec.shape)
+    own, encoders = [column.name for column in columns if column.alias == alias], encoding.numbers[alias]
+    if encoding.categories[alias] or len(own) != size:
+        raise LearnError(
+            f"the bottom network of table {alias!r} takes images of {' x '.join(map(str, spec.shape))} = {size:,} "
+            f"numbers, but {len(own):,} columns of it are selected, of which {len(encoding.categories[alias]):,} are "
+            "categories: select the pixels, row by row, or change shape"
+        )
+    places = {name: place for place, name in enumerate(own)}
+    scales = np.array([encoder.scale for encoder in encoders])
+    units = scales / scales.mean() if len(scales) else scales
+    pixels = tuple(places[encoder.column.name] for encoder in encoders)
+    return msgspec.structs.replace(spec, pixels=pixels, units=tuple(units.tolist()))
 
 
 def checked(value: Any) -> bool:

@@ -58,23 +58,44 @@ def _mlp(spec: Mlp, width: int) -> nn.Module:
 def _cnn(spec: Cnn, width: int, table: str) -> nn.Module:
     torch = need_torch()
     channels, height, across = spec.shape
-    if channels * height * across != width:
+    size = channels * height * across
+    if len(spec.pixels or range(size)) != width or len(spec.units) != len(spec.pixels):
         raise LearnError(
-            f"the bottom network of table {table!r} takes images of {channels} x {height} x {across} = "
-            f"{channels * height * across:,} columns, but the table has {width:,} encoded columns: select as many, all "
-            "numbers, row by row, or change shape"
+            f"the bottom network of table {table!r} takes images of {channels} x {height} x {across} = {size:,} "
+            f"columns, but the table has {width:,} encoded columns: select as many, all numbers, row by row, or change "
+            "shape"
         )
+    if spec.pixels and (max(spec.pixels) >= size or len(set(spec.pixels)) < len(spec.pixels)):
+        raise LearnError(f"the bottom network of table {table!r}: a column is no pixel, or two are the same")
     if not all(spec.left):
         raise LearnError(
             f"the bottom network of table {table!r}: {len(spec.channels)} convolutions halve an image of {height} x "
             f"{across} to nothing: take fewer channels"
         )
-    layers: list[Any] = [torch.nn.Unflatten(1, spec.shape)]
+    layers: list[Any] = [_placed(spec, size), torch.nn.Unflatten(1, spec.shape)]
     for into, out in pairwise((channels, *spec.channels)):
         layers += [torch.nn.Conv2d(into, out, spec.kernel, padding="same"), torch.nn.ReLU(), torch.nn.MaxPool2d(2)]
     last = (channels, *spec.channels)[-1]
     layers += [torch.nn.Flatten(), torch.nn.Linear(last * spec.left[0] * spec.left[1], spec.outputs)]
     return _of_rows(torch.nn.Sequential(*layers))
+
+
+def _placed(spec: Cnn, size: int) -> nn.Module:
+    """A layer that puts columns where they are in the image; it has no parameters."""
+    torch = need_torch()
+    if not spec.pixels:
+        return torch.nn.Identity()  # type: ignore[no-any-return]
+    places, units = torch.tensor(spec.pixels), torch.tensor(spec.units, dtype=torch.float64)
+
+    class Placed(torch.nn.Module):  # type: ignore[misc, name-defined]
+        """Columns as pixels, in one unit."""
+
+        def forward(self, rows: Any) -> Any:
+            """The image of each row, flat."""
+            return rows.new_zeros(len(rows), size).index_copy(1, places, rows * units.to(rows.dtype))
+
+    module: nn.Module = Placed()
+    return module
 
 
 def _tabnet(spec: TabNet, width: int, table: str) -> nn.Module:

@@ -58,6 +58,16 @@ class FlatModule:
         parts = [named[name].detach().numpy().ravel() for name in (*self._trained, *self._buffers)]
         return np.concatenate([np.zeros(0), *parts]).astype(np.float64)
 
+    def load(self, theta: Array) -> None:
+        """Give the module itself these parameters, for a training that works on the module (nat.py)."""
+        torch = need_torch()
+        if theta.shape != (self.size,):
+            raise LearnError(f"parameters of shape {theta.shape} do not fit: {self.size:,} are needed")
+        own = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        with torch.no_grad():
+            for name, values in self.named(theta).items():
+                own[name].copy_(torch.from_numpy(values))
+
     def tensor(self, theta: Array, *, training: bool = False) -> Tensor:
         """The flat parameters as a tensor; in ``training``, one that gradients are computed for."""
         if theta.shape != (self.size,):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,12 @@ class SplitModel(Holders):
 
     def embeddings(self, client: Client, aliases: Iterable[str], instead: Instead | None = None) -> dict[str, Floats]:
         """The embeddings of all base rows of a relation, by alias."""
+        return self.ask_embeddings(client, aliases, instead)()
+
+    def ask_embeddings(
+        self, client: Client, aliases: Iterable[str], instead: Instead | None = None
+    ) -> Callable[[], dict[str, Floats]]:
+        """Ask for them; the function that is returned reads them."""
         if client.outbox is not self.lou.client.outbox:
             self.lou.client.outbox.send()  # the last step may still be queued
         client.models |= {(self.name, alias): (self.encoding.id, self.spec_of(alias)) for alias in self.tables}
@@ -99,14 +105,29 @@ class SplitModel(Holders):
         at_home = [a for a in self.alone if a in present and parties_of(client, a) == parties_of(trained, a)]
         sent = [alias for alias in present if alias not in at_home]  # shards that did not train: theta is sent to them
         told = {alias: {"theta": theta, "spec": self.spec_of(alias)} for alias, theta in self._thetas(sent).items()}
-        held = lou.ask("split.embed", at_home, instead=instead, encoding=self.encoding.id, model=self.name)
+        told = {alias: {**each, **self.noise_of(alias)} for alias, each in told.items()}
+        noise = {alias: self.noise_of(alias) for alias in at_home}
+        held = lou.ask("split.embed", at_home, by_alias=noise, instead=instead, **self._at_party)
         applied = lou.ask("split.apply", told, by_alias=told, instead=instead, encoding=self.encoding.id)
-        replies = applied.read() | {alias: reply for alias, reply in held.read().items() if alias in at_home}
-        if client.outbox.when_lost.stand_in == "cache":
-            for alias in present:
-                for shard, reply in zip(client.shards(alias), replies[alias], strict=True):
-                    self._last_embeddings[client.view, alias, shard.party] = reply["image"]
-        return {alias: _wide(lou.concatenate(replies[alias], "image")) for alias in present}
+
+        def read() -> dict[str, Floats]:
+            replies = applied.read() | {alias: reply for alias, reply in held.read().items() if alias in at_home}
+            if client.outbox.when_lost.stand_in == "cache":
+                for alias in present:
+                    for shard, reply in zip(client.shards(alias), replies[alias], strict=True):
+                        self._last_embeddings[client.view, alias, shard.party] = reply["image"]
+            return {alias: _wide(lou.concatenate(replies[alias], "image")) for alias in present}
+
+        return read
+
+    @property
+    def _at_party(self) -> dict[str, Any]:
+        """The names of what parties hold."""
+        return {"encoding": self.encoding.id, "model": self.name}
+
+    def noise_of(self, alias: str) -> dict[str, Any]:
+        """The arguments for noise on a table's embeddings; none without noise."""
+        return {}
 
     def _instead(self, client: Client) -> Instead:
         """The substitute for embeddings of a lost shard: its last ones, or zeros."""
@@ -157,25 +178,32 @@ class SavedSplitModel:
     ):  # fmt: skip
         self.specs, self.top, self.encoding, self.stored = specs, top, encoding, stored
         self.engine, self.wire, self.unit = engine, wire, unit
+        self.noise: dict[str, dict[str, Any]] = {}  # by alias: the arguments for noise on embeddings
+        self.absent: frozenset[str] = frozenset()  # tables that took no part in training: their embeddings are zeros
 
     def embeddings(self, client: Client) -> dict[str, Floats]:
         """The embeddings of all base rows of a relation, by alias."""
-        known = [alias for alias in (*self.stored.thetas, *self.stored.kept) if client.shards(alias)]
+        learned = [*self.stored.thetas, *self.stored.kept]
+        known = [alias for alias in learned if client.shards(alias) and alias not in self.absent]
         client.models |= {(self.stored.part, alias): (self.encoding.id, self.specs[alias]) for alias in known}
         lou = LearningOverUnion(client, self.wire)
-        at_home = [a for a, kept in self.stored.kept.items() if parties_of(client, a) == [kept.party]]
+        homes = self.stored.kept.items()
+        at_home = [a for a, kept in homes if a in known and parties_of(client, a) == [kept.party]]
         thetas = dict(self.stored.thetas)
         if set(known) - set(at_home) - set(thetas):  # shards that did not train: theta is sent to them
             thetas |= self.stored.fetched(self.engine, self._shape)
         told = {
-            alias: {"theta": theta, "spec": self.specs[alias]}
+            alias: {"theta": theta, "spec": self.specs[alias], **self.noise.get(alias, {})}
             for alias, theta in thetas.items()
             if alias in known and alias not in at_home
         }
-        held = lou.ask("split.embed", at_home, encoding=self.encoding.id, model=self.stored.part)
+        names: dict[str, Any] = {"encoding": self.encoding.id, "model": self.stored.part}
+        held = lou.ask("split.embed", at_home, by_alias=self.noise, **names)
         applied = lou.ask("split.apply", told, by_alias=told, encoding=self.encoding.id)
         replies = applied.read() | {alias: reply for alias, reply in held.read().items() if alias in at_home}
-        return {alias: _wide(lou.concatenate(replies[alias], "image")) for alias in known}
+        found = {alias: _wide(lou.concatenate(replies[alias], "image")) for alias in known}
+        gone = [alias for alias in learned if alias in self.absent]
+        return found | {alias: zero_embeddings(client, alias, self.specs[alias], self.wire) for alias in gone}
 
     def scores(self, client: Client) -> Array:
         """Scores of the rows of a relation."""
@@ -204,6 +232,11 @@ class SavedSplitModel:
         """Let parties store their parameters again; from now on this copy is used."""
         self.stored = self.stored.copied(self.engine, saved, part)
         return self.stored
+
+
+def zero_embeddings(client: Client, alias: str, spec: Bottom, wire: str) -> Floats:
+    """Zeros for all base rows of a table."""
+    return np.zeros((client.mapping.tables[alias].rows, spec.outputs), wire)
 
 
 def _wide(embeddings: Floats) -> Floats:

@@ -18,14 +18,16 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.split.flat import Adam
 from tablepuppet.learn.split.table import Forward, Sums, TorchTable
-from tablepuppet.learn.tables.parameters import TableParameters, held_parameters, hold_parameters
-from tablepuppet.party.arguments import NotNegative, Positive, Seed
+from tablepuppet.learn.tables.noisy import noisy_predictions
+from tablepuppet.learn.tables.parameters import TableParameters, check_noisy, held_parameters, hold_parameters
+from tablepuppet.party.added_noise import PredictionNoise
+from tablepuppet.party.arguments import Multiplier, NotNegative, Positive, Seed
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import OUTPUTS, ROWS, ROWS_ASKED, THETA, WIDTH, Numbers
 from tablepuppet.party.spec import Bottom, Hiding
-from tablepuppet.prep.encoded_rows import encoded
+from tablepuppet.prep.encoded_rows import encoded, encoded_for_noise
 from tablepuppet.prep.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
@@ -44,6 +46,7 @@ class Training:
     adam: Adam
     batch: int = -1
     forward: Forward | None = None
+    nat: Any = None  # the training of a guest by itself (once.py)
     rebuilt: Array | None = None  # the gradient of its reconstruction error
     view: str = ""
     places: Places | None = None  # of its rows in the view
@@ -97,6 +100,7 @@ def step(
         gradient = training.forward.backward(_wide(rows))
         gradient += 0.0 if training.rebuilt is None else training.rebuilt
         part.theta = training.adam.stepped(part.theta, gradient, lr, l2, network.flat.trained)
+        part.noisy = False
     training.batch, training.forward, training.rebuilt = next_batch, None, None
     training.view, training.places = view, next_places
     if not len(next_places):
@@ -106,40 +110,74 @@ def step(
     return {"image": _shaped(training.forward.embeddings, table.wire)}
 
 
-@op("split.embed", asked=f"{ASKED}: `predict`, validation", releases=Release.EMBEDDINGS, returns={"image": EMBEDDED})
-def embed(table: LocalTable, view: str, encoding: str, model: str) -> Values:
-    """The embeddings of all rows, with parameters that the party holds or has stored."""
-    data = encoded(table, view, encoding)
+@op(
+    "split.embed",
+    asked=f"{ASKED}: `predict`, validation",
+    releases=Release.EMBEDDINGS,
+    private=("noise",),
+    returns={"image": EMBEDDED},
+)
+def embed(
+    table: LocalTable, view: str, encoding: str, model: str, blur: Multiplier | None = None,
+    noise: PredictionNoise | None = None,
+) -> Values:  # fmt: skip
+    """The embeddings of all rows, with parameters that the party holds or has stored; with noise, these have some too.
+
+    ``blur`` is the scale of Gaussian noise on directions of embeddings, which promises nothing by itself.
+    """
+    data = encoded(table, view, encoding) if noise is None else encoded_for_noise(table, view, encoding)
     network, part = bottom_parameters(table, model, data)
+    if noise is not None:
+        check_noisy(table.grant.party, part)
     table.count_embeddings(view, network.spec.outputs)
-    return {"image": _shaped(network.predict(part.theta, data), table.wire)}
+    return {"image": _released(table, network, part.theta, data, blur, noise)}
 
 
 @op(
     "split.apply",
     asked=f"{ASKED}: tables with several shards",
     releases=Release.EMBEDDINGS,
+    private=("noise",),
     returns={"image": ASKED_EMBEDDED},
 )
 def apply(
     table: LocalTable, view: str, encoding: str, spec: Bottom, theta: Array, places: Places | None = None,
-    hiding: Hiding | None = None, sums: Array | None = None, joined: Positive = 1,
+    blur: Multiplier | None = None, noise: PredictionNoise | None = None, hiding: Hiding | None = None,
+    sums: Array | None = None, joined: Positive = 1,
 ) -> Values:  # fmt: skip
-    """Embeddings with parameters that the coordinator sends; if ``places`` are given, only of these rows, in training.
+    """Embeddings with parameters that the coordinator sends; with ``places``, only of these rows, in training.
 
     Batch norm then needs ``sums`` over the ``joined`` rows of the batch (`moments`).
     """
-    data = encoded(table, view, encoding)
+    data = encoded(table, view, encoding) if noise is None else encoded_for_noise(table, view, encoding)
     network = TorchTable(spec, data.width, table.snapshot.scan.alias)
     check_shape(theta, network)
+    if places is not None and not (blur is None and noise is None):
+        raise PartyError("embeddings with noise are those of all rows")
     chosen = data if places is None else data.rows(places)
     known = sums_of(network, sums, joined)
     table.count_embeddings(view, spec.outputs, places)
     if places is None:
-        found = network.predict(theta, chosen)
-    else:
-        found = network.forward(theta, network.batched(chosen, None, hiding), known).embeddings
+        return {"image": _released(table, network, theta, data, blur, noise)}
+    found = network.forward(theta, network.batched(chosen, None, hiding), known).embeddings
     return {"image": _shaped(found, table.wire)}
+
+
+def _released(
+    table: LocalTable, network: TorchTable, theta: Array, data: EncodedTable, blur: float | None,
+    noise: PredictionNoise | None,
+) -> NDArray[Any]:  # fmt: skip
+    """The embeddings of all rows as they leave, with noise if there is any."""
+    if noise is not None:
+        if noise.bound is None:
+            raise PartyError("embeddings with noise need a bound")
+        return _shaped(noisy_predictions(table, data, network.by_row, theta, noise.bound, noise.multiplier), table.wire)
+    found = network.predict(theta, data)
+    if blur is not None:
+        lengths = np.linalg.norm(found, axis=1, keepdims=True)
+        unit = (found / np.where(lengths > 0, lengths, 1)).astype(np.float64)
+        found = table.noisy(lambda: [unit], unit.shape, 1.0, blur, "embeddings")
+    return _shaped(found, table.wire)
 
 
 @op(

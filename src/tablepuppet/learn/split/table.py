@@ -17,6 +17,7 @@ from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.learn.split.bottoms import build
 from tablepuppet.learn.split.flat import FlatModule, seeded
 from tablepuppet.learn.split.hiding import draw_mask
+from tablepuppet.learn.split.row_gradients import MlpRows
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
@@ -114,9 +115,12 @@ class TorchTable:
         return theta
 
     @property
-    def by_row(self) -> Any:
-        """There is no form with noise."""
-        raise PrivacyError("embeddings have no form with noise", rule="require_dp")
+    def by_row(self) -> MlpRows:
+        """The same network with a bound on each row's gradient; PrivacyError if it has no such form."""
+        spec = self.spec
+        if not isinstance(spec, Mlp):
+            raise PrivacyError("only tp.bottom.mlp networks have a form with noise", rule="require_dp")
+        return MlpRows((self.width, *spec.hidden, spec.outputs), spec.activation)
 
     def _cells(self) -> int:
         """Numbers per row that a forward pass holds in memory."""

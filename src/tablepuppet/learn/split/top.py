@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -84,9 +84,13 @@ class Top:
 
 
 def side_by_side(
-    widths: Mapping[str, int], hidden: Sequence[int], constant: Array, seed: int, *, double: bool = False
-) -> Top:
-    """Embeddings of tables side by side, then layers with ReLU, then scores; these begin at a ``constant``."""
+    widths: Mapping[str, int], hidden: Sequence[int], constant: Array, seed: int, *, double: bool = False,
+    unit: Collection[str] = (),
+) -> Top:  # fmt: skip
+    """Embeddings of tables side by side, then layers with ReLU, then scores; these begin at a ``constant``.
+
+    Those of the tables in ``unit`` are divided by their length first.
+    """
     torch = need_torch()
     aliases = list(widths)
 
@@ -104,7 +108,10 @@ def side_by_side(
 
         def forward(self, embeddings: Mapping[str, Any]) -> Any:
             """The scores of joined rows."""
-            return self.layers(torch.cat([embeddings[alias] for alias in aliases], dim=1))
+            return self.layers(torch.cat([self._of(alias, embeddings[alias]) for alias in aliases], dim=1))
+
+        def _of(self, alias: str, values: Any) -> Any:
+            return torch.nn.functional.normalize(values) if alias in unit else values
 
     with one_thread(torch):
         return Top(seeded(seed, "", SideBySide), len(constant), double=double)

@@ -64,7 +64,8 @@ class FederatedModel(Holders):
 
     def gradient_bound(self, alias: str, rows: Floats) -> dict[str, float]:
         """A rough bound of a table's gradient, if ``rows`` are the gradients by its predictions."""
-        return {"sums": self.lou.bound(rows) * self.table_model(alias).gradient_bound(self.shared[alias].theta)}
+        largest = self.lou.bound(rows) * self.encoding.largest(alias)
+        return {"sums": largest * self.table_model(alias).gradient_bound(self.shared[alias].theta)}
 
     # Predictions.
 

@@ -1,0 +1,216 @@
+"""FedOnce beside what its paper compares it with, on the paper's data, with four parties.
+
+Run with ``python -m benchmarks.deep.fedonce`` (``--quick``: one split, fewer rows and epochs; names of parts run only
+these). All in one process; OMP_NUM_THREADS=1 gives figures of one thread. Communication is what guests, the parties
+without the label, send and get as EMBEDDINGS, gradients included: measured where messages are sent. No setting was
+chosen by a test row. Writes ``benchmarks/results/deep_fedonce.json`` and a picture beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tablepuppet as tp
+from benchmarks.data import is_there
+from benchmarks.deep.data import Halves, covtype, mnist, phishing, relations, twins, ujiindoorloc
+from benchmarks.deep.results import RESULTS, Results
+from tablepuppet.baselines import Boosted, Centralized, Combine, Solo, splitnn_at
+
+SPLITS = 10
+PAPER = {"guest_epochs": 100, "epochs": 300}  # of the paper, on phishing
+PRIVATE = (2.0, 4.0, 6.0, 8.0)
+
+
+def guest_bytes(traffic: Callable[[], list[dict[str, Any]]], host: str = "p0") -> int:
+    """Bytes of embeddings and of gradients by them so far, of all parties but the host."""
+    return sum(e["bytes"] for e in traffic() if e["party"] != host and e["release"] == "EMBEDDINGS")
+
+
+def measured(learner: Any, train: tp.Relation, test: tp.Relation) -> dict[str, Any]:
+    """How a learner or a baseline does on rows that it has not seen, how long its fit takes, and what guests send."""
+    engine = train.client.engine
+    before, start = guest_bytes(engine.traffic.to_list), time.perf_counter()
+    learner.fit(train)
+    seconds, sent = time.perf_counter() - start, guest_bytes(engine.traffic.to_list) - before
+    found = {"seconds": round(seconds, 2), "guest_bytes": sent, **learner.evaluate(test)}
+    return found | ({"epochs": len(learner.history_)} if hasattr(learner, "history_") else {})
+
+
+def compared(halves: Halves, task: str, once: Mapping[str, Any], folder: Path, *, trees: bool = True) -> dict[str, Any]:
+    """FedOnce and all that it is compared with, on one split."""
+    classes = task == "classification"
+    train, test = relations(folder, halves)
+    kinds: tuple[Any, Any, Any] = (
+        (tp.FedOnceClassifier, tp.SplitNNClassifier, tp.LogisticRegression)
+        if classes
+        else (tp.FedOnceRegressor, tp.SplitNNRegressor, tp.LinearRegression)
+    )
+    learner = kinds[0](**once)
+    shared = {name: value for name, value in once.items() if name in ("bottom", "top", "batch_size", "seed")}
+    found = {
+        "FedOnce": measured(learner, train, test),
+        "FedOnce-PCA": measured(kinds[0](**{**once, "method": "pca"}), train, test),
+        "SplitNN": measured(kinds[1](**shared), train, test),
+        "SplitNN at equal bytes": measured(splitnn_at(learner), train, test),
+        "Solo": measured(Solo(task), train, test),
+        "Combine": measured(Combine(task), train, test),
+        "Linear-Combine": measured(Centralized(kinds[2](l2=1e-4)), train, test),
+    }
+    if trees:
+        found["Boosted"] = measured(Boosted(task), train, test)
+    return found
+
+
+def averaged(splits: list[dict[str, Any]], measure: str) -> dict[str, Any]:
+    """Mean and standard deviation over splits, by what was compared."""
+    names = splits[0]
+    return {
+        name: {
+            "mean": float(np.mean([split[name][measure] for split in splits])),
+            "deviation": float(np.std([split[name][measure] for split in splits])),
+            "seconds": float(np.mean([split[name]["seconds"] for split in splits])),
+            "guest_bytes": float(np.mean([split[name]["guest_bytes"] for split in splits])),
+        }
+        for name in names
+    }
+
+
+def run_phishing(results: Results, folder: Path, quick: bool) -> None:
+    """Ten fixed splits with default settings; then the paper's epochs, for time."""
+    splits = []
+    for seed in range(1 if quick else SPLITS):
+        once = {"seed": seed} | ({"epochs": 20, "guest_epochs": 10} if quick else {})
+        splits.append(compared(phishing(seed), "classification", once, folder / f"phishing{seed}"))
+        results.put("phishing", {"splits": splits, "means": averaged(splits, "accuracy"), "twins": twins(phishing(0))})
+
+
+def run_time(results: Results, folder: Path, quick: bool) -> None:
+    """The paper's epochs on phishing, in batches of 100 rows: guests 100, host 300; the authors' code takes 315 s."""
+    train, test = relations(folder / "time", phishing(0))
+    epochs = {"guest_epochs": 10, "epochs": 30} if quick else PAPER
+    settings = {"bottom": tp.bottom.mlp(hidden=(30, 30)), "top": (30,), "batch_size": 100}
+    for embedding in (3, 16):
+        learner = tp.FedOnceClassifier(embedding=embedding, **epochs, **settings)
+        results.put(f"phishing, epochs of the paper, embedding {embedding}", measured(learner, train, test))
+
+
+def run_mnist(results: Results, folder: Path, quick: bool) -> None:
+    """Four quarters of the digits: 12,000 rows with 6 + 8 epochs, then all rows."""
+    cnn = tp.bottom.cnn(shape=(14, 14))
+    budgets: dict[str, tuple[int | None, dict[str, Any]]] = {
+        "mnist, 12,000 rows, 6 + 8 epochs": (12_000, {"guest_epochs": 6, "epochs": 8})
+    }
+    if quick:
+        budgets = {"mnist, 2,000 rows, 3 + 4 epochs": (2_000, {"guest_epochs": 3, "epochs": 4})}
+    for name, (rows, epochs) in budgets.items():
+        train, test = relations(folder / f"mnist{rows}", mnist(rows))
+        learner = tp.FedOnceClassifier(bottom=cnn, top=(128,), assign_every=3, **epochs)
+        found = {"FedOnce": measured(learner, train, test)}
+        found["SplitNN at equal bytes"] = measured(splitnn_at(learner), train, test)
+        results.put(name, found)
+
+
+def run_mnist_whole(results: Results, folder: Path, quick: bool) -> None:
+    """All 60,000 digits, for as many epochs as an hour has room for."""
+    epochs = {"guest_epochs": 1, "epochs": 1} if quick else {"guest_epochs": 20, "epochs": 12}
+    train, test = relations(folder / "mnist", mnist(2_000 if quick else None))
+    learner = tp.FedOnceClassifier(bottom=tp.bottom.cnn(shape=(14, 14)), top=(128,), assign_every=3, **epochs)
+    results.put("mnist, all rows", {"FedOnce": measured(learner, train, test)})
+
+
+def run_ujiindoorloc(results: Results, folder: Path, quick: bool) -> None:
+    """Longitude and latitude, each scaled to 0..1."""
+    for label in ("LONGITUDE",) if quick else ("LONGITUDE", "LATITUDE"):
+        once = {"bottom": tp.bottom.mlp(hidden=(64, 64))} | ({"epochs": 5, "guest_epochs": 2} if quick else {})
+        halves = ujiindoorloc(0, label)
+        results.put(
+            f"ujiindoorloc, {label.lower()}", compared(halves, "regression", once, folder / label, trees=not quick)
+        )
+
+
+def run_covtype(results: Results, folder: Path, quick: bool) -> None:
+    """Type 2 against the rest, on a sample of rows."""
+    rows = 5_000 if quick else 50_000
+    once: dict[str, Any] = {"epochs": 5, "guest_epochs": 2} if quick else {}
+    results.put(f"covtype, {rows:,} rows", compared(covtype(0, rows), "classification", once, folder / "covtype"))
+
+
+def run_curves(results: Results, folder: Path, quick: bool) -> None:
+    """Accuracy against communication on phishing (Figure 6): FedOnce, then further rounds, beside SplitNN.
+
+    A run with the test rows as validation gives accuracy by epoch; the same run without them gives bytes by epoch.
+    """
+    train, test = relations(folder / "curves", phishing(0))
+    more = 5 if quick else 30
+    shared: dict[str, Any] = {"epochs": 5 if quick else 60, "patience": 10_000}
+    found = {}
+    for name, learner in {
+        "FedOnce, then rounds": tp.FedOnceClassifier(rounds=more, guest_epochs=5 if quick else 60, **shared),
+        "SplitNN": tp.SplitNNClassifier(epochs=more, bottom=tp.bottom.mlp(hidden=(32, 32), embedding=16)),
+    }.items():
+        seen, sent = [], [guest_bytes(train.client.engine.traffic.to_list)]
+
+        def read(event: tp.Event, sent: list[int] = sent) -> None:
+            if event.name == "fit":
+                sent.append(guest_bytes(train.client.engine.traffic.to_list))
+
+        learner.set_params(callbacks=[read]).fit(train)
+        seen = [entry["validation_metric"] for entry in learner.set_params(callbacks=[]).fit(train, test).history_]
+        found[name] = {"guest_bytes": [each - sent[0] for each in sent[1:]], "accuracy": seen}
+    found["FedOnce, then rounds"] = {  # of the one message on, the last epoch of the host counts
+        key: values[shared["epochs"] - 1 :] for key, values in found["FedOnce, then rounds"].items()
+    }
+    results.put("curves", found)
+    draw(found, RESULTS / "deep-fedonce.png")
+
+
+def draw(curves: Mapping[str, Mapping[str, list[float]]], path: Path) -> None:
+    """Accuracy against megabytes of guests."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 4))
+    for name, curve in curves.items():
+        axes.plot([each / 1e6 for each in curve["guest_bytes"]], curve["accuracy"], marker="o", ms=3, label=name)
+    axes.set_xscale("log")
+    axes.set_xlabel("MB that guests send and get")
+    axes.set_ylabel("accuracy on test rows")
+    axes.set_title("phishing, four parties")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+PARTS: dict[str, Callable[[Results, Path, bool], None]] = {
+    "time": run_time, "phishing": run_phishing, "curves": run_curves, "mnist": run_mnist,
+    "covtype": run_covtype, "ujiindoorloc": run_ujiindoorloc, "mnist-whole": run_mnist_whole,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Measure everything that is asked for and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one split, fewer rows and epochs")
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; none: all")
+    given = parser.parse_args()
+    logging.getLogger("tablepuppet").setLevel(logging.ERROR)
+    results = Results("deep_fedonce_quick" if given.quick else "deep_fedonce")
+    with tempfile.TemporaryDirectory() as place:
+        for name in given.parts or PARTS:
+            data = name.partition("-")[0]
+            if is_there({"time": "phishing", "curves": "phishing", "private": "phishing"}.get(data, data)):
+                PARTS[name](results, Path(place), given.quick)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Networks across parties over real joins: what neither FedOnce's nor TabVFL's paper could do, and what it costs.
+
+Run with ``python -m benchmarks.deep.joins`` (``--quick``: a tenth of the ratings, fewer epochs). Two parts:
+
+- ``movielens``: users, movies by genre and ratings. The linear model, the sum of networks, SplitNN and FedOnce beside
+  one network and trees on the materialised join; bytes and trips as measured, and the time they would take between the
+  US and the UK (136 ms a trip, 0.42 Gb/s).
+- ``epochs``: seconds per epoch of SplitNN beside the same network on the materialised join in plain torch, with batches
+  of the same size and one thread each, in turns: a fact table of 100,000 rows and a dimension of 1,000 rows, each
+  joined 100 times.
+
+Writes ``benchmarks/results/deep_joins.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import tablepuppet as tp
+from benchmarks.data import is_there
+from benchmarks.deep.results import Results
+from benchmarks.learning.movielens import movielens, write_movielens
+from tablepuppet.baselines import Boosted, Combine
+
+TRIP, BANDWIDTH = 0.136, 0.42e9 / 8  # US-UK: seconds, bytes per second
+ROWS, KEYS, WIDTH, EPOCHS = 100_000, 1_000, 20, 5
+HIDDEN, EMBEDDING, TOP = (64, 64), 16, (64,)
+
+
+def measured(learner: Any, train: tp.Relation, test: tp.Relation) -> dict[str, Any]:
+    """What a learner reaches on test rows, and what its fit costs."""
+    engine = train.client.engine
+    trips: list[tp.Event] = []
+    stop = train.events.subscribe(trips.append, trips=True)
+    before, begun = sum(entry["bytes"] for entry in engine.traffic.to_list()), time.perf_counter()
+    learner.fit(train)
+    seconds, sent = time.perf_counter() - begun, sum(e["bytes"] for e in engine.traffic.to_list()) - before
+    stop()
+    rounds = len({event.fields["trip"] for event in trips if event.name == "trip"})
+    found = {"seconds": round(seconds, 2), "bytes": sent, "trips": rounds, **learner.evaluate(test)}
+    return found | {"seconds_us_uk": round(seconds + rounds * TRIP + sent / BANDWIDTH, 1)}
+
+
+def run_movielens(results: Results, quick: bool) -> None:
+    """All learners over one split of MovieLens-1M."""
+    if not is_there("movielens-1m"):
+        return
+    bottom, few = tp.bottom.mlp(hidden=(32,), embedding=8), {"epochs": 2 if quick else 5, "batch_size": 8192}
+    learners: dict[str, Any] = {
+        "linear": tp.LinearRegression(),
+        "sum of networks": tp.MLPRegressor(rounds=20 if quick else 100),
+        "SplitNN": tp.SplitNNRegressor(bottom=bottom, **few),
+        "FedOnce": tp.FedOnceRegressor(guest_epochs=20, **few),
+        "Combine": Combine("regression", epochs=few["epochs"], batch_size=8192, lr=3e-3),
+        "Boosted": Boosted("regression"),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        relation = movielens(tp.Federation(write_movielens(Path(folder), 1)), "regression")
+        train, test = relation.split(test=0.9 if quick else 0.15, seed=7)
+        for name, learner in learners.items():
+            results.put(f"movielens, {name}", {"quick": quick, "rows": len(train), **measured(learner, train, test)})
+
+
+def run_epochs(results: Results, quick: bool) -> None:
+    """Seconds per epoch, in turns with plain torch."""
+    rng = np.random.default_rng(0)
+    key = np.repeat(np.arange(KEYS), ROWS // KEYS)[rng.permutation(ROWS)]
+    facts, dimension = rng.normal(size=(ROWS, WIDTH)), rng.normal(size=(KEYS, WIDTH))
+    label = (facts[:, 0] * dimension[key, 0] > 0).astype(np.int64)
+    names = [f"c{number}" for number in range(WIDTH)]
+    with tempfile.TemporaryDirectory() as folder:
+        tables = {
+            "f": pa.table({"k": key, "y": label, **dict(zip(names, facts.T, strict=True))}),
+            "d": pa.table({"k": np.arange(KEYS), **dict(zip(names, dimension.T, strict=True))}),
+        }
+        for name, rows in tables.items():
+            (Path(folder) / name).mkdir()
+            pq.write_table(rows, Path(folder) / name / f"{name}.parquet")
+        fed = tp.Federation({name: f"parquet:///{folder}/{name}" for name in tables})
+        selected = ", ".join(f"{table}.{name}" for table in tables for name in names)
+        relation = fed.sql(f"SELECT {selected}, f.y FROM f JOIN d USING (k)", label="y")
+        for size in (4096, 256):
+            ratios, seconds = [], []
+            for _ in range(2 if quick else 5):
+                model = tp.SplitNNClassifier(
+                    bottom=tp.bottom.mlp(HIDDEN, EMBEDDING), top=TOP, epochs=EPOCHS, batch_size=size
+                ).fit(relation)
+                ours = [entry["seconds"] for entry in model.history_[1:]]  # the first prepares features
+                theirs = _plain(facts, dimension[key], label, size)
+                ratios.append(float(np.median(ours) / np.median(theirs)))
+                seconds.append(float(np.median(ours)))
+            results.put(
+                f"epochs, batches of {size}",
+                {
+                    "quick": quick,
+                    "ratio": float(np.median(ratios)),
+                    "ratios": ratios,
+                    "seconds": float(np.median(seconds)),
+                },
+            )
+
+
+def _plain(facts: Any, joined: Any, label: Any, size: int) -> list[float]:
+    """Seconds of each epoch of the same network in plain torch on the materialised join, in one thread."""
+    import torch
+
+    def bottom() -> Any:
+        layers: list[Any] = []
+        for into, out in zip((WIDTH, *HIDDEN), (*HIDDEN, EMBEDDING), strict=True):
+            layers += [torch.nn.Linear(into, out), torch.nn.ReLU()]
+        return torch.nn.Sequential(*layers[:-1])
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    rows = [torch.tensor(part, dtype=torch.float32) for part in (facts, joined)]
+    wanted, networks = torch.tensor(label, dtype=torch.float32), [bottom(), bottom()]
+    top = torch.nn.Sequential(torch.nn.Linear(2 * EMBEDDING, *TOP), torch.nn.ReLU(), torch.nn.Linear(*TOP, 1))
+    parameters = [each for network in (*networks, top) for each in network.parameters()]
+    adam, found = torch.optim.Adam(parameters, 3e-3), []
+    for epoch in range(EPOCHS):
+        begun, order = time.perf_counter(), torch.from_numpy(np.random.default_rng([0, epoch]).permutation(len(label)))
+        for places in order.split(size):
+            adam.zero_grad()
+            embeddings = [network(part[places]) for network, part in zip(networks, rows, strict=True)]
+            scores = top(torch.cat(embeddings, dim=1))[:, 0]
+            torch.nn.functional.binary_cross_entropy_with_logits(scores, wanted[places]).backward()
+            adam.step()
+        found.append(time.perf_counter() - begun)
+    torch.set_num_threads(before)
+    return found
+
+
+PARTS = {"movielens": run_movielens, "epochs": run_epochs}
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--quick", action="store_true", help="a tenth of the ratings, fewer epochs")
+    given = parser.parse_args()
+    results = Results("deep_joins")
+    for part in given.parts:
+        PARTS[part](results, given.quick)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""`X.explain()`: where each step on a matrix runs, its trips and bytes, and what steps have cost so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tablepuppet.algebra.places import ENVELOPE, Asked, Places
+from tablepuppet.algebra.products import TableProducts
+from tablepuppet.errors import PrivacyError
+from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """One kind of step: where it would run now, its trips and bytes, and what such steps have cost."""
+
+    step: str
+    where: str
+    trips: int
+    bytes: int
+    runs: int
+    measured_trips: int
+    measured_bytes: int
+    seconds: float
+
+
+class Explanation(ShownAsTable):
+    """A line for each kind of step; ``steps`` has them by name."""
+
+    def __init__(self, plan: str, steps: list[StepCost]):
+        self.plan, self.steps = plan, {each.step: each for each in steps}
+
+    def table_view(self) -> TableView:
+        """For people."""
+        sides: dict[str, Align] = {
+            "step": "left", "where": "left", "trips": "right", "bytes": "right", "runs so far": "right",
+            "their trips": "right", "their bytes": "right", "seconds": "right",
+        }  # fmt: skip
+        rows = [
+            [
+                each.step, each.where, shown(each.trips), shown(each.bytes), shown(each.runs),
+                shown(each.measured_trips), shown(each.measured_bytes), f"{each.seconds:.3f}",
+            ]
+            for each in self.steps.values()
+        ]  # fmt: skip
+        return TableView(f"Steps by plan {self.plan!r}", sides, rows)
+
+
+def explain_array(places: Places, products: TableProducts, vectors: int) -> Explanation:
+    """The steps that can be asked of a matrix, with so many vectors."""
+    many = dict.fromkeys(products.tables, vectors)
+    steps = [
+        Asked.times(many, products), Asked.transposed(many, products), Asked.statistic("sums", products),
+        Asked.statistic("squares", products), Asked.gram(products, weighted=False), Asked.gram(products, weighted=True),
+    ]  # fmt: skip
+    if products.tables:
+        steps.append(places.collecting(products.tables))
+    return Explanation(places.plan, [_cost(places, each) for each in steps])
+
+
+def _cost(places: Places, asked: Asked) -> StepCost:
+    """What a step would cost now."""
+    there = [alias for alias in asked.up if alias not in places.collected]
+    first = sorted(there)
+    trips, size, where = asked.trips if there else 0, 0, "here"
+    if there:
+        where = "at parties"
+        size = sum(asked.down[alias] + asked.up[alias] + ENVELOPE * places.sizes[alias].shards for alias in there)
+    try:
+        collected = places.would_collect(asked, there)
+    except PrivacyError as error:
+        collected, where, trips, size = [], f"nowhere: policy rule {error.rule}", 0, 0
+    if collected:
+        rest = [alias for alias in there if alias not in collected]
+        cells = places.collecting(collected)
+        trips = 1 + (asked.trips if rest else 0)
+        size = cells.bytes + sum(asked.down[alias] + asked.up[alias] for alias in rest)
+        where = "here, after cells are collected" if not rest else f"here: {', '.join(collected)}; else at parties"
+    elif there and len(there) < len(asked.up):
+        where = f"at parties: {', '.join(first)}; else here"
+    found = places.measured.get(asked.step)
+    done = (found.runs, found.trips, found.bytes, found.seconds) if found else (0, 0, 0, 0.0)
+    return StepCost(asked.step, where, trips, size, *done)

@@ -1,0 +1,142 @@
+"""Elementwise functions of a column, as data: a short list of steps, each one function of a closed list.
+
+A function travels to parties as steps and constants; nothing that can be executed does. A step is (name, left, right).
+``left`` and ``right`` say which value is meant:
+
+    0           the column
+    1, 2, ...   the result of the first step, the second, ...
+    -1, -2, ... the first row of ``constants``, (constants, columns), the second, ...
+
+A step uses earlier values only; a function of one value takes ``left``. The last step is the result. Comparisons give
+0 and 1. What is not a finite number, such as the logarithm of a negative one, is found when rows are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PartyError
+
+Array = NDArray[np.float64]
+MOST_STEPS = 64
+FunctionName = Literal[
+    "negative", "absolute", "sign", "square", "sqrt", "cbrt", "reciprocal", "exp", "expm1", "log", "log1p", "log2",
+    "log10", "sin", "cos", "tanh", "arctan", "floor", "ceil", "rint", "add", "subtract", "multiply", "divide", "power",
+    "minimum", "maximum", "greater", "greater_equal", "less", "less_equal", "equal", "not_equal",
+]  # fmt: skip
+Operand = Annotated[int, Meta(ge=-MOST_STEPS, le=MOST_STEPS)]
+FunctionStep = tuple[FunctionName, Operand, Operand]
+FunctionSteps = Annotated[Sequence[FunctionStep], Meta(min_length=1, max_length=MOST_STEPS)]
+
+OF_ONE: Mapping[str, Any] = {
+    name: getattr(np, name)
+    for name in (
+        "negative", "absolute", "sign", "square", "sqrt", "cbrt", "reciprocal", "exp", "expm1", "log", "log1p", "log2",
+        "log10", "sin", "cos", "tanh", "arctan", "floor", "ceil", "rint",
+    )
+}  # fmt: skip
+OF_TWO: Mapping[str, Any] = {
+    name: getattr(np, name)
+    for name in (
+        "add", "subtract", "multiply", "divide", "power", "minimum", "maximum", "greater", "greater_equal", "less",
+        "less_equal", "equal", "not_equal",
+    )
+}  # fmt: skip
+RISING = frozenset(
+    {"sqrt", "cbrt", "exp", "expm1", "log", "log1p", "log2", "log10", "tanh", "arctan", "sign", "floor", "ceil", "rint"}
+)
+"""Functions of one value that never fall where they are defined."""
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """An elementwise function of columns; ``constants`` has a number per column in each row."""
+
+    steps: tuple[FunctionStep, ...]
+    constants: Array  # (constants, columns)
+
+    def of(self, columns: NDArray[np.integer]) -> Function:
+        """The same for some of the columns."""
+        return Function(self.steps, self.constants[:, columns])
+
+    def __call__(self, values: Array) -> Array:
+        """The function of an array whose last axis is columns."""
+        return evaluate(self.steps, self.constants, values)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for equal functions."""
+        return self.steps, self.constants.shape, self.constants.tobytes()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Function) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def slopes(self) -> Array | None:
+        """1 for each column where the function never falls, -1 where it never rises; None if that is not known."""
+        known: list[Array | None] = [np.ones(self.constants.shape[1])]
+
+        def slope(place: int) -> Array | None:
+            return known[place] if place >= 0 else np.zeros(self.constants.shape[1])
+
+        for name, left, right in self.steps:
+            known.append(_slope(name, slope(left), slope(right), self._constant(left), self._constant(right)))
+        return known[-1]
+
+    def _constant(self, place: int) -> Array | None:
+        return self.constants[-1 - place] if place < 0 else None
+
+
+def _slope(
+    name: str, left: Array | None, right: Array | None, factor: Array | None, other: Array | None
+) -> Array | None:
+    """The direction of a step by those of its values, of which ``factor`` and ``other`` are constants if given."""
+    if left is None or right is None:
+        return None
+    if name in RISING:
+        return left
+    if name == "negative":
+        return -left
+    if name in ("add", "minimum", "maximum"):
+        return left + right if factor is not None or other is not None else None
+    if name in ("subtract", "greater", "greater_equal", "less", "less_equal"):
+        risen = left - right if factor is not None or other is not None else None
+        return risen if risen is None or name in ("subtract", "greater", "greater_equal") else -risen
+    if name == "multiply" and other is not None:
+        return np.asarray(left * np.sign(other))
+    if name == "multiply" and factor is not None:
+        return np.asarray(right * np.sign(factor))
+    if name == "divide" and other is not None:
+        return np.asarray(left * np.sign(other))
+    return None
+
+
+def evaluate(steps: Sequence[FunctionStep], constants: Array, values: Array) -> Array:
+    """The last step's result for ``values``, whose last axis is columns. See `check_steps`."""
+    known = [values]
+
+    def value(place: int) -> Array:
+        return known[place] if place >= 0 else constants[-1 - place]
+
+    with np.errstate(all="ignore"):
+        for name, left, right in steps:
+            found = OF_ONE[name](value(left)) if name in OF_ONE else OF_TWO[name](value(left), value(right))
+            known.append(np.asarray(found, np.float64))
+    return np.broadcast_to(known[-1], values.shape)
+
+
+def check_steps(steps: Sequence[FunctionStep], constants: Array, columns: int) -> None:
+    """PartyError unless steps use earlier values only, and there is a constant for each column."""
+    if constants.ndim != 2 or constants.shape[1] != columns or len(constants) > MOST_STEPS:
+        raise PartyError(f"a function of {columns:,} columns needs as many numbers in each row of constants")
+    for number, (_, *used) in enumerate(steps):
+        if any(place > number or place < -len(constants) for place in used):
+            raise PartyError("a step of a function uses a value that is not there yet")

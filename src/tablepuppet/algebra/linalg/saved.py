@@ -1,0 +1,212 @@
+"""Models of `tp.linalg` as folders: ``linalg.json``, ``arrays.npz`` and ``secrets.json``.
+
+A model is a frozen dataclass of numbers, texts, arrays, and of what its columns were prepared by. Nothing in a folder
+is executed when it is read. ``secrets.json`` is there because categories are known by keyed digests: it holds the keys
+of databases that were opened in the same process, as for learners.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algebra.functions import Function
+from tablepuppet.algebra.linalg.estimates import Estimates
+from tablepuppet.algebra.preparation import Preparation, Recipe
+from tablepuppet.errors import ConfigError, LearnError
+from tablepuppet.prep.encode import CategoryEncoder, Encoding, NumberEncoder
+from tablepuppet.runs.table_view import NamedNumbers
+from tablepuppet.sql.query import OutputColumn
+from tablepuppet.wire.engine import Engine
+
+FORMAT = 1
+FACTS, ARRAYS, SECRETS = "linalg.json", "arrays.npz", "secrets.json"
+Facts = dict[str, Any]
+
+
+class SavedModel:
+    """A model that can be saved; a subclass is a dataclass, and found by its name."""
+
+    kinds: dict[str, type[Any]] = {}  # noqa: RUF012 - filled by subclasses
+    preparation: Any
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        SavedModel.kinds[cls.__name__] = cls
+
+    def save(self, path: str | Path) -> Self:
+        """Write the model into a folder, which `tp.load` reads; one that is there is replaced."""
+        place = Path(path)
+        if place.exists() and not is_saved(place) and (place.is_file() or any(place.iterdir())):
+            raise ConfigError(f"{str(place)!r} exists and is no saved model of tp.linalg; choose another name")
+        arrays: dict[str, NDArray[Any]] = {}
+        facts = {"format": FORMAT, "model": _written(self, arrays)}
+        draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+        with _write_errors(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            draft.mkdir()
+            (draft / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+            np.savez(draft / ARRAYS, **arrays)  # type: ignore[arg-type]
+            with open(os.open(draft / SECRETS, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8") as stream:
+                json.dump(_secrets(self.preparation), stream)
+            if place.exists():
+                shutil.rmtree(place)
+            draft.rename(place)
+        return self
+
+
+def is_saved(path: str | Path) -> bool:
+    """Whether a folder holds a model of `tp.linalg`."""
+    return (Path(path) / FACTS).is_file()
+
+
+def load(path: str | Path, engine: Engine) -> Any:
+    """The model in a folder, to predict over relations of a federation.
+
+    Raises ConfigError if it cannot be read, LearnError if the federation lacks a party of it.
+    """
+    place = Path(path)
+    try:
+        facts = json.loads((place / FACTS).read_text(encoding="utf-8"))
+        if facts["format"] != FORMAT:
+            raise ConfigError(f"{str(place)!r} was written by another version of tablepuppet; fit and save it again")
+        with np.load(place / ARRAYS, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        known = json.loads((place / SECRETS).read_text(encoding="utf-8"))
+        model = _read(facts["model"], arrays, engine)
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{str(place)!r} is not a saved model that can be read: {type(error).__name__}") from error
+    for party, secret in known.items():
+        holder = engine.capabilities(party).category_secrets if party in engine.parties else None
+        if holder is None:
+            raise LearnError(f"the model was fitted with party {party!r} in its process, which this federation lacks")
+        holder.adopt_category_secret(model.preparation.encoding.id, bytes.fromhex(secret))
+    return model
+
+
+def _secrets(preparation: Preparation) -> dict[str, str]:
+    """The keys of categories by party, of databases that were opened in this process."""
+    if not any(preparation.encoding.categories.values()):
+        return {}
+    found = {}
+    for party in preparation.engine.parties:
+        known = preparation.engine.capabilities(party).category_secrets
+        if known is not None:
+            found[party] = known.category_secret(preparation.encoding.id).hex()
+    return found
+
+
+def _written(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
+    """A value as JSON has it; arrays are put aside."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind == "O":
+            return {"kind": "texts", "values": [_written(each, arrays) for each in value.tolist()]}
+        name = f"array{len(arrays)}"
+        arrays[name] = value
+        return {"kind": "array", "name": name}
+    if isinstance(value, NamedNumbers):
+        numbers = np.array([np.asarray(each, np.float64) for each in value.values()])
+        return {
+            "kind": "named", "names": list(value), "heads": value.heads, "values": _written(numbers, arrays),
+        }  # fmt: skip
+    if isinstance(value, Preparation):
+        return _preparation(value, arrays)
+    if isinstance(value, (Estimates, SavedModel)):
+        parts = {each.name: _written(getattr(value, each.name), arrays) for each in fields(value)}  # type: ignore[arg-type]
+        return {"kind": type(value).__name__, "fields": parts}
+    if isinstance(value, (list, tuple)):
+        return [_written(each, arrays) for each in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _read(value: Any, arrays: Mapping[str, NDArray[Any]], engine: Engine) -> Any:
+    """What `_written` wrote."""
+    if isinstance(value, list):
+        return [_read(each, arrays, engine) for each in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value["kind"]
+    if kind == "array":
+        return arrays[value["name"]]
+    if kind == "texts":
+        found = np.empty(len(value["values"]), object)
+        found[:] = value["values"]
+        return found
+    if kind == "named":
+        numbers = _read(value["values"], arrays, engine)
+        listed = numbers.tolist() if numbers.ndim == 1 else numbers
+        return NamedNumbers(dict(zip(value["names"], listed, strict=True)), value["heads"])
+    if kind == "preparation":
+        return _read_preparation(value, arrays, engine)
+    made = Estimates if kind == "Estimates" else SavedModel.kinds[kind]
+    return made(**{name: _read(each, arrays, engine) for name, each in value["fields"].items()})
+
+
+def _preparation(given: Preparation, arrays: dict[str, NDArray[Any]]) -> Facts:
+    encoding, recipe = given.encoding, given.recipe
+    if encoding.private:
+        raise LearnError("a matrix with noise has no models of tp.linalg")
+    numbers = {
+        alias: [{**_column(each.column), "mean": each.mean, "scale": each.scale} for each in listed]
+        for alias, listed in encoding.numbers.items()
+    }
+    categories = {
+        alias: [{**_column(each.column), "digests": _written(each.digests, arrays)} for each in listed]
+        for alias, listed in encoding.categories.items()
+    }
+    made = None
+    if recipe is not None:
+        made = {name: _written(getattr(recipe, name), arrays) for name in ("places", "scale", "shift")}
+        if recipe.function is not None:
+            made["steps"] = [list(step) for step in recipe.function.steps]
+            made["constants"] = _written(recipe.function.constants, arrays)
+    return {"kind": "preparation", "id": encoding.id, "numbers": numbers, "categories": categories, "recipe": made}
+
+
+def _column(column: OutputColumn) -> Facts:
+    return {"name": column.name, "alias": column.alias, "expression": column.expression, "type": column.type}
+
+
+def _read_preparation(facts: Facts, arrays: Mapping[str, NDArray[Any]], engine: Engine) -> Preparation:
+    def column(entry: Facts) -> OutputColumn:
+        return OutputColumn(entry["name"], entry["alias"], entry["expression"], entry["type"])
+
+    encoding = Encoding(
+        facts["id"],
+        {
+            alias: tuple(NumberEncoder(column(each), each["mean"], each["scale"]) for each in listed)
+            for alias, listed in facts["numbers"].items()
+        },
+        {
+            alias: tuple(CategoryEncoder(column(each), _read(each["digests"], arrays, engine)) for each in listed)
+            for alias, listed in facts["categories"].items()
+        },
+    )
+    made = facts["recipe"]
+    if made is None:
+        return Preparation(encoding, engine)
+    function = None
+    if "steps" in made:
+        steps = tuple((name, left, right) for name, left, right in made["steps"])
+        function = Function(steps, _read(made["constants"], arrays, engine))
+    places, scale, shift = (_read(made[name], arrays, engine) for name in ("places", "scale", "shift"))
+    return Preparation(encoding, engine, Recipe(places, function, scale, shift))
+
+
+@contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot save the model as {str(path)!r}: {error.strerror}") from error

@@ -1,0 +1,326 @@
+"""Where the tables of a matrix compute: at their parties, or here after their cells were collected.
+
+A plan says how that is decided (paper "Federated Data Preparation, Learning, and Debugging in Apache SystemDS", 2.2):
+
+    parties      at the parties, and vectors stay there if they can (`vectors.py`)
+    heuristic    at the parties; what they answer is collected: vectors are here
+    collect      cells are collected when they are first needed (release VALUES), and everything is computed here
+    cost         as heuristic, until what that has cost would have paid for collecting the cells
+
+Costs are seconds: one latency per trip plus bytes over bandwidth, as measured on the trips so far. A table in this
+process costs nothing, so that it is never collected. What a policy forbids, by what the catalog publishes, is not
+considered; if nothing is left, the error comes before anything is asked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_array
+
+from tablepuppet.errors import LearnError, PartyError, PrivacyError
+from tablepuppet.operators.client import Client, Pending, Replies
+from tablepuppet.operators.lou import LearningOverUnion
+from tablepuppet.prep.encode import Encoding
+from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.sql.catalog import Shard
+from tablepuppet.sql.expression import columns_of
+
+PlanName = Literal["cost", "collect", "parties", "heuristic"]
+PLANS: tuple[str, ...] = get_args(PlanName)
+SLOTS = 8  # functions of columns that parties keep for a matrix
+LATENCY = 1e-3  # seconds of a trip, before one was measured
+BANDWIDTH = 1.25e8  # bytes per second, before a message was large enough to measure it
+LARGE = 1 << 20  # bytes of such a message
+ENVELOPE = 300  # bytes of a step beside its arrays, about
+
+
+class ByTables(Protocol):
+    """A matrix by tables, as far as costs depend on it."""
+
+    places: Places
+    tables: list[str]
+
+    def width(self, alias: str) -> int:
+        """Columns of a table."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A step: what parties of each table are sent, and what they answer, in bytes; how many trips it takes."""
+
+    step: str
+    down: Mapping[str, int]
+    up: Mapping[str, int]
+    trips: int = 1
+    chosen: frozenset[str] = frozenset()  # tables that are multiplied with vectors of the caller's choice
+
+    @property
+    def bytes(self) -> int:
+        """Both ways."""
+        return sum(self.down.values()) + sum(self.up.values())
+
+    @classmethod
+    def times(cls, vectors: Mapping[str, int], products: ByTables) -> Asked:
+        """X @ V, with so many vectors for each table."""
+        sizes = products.places.sizes
+        down = {a: 8 * products.width(a) * k * sizes[a].shards for a, k in vectors.items()}
+        up = {a: sizes[a].rows * k * products.places.wire_bytes for a, k in vectors.items()}
+        return cls("X @ V", down, up, int(bool(vectors)), frozenset(vectors))
+
+    @classmethod
+    def transposed(cls, vectors: Mapping[str, int], products: ByTables) -> Asked:
+        """X.T @ U."""
+        sizes = products.places.sizes
+        down = {a: sizes[a].rows * k * products.places.wire_bytes for a, k in vectors.items()}
+        up = {a: 8 * products.width(a) * k * sizes[a].shards for a, k in vectors.items()}
+        return cls("X.T @ U", down, up, int(bool(vectors)), frozenset(vectors))
+
+    @classmethod
+    def statistic(cls, kind: str, products: ByTables) -> Asked:
+        """Sums of columns, or of their squares."""
+        sizes = products.places.sizes
+        up = {alias: 8 * products.width(alias) * sizes[alias].shards for alias in products.tables}
+        step = "X.sum(axis=0)" if kind == "sums" else "(X * X).sum(axis=0)"
+        return cls(step, dict.fromkeys(up, 0), up, int(bool(up)))
+
+    @classmethod
+    def gram(cls, products: ByTables, weighted: bool) -> Asked:
+        """X.T @ X: blocks within tables, then cells of narrow ones to wide ones."""
+        places = products.places
+        sizes, wire = places.sizes, places.wire_bytes
+        order = sorted(products.tables, key=products.width)
+        up = {alias: 8 * products.width(alias) ** 2 * sizes[alias].shards for alias in order}
+        down = {alias: sizes[alias].rows * wire if weighted else 0 for alias in order}
+        for place, alias in enumerate(order):
+            width, before = products.width(alias), sum(products.width(each) for each in order[:place])
+            if place < len(order) - 1:
+                down[alias] += 8 * width**2 * sizes[alias].shards
+                up[alias] += sizes[alias].rows * width * wire
+            down[alias] += sizes[alias].rows * before * wire
+            up[alias] += 8 * width * before * sizes[alias].shards
+        chosen = frozenset(order) if weighted or len(order) > 1 else frozenset[str]()
+        name = "X.T @ (w[:, None] * X)" if weighted else "X.T @ X"
+        return cls(name, down, up, min(len(order), 2), chosen)
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """The base rows of a table that take part, and their shards; whether some are of a service."""
+
+    rows: int
+    shards: int
+    is_remote: bool
+
+
+@dataclass
+class Measured:
+    """What a kind of step has cost so far."""
+
+    runs: int = 0
+    trips: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Line:
+    """The way to the parties, as measured."""
+
+    latency: float = LATENCY
+    bandwidth: float = BANDWIDTH
+    _is_measured: bool = field(default=False, repr=False)
+
+    def add(self, trips: int, size: int, seconds: float) -> None:
+        """Learn from trips that have taken so long together."""
+        each = seconds / trips
+        if size < LARGE:
+            self.latency = min(self.latency, each) if self._is_measured else each
+            self._is_measured = True
+        elif seconds > trips * self.latency:
+            self.bandwidth = size / (seconds - trips * self.latency)
+
+    def seconds(self, trips: int, size: int) -> float:
+        """What so many trips and bytes would take."""
+        return trips * self.latency + size / self.bandwidth
+
+
+class Places:
+    """Where the tables of one matrix compute, and what that has cost."""
+
+    def __init__(self, client: Client, encoding: Encoding, wire: str, plan: str = "cost"):
+        if plan not in PLANS:
+            raise LearnError(f"matrix: plan is one of {', '.join(map(repr, PLANS))}, not {plan!r}")
+        self.client, self.plan, self._encoding = client, plan, encoding
+        self.lou, self.wire_bytes = LearningOverUnion(client, wire), np.dtype(wire).itemsize
+        self.collected: dict[str, EncodedTable] = {}
+        self.measured: dict[str, Measured] = {}
+        self.line = Line()
+        self._slots: OrderedDict[object, int] = OrderedDict()  # functions by slot, the one used last at the end
+        self._name, self._spent = client.new_name(), 0.0
+        self._selections: dict[str, Any] = {}
+        self.sizes = {alias: self._size(alias) for alias in client.mapping.tables}
+
+    def _size(self, alias: str) -> TableSize:
+        shards = self.client.shards(alias)
+        remote = any(self.client.engine.is_service(shard.party) for shard in shards)
+        return TableSize(self.client.mapping.tables[alias].rows, len(shards), remote)
+
+    def slot(self, key: object) -> tuple[str, bool]:
+        """(the name under which parties keep a function of columns, whether they have it already)."""
+        is_kept = key in self._slots
+        if not is_kept:
+            free = len(self._slots) if len(self._slots) < SLOTS else self._slots.popitem(last=False)[1]
+            self._slots[key] = free
+        self._slots.move_to_end(key)
+        return f"{self._name}.{self._slots[key]}", is_kept
+
+    def selection(self, alias: str) -> Any:
+        """S_i^T as a sparse matrix."""
+        if alias not in self._selections:
+            table, rows = self.client.mapping.tables[alias], len(self.client.mapping)
+            places = (table.index, np.arange(rows, dtype=np.int32))
+            self._selections[alias] = coo_array((np.ones(rows), places), shape=(table.rows, rows)).tocsr()
+        return self._selections[alias]
+
+    def prepare(self, asked: Asked) -> None:
+        """Collect what the plan collects before this step; PrivacyError if no plan is left that policies allow."""
+        there = [alias for alias in asked.up if alias not in self.collected]
+        chosen = self.would_collect(asked, there)
+        self._spent += self._cost(asked, there)
+        if chosen:
+            self._collect(chosen)
+        record = self.measured.setdefault(asked.step, Measured())
+        record.runs += 1
+
+    def would_collect(self, asked: Asked, there: Sequence[str]) -> list[str]:
+        """Those of the tables that are not here whose cells the plan collects before a step.
+
+        PrivacyError if policies allow neither that nor the step.
+        """
+        if self.plan == "collect":
+            for alias in there:
+                self._check_values(asked.step, alias)
+            return list(there)
+        found = []
+        for alias in there:
+            forbids = self._forbids_products(alias) if alias in asked.chosen else None
+            if forbids is not None:
+                if self.plan != "cost" or self._forbids_values(alias):
+                    raise self._refusal(asked.step, alias, forbids)
+                found.append(alias)
+        if self.plan == "cost":
+            remote = [alias for alias in there if self.sizes[alias].is_remote and alias not in found]
+            if remote and not any(self._forbids_values(alias) for alias in remote):
+                spent = self._spent + self._cost(asked, there)
+                if spent >= self.line.seconds(1, sum(map(self.cell_bytes, remote))):
+                    found += remote
+        return found
+
+    def _cost(self, asked: Asked, there: Iterable[str]) -> float:
+        """The seconds of a step at the parties of tables elsewhere."""
+        remote = [alias for alias in there if self.sizes[alias].is_remote]
+        size = sum(asked.down[alias] + asked.up[alias] for alias in remote)
+        return self.line.seconds(asked.trips, size) if remote else 0.0
+
+    def cell_bytes(self, alias: str) -> int:
+        """The bytes of a table's encoded cells."""
+        numbers, categories = len(self._encoding.numbers[alias]), len(self._encoding.categories[alias])
+        return self.sizes[alias].rows * (numbers * self.wire_bytes + 4 * categories)
+
+    def _forbids_products(self, alias: str) -> Shard | None:
+        """A shard whose policy allows no products with vectors of the caller's choice."""
+        return next((shard for shard in self._shards(alias) if not shard.matrix), None)
+
+    def _forbids_values(self, alias: str) -> tuple[Shard, str] | None:
+        """(a shard, a column of it that may not be collected)."""
+        for column in self._encoding.encoded:
+            for shard in self._shards(alias) if column.alias == alias else ():
+                allowed = {name.lower() for name in shard.values}
+                missing = [name for name in columns_of(column.expression) if name.lower() not in allowed]
+                if missing:
+                    return shard, missing[0]
+        return None
+
+    def _shards(self, alias: str) -> list[Shard]:
+        parties = {shard.party for shard in self.client.shards(alias)}
+        return [shard for shard in self.client.plan.tables[alias].shards if shard.party in parties]
+
+    def _check_values(self, step: str, alias: str) -> None:
+        found = self._forbids_values(alias)
+        if found is not None:
+            shard, column = found
+            raise PrivacyError(
+                f"{step}: party {shard.party!r}, table {shard.name!r}, column {column!r}: its cells may not be "
+                "collected; take plan='cost', or ask the party's operator for the use value (policy rule uses)",
+                rule="uses",
+            )
+
+    def _refusal(self, step: str, alias: str, shard: Shard) -> PrivacyError:
+        """The error for a step that no plan is left for."""
+        if shard.require_dp:
+            return PrivacyError(
+                f"{step}: party {shard.party!r}, table {shard.name!r}: releases only with noise, and products with "
+                "vectors of the caller's choice have no form with noise (policy rule require_dp)",
+                rule="require_dp",
+            )
+        values = self._forbids_values(alias)
+        other = f", nor may column {values[1]!r} be collected (policy rule uses)" if values else ""
+        return PrivacyError(
+            f"{step}: party {shard.party!r}, table {shard.name!r}: may not be multiplied with vectors of the caller's "
+            f"choice; use a learner, or ask its operator to set matrix = true (policy rule matrix){other}",
+            rule="matrix",
+        )
+
+    def _collect(self, aliases: Sequence[str]) -> None:
+        """Fetch the encoded cells of tables; one trip."""
+        pending = self.lou.ask("matrix.values", aliases, encoding=self._encoding.id)
+        step = self.collecting(aliases)
+        found = self.read(step, pending)
+        for alias in aliases:
+            sizes = np.array([len(encoder.digests) for encoder in self._encoding.categories[alias]], np.int64)
+            width = len(self._encoding.numbers[alias])
+            for shard, each in zip(self.client.shards(alias), found[alias], strict=True):
+                _check_cells(shard.party, alias, each["numbers"], each["codes"], width, sizes)
+            numbers = np.concatenate([each["numbers"] for each in found[alias]]).astype(np.float64)
+            codes: NDArray[np.int32] = np.concatenate([each["codes"] for each in found[alias]])
+            columns = tuple(np.ascontiguousarray(codes[:, place], np.int32) for place in range(len(sizes)))
+            self.collected[alias] = EncodedTable(numbers, columns, tuple(sizes.tolist()))
+        self.measured[step.step].runs += 1
+
+    def collecting(self, aliases: Iterable[str]) -> Asked:
+        """The step that collects the cells of tables."""
+        cells = {alias: self.cell_bytes(alias) for alias in aliases}
+        return Asked("collect cells", dict.fromkeys(cells, 0), cells)
+
+    def read(self, asked: Asked | None, pending: Pending) -> Replies:
+        """Read replies, and note what the trip has cost, if it is made now."""
+        traffic, began = self.client.engine.traffic, time.perf_counter()
+        trips, size = traffic.trips, traffic.bytes
+        replies = pending.read()
+        made, moved = traffic.trips - trips, traffic.bytes - size
+        if made:
+            seconds = time.perf_counter() - began
+            if any(self.sizes[alias].is_remote for alias in replies if replies[alias]):
+                self.line.add(made, moved, seconds)
+            record = self.measured.setdefault("X.T @ X" if asked is None else asked.step, Measured())
+            record.trips, record.bytes, record.seconds = (
+                record.trips + made,
+                record.bytes + moved,
+                record.seconds + seconds,
+            )
+        return replies
+
+
+def _check_cells(
+    party: str, alias: str, numbers: NDArray[Any], codes: NDArray[Any], width: int, sizes: NDArray[np.int64]
+) -> None:
+    """PartyError unless cells are as wide as the encoding, and codes those of its categories."""
+    if numbers.shape[1] != width or codes.shape[1] != len(sizes) or (codes >= sizes).any():
+        raise PartyError(f"party {party!r}, table {alias!r}: its cells are not those of the encoding")

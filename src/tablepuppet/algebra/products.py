@@ -1,0 +1,379 @@
+"""Products with a matrix [S_1 T_1, ..., S_M T_M] that is never built: the coordinator's half (ops.py is the parties').
+
+Let T_i (n_i x d_i) be the encoded rows of table i that take part, and S_i (N x n_i) the selection of a base row for
+each joined row, which the mapping holds. Then
+
+    X      = [S_1 T_1, ..., S_M T_M]
+    X V    = sum_i S_i (T_i V_i)              tables multiply, the result is gathered to joined rows
+    X^T U  = [T_i^T (S_i^T U)]_i              U is summed at base rows, tables multiply
+    X^T X  = [T_i^T (S_i^T S_j) T_j]_ij       S_i^T S_j counts how often two base rows are joined with each other
+
+Over the shards of a table T V concatenates and T^T U adds up. Nothing as long as the joined rows crosses the wire. What
+is asked before a result is read shares a trip. A table computes at its parties, or here if it was collected
+(`places.py` decides).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import coo_array
+
+from tablepuppet.algebra.functions import Function
+from tablepuppet.algebra.ops import applied, squares_of
+from tablepuppet.algebra.places import Asked, Places
+from tablepuppet.errors import LearnError
+from tablepuppet.mapping.table_mapping import Floats, TableMapping
+from tablepuppet.operators.client import Pending
+from tablepuppet.party.arguments import LARGEST
+from tablepuppet.pieces import over_pieces
+from tablepuppet.prep.encoded_table import EncodedTable
+
+Array = NDArray[np.float64]
+Number = TypeVar("Number", bound=np.floating[Any])
+ByTable = Callable[[], dict[str, Any]]
+
+
+class Result:
+    """An array that was asked for; the first `read` makes the trip, unless another result's has."""
+
+    def __init__(self, finish: Callable[[], Array]):
+        self._finish: Callable[[], Array] | None = finish
+        self._found = np.empty(0)
+
+    def read(self) -> Array:
+        """The array."""
+        if self._finish is not None:
+            self._found = self._finish()
+            self._finish = None  # and with it the replies, and what was asked
+        return self._found
+
+
+class TableProducts:
+    """X by tables: ``ids`` say under which name each table's rows are encoded at its parties, ``widths`` how wide.
+
+    ``squares`` are the largest mean square of a column by table, 1 if it is not there, for bounds of secure sums.
+    """
+
+    def __init__(
+        self, places: Places, ids: Mapping[str, str], widths: Mapping[str, int],
+        squares: Mapping[str, float] | None = None,
+    ):  # fmt: skip
+        self.places, self.mapping, self._ids, self._squares = places, places.client.mapping, ids, squares or {}
+        ends = np.cumsum([0, *widths.values()]).tolist()
+        self.blocks = {alias: slice(*ends) for alias, ends in zip(widths, pairwise(ends), strict=True)}
+        self.shape = (len(self.mapping), int(ends[-1]))
+        self.tables = [alias for alias, width in widths.items() if width and places.client.shards(alias)]
+        self._lou = places.lou
+
+    def local(self, alias: str) -> EncodedTable | None:
+        """The table's rows, if they were collected."""
+        return self.places.collected.get(alias)
+
+    def ready(self) -> None:
+        """Called before something is asked of it."""
+
+    def _square(self, alias: str) -> float:
+        """The largest mean square of a column, at least 1."""
+        return self._squares.get(alias, 1.0)
+
+    def width(self, alias: str) -> int:
+        """Columns of a table."""
+        block = self.blocks[alias]
+        return int(block.stop - block.start)
+
+    def ask_times(self, directions: Array) -> Result:
+        """Ask for X V, (d, k) to (N, k); a table is sent those columns of V that are not zero for it."""
+        used = {alias: np.flatnonzero(directions[self.blocks[alias]].any(axis=0)) for alias in self.tables}
+        used = {alias: places for alias, places in used.items() if len(places)}
+        asked = Asked.times({alias: len(places) for alias, places in used.items()}, self)
+        replies = self._ask_images({alias: directions[self.blocks[alias]][:, used[alias]] for alias in used}, asked)
+
+        def finish() -> Array:
+            images = replies()
+            found = np.zeros((self.shape[0], directions.shape[1]))  # (N, k)
+
+            def gather(part: slice) -> None:
+                for alias, image in images.items():
+                    table = self.mapping.tables[alias]
+                    # mode="clip" skips the bounds check
+                    here = image[part] if table.is_identity else image.take(table.index[part], 0, mode="clip")
+                    if image.shape[1] == found.shape[1]:
+                        found[part] += here
+                    else:
+                        found[part, used[alias]] += here
+
+            over_pieces(gather, len(found), max(directions.shape[1], 1))
+            return found
+
+        return Result(finish)
+
+    def ask_transposed_times(self, values: Array) -> Result:
+        """Ask for X^T U, (N, k) to (d, k); U must not change before the result is read."""
+        asked = self.tables if values.size else ()
+        return self._by_blocks(self._ask_sums({alias: self.scattered(alias, values) for alias in asked}), values)
+
+    def ask_sums_by(self, labels: NDArray[np.integer], groups: int) -> Result:
+        """Ask for X^T U, (d, groups), for the 0/1 matrix U of ``labels``, (N,), numbers of groups. U is not built."""
+        rows = {}
+        for alias in self.tables:
+            table = self.mapping.tables[alias]
+            pairs = table.index * np.int64(groups) + labels
+            counts = np.bincount(pairs, minlength=table.rows * groups)
+            rows[alias] = counts.reshape(table.rows, groups).astype(np.float64)
+        return self._by_blocks(self._ask_sums(rows), np.zeros((0, groups)))
+
+    def _by_blocks(self, replies: ByTable, like: Array) -> Result:
+        def finish() -> Array:
+            found = np.zeros((self.shape[1], like.shape[1]))  # (d, k)
+            for alias, sums in replies().items():
+                found[self.blocks[alias]] = sums
+            return found
+
+        return Result(finish)
+
+    def ask_column_sums(self) -> Result:
+        """Ask for the sums of columns, (d,). No direction is chosen, so a table that releases statistics answers."""
+        return self._statistic("matrix.column_sums", lambda data, weights: data.transposed_times(weights))
+
+    def ask_column_squares(self) -> Result:
+        """Ask for the sums of the squares of columns, (d,)."""
+        return self._statistic("matrix.column_squares", squares_of)
+
+    def _statistic(self, op: str, here: Callable[[EncodedTable, Array], Array]) -> Result:
+        def ask(aliases: Iterable[str]) -> Pending:
+            return self._lou.ask(
+                op,
+                aliases,
+                by_alias=self._named(aliases),
+                bounds=lambda alias: {"sums": self.shape[0] * self._square(alias)},
+            )
+
+        def compute(alias: str, data: EncodedTable) -> Array:
+            return here(data, self.mapping.counts(alias).astype(np.float64))[:, None]
+
+        asked = Asked.statistic(op.rpartition("_")[2], self)
+        return _flattened(self._by_blocks(self._asked(asked, self.tables, ask, "sums", compute), np.zeros((0, 1))))
+
+    def gram(self, weights: Array | None = None) -> Array:
+        """X^T X, or X^T diag(weights) X, (d, d); one trip for one table, else two.
+
+        A table computes its own block. Of two tables the one with fewer columns sends its encoded cells and the other
+        multiplies: that moves least. So all tables but the widest send as many products as they have columns.
+        """
+        found = np.zeros((self.shape[1], self.shape[1]))
+        if not self.tables:
+            return found
+        within = self._ask_grams(weights)
+        order = sorted(self.tables, key=self.width)
+        sent = self._ask_images({alias: np.eye(self.width(alias)) for alias in order[:-1]}, None)
+        for alias, gram in within().items():
+            found[self.blocks[alias], self.blocks[alias]] = gram
+        cells = sent()
+        met = {}
+        for place, alias in enumerate(order[1:], 1):
+            parts = [moved(self.mapping, other, alias, cells[other], weights) for other in order[:place]]
+            met[alias] = np.concatenate(parts, axis=1)
+        for alias, sums in self._ask_sums(met, counted=False)().items() if met else ():
+            others = np.concatenate([_places(self.blocks[other]) for other in order[: order.index(alias)]])
+            found[self.blocks[alias], others] = sums
+            found[others, self.blocks[alias]] = sums.T
+        return found
+
+    def _ask_grams(self, weights: Array | None) -> ByTable:
+        """Ask for T_i^T diag(S_i^T w) T_i of all tables."""
+        rows, count = None, self.shape[0]
+        if weights is not None:
+            rows = {alias: self.scattered(alias, weights[:, None])[:, 0] for alias in self.tables}
+            bound = float(np.abs(weights).max(initial=0.0))
+
+        def ask(aliases: Iterable[str]) -> Pending:
+            if rows is None:
+                return self._lou.ask(
+                    "matrix.gram", aliases, by_alias=self._named(aliases),
+                    bounds=lambda alias: {"gram": self._square(alias)}, joined_rows=count,
+                )  # fmt: skip
+            return self._lou.ask(
+                "matrix.weighted_gram", aliases, rows, self._named(aliases),
+                bounds=lambda alias: {"gram": bound * self._square(alias)}, joined_rows=count,
+            )  # fmt: skip
+
+        def compute(alias: str, data: EncodedTable) -> Array:
+            given = self.mapping.counts(alias).astype(np.float64) if rows is None else rows[alias]
+            return data.gram(given) / count
+
+        replies = self._asked(Asked.gram(self, weights is not None), self.tables, ask, "gram", compute)
+        return lambda: {alias: gram * count for alias, gram in replies().items()}
+
+    def _ask_images(self, directions: Mapping[str, Array], asked: Asked | None) -> ByTable:
+        """Ask for T_i V_i of some tables, (n_i, k)."""
+
+        def ask(aliases: Iterable[str]) -> Pending:
+            named = self._named(aliases)
+            told = {alias: {**named[alias], "directions": _flat(directions[alias])} for alias in aliases}
+            return self._lou.ask("matrix.times", told, by_alias=told)
+
+        def compute(alias: str, data: EncodedTable) -> Array:
+            return data.times(directions[alias])
+
+        return self._asked(asked, list(directions), ask, "image", compute)
+
+    def _ask_sums(self, rows: Mapping[str, Array], counted: bool = True) -> ByTable:
+        """Ask for T_i^T U_i of some tables, (d_i, k)."""
+
+        def ask(aliases: Iterable[str]) -> Pending:
+            return self._lou.ask(
+                "matrix.transposed_times", aliases, {alias: _flat(rows[alias]) for alias in aliases},
+                self._named(aliases),
+                bounds=lambda alias: {"sums": self._lou.bound(rows[alias]) * math.sqrt(self._square(alias))},
+            )  # fmt: skip
+
+        def compute(alias: str, data: EncodedTable) -> Array:
+            return data.transposed_times(rows[alias])
+
+        asked = Asked.transposed({alias: each.shape[1] for alias, each in rows.items()}, self) if counted else None
+        return self._asked(asked, list(rows), ask, "sums", compute)
+
+    def _asked(
+        self, asked: Asked | None, aliases: list[str], ask: Callable[[Iterable[str]], Pending], name: str,
+        compute: Callable[[str, EncodedTable], Array],
+    ) -> ByTable:  # fmt: skip
+        """Ask the parties of tables that are there, and compute here what was collected; read by calling the result.
+
+        Replies named ``image`` are put together over the shards of a table, others are added up.
+        """
+        if asked is not None:
+            self.places.prepare(asked)
+        self.ready()
+        here = {alias: data for alias in aliases if (data := self.local(alias)) is not None}
+        there = [alias for alias in aliases if alias not in here]
+        pending = ask(there) if there else None
+
+        def read() -> dict[str, Any]:
+            replies = {} if pending is None else self.places.read(asked, pending)
+            found: dict[str, Any] = {}
+            for alias in aliases:
+                if alias in here:
+                    found[alias] = _wide(compute(alias, here[alias]))
+                elif name == "image":
+                    found[alias] = _wide(self._lou.concatenate(replies[alias], name))  # in the wire's precision
+                else:
+                    found[alias] = _wide(self._lou.add(replies[alias], name))
+            return found
+
+        return read
+
+    def _named(self, aliases: Iterable[str]) -> dict[str, dict[str, Any]]:
+        return {alias: {"encoding": self._ids[alias]} for alias in aliases}
+
+    def scattered(self, alias: str, columns: Array) -> Array:
+        """S_i^T U, (n_i, k)."""
+        table = self.mapping.tables[alias]
+        if columns.shape[1] == 1 or table.is_identity:
+            return self.mapping.scatter_sum(alias, columns)
+        return np.asarray(self.places.selection(alias) @ columns)  # much faster for several columns
+
+
+class Derived(TableProducts):
+    """A function of columns of X: kept at parties until several others were asked for, then asked for again."""
+
+    def __init__(self, places: Places, encoding: str, parts: Mapping[str, DerivedTable]):
+        self._encoding, self._parts = encoding, parts
+        self._key = tuple((alias, each.key) for alias, each in parts.items())
+        self._made: dict[str, EncodedTable] = {}
+        super().__init__(places, {}, {alias: each.width for alias, each in parts.items()})
+
+    def local(self, alias: str) -> EncodedTable | None:
+        """A function of the table's rows, if these were collected."""
+        data = self.places.collected.get(alias)
+        if data is not None and alias not in self._made:
+            self._made[alias] = self._parts[alias].of(data)
+        return None if data is None else self._made[alias]
+
+    def ready(self) -> None:
+        """Ask parties to apply the function, unless they have it."""
+        name, is_kept = self.places.slot(self._key)
+        self._ids = dict.fromkeys(self._parts, name)
+        if is_kept:
+            return
+        there = [alias for alias in self.tables if alias not in self.places.collected]
+        told = {alias: {"into": name, **self._parts[alias].arguments()} for alias in there}
+        self.places.client.widths |= {(alias, name): self._parts[alias].width for alias in there}
+        self._lou.ask("matrix.apply", told, by_alias=told, encoding=self._encoding)
+
+
+class DerivedTable:
+    """A function of some numbers of a table, with some of its category groups, whose widths are ``sizes``."""
+
+    def __init__(self, function: Function, numbers: list[int], groups: list[int], sizes: list[int]):
+        self._function, self.width = function, len(numbers) + sum(sizes)
+        self._numbers, self._groups = np.array(numbers, np.int64), np.array(groups, np.int64)
+        self.key = (function.key, tuple(numbers), tuple(groups))
+
+    def arguments(self) -> dict[str, Any]:
+        """As an op takes it."""
+        return {
+            "numbers": self._numbers, "groups": self._groups, "steps": list(self._function.steps),
+            "constants": self._function.constants,
+        }  # fmt: skip
+
+    def of(self, data: EncodedTable) -> EncodedTable:
+        """The function of rows that are here."""
+        found = applied(data, self._numbers, self._groups, self._function.steps, self._function.constants)
+        if not np.isfinite(found.dense).all():
+            raise LearnError("the function is not finite for some rows; columns are standardised numbers")
+        return found
+
+
+def moved(mapping: TableMapping, source: str, target: str, values: Floats, weights: Array | None = None) -> Array:
+    """Values of one table's rows, (rows, k), summed at another's by how often they are joined: S_t^T S_s values.
+
+    With ``weights``, (joined rows,), S_t^T diag(weights) S_s values.
+    """
+    here, there = mapping.tables[source], mapping.tables[target]
+    if weights is None and there.is_identity:
+        return np.asarray(mapping.gather(source, values), np.float64)
+    if weights is None and here.is_identity:
+        return mapping.scatter_sum(target, values)
+    data = np.ones(len(mapping), np.int32) if weights is None else weights
+    counted = coo_array((data, (there.index, here.index)), shape=(there.rows, here.rows)).tocsr()
+    return np.asarray(counted @ values.astype(np.float64))
+
+
+def _flattened(result: Result) -> Result:
+    return Result(lambda: result.read()[:, 0])
+
+
+def _wide(values: NDArray[Number]) -> NDArray[Number]:
+    """With two dimensions."""
+    return values[:, None] if values.ndim == 1 else values
+
+
+def _flat(values: Array) -> Array:
+    """Without a second dimension of one: so ops take and answer a single vector."""
+    return values[:, 0] if values.shape[1] == 1 else values
+
+
+def _places(block: slice) -> NDArray[np.intp]:
+    return np.arange(block.start, block.stop)
+
+
+def checked(what: str, given: ArrayLike, length: int, unit: str) -> Array:
+    """Real, finite numbers of one or two dimensions; LearnError if they are others, or of another length."""
+    try:
+        values = np.asarray(given)
+        if values.dtype.kind not in "biuf":
+            raise TypeError
+    except (TypeError, ValueError):
+        raise LearnError(f"{what} must be an array of real numbers") from None
+    if values.ndim not in (1, 2) or len(values) != length:
+        raise LearnError(f"{what} has shape {values.shape}, and X has {length:,} {unit}: ({length},) or ({length}, k)")
+    values = values.astype(np.float64, copy=False)
+    if not np.all(np.abs(values) <= LARGEST):  # nor NaN
+        raise LearnError(f"{what} has numbers that are not finite, or above {LARGEST:g}")
+    return values

@@ -1,0 +1,189 @@
+"""Noise as targets (NAT; Bojanowski and Joulin 2017): a network of one table learns from the table's rows alone.
+
+Comes in: a torch module, the encoded rows of a table, settings and a seed. Goes out: the module, trained. It runs at
+the party that has the rows (Alg. 1 of FedOnce, lines 3 to 15); nothing here leaves it.
+
+Every row i has a target c_i, a point on the unit sphere that is drawn at random. z_i is the output of the network,
+divided by its length. Training minimises, over the parameters and over which row has which target,
+
+    1 / 2n sum_i |z_i - c_i|^2  =  1 - 1/n sum_i z_i . c_i                                       (Eq. 1)
+
+In every ``assign_every``-th epoch the rows of a batch exchange their targets so that this is least for the batch. In
+other epochs they keep them. Each base row is seen once an epoch, however often it is joined: NAT spreads rows over the
+sphere, and copies of one row would have to go to different places. PCA, which has no such targets, weighs rows by how
+often they are joined (`principal_components`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from tablepuppet.learn.tables.network import need_torch
+from tablepuppet.learn.threads import one_thread
+from tablepuppet.party.allowance import check_time
+from tablepuppet.party.arguments import NotNegative, Some
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+Array = NDArray[np.float64]
+Floats = NDArray[np.floating]
+Singles = NDArray[np.float32]
+Places = NDArray[np.integer]
+SHORTEST = 1e-12  # outputs of this length or less have no direction
+
+
+class NatSettings(msgspec.Struct, frozen=True):
+    """How a table's network is trained by NAT."""
+
+    batch_size: Some = 64
+    lr: NotNegative = 1e-3
+    l2: NotNegative = 1e-5
+    assign_every: Some = 1
+
+
+def targets_of(row_ids: Places, outputs: int, seed: int) -> Singles:
+    """Targets on the unit sphere, (rows, outputs), uniformly distributed.
+
+    The target of a row follows from the seed and its own id: whatever other rows there are, it is the same.
+
+    >>> both = targets_of(np.array([0, 5]), 3, seed=1)
+    >>> bool((both[1:] == targets_of(np.array([5]), 3, seed=1)).all())
+    True
+    """
+    ids = int(row_ids.max()) + 1 if len(row_ids) else 0
+    drawn = np.random.default_rng([seed, 0]).standard_normal((ids, outputs), np.float32)[row_ids]
+    return np.asarray(drawn / np.maximum(np.linalg.norm(drawn, axis=1, keepdims=True), 1e-12), np.float32)
+
+
+def assigned(agreement: Floats) -> Places:
+    """The column of each row, every column once, with the largest sum: the best assignment of targets to rows.
+
+    ``agreement`` is z . c for every row and target of a batch. The largest value of each column is subtracted first.
+    That changes no assignment's rank, and the search ends in half the time.
+
+    >>> assigned(np.array([[0.9, 0.8], [0.8, 0.1]])).tolist()
+    [1, 0]
+    """
+    return np.asarray(linear_sum_assignment(agreement.max(axis=0) - agreement)[1])
+
+
+def derivatives(outputs: Floats, targets: Floats) -> tuple[Floats, Floats]:
+    """By row: the loss 1 - z . c, and its derivative by the output h = |h| z, which is ((z . c) z - c) / |h|.
+
+    A row depends on its own output and target only. An output of length zero has no direction: its loss is 1, and its
+    derivative -c.
+    """
+    lengths = np.linalg.norm(outputs, axis=1, keepdims=True)
+    unit = outputs / np.where(lengths > SHORTEST, lengths, 1)
+    agreement = np.einsum("ij,ij->i", unit, targets)[:, None]
+    return 1 - agreement[:, 0], (agreement * unit - targets) / np.where(lengths > SHORTEST, lengths, 1)
+
+
+class NatTraining:
+    """A network that is being trained. `train` may be called again and again: an epoch follows from those before.
+
+    ``rows`` gives the encoded rows at some places, (places, width). Autograd differentiates the module only: the loss
+    has a derivative in closed form.
+    """
+
+    def __init__(
+        self, module: Module, rows: Callable[[Places], Tensor], targets: Singles, settings: NatSettings, seed: int
+    ):
+        self.module, self.rows, self.settings, self.seed = module, rows, settings, seed
+        self.targets, self.epochs = targets.copy(), 0
+        self.adam = FlatAdam(module, settings.lr, settings.l2)
+
+    def train(self, epochs: int) -> list[float]:
+        """The mean loss of each epoch, measured while the network learns."""
+        with one_thread(need_torch()):
+            self.module.train()
+            losses = [self._epoch() for _ in range(epochs)]
+            self.module.eval()
+        return losses
+
+    def _epoch(self) -> float:
+        assigns = self.epochs % self.settings.assign_every == 0
+        total = sum(self._step(places, assigns) for places in self._batches())
+        self.epochs += 1
+        return total / max(1, len(self.targets))
+
+    def _batches(self) -> Iterator[Places]:
+        """The rows in another order each epoch, in batches that differ by at most one row: none is left alone."""
+        rows = len(self.targets)
+        order = np.random.default_rng([self.seed, 1, self.epochs]).permutation(rows)
+        yield from np.array_split(order, max(1, round(rows / self.settings.batch_size))) if rows else ()
+
+    def _step(self, places: Places, assigns: bool) -> float:
+        """One step; the sum of the losses of its rows before it."""
+        torch = need_torch()
+        check_time()
+        outputs = self.module(self.rows(places))  # (batch, outputs)
+        values, targets = outputs.detach().numpy(), self.targets[places]
+        if assigns:
+            # the lengths of outputs matter: targets are assigned to directions
+            unit = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), SHORTEST)
+            targets = targets[assigned(unit @ targets.T)]
+            self.targets[places] = targets
+        losses, slopes = derivatives(values, targets)
+        outputs.backward(torch.from_numpy((slopes / len(places)).astype(values.dtype, copy=False)))
+        self.adam.step()
+        return float(losses.sum())
+
+
+class FlatAdam:
+    """Adam (Kingma and Ba 2015) on all parameters of a module as one tensor; they become views of it.
+
+    One step is then a few operations, however many layers there are. ``l2`` adds l2 theta to the gradient.
+    """
+
+    beta1, beta2, tiny = 0.9, 0.999, 1e-8
+
+    def __init__(self, module: Module, lr: float, l2: float):
+        torch = need_torch()
+        parameters = [each for each in module.parameters() if each.requires_grad]
+        self.lr, self.l2, self.steps = lr, l2, 0
+        self.flat: Tensor = torch.cat([torch.zeros(0), *(each.detach().reshape(-1) for each in parameters)])
+        self.gradient, self.first, self.second = (torch.zeros_like(self.flat) for _ in range(3))
+        start = 0
+        for each in parameters:
+            here = slice(start, start + each.numel())
+            each.data, each.grad = self.flat[here].view(each.shape), self.gradient[here].view(each.shape)
+            start = here.stop
+
+    def step(self) -> None:
+        """Take a step against the gradient that was accumulated, and begin another."""
+        self.steps += 1
+        torch = need_torch()
+        with torch.no_grad():
+            gradient = self.gradient.add_(self.flat, alpha=self.l2) if self.l2 else self.gradient
+            self.first.lerp_(gradient, 1 - self.beta1)
+            self.second.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+            unbiased = (1 - self.beta2**self.steps) ** 0.5
+            rate = self.lr * unbiased / (1 - self.beta1**self.steps)
+            self.flat.addcdiv_(self.first, self.second.sqrt().add_(self.tiny * unbiased), value=-rate)
+            self.gradient.zero_()
+
+
+def principal_components(gram: Array, components: int) -> Array:
+    """The first principal components of a table, (columns, components), each scaled to variance 1 over the joined rows.
+
+    ``gram`` is T^T diag(G) T / N of encoded columns: rows are weighted by how often they are joined, G, as all columns
+    of the joined table are. Where a table has fewer components than that, the others are zero. A component's sign is
+    such that its largest weight is positive.
+    """
+    values, vectors = np.linalg.eigh(gram)
+    values, vectors = values[::-1][:components], vectors[:, ::-1][:, :components]
+    kept = values > 1e-10 * max(float(values[0]), 0.0) if len(values) else values > 0
+    largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(vectors.shape[1])]
+    scaled = vectors[:, kept] * (np.sign(largest[kept]) / np.sqrt(values[kept]))
+    found = np.zeros((len(gram), components))
+    found[:, : scaled.shape[1]] = scaled
+    return found

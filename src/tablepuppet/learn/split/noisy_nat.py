@@ -1,0 +1,68 @@
+"""NAT with noise (FedOnce-L1, Alg. 1 lines 11 to 13): gradients of a sample of rows, clipped, added up and noised.
+
+Comes in: the encoded rows of a table, parameters, the noise. Goes out: noisy gradients, which cost epsilon.
+
+The target of a row follows from the seed and the row's id. It is never exchanged with those of other rows: assignment
+within a batch lets one row change the targets, and so the gradients, of all others, and the sum would change by more
+than the clipping bound that noise counts on. With a target of its own, a row adds at most ``clip``:
+
+    g = ( sum over the sample of clip(J_r^T Y_r) + noise ) / (q n),    Y_r = ((z_r . c_r) z_r - c_r) / |h_r|
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PartyError
+from tablepuppet.learn.split.nat import derivatives, targets_of
+from tablepuppet.learn.tables.model import RowModel
+from tablepuppet.party.added_noise import SampleNoise
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.prep.encoded_rows import encoded_for_noise
+from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.privacy.clip import blocks
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class NoisyNat:
+    """The data of all noisy steps at one shard."""
+
+    table: LocalTable
+    data: EncodedTable
+    rows: RowModel
+    targets: Array
+    noise: SampleNoise  # of n rows, with probability q
+
+    @classmethod
+    def of(
+        cls, table: LocalTable, view: str, encoding: str, rows: RowModel, outputs: int, seed: int, noise: SampleNoise
+    ) -> NoisyNat:
+        """The steps of a table whose targets follow from a seed."""
+        data, row_ids = encoded_for_noise(table, view, encoding), table.rows_once(view).row_ids
+        return cls(table, data, rows, targets_of(row_ids, outputs, seed).astype(np.float64), noise)
+
+    def gradient(self, theta: Array) -> Array:
+        """The noisy gradient of the mean loss, from a new sample."""
+        noise = self.noise
+        if self.rows.predict(theta, self.data.rows(slice(0))).shape[1:] != self.targets.shape[1:]:
+            raise PartyError(f"party {self.table.grant.party!r}: targets and outputs have different widths")
+        given = hashlib.sha256(theta.tobytes()).digest()
+        chosen = self.table.sample(len(self.data.dense), noise.sampling, given)
+        told = self.table.noisy(
+            lambda: self.parts(theta, chosen), theta.shape, noise.clip, noise.multiplier, "gradient", noise.sampling
+        )
+        return np.asarray(told / (noise.sampling * noise.table_rows))
+
+    def parts(self, theta: Array, chosen: NDArray[np.int64]) -> Iterator[Array]:
+        """The sum over chosen rows before noise, block by block: no row adds more than ``clip``."""
+        for block in blocks(len(chosen), self.data.width + self.rows.width):
+            data, targets = self.data.rows(chosen[block]), self.targets[chosen[block]]
+            slopes = derivatives(self.rows.predict(theta, data), targets)[1]
+            yield self.rows.clipped_sums(theta, data, np.asarray(slopes), self.noise.clip)

@@ -1,0 +1,315 @@
+"""FedOnce: guests learn a network from their own rows, without labels; then each sends one message (Alg. 1).
+
+A guest is a table that does not hold the label. Its party trains its network by NAT (nat.py), or takes principal
+components, and nothing leaves meanwhile. Epochs are asked for some at a time, so that no request takes long. Shards of
+one table learn one network: each trains on its own rows for some epochs, the coordinator averages their parameters,
+weighted by rows, and sends the mean back. That is the only thing that travels before the message, and is metered as
+PARAMETERS. The message is that of ``split.embed`` or ``split.apply``: EMBEDDINGS of all rows that take part.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algebra.ops import joined_counts
+from tablepuppet.errors import PartyError
+from tablepuppet.learn.split.model import Embeddings, SplitModel, zero_embeddings
+from tablepuppet.learn.split.nat import NatSettings, NatTraining, principal_components, targets_of
+from tablepuppet.learn.split.ops import Training, bottom_parameters
+from tablepuppet.learn.split.table import TorchTable
+from tablepuppet.learn.tables.network import need_torch
+from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.operators.client import Client
+from tablepuppet.operators.lou import Instead
+from tablepuppet.party.allowance import check_memory
+from tablepuppet.party.arguments import Seed, Some
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import THETA
+from tablepuppet.party.spec import Bottom, Cnn, Mlp
+from tablepuppet.prep.encoded_rows import encoded
+from tablepuppet.prep.encoded_table import EncodedTable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array = NDArray[np.float64]
+HELD = 1 << 26  # numbers of a table that are held as one tensor; of more, each batch is made anew
+WORK = 2e9  # multiplications of one request, about: some seconds
+AVERAGINGS = 10  # how often shards of one table average their parameters
+ASKED = "FedOnce"
+
+
+# At the party
+
+
+@dataclass(frozen=True)
+class InputRows:
+    """The encoded rows of a table as a network takes them."""
+
+    network: TorchTable
+    data: EncodedTable
+    held: Tensor | None
+
+    @classmethod
+    def of(cls, network: TorchTable, data: EncodedTable) -> InputRows:
+        """All rows at once if they are not too many."""
+        cells = len(data.dense) * data.width
+        if cells > HELD:
+            return cls(network, data, None)
+        check_memory(8 * cells)
+        return cls(network, data, network.rows(data))
+
+    def __call__(self, places: NDArray[np.integer]) -> Tensor:
+        """The rows at some places."""
+        if self.held is None:
+            return self.network.rows(self.data.repeated(places))
+        found: Tensor = self.held[need_torch().from_numpy(places)]
+        return found
+
+
+def _training(
+    table: LocalTable, view: str, network: TorchTable, theta: Array, data: EncodedTable, seed: int,
+    settings: NatSettings,
+) -> NatTraining:  # fmt: skip
+    """The training of a shard: its targets are its own, whatever other tables and shards have."""
+    scan = table.snapshot.scan
+    own = int(np.random.default_rng([seed, zlib.crc32(f"{scan.alias}/{scan.party}".encode())]).integers(2**62))
+    targets = targets_of(table.snapshot.place(table.view(view).row_ids), network.spec.outputs, own)
+    network.flat.load(theta)
+    return NatTraining(network.flat.module, InputRows.of(network, data), targets, settings, own)
+
+
+@op("nat.train", asked=ASKED, releases=Release.COUNTS, returns={})
+def train(
+    table: LocalTable, view: str, encoding: str, model: str, seed: Seed, epochs: Some, settings: NatSettings
+) -> Values:
+    """Train the network of a table with one shard for so many epochs more; nothing of it is released."""
+    data = encoded(table, view, encoding)
+    network, part = bottom_parameters(table, model, data)
+    memory = part.remembered(Training)
+    work, memory.nat = memory.nat, None  # an op that is refused leaves none: its epochs would count in part
+    if not isinstance(work, NatTraining):
+        work = _training(table, view, network, part.theta, data, seed, settings)
+    work.train(epochs)
+    part.theta, part.noisy, memory.nat = network.flat.first(), False, work
+    return {}
+
+
+@op("nat.average", asked=f"{ASKED}: tables with several shards", releases=Release.PARAMETERS, returns={"theta": THETA})
+def average(
+    table: LocalTable, view: str, encoding: str, model: str, spec: Bottom, theta: Array, seed: Seed, epochs: Some,
+    settings: NatSettings,
+) -> Values:  # fmt: skip
+    """Train from the parameters that the coordinator sends; return them, to be averaged with those of other shards."""
+    data = encoded(table, view, encoding)
+    name = f"{model}/{view}/nat"
+    work = table.state.get(name)
+    if not isinstance(work, ShardTraining):
+        network = TorchTable(spec, data.width, table.snapshot.scan.alias)
+        work = ShardTraining(network, _training(table, view, network, theta, data, seed, settings))
+    elif theta.shape != (work.network.flat.size,):
+        raise PartyError(f"parameters of shape {theta.shape} do not fit: {work.network.flat.size:,} are needed")
+    table.state.pop(name, None)
+    work.network.flat.load(theta)
+    work.nat.train(epochs)
+    table.state[name] = work
+    return {"theta": work.network.flat.first()}
+
+
+@dataclass
+class ShardTraining:
+    """The network of a shard in training."""
+
+    network: TorchTable
+    nat: NatTraining
+
+
+@op("nat.components", asked=f'{ASKED}: `method="pca"`', releases=Release.COUNTS, returns={})
+def components(table: LocalTable, view: str, encoding: str, model: str) -> Values:
+    """Let the network of a table with one shard, which is linear, be its principal components."""
+    data = encoded(table, view, encoding)
+    network, part = bottom_parameters(table, model, data)
+    data.check_gram()
+    counts = joined_counts(table, view)
+    part.theta = linear_theta(network, principal_components(data.gram(counts) / counts.sum(), network.spec.outputs))
+    part.noisy = False
+    return {}
+
+
+def linear_theta(network: TorchTable, weights: Array) -> Array:
+    """The parameters of a network without hidden layers, (columns, outputs), and no bias."""
+    if not isinstance(network.spec, Mlp) or network.spec.hidden:
+        raise PartyError("principal components need a network without hidden layers")
+    return np.concatenate([weights.T.ravel(), np.zeros(network.spec.outputs)])
+
+
+# At the coordinator
+
+
+@dataclass
+class Guests:
+    """The tables that send one message. ``lag`` is how many seconds they have until then; None: as long as they need.
+
+    ``report`` receives how many epochs are done.
+    """
+
+    model: SplitModel
+    aliases: Sequence[str]
+    lag: float | None
+    report: Callable[[int], None]
+
+    def train(self, epochs: int, settings: NatSettings, seed: int) -> None:
+        """Let all guests train at the same time, each in requests of its own length."""
+        began, done = time.monotonic(), dict.fromkeys(self.aliases, 0)
+        lengths = {alias: self._epochs_at_once(alias, epochs) for alias in self.aliases}
+        while any(count < epochs for count in done.values()):
+            asked = {a: min(lengths[a], epochs - done[a]) for a in self.aliases if done[a] < epochs}
+            with self._hurried(began):
+                self._train_some(asked, settings, seed)
+            done |= {alias: done[alias] + count for alias, count in asked.items()}
+            self.report(min(done.values()))
+
+    def _train_some(self, epochs: Mapping[str, int], settings: NatSettings, seed: int) -> None:
+        model, lou = self.model, self.model.lou
+        alone = {alias: {"epochs": count} for alias, count in epochs.items() if alias in model.alone}
+        together = {
+            alias: {"epochs": count, "spec": model.spec_of(alias), "theta": model.shared[alias].theta}
+            for alias, count in epochs.items()
+            if alias in model.together
+        }
+        told: dict[str, Any] = {"encoding": model.encoding.id, "model": model.name, "seed": seed, "settings": settings}
+        trained = lou.ask("nat.train", alone, by_alias=alone, instead=lambda alias, shard: {}, **told)
+        averaged = lou.ask(
+            "nat.average", together, by_alias=together, instead=lambda a, _: {"theta": model.shared[a].theta}, **told
+        )
+        trained.read()
+        replies = averaged.read()
+        for alias in together:
+            missed, shards = averaged.missed(alias), lou.client.shards(alias)
+            rows = [0 if gone else len(shard.row_ids) for gone, shard in zip(missed, shards, strict=True)]
+            if any(rows):
+                thetas = [reply["theta"] for reply in replies[alias]]
+                model.shared[alias].theta = np.average(thetas, axis=0, weights=rows)
+
+    def components(self) -> None:
+        """Let the networks of all guests be principal components."""
+        model, lou = self.model, self.model.lou
+        alone = [alias for alias in self.aliases if alias in model.alone]
+        together = [alias for alias in self.aliases if alias in model.together]
+        told: dict[str, Any] = {"encoding": model.encoding.id}
+        lou.ask("nat.components", alone, instead=lambda alias, shard: {}, model=model.name, **told)
+        grams = lou.ask("matrix.gram", together, joined_rows=len(lou.client.mapping), **told)
+        with self._hurried(time.monotonic()):
+            replies = grams.read()
+        for alias in together:
+            network, gram = model.table_model(alias), lou.add(replies[alias], "gram")
+            model.shared[alias].theta = linear_theta(network, principal_components(gram, network.spec.outputs))
+
+    @contextmanager
+    def _hurried(self, began: float) -> Iterator[None]:
+        """Inside, a guest has what is left of the lag for an answer."""
+        outbox = self.model.lou.client.outbox
+        left = None if self.lag is None else max(0.05, self.lag - (time.monotonic() - began))
+        with nullcontext() if left is None else outbox.hurried(left):
+            yield
+
+    def _epochs_at_once(self, alias: str, epochs: int) -> int:
+        """The epochs of one request. Of shards, as many as lie between two averages."""
+        work = self.model.rows(alias) * (2_000 + _multiplications(self.model.table_model(alias)))
+        fits = max(1, int(WORK / max(work, 1)))
+        return fits if alias in self.model.alone else min(fits, max(1, math.ceil(epochs / AVERAGINGS)))
+
+    def averagings(self, alias: str, epochs: int) -> int:
+        """How often the shards of a table release their parameters."""
+        return math.ceil(epochs / self._epochs_at_once(alias, epochs))
+
+
+def _multiplications(network: TorchTable) -> int:
+    """Of one row, forward and backward, about."""
+    spec = network.spec
+    if not isinstance(spec, Cnn):
+        return 3 * network.flat.size
+    filters, pixels = (spec.shape[0], *spec.channels), spec.shape[1] * spec.shape[2]
+    layers = zip(filters, spec.channels, strict=False)
+    passes = [into * out * spec.kernel**2 * pixels // 4**depth for depth, (into, out) in enumerate(layers)]
+    return 3 * int(sum(passes))
+
+
+class OnceModel(SplitModel):
+    """A model whose ``guests`` send one message: while they do not learn, it stands for their embeddings.
+
+    ``absent`` are guests that lagged: their embeddings are zeros, in training as in predictions (Appendix C).
+    """
+
+    guests: Sequence[str] = ()
+    blur: float = 0.0
+    absent: frozenset[str] = frozenset()
+
+    def __init__(self, *values: Any):
+        super().__init__(*values)
+        self._messages: dict[tuple[str, str], dict[str, Floats]] = {}  # by session and view, then by alias
+
+    def receive(self, clients: Sequence[Client]) -> Embeddings:
+        """The messages of guests about the rows of some relations, in one trip; those of the first are returned.
+
+        Zeros stand in for a guest that is lost.
+        """
+        present = [alias for alias in self.guests if alias not in self.absent]
+        asked = [(client, super(OnceModel, self).ask_embeddings(client, present, self._zeros())) for client in clients]
+        for client, read in asked:
+            self._messages[client.session, client.view] = read()
+        self.absent |= frozenset(self._lost())
+        for client, _ in asked:
+            found = self._messages[client.session, client.view]
+            found |= {alias: self._nothing(client, alias) for alias in self.absent}
+        return self._messages[clients[0].session, clients[0].view]
+
+    def forget(self) -> None:
+        """Let guests be asked again: they learn from now on, or training is over."""
+        self._messages = {}
+
+    def rejoin(self) -> None:
+        """Those that lagged take part again, unless their party is still lost."""
+        self.absent = frozenset(self._lost())
+
+    def ask_embeddings(
+        self, client: Client, aliases: Iterable[str], instead: Instead | None = None
+    ) -> Callable[[], dict[str, Floats]]:
+        """Ask for embeddings of those tables that have not sent their message."""
+        known, listed = self._messages.get((client.session, client.view), {}), list(aliases)
+        asked = [alias for alias in listed if alias not in known and alias not in self.absent]
+        gone = [alias for alias in listed if alias in self.absent and client.shards(alias)]
+        read = super().ask_embeddings(client, asked, instead)
+        held = {alias: known[alias] for alias in listed if alias in known}
+        return lambda: read() | {alias: self._nothing(client, alias) for alias in gone} | held
+
+    def noise_of(self, alias: str) -> dict[str, Any]:
+        """The arguments for noise on a guest's embeddings."""
+        return {"blur": self.blur} if self.blur and alias in self.guests else {}
+
+    def _nothing(self, client: Client, alias: str) -> Floats:
+        return zero_embeddings(client, alias, self.spec_of(alias), self.lou.wire)
+
+    def _zeros(self) -> Instead:
+        def zeros(alias: str, shard: ShardRows) -> Mapping[str, Any]:
+            rows, width = len(shard.row_ids), self.spec_of(alias).outputs
+            return {"image": np.zeros(rows if width == 1 else (rows, width), self.lou.wire)}
+
+        return zeros
+
+    def _lost(self) -> list[str]:
+        """The guests with one shard whose party is lost."""
+        client = self.lou.client
+        lost = client.outbox.lost
+        return [a for a in self.guests if a in self.alone and client.shards(a)[0].party in lost]

@@ -1,0 +1,329 @@
+"""One run of a pipeline's steps over the columns of a relation, as far as statistics are known (known.py).
+
+Here columns are names, kinds and what is known of them; no value of a row. Steps read statistics, and emit the fitted
+steps that parties will run (specs.py). A column whose statistics are not known yet waits; the others go on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError
+from tablepuppet.party.arguments import Means, fits
+from tablepuppet.prep.encode import NO_DIGESTS, TableSteps
+from tablepuppet.prep.known import Statistics, Wanted
+from tablepuppet.prep.moments import Moments, NotYetKnown, Ranks
+from tablepuppet.prep.selected import is_date, is_public
+from tablepuppet.prep.specs import FARTHEST, Spec, needed_for
+from tablepuppet.prep.statistics import NumberSummary
+from tablepuppet.spelling import did_you_mean
+from tablepuppet.sql.query import OutputColumn
+from tablepuppet.sql.types import KEY_LIKE, Family, family
+
+Kind = Literal["number", "flag", "text", "coded"]
+SAID: dict[Kind, str] = {
+    "number": "a number", "flag": "a flag of 0 and 1", "text": "categories", "coded": "encoded as categories already",
+}  # fmt: skip
+
+
+class Dropped(Exception):  # noqa: N818 - a warning, no error
+    """A column is no feature, for a reason."""
+
+
+@dataclass(frozen=True)
+class Selector:
+    """Columns of one type."""
+
+    type: Literal["number", "text", "date", "boolean", "flag"]
+
+    def __str__(self) -> str:
+        return f"type:{self.type}"
+
+    def takes(self, column: Column) -> bool:
+        """Whether it is of the type, as the steps before have left it."""
+        if self.type == "date":
+            return column.kind == "number" and column.is_source and is_date(column.column)
+        if self.type == "boolean":
+            return column.is_source and family(column.column.type) is Family.BOOLEAN
+        return column.kind == self.type
+
+
+@dataclass
+class Column:
+    """A column between two steps."""
+
+    column: OutputColumn  # the selected one, or what one that steps made is called
+    kind: Kind
+    is_source: bool
+    was_text: bool = False  # it is read as categories
+    moments: Moments | None = None  # None: not known without asking
+    ranks: Callable[[], Ranks] | None = None  # None: its order is not known
+    is_filled: bool = False  # nothing is missing
+    digests: NDArray[np.uint8] = field(default_factory=lambda: NO_DIGESTS)  # categories that have codes
+    weights: NDArray[np.float64] | None = None  # joined rows by code; None: not known without asking
+    more: tuple[str, ...] = ()  # codes after those of the digests
+    missing: float = 0.0  # joined rows without a category
+    waits: bool = False
+    is_guessed: bool = False  # numbers stand in for values that are wanted
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.column.name
+
+    @property
+    def alias(self) -> str:
+        """Of its table."""
+        return self.column.alias
+
+    @property
+    def size(self) -> int:
+        """How many codes there are."""
+        return len(self.digests) + len(self.more)
+
+
+@dataclass(frozen=True)
+class _SourceRanks:
+    """The values of a column as it was read; extremes of public ones are known with its sums."""
+
+    statistics: Statistics
+    column: OutputColumn
+    summary: NumberSummary
+
+    @property
+    def count(self) -> float:
+        """Joined rows with a value."""
+        return self.summary.count
+
+    def value(self, rank: float) -> float:
+        """The value at a rank."""
+        ends = {0.0: self.summary.minimum, self.count - 1: self.summary.maximum}
+        if is_public(self.statistics.plan, self.column) and not math.isnan(ends.get(rank, math.nan)):
+            return ends[rank]
+        return self.statistics.rank(self.column, rank)
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """The least and the largest value of a column that steps made of others."""
+
+    step: str
+    column: OutputColumn
+    summary: NumberSummary
+    owners: str
+
+    @property
+    def count(self) -> float:
+        """Joined rows with a value."""
+        return self.summary.count
+
+    def value(self, rank: float) -> float:
+        """The value at a rank; LearnError for one that is not known."""
+        found = {0.0: self.summary.minimum, self.count - 1: self.summary.maximum}.get(rank, math.nan)
+        if math.isnan(found):
+            raise LearnError(
+                f"{self.step}: column {self.column.qualified} is made by an earlier step, and its quantiles are not "
+                f"known; put the step before that one, or name its columns, as columns=[...] {self.owners}".rstrip()
+            )
+        return found
+
+
+class Attempt:
+    """All columns, and the steps that were fitted so far."""
+
+    def __init__(
+        self, statistics: Statistics, features: Iterable[OutputColumn], categorical: frozenset[str], max_categories: int
+    ):
+        self.statistics, self.categorical, self.max_categories = statistics, categorical, max_categories
+        self.columns: dict[str, Column] = {}
+        self.program: dict[str, list[Spec]] = {}
+        self.dropped: dict[str, tuple[Column, str]] = {}  # with reasons
+        self.sources: dict[str, Column] = {}
+        self.used: list[tuple[str, list[OutputColumn]]] = []  # by step, the selected columns that it works on
+        for column in features:
+            self._select(column)
+
+    def _select(self, column: OutputColumn) -> None:
+        is_text = column.name in self.categorical or family(column.type) in (Family.TEXT, Family.UUID)
+        each = Column(column, "text" if is_text else "number", True, was_text=is_text)
+        self.columns[column.name] = self.sources[column.name] = each
+        self.program.setdefault(column.alias, [])
+        if not is_text:
+            each.ranks = self._source_ranks(column)
+
+    def replace(self, column: OutputColumn, made: OutputColumn, *, keep: bool) -> None:
+        """Select what an expression makes of a column."""
+        if not keep:
+            del self.columns[column.name], self.sources[column.name]
+        self._select(made)
+
+    def _source_ranks(self, column: OutputColumn) -> Callable[[], Ranks]:
+        return lambda: _SourceRanks(self.statistics, column, self.statistics.number(column))
+
+    # Finding columns
+
+    def select(
+        self, step: str, wanted: Sequence[str | Selector] | None, kinds: Sequence[Kind], usual: Sequence[Kind]
+    ) -> list[Column]:
+        """The columns that a step works on, in order: those ``wanted``, or all of the ``usual`` kinds.
+
+        LearnError for a name that there is not, or of a column that is not of the ``kinds`` that the step takes.
+        """
+        if wanted is None:
+            return [each for each in self.columns.values() if each.kind in usual]
+        found: set[str] = set()
+        for item in wanted:
+            if isinstance(item, Selector):
+                found |= {name for name, each in self.columns.items() if item.takes(each) and each.kind in kinds}
+            else:
+                found |= set(self._named(step, item, kinds))
+        return [each for name, each in self.columns.items() if name in found]
+
+    def _named(self, step: str, item: str, kinds: Sequence[Kind]) -> list[str]:
+        exact = [name for name, each in self.columns.items() if item in (name, each.column.qualified)]
+        for name in exact:
+            kind = self.columns[name].kind
+            if kind not in kinds and not self.columns[name].waits:
+                help_ = "CAST it in SELECT, or make numbers of it by an earlier step" if "number" in kinds else ""
+                help_ = help_ or "list it in categorical, or CAST it in SELECT"
+                needed = " or ".join(dict.fromkeys(SAID[each] for each in kinds))
+                raise LearnError(
+                    f"{step}: column {self.columns[name].column.qualified} ({self.columns[name].column.type}) is "
+                    f"{SAID[kind]}, and the step needs {needed}; {help_}"
+                )
+        if exact:
+            return exact
+        if any(letter in item for letter in "*?["):
+            pairs = [(name, each.column.qualified) for name, each in self.columns.items() if each.kind in kinds]
+            return [name for name, qualified in pairs if fnmatchcase(name, item) or fnmatchcase(qualified, item)]
+        if any(each.waits for each in self.columns.values()) or self._was_dropped(item):
+            return []
+        raise LearnError(f"{step}: {item!r} is no column{did_you_mean(item, self.columns)}")
+
+    def _was_dropped(self, item: str) -> bool:
+        return any(item in (each.name, each.column.qualified) for each, _ in self.dropped.values())
+
+    @contextmanager
+    def fitting(self, column: Column) -> Iterator[None]:
+        """A column waits if statistics of it are not known yet, and is left out if it turns out to be no feature."""
+        before = self.statistics.ranks_wanted
+        try:
+            yield
+            column.is_guessed |= self.statistics.ranks_wanted > before
+        except NotYetKnown:
+            column.waits = True
+        except Dropped as error:
+            self.drop(column, str(error))
+
+    def drop(self, column: Column, reason: str) -> None:
+        """Leave a column out."""
+        del self.columns[column.name]
+        self.dropped[column.name] = (column, reason)
+
+    def hide(self, column: Column) -> None:
+        """Replace a column by those that were made of it."""
+        del self.columns[column.name]
+
+    # What is known of columns
+
+    def moments(self, column: Column) -> Moments:
+        """Of a column of numbers; it is left out if it has none."""
+        if column.moments is None:
+            chain = self.chain(column.name, column.alias)
+            if column.is_source and not chain.steps:
+                found = self.statistics.number(column.column)
+            else:
+                found = self._derived(column.alias, column.name, chain)
+            if found.not_finite:
+                raise LearnError(
+                    f"column {column.column.qualified} has values that are not finite (NaN or infinity) in "
+                    f"{round(found.not_finite):,} joined rows; filter them, or make them NULL with CASE "
+                    f"{self.statistics.owners(column.alias)}"
+                )
+            column.moments = Moments.of(found)
+        if not column.moments.count:
+            raise Dropped("is empty")
+        return column.moments
+
+    def usable(self, column: Column) -> Moments:
+        """The same; LearnError if numbers are too large to be squared."""
+        found = self.moments(column)
+        if not (math.isfinite(found.squares) and fits(np.array([found.mean]), Means)):
+            raise LearnError(
+                f"column {column.column.qualified} has values so large that their squares overflow; divide it in "
+                f"SELECT, or filter them {self.statistics.owners(column.alias)}"
+            )
+        return found
+
+    def ranks(self, step: str, column: Column) -> Ranks:
+        """The values of a column in order; LearnError if they are not known."""
+        self.moments(column)  # it may be empty
+        if column.ranks is None:
+            found = self._derived(column.alias, column.name, self.chain(column.name, column.alias))
+            return _Ends(step, column.column, found, self.statistics.owners(column.alias))
+        return column.ranks()
+
+    def chain(self, name: str, alias: str, *more: Spec) -> TableSteps:
+        """The steps that a column depends on, and what they read."""
+        steps = [*needed_for(self.program[alias], [name]), *more]
+        read = {name, *(each for step in steps for each in step.reads)}
+        sources = [each for each in self.sources.values() if each.alias == alias and each.name in read]
+        return TableSteps(
+            tuple(each.column for each in sources if not each.was_text),
+            tuple((each.column, each.digests) for each in sources if each.was_text),
+            tuple(steps),
+        )
+
+    def asked(self, alias: str, name: str, chain: TableSteps) -> Moments:
+        """Moments of a column that is not kept."""
+        return Moments.of(self._derived(alias, name, chain))
+
+    def _derived(self, alias: str, name: str, chain: TableSteps, size: int | None = None) -> Any:
+        """Statistics after steps: wanted only if no number in them stands in for another."""
+        read = {name, *(each for step in chain.steps for each in step.reads)}
+        if any(each in self.columns and self.columns[each].is_guessed for each in read):
+            raise NotYetKnown
+        return self.statistics.derived(Wanted(alias, name, chain, size))
+
+    def weights(self, column: Column) -> NDArray[np.float64]:
+        """How many joined rows have each code."""
+        if column.weights is None:
+            chain = self.chain(column.name, column.alias)
+            column.weights = self._derived(column.alias, column.name, chain, column.size)
+        return column.weights
+
+    # What steps do
+
+    def emit(self, column: Column, step: Spec) -> None:
+        """Let parties run a step."""
+        self.program[column.alias].append(step)
+
+    def add(self, step: str, like: Column, name: str, kind: Kind = "number", **known: object) -> Column:
+        """A new column in the table of another; LearnError if there is one of that name."""
+        if name in self.columns or name in self.sources:
+            raise LearnError(f"{step}: it would make a column {name!r}, which there is already; rename that in SELECT")
+        column = Column(OutputColumn(name, like.alias, "", "DOUBLE"), kind, False, **known)  # type: ignore[arg-type]
+        self.columns[name] = column
+        return column
+
+
+def bounded(value: float) -> float:
+    """A number that a step may hold."""
+    return float(min(max(value, -FARTHEST), FARTHEST))
+
+
+def check_category(step: str, column: Column) -> None:
+    """LearnError unless values of a column can be counted as categories."""
+    if family(column.column.type) not in KEY_LIKE:
+        raise LearnError(
+            f"{step}: column {column.column.qualified} is {column.column.type}, which has no categories; CAST or round "
+            "it in SELECT"
+        )

@@ -1,0 +1,142 @@
+"""Statistics of columns that steps of a pipeline make, at the party: sums of numbers, and how often each code occurs.
+
+What such sums tell depends on numbers that the caller chose: bounds, edges, exponents. So of columns that are not
+public, each different choice counts as a refined histogram (``limits.max_refinements``). The policy's ``min_group``
+holds as for other statistics: numbers that too few rows have are told as none, and so is a code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PartyError
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.policy import Level, Use
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import JOINED, Asked, Numbers
+from tablepuppet.prep.distribution import mark_of_rows
+from tablepuppet.prep.encode import check_read, frame_of
+from tablepuppet.prep.frame import CodedColumn, NumberColumn
+from tablepuppet.prep.specs import Missing, Outside, Shapes, Spec, needed_for
+from tablepuppet.prep.statistics import KeyFamily, centred_sums, check_sums
+
+
+@dataclass(frozen=True)
+class DerivedSums:
+    """Of each wanted column of numbers what ``statistics.numbers`` tells of columns as they are read."""
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is such an array."""
+        check_sums(value, len(wanted_numbers(asked.arguments)), asked, reply)
+
+
+@dataclass(frozen=True)
+class DerivedWeights:
+    """Joined rows by code, of one wanted column of codes after the other."""
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is such an array."""
+        codes = sum(wanted_codes(asked.arguments).values())
+        Numbers((codes,), least=0.0, most=JOINED).check(value, asked, reply)
+
+
+def _shapes(arguments: Mapping[str, Any]) -> Shapes:
+    """The columns that steps leave, as the coordinator asked for them."""
+    sizes = {name: len(arguments[f"digests{place}"]) for place, (name, _) in enumerate(arguments["categories"])}
+    steps = needed_for(arguments.get("steps", ()), arguments["wanted"])
+    return Shapes.of(arguments["columns"], sizes, steps)
+
+
+def wanted_numbers(arguments: Mapping[str, Any]) -> list[str]:
+    """The columns of numbers that are asked for, in order."""
+    known = _shapes(arguments).numbers
+    return [name for name in arguments["wanted"] if name in known]
+
+
+def wanted_codes(arguments: Mapping[str, Any]) -> dict[str, int]:
+    """The columns of codes that are asked for, in order, with how many codes."""
+    known = _shapes(arguments).coded
+    return {name: known[name] for name in arguments["wanted"] if name in known}
+
+
+@op(
+    "prep.sums",
+    asked="pipelines whose statistics depend on earlier steps",
+    releases=Release.STATISTICS | Release.HISTOGRAMS,
+    columns=("columns", "categories"),
+    use=Use.FEATURE,
+    returns={"sums": DerivedSums(), "weights": DerivedWeights()},
+)
+def derived_sums(
+    table: LocalTable, view: str, blinding: str, columns: Sequence[str], categories: Sequence[tuple[str, KeyFamily]],
+    wanted: Sequence[str], steps: Sequence[Spec] = (), **digests: NDArray[np.uint8],
+) -> Values:  # fmt: skip
+    """Sums of ``wanted`` columns after ``steps``, each row as often as it is joined."""
+    steps = needed_for(steps, wanted)
+    shapes = check_read(table, "prep.sums", columns, categories, steps, digests)
+    if len(set(wanted)) < len(wanted) or not set(wanted) <= shapes.sizes.keys():
+        raise PartyError(f"party {table.grant.party!r}: prep.sums tells of columns that there are, each once")
+    _count(table, view, wanted, steps)
+    frame = frame_of(table, view, blinding, categories, digests)
+    frame.run(steps)
+    flags = {step.output for step in steps if isinstance(step, Outside | Missing)}
+    sums = [
+        _sums(table, view, frame.number(name), is_flag=name in flags, is_public=not _hidden(table, steps, name))
+        for name in wanted
+        if name in shapes.numbers
+    ]
+    weights = [_weights(table, view, frame.coded(name), shapes.coded[name]) for name in wanted if name in shapes.coded]
+    return {"sums": np.array(sums, np.float64).reshape(-1, 8), "weights": np.concatenate([np.zeros(0), *weights])}
+
+
+def _sums(table: LocalTable, view: str, column: NumberColumn, *, is_flag: bool, is_public: bool) -> list[float]:
+    """A flag that is set, or not set, in too few rows is told as the same everywhere."""
+    rows, present, values = table.view(view), column.present, column.values
+    if not table.grant.is_group(int(np.count_nonzero(present & rows.firsts))):
+        present = np.zeros_like(present)
+    if is_flag:
+        set_ = int(np.count_nonzero((values == 1.0) & rows.firsts))
+        rest = int(np.count_nonzero(rows.firsts)) - set_
+        if not (table.grant.is_group(set_) and table.grant.is_group(rest)):
+            values = np.full_like(values, float(set_ > rest))
+    weights = rows.counts.astype(np.float64)
+    values = values[present]
+    ends = [float(values.min()), float(values.max())] if is_public and len(values) else [math.nan, math.nan]
+    return [*centred_sums(values, weights[present]), float(weights.sum()), *ends]
+
+
+def _weights(table: LocalTable, view: str, column: CodedColumn, size: int) -> NDArray[np.float64]:
+    rows, has = table.view(view), column.codes >= 0
+    found = np.bincount(column.codes[has], rows.counts[has], minlength=size).astype(np.float64)
+    groups = np.bincount(column.codes[has & rows.firsts], minlength=size)
+    return np.where(table.grant.is_group(groups), found, 0.0)
+
+
+def _hidden(table: LocalTable, steps: Sequence[Spec], name: str) -> list[str]:
+    """The columns that are not public among those that a column is made of."""
+    read = {name, *(each for step in needed_for(steps, [name]) for each in step.reads)}
+    return sorted(
+        each for each in read if each in table.snapshot.scan.outputs and table.level(each) is not Level.PUBLIC
+    )
+
+
+def _count(table: LocalTable, view: str, wanted: Sequence[str], steps: Sequence[Spec]) -> None:
+    """Count each choice of numbers by which columns that are not public are changed before they are summed."""
+    found = []
+    for name in wanted:
+        chain = needed_for(steps, [name])
+        if not all(step.linear for step in chain):
+            choice = hashlib.sha256(msgspec.msgpack.encode(chain)).hexdigest()
+            found += [f"{table.snapshot.scan.outputs[each]} {choice}" for each in _hidden(table, steps, name)]
+    if found and not table.is_repeat:
+        mark = mark_of_rows(table, view)
+        table.refine([f"{each} {mark}" for each in found])

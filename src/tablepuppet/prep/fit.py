@@ -1,0 +1,213 @@
+"""Fitting a pipeline over the joined rows of a relation, in as few trips as its statistics depend on each other.
+
+Statistics of columns as they are read travel together, in one trip; quantiles are refined in seven more at most. Each
+statistic that depends on what an earlier step learned, and does not follow from sums and ranks (moments.py), takes one
+more trip, for all columns together. `foresee` tells how many, from a plan alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tablepuppet.errors import PrivacyError
+from tablepuppet.operators.client import Client
+from tablepuppet.prep.attempt import Attempt, Column, Dropped
+from tablepuppet.prep.encode import (
+    CategoryEncoder,
+    Encoding,
+    NumberEncoder,
+    TableSteps,
+    build_encoding,
+    drop_column,
+)
+from tablepuppet.prep.known import MOST_TRIPS, Foreseen, Known, Needs, Statistics
+from tablepuppet.prep.pipeline import DEFAULT, Pipeline
+from tablepuppet.prep.selected import check_without_noise
+from tablepuppet.prep.specs import Drop, Fill, Scale, Shapes, Spec, needed_for
+from tablepuppet.prep.steps.categories import ID_HELP, check_few, is_id, list_categories
+from tablepuppet.prep.steps.drops import drop_if_same
+from tablepuppet.prep.steps.map import with_maps
+from tablepuppet.runs.events import Events
+from tablepuppet.sql.plan import Plan
+from tablepuppet.sql.query import OutputColumn, Query
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a pipeline is fitted to."""
+
+    columns: Sequence[OutputColumn]
+    categorical: frozenset[str]
+    max_categories: int
+
+
+@dataclass(frozen=True)
+class Foresight:
+    """What the fit of a pipeline will ask: statistics of columns as they are read, and at most so many trips."""
+
+    needs: Needs
+    trips: int
+    columns: list[str]  # encoded ones, if no column is left out and each text has two categories
+    used: list[tuple[str, list[OutputColumn]]]  # by step, the selected columns that it works on
+
+    def lines(self, pipeline: Pipeline) -> list[str]:
+        """For people: what is done with which columns, and in how many trips it is learned."""
+        most = f"{self.trips} trip{'s' * (self.trips != 1)}"
+        found = [f"Features are prepared by {len(pipeline.steps)} steps, fitted in at most {most}:"]
+        for place, (step, (_, columns)) in enumerate(zip(pipeline, self.used, strict=True), 1):
+            names = ", ".join(column.qualified for column in columns)
+            found.append(f"  {place}. {step}{': ' if names else ''}{names}")
+        return found
+
+    def check_policies(self, plan: Plan) -> None:
+        """PrivacyError if a party tells of a step's columns only with noise."""
+        for step, columns in self.used:
+            check_without_noise(plan, columns, f"prep, step {step}")
+
+
+def foresee(pipeline: Pipeline, plan: Plan, settings: Settings) -> Foresight:
+    """Run a pipeline over numbers that are made up; LearnError if a step does not fit its columns."""
+    statistics = Foreseen(plan)
+    attempt = settle(pipeline, statistics, settings)
+    trips = 1 + statistics.trips + (MOST_TRIPS - 2) * statistics.refined
+    aliases = list(dict.fromkeys(column.alias for column in settings.columns))
+    tables = [encoders(attempt, alias) for alias in aliases]
+    names = []
+    for numbers, categories, _ in tables:
+        names += [name for number in numbers for name in number.names]
+        names += [name for category in categories for name in category.names]
+    return Foresight(statistics.needs, trips, names, attempt.used)
+
+
+def selecting(pipeline: Pipeline, plan: Plan, max_categories: int) -> Query:
+    """The query of a plan with what the expressions of a pipeline make of its columns."""
+    query = plan.query
+    if not pipeline.maps:
+        return query
+    attempt = Attempt(Foreseen(plan), query.features, query.categorical, max_categories)
+    return with_maps(query, dict(plan.tables), pipeline.maps, attempt)
+
+
+def settle(pipeline: Pipeline, statistics: Statistics, settings: Settings) -> Attempt:
+    """Run all steps again and again, and ask for what is wanted in between, until nothing is."""
+    while True:
+        attempt = Attempt(statistics, settings.columns, settings.categorical, settings.max_categories)
+        pipeline.run(attempt)
+        finish(attempt)
+        if statistics.is_complete:
+            return attempt
+        statistics.fetch()
+
+
+def fit_encoding(
+    client: Client, columns: Sequence[OutputColumn], categorical: frozenset[str], max_categories: int, events: Events,
+    pipeline: Pipeline = DEFAULT,
+) -> Encoding:  # fmt: skip
+    """A pipeline fitted over the joined rows of a relation, applied at the parties.
+
+    Empty columns, and text that looks like an id or has too many categories, are left out with a warning event; so are
+    constants by default. Raises LearnError for values that are not finite, or too large to be squared.
+    """
+    settings = Settings(columns, categorical, max_categories)
+    foreseen = foresee(pipeline, client.plan, settings)
+    if pipeline is not DEFAULT:
+        foreseen.check_policies(client.plan)
+    identity = client.new_name()
+    attempt = settle(pipeline, Known(client, identity, foreseen.needs), settings)
+    order = {name: place for place, name in enumerate(attempt.sources)}
+    for column, reason in sorted(attempt.dropped.values(), key=lambda each: order.get(each[0].name, len(order))):
+        drop_column(column.column, reason, events)
+    found = {alias: encoders(attempt, alias) for alias in client.mapping.tables}
+    encoding = Encoding(
+        identity,
+        {alias: numbers for alias, (numbers, _, _) in found.items()},
+        {alias: categories for alias, (_, categories, _) in found.items()},
+        steps={alias: table for alias, (_, _, table) in found.items() if table.steps},
+        described=() if pipeline is DEFAULT else tuple(map(str, pipeline)),
+    )
+    build_encoding(client, encoding)
+    return encoding
+
+
+def refuse_with_noise(pipeline: Pipeline) -> None:
+    """PrivacyError for a pipeline under feature privacy, whose encoders have a form of their own."""
+    if pipeline is not DEFAULT:
+        raise PrivacyError(
+            f"prep, step {pipeline.steps[0].name if pipeline.steps else 'none'}: with feature_epsilon columns are "
+            "prepared from bounds and categories in policies, or from statistics with noise, in one fixed way; leave "
+            "prep out, and compute what you need in SELECT"
+        )
+
+
+def finish(attempt: Attempt) -> None:
+    """Make a feature of every column that is left."""
+    for column in list(attempt.columns.values()):
+        if column.waits:
+            continue
+        with attempt.fitting(column):
+            if column.kind == "text":
+                _finish_text(column, attempt)
+            elif column.kind == "coded":
+                attempt.weights(column)
+            else:
+                known = attempt.usable(column)
+                if not column.is_filled:
+                    attempt.emit(column, Fill(column.name, known.mean))
+                    column.moments, column.is_filled = known.filled(known.mean), True
+
+
+def _finish_text(column: Column, attempt: Attempt) -> None:
+    """One column per category, unless it looks like an id, has too many, or is the same everywhere."""
+    if not len(column.digests):
+        found = attempt.statistics.categories(column.column, attempt.max_categories)
+        rows = attempt.statistics.base_rows(column.alias)
+        if column.name not in attempt.categorical and is_id(found.distinct, rows):
+            raise Dropped(f"looks like an id: {ID_HELP}")
+        check_few(found, attempt.max_categories)
+        drop_if_same(column, attempt)
+        list_categories("OneHot", column, attempt, attempt.max_categories)
+    column.kind = "coded"
+
+
+def encoders(attempt: Attempt, alias: str) -> tuple[tuple[NumberEncoder, ...], tuple[CategoryEncoder, ...], TableSteps]:
+    """The encoders of a table, and what its parties do before they use them."""
+    live = {name: each for name, each in attempt.columns.items() if each.alias == alias}
+    program: list[Spec] = needed_for(attempt.program.get(alias, []), live)
+    last = {name: _fold(program, name) for name, each in live.items() if each.kind in ("number", "flag")}
+    read = {*live, *(name for step in program for name in step.reads)}
+    sources = [each for each in attempt.sources.values() if each.alias == alias and each.name in read]
+    program += [Drop(each.name) for each in sources if each.name not in live]
+    table = TableSteps(
+        tuple(each.column for each in sources if not each.was_text),
+        tuple((each.column, each.digests) for each in sources if each.was_text),
+        tuple(program),
+    )
+    sizes = {column.name: len(digests) for column, digests in table.categories}
+    shapes = Shapes.of([column.name for column in table.numbers], sizes, program)
+    numbers = tuple(_number(live[name], *last[name]) for name in shapes.numbers)
+    rows = attempt.statistics.rows
+    categories = tuple(_category(live[name], rows) for name in shapes.coded)
+    return numbers, categories, table
+
+
+def _number(column: Column, mean: float, scale: float) -> NumberEncoder:
+    assert column.moments is not None, "the fit is finished"
+    return NumberEncoder(column.column, mean, scale, column.moments.mean, column.moments.square)
+
+
+def _category(column: Column, rows: float) -> CategoryEncoder:
+    assert column.weights is not None, "the fit is finished"
+    return CategoryEncoder(column.column, column.digests, tuple((column.weights / rows).tolist()), column.more)
+
+
+def _fold(program: list[Spec], name: str) -> tuple[float, float]:
+    """Take a column's last scaling out of the steps, with a fill by its centre: encoders do the same."""
+    uses = [place for place, step in enumerate(program) if name in (*step.reads, step.writes)]
+    last = program[uses[-1]] if uses else None
+    if not isinstance(last, Scale):
+        return 0.0, 1.0
+    before = program[uses[-2]] if len(uses) > 1 else None
+    gone = uses[-2:] if isinstance(before, Fill) and before.value == last.centre else uses[-1:]
+    program[:] = [step for place, step in enumerate(program) if place not in gone]
+    return last.centre, last.scale

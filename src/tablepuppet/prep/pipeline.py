@@ -1,0 +1,112 @@
+"""`Pipeline`: the steps by which columns become features, in order.
+
+A pipeline is settings only; it is fitted over a relation (fit.py), and what was learned is an `Encoding`, kept with the
+model. After the last step, numbers that may be missing get their mean, and text that is left becomes one column per
+category: every column of a relation is a feature then. `DEFAULT` is the pipeline of a relation that names none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tablepuppet.errors import ConfigError, LearnError
+from tablepuppet.prep.attempt import Attempt, Selector
+from tablepuppet.prep.steps.bins import Bin
+from tablepuppet.prep.steps.bounds import Clip, Outliers, Winsorize
+from tablepuppet.prep.steps.categories import Hash, OneHot, Ordinal, Recode
+from tablepuppet.prep.steps.curves import Log, Power
+from tablepuppet.prep.steps.dates import DateParts
+from tablepuppet.prep.steps.drops import DropConstant, DropMissing
+from tablepuppet.prep.steps.impute import Impute
+from tablepuppet.prep.steps.map import Map
+from tablepuppet.prep.steps.products import Interactions, Polynomial
+from tablepuppet.prep.steps.scale import MinMax, Robust, Standardize
+from tablepuppet.prep.steps.step import Step
+from tablepuppet.spelling import did_you_mean, setting_meant
+
+STEPS: Mapping[str, type[Step]] = {
+    each.__name__: each
+    for each in (
+        Bin, Clip, DateParts, DropConstant, DropMissing, Hash, Impute, Interactions, Log, Map, MinMax, OneHot, Ordinal,
+        Outliers, Polynomial, Power, Recode, Robust, Standardize, Winsorize,
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Steps in order, for ``fed.sql(..., prep=Pipeline([...]))``.
+
+    >>> print(Pipeline([Impute("median"), Standardize(columns=["price", "i.*"])]))
+    Impute(strategy='median', fill=None, indicator=False)
+    Standardize(columns=[price, i.*])
+    """
+
+    steps: Sequence[Step]
+
+    def __post_init__(self) -> None:
+        listed = self.steps if isinstance(self.steps, Sequence) and not isinstance(self.steps, str) else [self.steps]
+        for step in listed:
+            if not isinstance(step, Step):
+                given = step.__name__ + ", which is a class" if isinstance(step, type) else type(step).__name__
+                raise LearnError(f"a pipeline is a list of steps, such as [tp.prep.Impute('median')], not of {given}")
+        object.__setattr__(self, "steps", tuple(listed))
+        first = [isinstance(step, Map) for step in listed]
+        if sorted(first, reverse=True) != first:
+            raise LearnError("Map is evaluated where columns are read: put it before all other steps")
+
+    @property
+    def maps(self) -> list[Map]:
+        """The steps that are evaluated where columns are read."""
+        return [step for step in self.steps if isinstance(step, Map)]
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.steps))
+
+    def run(self, attempt: Attempt) -> None:
+        """Run all steps."""
+        for step in self.steps:
+            attempt.used.append((step.name, [each.column for each in step.selected(attempt) if each.is_source]))
+            step.run(attempt)
+
+    @classmethod
+    def of_plain(cls, entries: Sequence[Mapping[str, Any]]) -> Pipeline:
+        """The pipeline that a job file describes: for each step its ``kind`` and settings."""
+        return cls([_step(entry) for entry in entries])
+
+    def plain(self) -> list[dict[str, Any]]:
+        """The same as a job file writes it."""
+        found = []
+        for step in self.steps:
+            given = {each.name: getattr(step, each.name) for each in fields(step)}
+            columns = given.pop("columns")
+            given = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+            told = {} if columns is None else {"columns": [str(each) for each in columns]}
+            found.append({"kind": step.name, **{name: v for name, v in given.items() if v is not None}, **told})
+        return found
+
+
+def _step(entry: Mapping[str, Any]) -> Step:
+    kind = entry.get("kind")
+    if not isinstance(kind, str) or kind not in STEPS:
+        raise ConfigError(f"prep: kind {kind!r} is no step{did_you_mean(str(kind), STEPS)}")
+    known = [each.name for each in fields(STEPS[kind])]
+    given = {name: value for name, value in entry.items() if name != "kind"}
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"prep: {kind} has no setting {name!r}{setting_meant(name, known)}")
+    try:
+        return STEPS[kind](**given)
+    except LearnError as error:
+        raise ConfigError(f"prep: {error}") from error
+
+
+numbers, texts, dates, booleans, flags = (
+    Selector("number"), Selector("text"), Selector("date"), Selector("boolean"), Selector("flag"),
+)  # fmt: skip
+DEFAULT = Pipeline([DropConstant(columns=[numbers]), Impute("mean"), Standardize()])

@@ -1,0 +1,289 @@
+"""Fitted steps of a pipeline, in the form in which they travel to a party and are saved with a model.
+
+Each is a small Struct that says what becomes of one column. `Shapes` follows them by names alone: which columns there
+are, and whether they hold numbers or codes. So what does not fit is refused before a row is read; the coordinator
+follows them in the same way, and knows the columns that a party will make. frame.py computes with rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tablepuppet.errors import PartyError
+
+FARTHEST = 1e155  # of a number in a step: its square is an ordinary number
+NUMBERS = -1  # the size of a column that holds numbers
+MOST_CODES = 1 << 16
+
+Value = Annotated[float, Meta(ge=-FARTHEST, le=FARTHEST)]
+Width = Annotated[float, Meta(ge=1 / FARTHEST, le=FARTHEST)]
+Code = Annotated[int, Meta(ge=0, le=MOST_CODES)]
+Size = Annotated[int, Meta(ge=1, le=MOST_CODES)]
+Values = Annotated[Sequence[Value], Meta(max_length=MOST_CODES)]
+Factors = Annotated[Sequence[str], Meta(min_length=1, max_length=16)]
+DatePart = Literal["year", "quarter", "month", "week", "day", "weekday", "yearday", "hour", "minute", "second"]
+
+
+class Fitted(msgspec.Struct, frozen=True, tag_field="kind"):
+    """A fitted step. Those that are not ``linear`` change the distribution of values by numbers of the caller."""
+
+    @property
+    def reads(self) -> Sequence[str]:
+        """The columns that it reads."""
+        return [getattr(self, "column")]  # noqa: B009 - all but products have one
+
+    @property
+    def writes(self) -> str:
+        """The column that it changes or makes."""
+        return str(getattr(self, "output", "") or getattr(self, "column"))  # noqa: B009
+
+    @property
+    def linear(self) -> bool:
+        """Whether sums after it follow from sums before it."""
+        return False
+
+
+class Fill(Fitted, frozen=True, tag="fill"):
+    """A missing number is ``value``."""
+
+    column: str
+    value: Value
+
+    @property
+    def linear(self) -> bool:
+        """Whether sums after it follow from sums before it."""
+        return True
+
+
+class FillCode(Fitted, frozen=True, tag="fill_code"):
+    """A missing category has this code: that of another one, or one more."""
+
+    column: str
+    code: Code
+
+
+class Missing(Fitted, frozen=True, tag="missing"):
+    """Make a column: 1 where there is no value, else 0."""
+
+    column: str
+    output: str
+
+    @property
+    def linear(self) -> bool:
+        """Whether sums after it follow from sums before it."""
+        return True
+
+
+class Scale(Fitted, frozen=True, tag="scale"):
+    """(value - centre) / scale."""
+
+    column: str
+    centre: Value
+    scale: Width
+
+    @property
+    def linear(self) -> bool:
+        """Whether sums after it follow from sums before it."""
+        return True
+
+
+class Clip(Fitted, frozen=True, tag="clip"):
+    """Values below ``low`` are ``low``, those above ``high`` are ``high``."""
+
+    column: str
+    low: Value
+    high: Value
+
+
+class Outside(Fitted, frozen=True, tag="outside"):
+    """Make a column: 1 where the value is below ``low`` or above ``high``, else 0."""
+
+    column: str
+    low: Value
+    high: Value
+    output: str
+
+
+class Without(Fitted, frozen=True, tag="without"):
+    """Values below ``low`` or above ``high`` are missing."""
+
+    column: str
+    low: Value
+    high: Value
+
+
+class Logarithm(Fitted, frozen=True, tag="log"):
+    """log(value + offset); missing where that has none."""
+
+    column: str
+    offset: Value
+
+
+class Exponent(Fitted, frozen=True, tag="power"):
+    """The power of the value's size, with its sign."""
+
+    column: str
+    exponent: Annotated[float, Meta(ge=1e-3, le=1e3)]
+
+
+class Cut(Fitted, frozen=True, tag="cut"):
+    """The number of the bin: edges rise; a value beyond them is in the first or last bin."""
+
+    column: str
+    edges: Values
+
+
+class Other(Fitted, frozen=True, tag="other"):
+    """Categories that are not listed have one more code."""
+
+    column: str
+
+
+class Lookup(Fitted, frozen=True, tag="lookup"):
+    """A number for each code; for what is not listed, and for what is missing (None: a missing number)."""
+
+    column: str
+    values: Values
+    other: Value | None
+    missing: Value | None
+
+
+class Hashed(Fitted, frozen=True, tag="hashed"):
+    """Categories as one of ``size`` codes, by their digests."""
+
+    column: str
+    size: Size
+
+
+class Product(Fitted, frozen=True, tag="product"):
+    """Make a column: the product of columns, of which one may stand there again."""
+
+    factors: Factors
+    output: str
+
+    @property
+    def reads(self) -> Sequence[str]:
+        """The columns that it reads."""
+        return self.factors
+
+
+class Part(Fitted, frozen=True, tag="date_part"):
+    """Make a column: a part of a date, which is in days since 1970-01-01. Monday is the weekday 0."""
+
+    column: str
+    part: DatePart
+    output: str
+
+
+class Drop(Fitted, frozen=True, tag="drop"):
+    """The column is left out."""
+
+    column: str
+
+    @property
+    def linear(self) -> bool:
+        """Whether sums after it follow from sums before it."""
+        return True
+
+
+Spec = (
+    Fill | FillCode | Missing | Scale | Clip | Outside | Without | Logarithm | Exponent | Cut | Other | Lookup | Hashed
+    | Product | Part | Drop
+)  # fmt: skip
+_OF_CODES = (FillCode, Other, Lookup, Hashed)
+
+
+@dataclass
+class Shapes:
+    """The columns that steps leave, in order: `NUMBERS`, or how many codes there are."""
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    hashable: set[str] = field(default_factory=set)  # categories that no step has changed yet
+
+    @classmethod
+    def of(cls, numbers: Iterable[str], categories: Mapping[str, int], steps: Iterable[Spec]) -> Shapes:
+        """After ``steps``, of columns that are numbers, and of categories with so many codes; PartyError if a step
+        does not fit.
+        """
+        found = cls(dict.fromkeys(numbers, NUMBERS) | dict(categories), set(categories))
+        for step in steps:
+            found.follow(step)
+        return found
+
+    @property
+    def numbers(self) -> list[str]:
+        """Columns of numbers."""
+        return [name for name, size in self.sizes.items() if size == NUMBERS]
+
+    @property
+    def coded(self) -> dict[str, int]:
+        """Columns of codes, with how many."""
+        return {name: size for name, size in self.sizes.items() if size != NUMBERS}
+
+    def follow(self, step: Spec) -> None:
+        """One step more."""
+        for name in step.reads:
+            if name not in self.sizes:
+                raise PartyError(f"a step reads column {name[:100]!r}, which is not there")
+        name, output = step.reads[0], step.writes
+        if isinstance(step, Drop):
+            del self.sizes[name]
+            return
+        wants_codes = isinstance(step, _OF_CODES)
+        if not isinstance(step, Missing) and any((self.sizes[each] == NUMBERS) is wants_codes for each in step.reads):
+            raise PartyError(f"a step needs {'codes' if wants_codes else 'numbers'} in column {name[:100]!r}")
+        if output != name or isinstance(step, Product):
+            if output in self.sizes:
+                raise PartyError(f"a step makes column {output[:100]!r}, which is there already")
+            self.sizes[output] = NUMBERS
+            return
+        self._change(step, name)
+
+    def _change(self, step: Spec, name: str) -> None:
+        """What becomes of the column itself; one that gets codes stands behind those that are there."""
+        match step:
+            case Cut(edges=edges):
+                if len(edges) < 2 or any(after <= before for before, after in pairwise(edges)):
+                    raise PartyError(f"bins of column {name[:100]!r} need edges that rise")
+                self.sizes.pop(name)
+                self.sizes[name] = len(edges) - 1
+            case Clip() | Without():
+                if step.low > step.high:
+                    raise PartyError(f"column {name[:100]!r}: the low bound is above the high one")
+            case FillCode(code=code):
+                if code > self.sizes[name]:
+                    raise PartyError(f"column {name[:100]!r} has no code {code}")
+                self.sizes[name] = max(self.sizes[name], code + 1)
+            case Other():
+                if name not in self.hashable:
+                    raise PartyError(f"column {name[:100]!r} has no categories that are not listed")
+                self.sizes[name] += 1
+            case Hashed(size=size):
+                if name not in self.hashable:
+                    raise PartyError(f"column {name[:100]!r} has no categories to hash")
+                self.sizes[name] = size
+            case Lookup(values=values):
+                if len(values) != self.sizes[name]:
+                    raise PartyError(f"column {name[:100]!r} needs a number for each of its codes")
+                self.sizes.pop(name)
+                self.sizes[name] = NUMBERS
+            case _:
+                return
+        self.hashable.discard(name)
+
+
+def needed_for(steps: Sequence[Spec], names: Iterable[str]) -> list[Spec]:
+    """Those of the steps that some columns depend on."""
+    wanted = set(names)
+    found: list[Spec] = []
+    for step in reversed(steps):
+        if step.writes in wanted and not isinstance(step, Drop):
+            wanted.update(step.reads)
+            found.append(step)
+    return found[::-1]

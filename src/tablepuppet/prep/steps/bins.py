@@ -1,0 +1,56 @@
+"""`Bin`: numbers become bins, of equal width or of equally many joined rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, get_args
+
+import numpy as np
+
+from tablepuppet.prep.attempt import Attempt, Column, Dropped, bounded
+from tablepuppet.prep.encode import NO_DIGESTS
+from tablepuppet.prep.moments import quantiles_of, together
+from tablepuppet.prep.specs import MOST_CODES, Cut, Lookup
+from tablepuppet.prep.steps.step import Step, is_whole
+
+How = Literal["width", "height"]
+Encode = Literal["onehot", "ordinal"]
+
+
+@dataclass(frozen=True)
+class Bin(Step):
+    """``n`` bins of equal width or height, as scikit-learn's `KBinsDiscretizer`; quantiles are NumPy's ``linear``.
+
+    ``encode`` says whether a bin becomes a column of 0 and 1, or its number. Edges that are equal are one.
+    """
+
+    n: int = 5
+    how: How = "width"
+    encode: Encode = "onehot"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.need(is_whole(self.n, 2) and self.n <= MOST_CODES // 2, "n is a whole number of at least 2")
+        self.need(self.how in get_args(How), "how is 'width' or 'height'")
+        self.need(self.encode in get_args(Encode), "encode is 'onehot' or 'ordinal'")
+
+    def fit(self, column: Column, attempt: Attempt) -> None:
+        """Learn the edges."""
+        ranks = attempt.ranks(self.name, column)
+        if self.how == "width":
+            least, most = together([lambda: ranks.value(0.0), lambda: ranks.value(ranks.count - 1)])
+            edges = np.linspace(least, most, self.n + 1)
+        else:
+            edges = np.array(quantiles_of(ranks, np.linspace(0.0, 1.0, self.n + 1).tolist()))
+        edges = np.unique([bounded(each) for each in edges.tolist()])
+        if len(edges) < 2:
+            raise Dropped("has one value only")
+        attempt.emit(column, Cut(column.name, edges.tolist()))
+        column.kind, column.digests, column.weights, column.ranks = "coded", NO_DIGESTS, None, None
+        inner = [f"{low:g} to {high:g}" for low, high in pairwise(edges.tolist())]
+        column.more, column.moments = tuple(inner), None
+        if self.encode == "ordinal":
+            numbers = np.arange(len(edges) - 1, dtype=np.float64).tolist()
+            attempt.emit(column, Lookup(column.name, numbers, None, None))
+            column.kind, column.more = "number", ()

@@ -1,0 +1,114 @@
+"""Steps that bound numbers: `Clip`, `Winsorize`, `Outliers`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from tablepuppet.prep.attempt import Attempt, Column, bounded
+from tablepuppet.prep.moments import Mapped, Shortened, quantiles_of
+from tablepuppet.prep.specs import FARTHEST, Outside, Without
+from tablepuppet.prep.specs import Clip as Clipped
+from tablepuppet.prep.steps.step import Step, is_number
+
+Method = Literal["iqr", "sd"]
+Action = Literal["flag", "clip", "null"]
+FACTORS: dict[Method, float] = {"iqr": 1.5, "sd": 3.0}
+
+
+@dataclass(frozen=True)
+class Clip(Step):
+    """Values below ``low`` are ``low``, those above ``high`` are ``high``; None: no bound."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = [each for each in (self.low, self.high) if each is not None]
+        self.need(bool(given) and all(map(is_number, given)), "give low, high or both, as numbers")
+        self.need(sorted(given) == given, "low is not above high")
+
+    def fit(self, column: Column, attempt: Attempt) -> None:
+        """Nothing is learned."""
+        low, high = -FARTHEST if self.low is None else self.low, FARTHEST if self.high is None else self.high
+        clip_to(column, attempt, low, high)
+
+
+@dataclass(frozen=True)
+class Winsorize(Step):
+    """Clip to two quantiles."""
+
+    low: float = 0.05
+    high: float = 0.95
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ends = (self.low, self.high)
+        self.need(all(map(is_number, ends)) and 0 <= ends[0] < ends[1] <= 1, "low and high are quantiles that rise")
+
+    def fit(self, column: Column, attempt: Attempt) -> None:
+        """Learn the quantiles."""
+        low, high = quantiles_of(attempt.ranks(self.name, column), [self.low, self.high])
+        clip_to(column, attempt, low, high)
+
+
+@dataclass(frozen=True)
+class Outliers(Step):
+    """Values beyond the quartiles by ``factor`` times their distance (``iqr``), or that many deviations off the mean
+    (``sd``, ddof 0): ``flag`` adds a column ``<name>_outlier`` of 0 and 1, ``clip`` moves them to the bound, ``null``
+    makes them missing. The usual factor is 1.5, and 3 of deviations.
+    """
+
+    method: Method = "iqr"
+    action: Action = "flag"
+    factor: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.need(self.method in get_args(Method), "method is 'iqr' or 'sd'")
+        self.need(self.action in get_args(Action), "action is 'flag', 'clip' or 'null'")
+        self.need(self.factor is None or (is_number(self.factor) and self.factor >= 0), "factor is a number from 0")
+
+    def fit(self, column: Column, attempt: Attempt) -> None:
+        """Learn the bounds."""
+        factor = FACTORS[self.method] if self.factor is None else self.factor
+        if self.method == "sd":
+            known = attempt.usable(column)
+            low, high = known.mean - factor * known.std, known.mean + factor * known.std
+        else:
+            first, third = quantiles_of(attempt.ranks(self.name, column), [0.25, 0.75])
+            low, high = first - factor * (third - first), third + factor * (third - first)
+        low, high = bounded(low), bounded(high)
+        if self.action == "clip":
+            clip_to(column, attempt, low, high)
+        elif self.action == "null":
+            take_out(column, attempt, low, high)
+        else:
+            attempt.add(self.name, column, f"{column.name}_outlier", "flag", is_filled=True)
+            attempt.emit(column, Outside(column.name, low, high, f"{column.name}_outlier"))
+
+
+def clip_to(column: Column, attempt: Attempt, low: float, high: float) -> None:
+    """Clip a column."""
+    low, high = bounded(low), bounded(high)
+    inner = column.ranks
+    attempt.emit(column, Clipped(column.name, low, high))
+    column.moments = None
+    if inner is not None:
+        column.ranks = lambda: Mapped(inner(), lambda value: min(max(value, low), high))
+
+
+def take_out(column: Column, attempt: Attempt, low: float, high: float) -> None:
+    """Make values beyond bounds missing. How many there are below is asked for only if ranks are."""
+    inner, probe = column.ranks, f"{column.name}_below"
+    below_chain = attempt.chain(column.name, column.alias, Outside(column.name, low, FARTHEST, probe))
+    attempt.emit(column, Without(column.name, low, high))
+    column.moments, column.is_filled = None, False
+    if inner is not None:
+
+        def ranks() -> Shortened:
+            below = attempt.asked(column.alias, probe, below_chain)
+            return Shortened(inner(), round(below.mean * below.count), attempt.moments(column).count)
+
+        column.ranks = ranks

@@ -1,0 +1,173 @@
+"""Steps for categories: `OneHot`, `Recode`, `Ordinal`, `Hash`. The coordinator knows categories as digests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PrivacyError
+from tablepuppet.prep.attempt import Attempt, Column, Dropped, Kind, check_category
+from tablepuppet.prep.encode import NO_DIGESTS
+from tablepuppet.prep.moments import Moments
+from tablepuppet.prep.selected import is_public
+from tablepuppet.prep.specs import MOST_CODES, Hashed, Lookup, Other
+from tablepuppet.prep.statistics import CategorySummary
+from tablepuppet.prep.steps.step import Step, is_whole
+
+ID_ROWS, ID_SHARE = 50, 0.95  # text with so many distinct values for its base rows is an id, no category
+ID_HELP = f"{ID_SHARE:.0%} or more of its rows have a value of their own; list it in categorical to keep it"
+MOST_LISTED = 10_000  # categories of a column whose rare ones are pooled
+
+
+def is_id(distinct: int, rows: int) -> bool:
+    """Whether text with so many distinct values in the base rows that take part names rows rather than kinds of them.
+
+    >>> is_id(200, 200), is_id(49, 49), is_id(90, 100)
+    (True, False, False)
+    """
+    return rows >= ID_ROWS and distinct >= ID_SHARE * rows
+
+
+def by_frequency(found: CategorySummary) -> NDArray[np.intp]:
+    """The order of codes: the most frequent first."""
+    return np.lexsort((np.arange(found.distinct), -found.weights))
+
+
+def check_few(found: CategorySummary, most: int) -> None:
+    """Leave a column out that has too many categories."""
+    if found.distinct > most:
+        raise Dropped(f"has {found.distinct:,} or more categories; raise max_categories ({most}) or use an expression")
+
+
+def list_categories(step: str, column: Column, attempt: Attempt, most: int | None) -> NDArray[np.float64]:
+    """Give every category of a column a code; joined rows by code.
+
+    It is left out if it has none, or more than ``most`` (None: than a step may list).
+    """
+    check_category(step, column)
+    if column.kind == "text" and not len(column.digests):
+        found = attempt.statistics.categories(column.column, MOST_LISTED if most is None else most)
+        check_few(found, MOST_LISTED if most is None else most)
+        if not found.distinct:
+            raise Dropped("is empty")
+        order = by_frequency(found)
+        column.digests, column.weights, column.missing = found.digests[order], found.weights[order], found.missing
+    assert column.weights is not None, "codes and their weights are found together"
+    return column.weights.copy()
+
+
+@dataclass(frozen=True)
+class OneHot(Step):
+    """One column of 0 and 1 per category, the most frequent first, as scikit-learn's `OneHotEncoder`.
+
+    Categories with fewer than ``min_count`` joined rows, or beyond the ``max_categories`` most frequent, share one
+    column, the last, with categories that were not there in the fit. Without either, a column with more categories than
+    the relation's ``max_categories`` is left out. Missing is all zeros.
+    """
+
+    takes: ClassVar[tuple[Kind, ...]] = ("text",)
+    usual: ClassVar[tuple[Kind, ...]] = ("text",)
+
+    min_count: int | None = None
+    max_categories: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("min_count", "max_categories"):
+            value = getattr(self, name)
+            self.need(value is None or is_whole(value, 1), f"{name} is a whole number of at least 1")
+
+    def fit(self, column: Column, attempt: Attempt) -> None:
+        """Choose the categories that have columns of their own."""
+        pools = self.min_count is not None or self.max_categories is not None
+        weights = list_categories(self.name, column, attempt, None if pools else attempt.max_categories)
+        column.kind = "coded"
+        if not pools or column.more:
+            self.need(not pools, "put it before Impute, or leave min_count and max_categories out")
+            return
+        kept = len(weights) if self.min_count is None else int(np.count_nonzero(weights >= self.min_count))
+        if self.max_categories is not None and kept + (kept < len(weights)) > self.max_categories:
+            kept = self.max_categories - 1
+        if kept < len(weights):
+            column.digests, column.more = column.digests[:kept], ("other",)
+            column.weights = np.append(weights[:kept], weights[kept:].sum())
+            attempt.emit(column, Other(column.name))
+
+
+@dataclass(frozen=True)
+class Recode(Step):
+    """The code of a category as a number: 0 for the most frequent, and so on. A new category is missing."""
+
+    takes: ClassVar[tuple[Kind, ...]] = ("text",)
+    usual: ClassVar[tuple[Kind, ...]] = ("text",)
+
+    def fit(self, column: Column, attempt: Attempt) -> None:
+        """Number the categories."""
+        weights = list_categories(self.name, column, attempt, None)
+        look_up(column, attempt, self.numbers(column, attempt), weights)
+
+    def numbers(self, column: Column, attempt: Attempt) -> NDArray[np.float64]:
+        """The number of each code."""
+        return np.arange(column.size, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Ordinal(Recode):
+    """The place of a category in the order of names, as scikit-learn's `OrdinalEncoder`: of public columns only."""
+
+    def fit(self, column: Column, attempt: Attempt) -> None:
+        """Number the categories by name."""
+        if not is_public(attempt.statistics.plan, column.column):
+            owners = ", ".join(repr(each.party) for each in attempt.statistics.plan.tables[column.alias].shards)
+            raise PrivacyError(
+                f"Ordinal: column {column.column.qualified} (party {owners}): its categories are not public, so their "
+                "order is not known (policy rule level); use Recode, which numbers them by frequency",
+                rule="level",
+            )
+        super().fit(column, attempt)
+
+    def numbers(self, column: Column, attempt: Attempt) -> NDArray[np.float64]:
+        """The place of each name among all."""
+        names = [name or "" for name in attempt.statistics.names(column.column, column.digests)]
+        places = {place: number for number, place in enumerate(sorted(range(len(names)), key=names.__getitem__))}
+        return np.array([float(places[code]) if code < len(names) else float(code) for code in range(column.size)])
+
+
+def look_up(
+    column: Column, attempt: Attempt, numbers: NDArray[np.float64], weights: NDArray[np.float64],
+    other: float | None = None, missing: float | None = None,
+) -> None:  # fmt: skip
+    """Make numbers of codes; what is not listed, or missing, has its own or none."""
+    attempt.emit(column, Lookup(column.name, numbers.tolist(), other, missing))
+    values, rows = numbers, weights
+    if missing is not None:
+        values, rows = np.append(numbers, missing), np.append(weights, column.missing)
+    count = float(rows.sum())
+    mean = float(rows @ values) / count
+    column.moments = Moments(attempt.statistics.rows, count, mean, float(rows @ (values - mean) ** 2))
+    column.kind, column.ranks, column.is_filled = "number", None, other is not None and missing is not None
+
+
+@dataclass(frozen=True)
+class Hash(Step):
+    """Categories in ``n`` columns of 0 and 1, by their digests; nothing is learned, and a new category has one too."""
+
+    takes: ClassVar[tuple[Kind, ...]] = ("text",)
+    usual: ClassVar[tuple[Kind, ...]] = ("text",)
+
+    n: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.need(is_whole(self.n, 2) and self.n <= MOST_CODES, f"n is a whole number from 2 to {MOST_CODES:,}")
+
+    def fit(self, column: Column, attempt: Attempt) -> None:
+        """Nothing is learned."""
+        check_category(self.name, column)
+        self.need(not len(column.digests), "put it before Impute")
+        column.kind, column.digests = "coded", NO_DIGESTS
+        column.more, column.weights = tuple(f"hash {code}" for code in range(self.n)), None
+        attempt.emit(column, Hashed(column.name, self.n))

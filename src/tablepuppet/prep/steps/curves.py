@@ -1,0 +1,64 @@
+"""Steps that bend numbers: `Log` and `Power`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from tablepuppet.prep.attempt import Attempt, Column
+from tablepuppet.prep.frame import power
+from tablepuppet.prep.moments import Mapped, Shortened
+from tablepuppet.prep.specs import Exponent, Logarithm
+from tablepuppet.prep.steps.step import Step, is_number
+
+LEAST = 1e-300  # of a number that has a logarithm
+
+
+@dataclass(frozen=True)
+class Log(Step):
+    """log(value + offset), the natural logarithm; missing where that is not above 0."""
+
+    offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.need(is_number(self.offset) and abs(self.offset) <= 1e100, "offset is a number")
+
+    def fit(self, column: Column, attempt: Attempt) -> None:
+        """Nothing is learned."""
+        before, inner, offset = column.moments, column.ranks, float(self.offset)
+        if inner is not None:
+            before = attempt.moments(column)
+        attempt.emit(column, Logarithm(column.name, offset))
+        column.moments, column.is_filled = None, False
+        if inner is not None and before is not None:
+            count = before.count
+
+            def ranks() -> Mapped:
+                left = attempt.moments(column).count  # those that have no logarithm were the lowest
+                return Mapped(
+                    Shortened(inner(), count - left, left), lambda value: math.log(max(value + offset, LEAST))
+                )
+
+            column.ranks = ranks
+
+
+@dataclass(frozen=True)
+class Power(Step):
+    """sign(value) * |value| ** exponent; square roots by default."""
+
+    exponent: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.need(is_number(self.exponent) and 1e-3 <= self.exponent <= 1e3, "exponent is a number from 0.001 to 1000")
+
+    def fit(self, column: Column, attempt: Attempt) -> None:
+        """Nothing is learned."""
+        inner, exponent = column.ranks, float(self.exponent)
+        attempt.emit(column, Exponent(column.name, exponent))
+        column.moments = None
+        if inner is not None:
+            column.ranks = lambda: Mapped(inner(), lambda value: float(power(np.array([value]), exponent)[0]))

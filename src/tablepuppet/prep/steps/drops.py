@@ -1,0 +1,68 @@
+"""Steps that leave columns out: `DropConstant` and `DropMissing`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tablepuppet.prep.attempt import Attempt, Column, Dropped, Kind
+from tablepuppet.prep.steps.categories import MOST_LISTED
+from tablepuppet.prep.steps.step import Step, is_number
+
+
+@dataclass(frozen=True)
+class DropConstant(Step):
+    """Leave out numbers whose variance (ddof 0) is at most ``variance``, and text that is the same everywhere."""
+
+    takes: ClassVar[tuple[Kind, ...]] = ("number", "flag", "text")
+    usual: ClassVar[tuple[Kind, ...]] = ("number", "flag", "text")
+
+    variance: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.need(is_number(self.variance) and self.variance >= 0, "variance is a number from 0")
+
+    def fit(self, column: Column, attempt: Attempt) -> None:
+        """Look at the variance."""
+        if column.kind == "text":
+            drop_if_same(column, attempt)
+            return
+        known = attempt.moments(column)
+        if known.squares == 0.0:
+            raise Dropped("has one value only")
+        if self.variance and known.squares / known.count <= self.variance:
+            raise Dropped(f"has a variance of {known.squares / known.count:g}, not above {self.variance:g}")
+
+
+def drop_if_same(column: Column, attempt: Attempt) -> None:
+    """Leave out a text that has one category, or none."""
+    found = attempt.statistics.categories(column.column, attempt.max_categories)
+    if not found.distinct:
+        raise Dropped("is empty")
+    if found.distinct == 1 and not found.missing:
+        raise Dropped("has one value only")
+
+
+@dataclass(frozen=True)
+class DropMissing(Step):
+    """Leave out columns that lack a value in more than this share of the joined rows."""
+
+    takes: ClassVar[tuple[Kind, ...]] = ("number", "text")
+    usual: ClassVar[tuple[Kind, ...]] = ("number", "text")
+
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.need(is_number(self.share) and 0 <= self.share <= 1, "share is a number from 0 to 1")
+
+    def fit(self, column: Column, attempt: Attempt) -> None:
+        """Count those missing."""
+        rows = attempt.statistics.rows
+        if column.kind == "text":
+            missing = attempt.statistics.categories(column.column, min(attempt.max_categories, MOST_LISTED)).missing
+        else:
+            missing = attempt.moments(column).missing
+        if missing > self.share * rows:
+            raise Dropped(f"lacks a value in {missing / rows:.0%} of the joined rows")

@@ -1,0 +1,96 @@
+"""`Impute`: missing values get one that is learned, or given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import numpy as np
+
+from tablepuppet.prep.attempt import Attempt, Column, Kind, bounded
+from tablepuppet.prep.moments import Filled, of_flag, quantile_of
+from tablepuppet.prep.specs import Fill, FillCode, Missing
+from tablepuppet.prep.steps.categories import list_categories
+from tablepuppet.prep.steps.step import Step, is_number
+
+Strategy = Literal["mean", "median", "mode", "constant"]
+
+
+@dataclass(frozen=True)
+class Impute(Step):
+    """Fill missing values, as scikit-learn's `SimpleImputer`: by ``strategy``, or with ``fill``.
+
+    Numbers take each strategy; categories take ``mode``, and ``constant``, which makes missing a category of its own,
+    called ``fill``. With ``indicator`` a column ``<name>_missing`` of 0 and 1 is added. Without ``columns`` all numbers
+    are filled, and with ``mode`` all categories too.
+    """
+
+    takes: ClassVar[tuple[Kind, ...]] = ("number", "text")
+
+    strategy: Strategy = "mean"
+    fill: float | str | None = None
+    indicator: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.need(self.strategy in get_args(Strategy), f"strategy is one of {', '.join(get_args(Strategy))}")
+        self.need((self.fill is not None) == (self.strategy == "constant"), "fill goes with strategy='constant'")
+        self.need(self.fill is None or isinstance(self.fill, str) or is_number(self.fill), "fill is a number or a text")
+
+    def selected(self, attempt: Attempt) -> list[Column]:
+        """The columns that it works on now."""
+        usual: tuple[Kind, ...] = ("number", "text") if self.strategy == "mode" else ("number",)
+        usual = ("text",) if isinstance(self.fill, str) else usual
+        return attempt.select(self.name, self.columns, self.takes, usual)
+
+    def fit(self, column: Column, attempt: Attempt) -> None:
+        """Learn what to fill with."""
+        if column.kind == "text":
+            self._fit_text(column, attempt)
+            return
+        self.need(not isinstance(self.fill, str), f"column {column.column.qualified} needs a number as fill")
+        before = attempt.usable(column)
+        value = bounded(self._value(column, attempt))
+        if self.indicator:
+            self._flag(column, attempt, before.missing)
+        inner = column.ranks
+        attempt.emit(column, Fill(column.name, value))
+        column.moments, column.is_filled = before.filled(value), True
+        if inner is not None:
+            column.ranks = lambda: Filled(inner(), before.missing, value)
+
+    def _value(self, column: Column, attempt: Attempt) -> float:
+        match self.strategy:
+            case "mean":
+                return attempt.usable(column).mean
+            case "median":
+                return quantile_of(attempt.ranks(self.name, column), 0.5)
+            case "mode":
+                chain = attempt.chain(column.name, column.alias)
+                self.need(
+                    column.is_source and not chain.steps,
+                    f"column {column.column.qualified} is changed by an earlier step; put strategy='mode' first",
+                )
+                return attempt.statistics.mode(column.column)
+            case _:
+                return float(self.fill or 0.0)
+
+    def _fit_text(self, column: Column, attempt: Attempt) -> None:
+        text = self.strategy in ("mode", "constant")
+        self.need(text, f"column {column.column.qualified} has categories: strategy is 'mode' or 'constant' for those")
+        found = list_categories(self.name, column, attempt, None)
+        if self.indicator:
+            self._flag(column, attempt, column.missing)
+        weights = np.append(found, 0.0) if self.strategy == "constant" else found
+        code = len(found) if self.strategy == "constant" else 0
+        if self.strategy == "constant":
+            column.more = (*column.more, str(self.fill))
+        attempt.emit(column, FillCode(column.name, code))
+        weights[code] += column.missing
+        column.weights, column.missing, column.is_filled = weights, 0.0, True
+
+    def _flag(self, column: Column, attempt: Attempt, missing: float) -> None:
+        rows = attempt.statistics.rows
+        known = of_flag(rows, missing / rows) if column.is_source else None
+        attempt.add(self.name, column, f"{column.name}_missing", "flag", moments=known, is_filled=True)
+        attempt.emit(column, Missing(column.name, f"{column.name}_missing"))

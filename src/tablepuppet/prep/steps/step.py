@@ -1,0 +1,82 @@
+"""The base class of steps: settings, and the columns that a step works on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from typing import Any, ClassVar
+
+from tablepuppet.errors import LearnError
+from tablepuppet.prep.attempt import Attempt, Column, Kind, Selector
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a pipeline. ``columns`` are names, patterns or types; by default all that it is made for."""
+
+    takes: ClassVar[tuple[Kind, ...]] = ("number", "flag")  # kinds of columns that may be named
+    usual: ClassVar[tuple[Kind, ...]] = ("number",)  # those of them that are meant if none is named
+
+    columns: Sequence[str | Selector] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        listed = self.columns
+        if isinstance(listed, str | Selector):
+            raise LearnError(f"{self.name}: columns is a list, such as columns=[{str(listed)!r}]")
+        if listed is not None and not all(isinstance(each, str | Selector) for each in listed):
+            raise LearnError(
+                f"{self.name}: columns lists names, patterns such as 'i.*', or types such as tp.prep.numbers"
+            )
+        if listed is not None:
+            object.__setattr__(self, "columns", tuple(map(_read, listed)))
+
+    @property
+    def name(self) -> str:
+        """As it is written."""
+        return type(self).__name__
+
+    def __str__(self) -> str:
+        given = [(each.name, getattr(self, each.name)) for each in fields(self) if each.name != "columns"]
+        listed = [] if self.columns is None else [f"columns=[{', '.join(map(str, self.columns))}]"]
+        return f"{self.name}({', '.join([f'{name}={value!r}' for name, value in given] + listed)})"
+
+    def selected(self, attempt: Attempt) -> list[Column]:
+        """The columns that it works on now."""
+        return attempt.select(self.name, self.columns, self.takes, self.usual)
+
+    def run(self, attempt: Attempt) -> None:
+        """Fit it to each of its columns that does not wait."""
+        for column in self.selected(attempt):
+            if not column.waits:
+                with attempt.fitting(column):
+                    self.fit(column, attempt)
+
+    def fit(self, column: Column, attempt: Attempt) -> None:
+        """Learn from the statistics of one column, and emit fitted steps."""
+        raise NotImplementedError
+
+    def need(self, is_right: bool, told: str) -> None:
+        """LearnError unless a setting is right."""
+        if not is_right:
+            raise LearnError(f"{self.name}: {told}")
+
+
+def _read(item: str | Selector) -> str | Selector:
+    """A type as a job file writes it."""
+    if isinstance(item, str) and item.startswith("type:"):
+        kind: Any = item.removeprefix("type:")
+        if kind not in ("number", "text", "date", "boolean", "flag"):
+            raise LearnError(f"{item!r} is no type of columns; there are type:number, text, date, boolean and flag")
+        return Selector(kind)
+    return item
+
+
+def is_number(value: object) -> bool:
+    """Whether a setting is a number."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: object, least: int) -> bool:
+    """Whether a setting is a whole number of at least so much."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least

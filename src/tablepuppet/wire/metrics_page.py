@@ -1,0 +1,100 @@
+"""The metrics of a party as a page: ``GET /metrics`` at an address of the operator's choice, for Prometheus.
+
+Plain HTTP, in a few threads of its own: whoever connects gets the page within some seconds or is hung up on, so that
+it takes neither descriptors nor threads from callers of the party. There is nothing else behind the address.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from tablepuppet.errors import ConfigError
+
+PATH = "/metrics"
+AT_ONCE = 4  # pages that are sent at the same time; others are hung up on
+PATIENCE = 10.0  # seconds for one page, from the first byte of the question to the last of the answer
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one question."""
+
+    server: MetricsPage
+    server_version, sys_version = "tablepuppet", ""
+    timeout = PATIENCE
+
+    def do_GET(self) -> None:
+        """The page."""
+        if self.path.partition("?")[0] != PATH:
+            self.send_error(HTTPStatus.NOT_FOUND, explain=f"The only page is {PATH}.")
+            return
+        encode, kind = choose_encoder(self.headers.get("Accept", ""))
+        content = encode(self.server.registry)
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing is logged of readers: the log is for sessions."""
+
+
+class MetricsPage(HTTPServer):
+    """Serves a registry at ``host`` and ``port`` until it is closed; port 0 takes a free one."""
+
+    def __init__(self, registry: CollectorRegistry, host: str, port: int):
+        self.registry, self._free = registry, threading.BoundedSemaphore(AT_ONCE)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            super().__init__((host, port), _Handler)
+        except OSError as error:
+            raise ConfigError(f"metrics: cannot listen at {host!r}, port {port}: {error.strerror or error}") from error
+        self._thread = threading.Thread(target=self.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def server_bind(self) -> None:
+        """Listen, without a look into the DNS for the name of this machine."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread, if one is free."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        threading.Thread(target=self._answer, args=(request, client_address), daemon=True).start()
+
+    def _answer(self, request: Any, client_address: Any) -> None:
+        end = threading.Timer(PATIENCE, _hang_up, (request,))
+        end.daemon = True
+        end.start()
+        try:
+            with suppress(OSError):  # the reader is gone
+                self.finish_request(request, client_address)
+        finally:
+            end.cancel()
+            self.shutdown_request(request)
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A reader that hangs up is not worth a line."""
+
+    def close(self) -> None:
+        """End the page."""
+        self.shutdown()
+        self.server_close()
+
+
+def _hang_up(line: socket.socket) -> None:
+    with suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,72 @@
+"""Solo, Combine and boosted trees train on the pooled join, or on the label's table alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.exceptions import NotFittedError
+
+import tablepuppet as tp
+from tablepuppet.baselines import Boosted, Combine, Solo
+from tests.learn.materialised import ALL, JOIN, JoinedTable, shop
+from tests.relations import federation
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def a_shop(tmp_path_factory: pytest.TempPathFactory) -> tuple[tp.Federation, Any]:
+    parties = shop(1, together=True)
+    return federation(tmp_path_factory.mktemp("shop"), parties), parties
+
+
+def relation(fed: tp.Federation, label: str) -> tp.Relation:
+    return fed.sql(f"SELECT {ALL}, o.{label} {JOIN}", label=label)
+
+
+def test_trees_are_scikit_learns_on_the_materialised_join(a_shop: tuple[tp.Federation, Any]) -> None:
+    """The same predictions as HistGradientBoostingRegressor on columns that DuckDB joined, encoded alike."""
+    fed, parties = a_shop
+    train, test = relation(fed, "paid").split(test=0.25)
+    table = JoinedTable(train, parties)
+    model = Boosted("regression").fit(train)
+    expected = HistGradientBoostingRegressor(random_state=0).fit(table.encode(train).astype(np.float32), train.label())
+    found = model.predict(test)
+    np.testing.assert_allclose(found, expected.predict(table.encode(test).astype(np.float32)), rtol=1e-3)
+    assert model.evaluate(test)["rmse"] == pytest.approx(np.sqrt(np.mean((found - test.label()) ** 2)))
+
+
+@pytest.mark.parametrize(("label", "task"), [("paid", "regression"), ("returned", "classification")])
+def test_combine_sees_more_than_solo(a_shop: tuple[tp.Federation, Any], label: str, task: str) -> None:
+    """Solo has the columns of the label's table only; both learn, and twice the same from one seed."""
+    fed, _ = a_shop
+    train = relation(fed, label)
+    combine, solo = (kind(task, hidden=(16,), epochs=40, lr=0.01).fit(train) for kind in (Combine, Solo))
+    widths = [next(model.network_.parameters()).shape[1] for model in (combine, solo)]
+    names = {alias: len(combine.encoding_.names(alias)) for alias in train.mapping.tables}
+    assert widths == [sum(names.values()), names["o"]]
+    for model in (combine, solo):
+        again = clone(model).fit(train)
+        np.testing.assert_array_equal(again.predict(train), model.predict(train))
+    measure = "r2" if task == "regression" else "accuracy"
+    assert combine.evaluate(train)[measure] > solo.evaluate(train)[measure]
+    if task == "classification":
+        np.testing.assert_allclose(combine.predict_proba(train).sum(axis=1), 1)
+
+
+def test_errors_say_what_is_wrong(a_shop: tuple[tp.Federation, Any], tmp_path: Path) -> None:
+    """No label, another task, not fitted, probabilities of numbers."""
+    fed, _ = a_shop
+    with pytest.raises(tp.LearnError, match="no label"):
+        Combine().fit(fed.sql(f"SELECT {ALL} {JOIN}"))
+    with pytest.raises(tp.LearnError, match="'classification' or 'regression'"):
+        Combine("ranking").fit(relation(fed, "paid"))
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        Combine().predict(relation(fed, "paid"))
+    with pytest.raises(tp.LearnError, match="no probabilities"):
+        Boosted("regression").fit(relation(fed, "paid")).predict_proba(relation(fed, "paid"))
