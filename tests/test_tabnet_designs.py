@@ -42,7 +42,8 @@ def test_local_tabnets_have_nothing_in_common_in_pretraining() -> None:
     columns, _ = rows(32)
     parts = [torch.from_numpy(part) for part in cut(columns, 2)]
     masks = [(torch.arange(96).reshape(32, 3) % 4 == 0).float() for _ in parts]
-    for design, joint in (("lt", False), ("tabvfl-le", True), ("tabvfl", True)):
+    wanted: dict[Any, bool] = {"lt": False, "tabvfl-le": True, "tabvfl": True}
+    for design, joint in wanted.items():
         network: Any = build(design, [3, 3], SHAPE, 2, 0)
         parts[1].requires_grad_()
         weight = next(iter((network.encoders if hasattr(network, "encoders") else network.guests)[0].parameters()))

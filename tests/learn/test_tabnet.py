@@ -115,7 +115,7 @@ def test_means_at_base_rows_are_of_their_joined_rows() -> None:
     values = columns(4, 2).requires_grad_()
     means = mean_at_base_rows(values, index, counts)
     torch.testing.assert_close(means[1], values[[0, 2, 3]].mean(dim=0))
-    means.sum().backward()
+    means.sum().backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(values.grad[:, 0], torch.tensor([1 / 3, 1, 1 / 3, 1 / 3], dtype=torch.float64))
 
 
@@ -152,7 +152,7 @@ class Central:
         return torch.nn.functional.cross_entropy(scores, labels) - LAMBDA * sparsity
 
 
-class Masked(torch.nn.Module):
+class Masked(torch.nn.Module):  # type: ignore[misc, name-defined]
     """Hides the cells of a given mask, as RandomObfuscator hides those of a mask that it draws."""
 
     def __init__(self, mask: Any):
@@ -190,7 +190,7 @@ class Split:
         back = means.detach().requires_grad_()
         error = self.guest.error(back, rows, mask, counts, Moments.of(rows, counts))
         error.backward()
-        means.backward(back.grad)
+        means.backward(back.grad)  # type: ignore[no-untyped-call]
         sent.backward(torch.zeros_like(sent).index_add(0, index, got.grad))
         for each in (self.below, self.above):
             each.step()
@@ -258,7 +258,7 @@ def test_pretraining_follows_central_tabnet(joined: bool) -> None:
     )
 
 
-class Averaged(torch.nn.Module):
+class Averaged(torch.nn.Module):  # type: ignore[misc, name-defined]
     """Gives each joined row the mean over the joined rows of its base row."""
 
     def __init__(self, index: Any, counts: Any):

@@ -115,6 +115,7 @@ class Pooled:
         rows = torch.from_numpy(batch.rows)
         shown, masks = {}, {}
         for alias, network in self.networks.items():
+            assert isinstance(network.spec, TabNet)
             sizes, index = network.spec.categories, batch.index[alias]
             numbers = network.width - sum(sizes)
             mask = draw_mask(Hiding(HIDE, SEED, number), alias, len(batch.places[alias]), numbers, sizes)

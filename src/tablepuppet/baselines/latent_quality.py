@@ -38,7 +38,8 @@ def downstream(seed: int) -> dict[str, Any]:
 
 def mixed(latent: Latent, labels: Labels, seed: int = 0) -> dict[str, float]:
     """Weighted F1 of each learner and their mean, by the paper's split of all rows."""
-    return _measured(*train_test_split(latent, labels, test_size=0.3, random_state=seed), seed)
+    learn, test, known, truth = train_test_split(latent, labels, test_size=0.3, random_state=seed)
+    return _measured(learn, test, known, truth, seed)
 
 
 def held_out(

@@ -153,7 +153,8 @@ class Guest(Module):
         spread = torch.where(spread > 0, spread, torch.ones_like(spread))
         errors = ((self.rebuild(decoded) - columns) * mask) ** 2 @ (1 / spread)  # (base rows,)
         share = errors / (mask.sum(dim=1) + FEWEST_HIDDEN)
-        return (counts.to(share.dtype) @ share) / moments.rows
+        error: Tensor = (counts.to(share.dtype) @ share) / moments.rows
+        return error
 
 
 def hidden(columns: Tensor, mask: Tensor) -> Tensor:
