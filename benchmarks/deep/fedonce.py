@@ -3,7 +3,8 @@
 Run with ``python -m benchmarks.deep.fedonce`` (``--quick``: one split, fewer rows and epochs; names of parts run only
 these). All in one process; OMP_NUM_THREADS=1 gives figures of one thread. Communication is what guests, the parties
 without the label, send and get as EMBEDDINGS, gradients included: measured where messages are sent. No setting was
-chosen by a test row. On a machine that others use too, ``processor_seconds`` are what counts. Writes ``benchmarks/results/deep_fedonce.json`` and a picture beside it.
+chosen by a test row. On a machine that others use too, ``processor_seconds`` are what counts. Writes
+``benchmarks/results/deep_fedonce.json`` and a picture beside it.
 """
 
 from __future__ import annotations

@@ -264,6 +264,14 @@ USES: dict[str, Callable[[tp.Federation, Path], None]] = {
         )
         for name, privacy in (("parameters", FEATURES), ("all", NOISY))
     },
+    **{
+        f"TabVFL across {name}": fitted(
+            partial(tp.TabVFLClassifier, latent=3, steps=1, pretrain_epochs=1, epochs=1, batch_size=1000),
+            sql.format("returned"),
+            "returned",
+        )
+        for name, sql in (("one", ONE), ("several", SEVERAL))
+    },
     "noisy classes": fitted(
         partial(tp.LogisticRegression, rounds=2, privacy=CLASSES), ONE.format("returned"), "returned"
     ),

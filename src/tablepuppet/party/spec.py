@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from tablepuppet.party.arguments import Layers, Name, Seed, Some, SomeOrNone
+from tablepuppet.party.arguments import Layers, Name, Some, SomeOrNone
 
 
 class Linear(msgspec.Struct, frozen=True, tag_field="kind", tag="linear"):
@@ -117,7 +117,7 @@ class Hiding(msgspec.Struct, frozen=True):
     """
 
     share: Annotated[float, Meta(ge=0.0, le=1.0)]
-    seed: Seed
+    seed: Annotated[int, Meta(ge=0, le=2**53)]
     batch: Annotated[int, Meta(ge=0, le=2**53)]
     offset: Annotated[int, Meta(ge=0, le=2**53)] = 0
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.planner import tables_of
 from tablepuppet.learn.learners.split import SplitLearner
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
@@ -240,14 +241,18 @@ class TabVFL(SplitLearner):
 
     @names_checked
     def explain(self, relation: Relation, by: Literal["table", "column"] = "table") -> dict[str, Array]:
-        """Where the attention of every joined row goes: shares that add up to 1, by alias, in the order of ``rows()``.
+        """Where the attention of every joined row goes: shares by alias, in the order of ``rows()``.
+
+        They add up to 1, or to 0 for a row whose latent vector is zero.
 
         ``by="column"``: by encoded column. Embeddings are mixtures of a table's columns; its own weights, which the
         party's policy must release, share attention out among them.
         """
+        check_fitted(self)
         if by not in ("table", "column"):
             raise LearnError(f"by must be 'table' or 'column', not {by!r}")
-        found = np.concatenate([np.zeros((0, 0)), *self._outputs(relation, "attention")])
+        width = sum(spec.outputs for spec in self._networks.specs.values())
+        found = np.concatenate([np.zeros((0, width)), *self._outputs(relation, "attention")])
         total = found.sum(axis=1, keepdims=True)
         shares = found / np.where(total > 0, total, 1.0)
         specs = self._networks.specs

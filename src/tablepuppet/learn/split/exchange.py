@@ -71,7 +71,7 @@ class Exchange:
     """
 
     def __init__(self, model: SplitModel, aliases: list[str] | None = None, hide: float = 0.0, seed: int = 0):
-        self.model, self.hide, self.seed = model, hide, seed
+        self.model, self.hide, self.seed = model, hide, seed % 2**53
         chosen = model.tables if aliases is None else aliases
         self.alone = [alias for alias in model.alone if alias in chosen]
         self.together = [alias for alias in model.together if alias in chosen]
