@@ -286,7 +286,7 @@ def test_benchmarks_say_what_data_they_need(tmp_path: Path) -> None:
         [sys.executable, "-m", "benchmarks.data"], cwd=ROOT, capture_output=True, text=True, check=True,
         env=os.environ | {"TABLEPUPPET_DATA": str(tmp_path)},
     )  # fmt: skip
-    movielens, mimic = done.stdout.splitlines()
+    movielens, mimic, *_ = done.stdout.splitlines()
     assert (
         f"ratings, users and movies_genres of MovieLens-1M as Parquet files into {tmp_path}/movielens-1m" in movielens
     )

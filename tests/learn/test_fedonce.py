@@ -261,5 +261,5 @@ def test_settings_that_cannot_be(fed: tp.Federation) -> None:
 
 def test_an_image_that_does_not_fit_is_refused(fed: tp.Federation) -> None:
     """The error names the table, the shape and the columns."""
-    with pytest.raises(tp.LearnError, match="images of 1 x 3 x 3 = 9 numbers"):
+    with pytest.raises(tp.LearnError, match="images of 1 x 3 x 3 = 9 columns, but the table has"):
         learner(bottom=tp.bottom.cnn(shape=(3, 3), channels=(2,))).fit(relation_of(fed))

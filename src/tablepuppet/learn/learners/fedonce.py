@@ -31,6 +31,7 @@ from tablepuppet.learn.private.step_promise import StepPromise
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import COUNT, NUMBER, RATE, Auto, Kind, or_auto, setting
+from tablepuppet.learn.solve.allowance import Allowance, Cost, Costs
 from tablepuppet.learn.solve.schedule import Schedule, batches_of
 from tablepuppet.learn.solve.sgd import falling
 from tablepuppet.learn.solve.solvers import SGD
@@ -38,7 +39,7 @@ from tablepuppet.learn.split.bottom import BOTTOM, mlp
 from tablepuppet.learn.split.exchange import Exchange
 from tablepuppet.learn.split.nat import NatSettings
 from tablepuppet.learn.split.noisy_once import NoisyOnce
-from tablepuppet.learn.split.once import Guests, OnceModel
+from tablepuppet.learn.split.once import AVERAGINGS, Guests, OnceModel
 from tablepuppet.learn.split.top import Top, side_by_side
 from tablepuppet.learn.split.train import learn_by_batches
 from tablepuppet.learn.tables.stored import Stored
@@ -163,6 +164,19 @@ class FedOnce(SplitNN):
         found = super()._fitted_specs(relation)
         linear = {a: Mlp((), spec.outputs, "relu", spec.double) for a, spec in found.items() if a != self.host_}
         return found | (linear if self.method == "pca" else {})
+
+    def _allowance(self, relation: Relation, validation: Relation | None, batches: int) -> Allowance:
+        """Shards of the host answer in every batch; shards of a guest average, and answer in the batches of rounds."""
+        label, aliases = relation.query.label, tables_of(relation.query)
+        host = [alias for alias in aliases if label is not None and alias == label.alias]
+        guests = [alias for alias in aliases if alias not in host]
+        once = (AVERAGINGS if self.method == "nat" else 0) + batches * (int(self.rounds) - 1)
+        found = Allowance([
+            (relation.client, host, Costs(Cost(0, 0), Cost(batches * (int(self.rounds) - 1), batches))),
+            (relation.client, guests, Costs(Cost(0, 0), Cost(once, 0))),
+        ])  # fmt: skip
+        found.tables = [table for table in found.tables if table.cost.once or table.cost.each]
+        return found
 
     def _fit_embeddings(self, relation: Relation, validated: bool) -> None:
         """Lower the host's epochs of "auto" to what parties allow; PrivacyError if they do not allow what is asked."""

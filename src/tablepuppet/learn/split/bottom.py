@@ -64,7 +64,7 @@ def on_pixels(spec: Cnn, alias: str, columns: Sequence[OutputColumn], encoding: 
     if encoding.categories[alias] or len(own) != size:
         raise LearnError(
             f"the bottom network of table {alias!r} takes images of {' x '.join(map(str, spec.shape))} = {size:,} "
-            f"numbers, but {len(own):,} columns of it are selected, of which {len(encoding.categories[alias]):,} are "
+            f"columns, but the table has {len(own):,} in SELECT, of which {len(encoding.categories[alias]):,} are "
             "categories: select the pixels, row by row, or change shape"
         )
     places = {name: place for place, name in enumerate(own)}

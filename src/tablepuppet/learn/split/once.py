@@ -224,14 +224,11 @@ class Guests:
             yield
 
     def _epochs_at_once(self, alias: str, epochs: int) -> int:
-        """The epochs of one request. Of shards, as many as lie between two averages."""
+        """The epochs of one request: of shards, those between two averages, of which there are ten at most."""
+        if alias in self.model.together:
+            return math.ceil(epochs / AVERAGINGS)
         work = self.model.rows(alias) * (2_000 + _multiplications(self.model.table_model(alias)))
-        fits = max(1, int(WORK / max(work, 1)))
-        return fits if alias in self.model.alone else min(fits, max(1, math.ceil(epochs / AVERAGINGS)))
-
-    def averagings(self, alias: str, epochs: int) -> int:
-        """How often the shards of a table release their parameters."""
-        return math.ceil(epochs / self._epochs_at_once(alias, epochs))
+        return max(1, int(WORK / max(work, 1)))
 
 
 def _multiplications(network: TorchTable) -> int:
