@@ -27,6 +27,8 @@ from tests.wire.services import calling, served
 
 SQL = "SELECT s.x, s.w, s.c, i.v, i.g, s.y FROM sales s JOIN items i USING (item)"
 
+AVERAGE: Any = "average"  # no strategy
+
 
 @pytest.fixture
 def shop() -> Parties:
@@ -127,7 +129,7 @@ def test_a_model_keeps_its_pipeline(tmp_path: Path, shop: Parties) -> None:
     here = features(train)
     assert list(model.coef_) == list(here)
     assert {"s.x", "s.x_missing", "s.x*w", "s.w^2", "s.c=1", "i.v=0", "i.g=3"} <= set(here)
-    assert model.categories_["i.v"][0].count(" to ") == 1
+    assert " to " in str(model.categories_["i.v"][0])
     assert model.categories_["s.c"] == ["a", "other"]
     known = Ridge(l2 * len(train)).fit(here, train.label())
     there = test.matrix(like=train.matrix())
@@ -215,7 +217,7 @@ def test_explain_shows_the_pipeline(tmp_path: Path, shop: Parties) -> None:
         ),
         (lambda: [prep.Map("getenv(x)", columns=["c"])], r"Map: 'getenv\(x\)': function getenv is not supported"),
         (lambda: [prep.Map("x + y", columns=["x"])], r"is an expression of one column, which is called x"),
-        (lambda: [prep.Impute("average")], r"Impute: strategy is one of mean, median, mode, constant"),
+        (lambda: [prep.Impute(AVERAGE)], r"Impute: strategy is one of mean, median, mode, constant"),
         (lambda: [prep.Impute("constant")], r"Impute: fill goes with strategy='constant'"),
         (lambda: [prep.Bin(1)], r"Bin: n is a whole number of at least 2"),
         (lambda: [prep.Winsorize(0.9, 0.1)], r"Winsorize: low and high are quantiles that rise"),
@@ -339,7 +341,8 @@ def test_no_value_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     )
     federation(tmp_path, {"p0": {"t": table}})
     fed = tp.Federation({"p0": PartyEntry(f"parquet://{tmp_path / 'p0'}", {"t.c": "aggregate", "t.x": "aggregate"})})
-    messages, told = record_wire(monkeypatch), []
+    messages = record_wire(monkeypatch)
+    told: list[tp.Event] = []
     fed.events.subscribe(told.append)
     steps = [
         prep.Outliers("iqr", "flag", columns=["x"]), prep.Winsorize(0.1, 0.9, columns=["x"]), prep.Impute("median"),

@@ -32,6 +32,9 @@ from sklearn.preprocessing import (
 
 import tablepuppet as tp
 from tablepuppet import prep
+from tablepuppet.prep.specs import DatePart
+from tablepuppet.prep.steps.bins import How
+from tablepuppet.prep.steps.bounds import Method
 from tests.relations import Parties, federation, materialised, warnings_of
 
 Floats = NDArray[np.float64]
@@ -79,11 +82,11 @@ class Prepared:
 
     def column(self, name: str) -> Floats:
         """A joined column as numbers, NaN where it is missing."""
-        return self.joined[name].to_numpy(np.float64)
+        return np.asarray(self.joined[name].to_numpy(np.float64))
 
     def block(self, name: str) -> Floats:
         """The 0/1 columns of a feature."""
-        return self.features[[each for each in self.features if each.startswith(f"{name}=")]].to_numpy()
+        return np.asarray(self.features[[each for each in self.features if each.startswith(f"{name}=")]])
 
 
 @lru_cache(maxsize=1)
@@ -102,7 +105,7 @@ def close(found: Any, expected: Any) -> None:
 
 
 def filled(values: Floats, strategy: str = "mean") -> Floats:
-    return SimpleImputer(strategy=strategy).fit_transform(values[:, None])[:, 0]
+    return np.asarray(SimpleImputer(strategy=strategy).fit_transform(values[:, None])[:, 0])
 
 
 seeds = given(st.integers(0, 10_000), st.integers(30, 150), st.integers(2, 12))
@@ -150,7 +153,8 @@ def test_scalers(seed: int, rows: int, items: int) -> None:
 @seeds
 def test_bins(seed: int, rows: int, items: int) -> None:
     """KBinsDiscretizer by width and by height; missing is in no bin."""
-    for how, strategy in (("width", "uniform"), ("height", "quantile")):
+    cases: tuple[tuple[How, str], ...] = (("width", "uniform"), ("height", "quantile"))
+    for how, strategy in cases:
         method = {"quantile_method": "linear"} if strategy == "quantile" else {}
         found = prepared(
             seed, [prep.Bin(4, how, columns=["w"]), prep.Bin(3, how, "ordinal", columns=["v"])], rows, items
@@ -174,7 +178,7 @@ def test_bounds(seed: int, rows: int, items: int) -> None:
     close(found.features["i.v"], np.clip(found.column("v"), *np.quantile(found.column("v"), [0.1, 0.8])))
     w = found.column("w")
     first, third = np.quantile(w, [0.25, 0.75])
-    ends = {
+    ends: dict[Method, tuple[float, float]] = {
         "iqr": (first - 1.5 * (third - first), third + 1.5 * (third - first)),
         "sd": (w.mean() - 3 * w.std(), w.mean() + 3 * w.std()),
     }
@@ -250,7 +254,18 @@ def test_categories(seed: int, rows: int, items: int) -> None:
 @seeds
 def test_dates_and_products(seed: int, rows: int, items: int) -> None:
     """Parts of timestamps as pandas has them, and PolynomialFeatures within each table."""
-    parts = ("year", "quarter", "month", "week", "day", "weekday", "yearday", "hour", "minute", "second")
+    parts: tuple[DatePart, ...] = (
+        "year",
+        "quarter",
+        "month",
+        "week",
+        "day",
+        "weekday",
+        "yearday",
+        "hour",
+        "minute",
+        "second",
+    )
     steps = [prep.DateParts(parts), prep.Impute(), prep.Polynomial(3, columns=["x", "w"])]
     found = prepared(seed, steps, rows, items)
     dates = pd.to_datetime(found.joined["d"]).dt
