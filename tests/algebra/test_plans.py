@@ -17,6 +17,7 @@ from tablepuppet.party.policy import EVERY_USE, ColumnRule, Policy, TableRule, U
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.party.policed import COLUMNS, federation, open_party, write_file
 from tests.relations import federation as in_process
+from tests.wire.losing import losing
 from tests.wire.services import calling, served
 
 SQL = f"SELECT {ALL} {JOIN}"
@@ -194,3 +195,23 @@ def test_a_plan_that_is_none(tmp_path: Path) -> None:
     """Is refused with those that are."""
     with pytest.raises(tp.LearnError, match=r"plan is one of 'cost', 'collect', 'heuristic', not 'best'"):
         in_process(tmp_path, shop(1)).sql(SQL).matrix(plan="best")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["fail", "zeros", "cache"])
+def test_a_lost_party_ends_the_step(tmp_path: Path, mode: Any) -> None:
+    """Nothing stands in for a product; a session that outlives it goes on when the party is back."""
+    parties = shop(2)
+    in_process(tmp_path, parties)
+    urls = {name: f"parquet:///{tmp_path / name}" for name in parties}
+    fed, behind = losing(urls, on_party_lost=mode)
+    x = fed.sql(SQL).matrix(plan="heuristic")
+    ones = np.ones(x.shape[1])
+    expected = np.tanh(x) @ ones
+    lost = next(iter(behind.values()))
+    lost.lost = True
+    with pytest.raises(tp.PartyError, match=f"'{lost.name}' does not answer"):
+        x.T @ (x @ ones)
+    lost.lost = False
+    if mode == "fail":  # the session is over
+        return
+    np.testing.assert_array_equal(np.tanh(x) @ ones, expected)

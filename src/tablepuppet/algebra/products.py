@@ -130,6 +130,9 @@ class TableProducts:
         rows = {}
         for alias in self.tables:
             table = self.mapping.tables[alias]
+            if table.is_identity:
+                rows[alias] = np.equal(labels[:, None], np.arange(groups)).astype(np.float64)
+                continue
             pairs = table.index * np.int64(groups) + labels
             counts = np.bincount(pairs, minlength=table.rows * groups)
             rows[alias] = counts.reshape(table.rows, groups).astype(np.float64)

@@ -99,7 +99,7 @@ class EncodedTable:
         self.check_gram()
         numbers = self.dense.shape[1]
         gram = np.zeros((self.width, self.width))
-        weighted = self.dense * weights[:, None]
+        weighted = self.dense if np.all(weights == 1) else self.dense * weights[:, None]  # a copy costs as the product
         gram[:numbers, :numbers] = self.dense.T @ weighted
         starts = np.cumsum([numbers, *self.sizes])
         for i, (codes, size) in enumerate(zip(self.codes, self.sizes, strict=True)):

@@ -110,12 +110,17 @@ def _first_labels(matrix: LazyArray, k: int, runs: int, rng: np.random.Generator
 
 def _spread(points: Array, k: int, rng: np.random.Generator) -> NDArray[np.intp]:
     """The nearest of k points that are drawn one after the other, each by its squared distance from those before it."""
-    labels = np.zeros(len(points), np.intp)
-    distances = ((points - points[rng.integers(len(points))]) ** 2).sum(axis=1)
+    labels, norms = np.zeros(len(points), np.intp), np.einsum("ij,ij->i", points, points)
+
+    def squares(place: int) -> Array:
+        """Squared distances of all points from one of them."""
+        return np.maximum(norms - 2 * (points @ points[place]) + norms[place], 0.0)
+
+    distances = squares(int(rng.integers(len(points))))
     for number in range(1, k):
         sums = np.cumsum(distances)
         place = np.searchsorted(sums, rng.random() * sums[-1], side="right")
-        found = ((points - points[min(place, len(points) - 1)]) ** 2).sum(axis=1)
+        found = squares(min(int(place), len(points) - 1))
         closer = found < distances
         labels[closer] = number
         distances = np.where(closer, found, distances)
