@@ -55,6 +55,7 @@ class Learner(Planner):
     """Learns a label. Subclasses define the task (tasks.py) and the model (``spec`` and ``_train``)."""
 
     metric_name: ClassVar[str] = "metric"
+    error_kinds: ClassVar[tuple[str, ...]] = ()  # of a joined row, the usual one first
     own_patience: ClassVar[int] = OWN_PATIENCE  # rounds at least, on rows that the learner held out itself
 
     l2: float = setting(
@@ -195,6 +196,10 @@ class Learner(Planner):
     @abstractmethod
     def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
         """Metrics over the joined rows."""
+
+    @abstractmethod
+    def row_errors(self, relation: Relation, kind: str) -> Array:
+        """The error of every joined row, one of ``error_kinds``."""
 
     @abstractmethod
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
