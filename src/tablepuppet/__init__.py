@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tablepuppet.federation import Tls as Tls
     from tablepuppet.learn.learners import forget as forget
     from tablepuppet.learn.learners import load as load
+    from tablepuppet.learn.learners.drift import drift as drift
     from tablepuppet.learn.learners.folds import cross_validate as cross_validate
     from tablepuppet.learn.learners.linear import LinearRegression as LinearRegression
     from tablepuppet.learn.learners.linear import LogisticRegression as LogisticRegression
@@ -46,6 +47,7 @@ _PUBLIC = {
     "errors": "CatalogError ConfigError LearnError MappingError PartyError PrivacyError QueryError TablePuppetError",
     "federation": "Federation Tls",
     "learn.learners": "forget load",
+    "learn.learners.drift": "drift",
     "learn.learners.folds": "cross_validate",
     "learn.learners.linear": "LinearRegression LogisticRegression",
     "learn.learners.network": "MLPClassifier MLPRegressor",

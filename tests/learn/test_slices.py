@@ -205,7 +205,7 @@ def test_what_cannot_be_sliced(tmp_path: Path) -> None:
     model = tp.LinearRegression(rounds=2).fit(relation)
     for wrong in ({"k": 0}, {"max_columns": 1.5}, {"min_size": True}, {"bins": 1}, {"alpha": 0}, {"alpha": "a"}):
         with pytest.raises(tp.LearnError, match=f"slice_finder: {next(iter(wrong))} is"):
-            tp.slice_finder(model, relation, **wrong)  # type: ignore[arg-type]
+            tp.slice_finder(model, relation, **wrong)
     with pytest.raises(tp.LearnError, match="'wrong' is no error of a joined row"):
         tp.slice_finder(model, relation, error="wrong")
     with pytest.raises(tp.LearnError, match="'kin' is no selected column; did you mean 'kind'"):
@@ -219,7 +219,7 @@ def test_what_cannot_be_sliced(tmp_path: Path) -> None:
 
 
 def test_policies_hold(tmp_path: Path) -> None:
-    """Refused without ``cross_statistics``; with it, no slice or rest of few rows is told, and names of public columns."""
+    """Refused without ``cross_statistics``; with it no slice or rest of few rows is told, and no hidden name."""
     sql = "SELECT region, town, credit, open, fraud FROM cards"
     closed = policed(open_party(write_file(tmp_path))).sql(sql, label="fraud")
     model = tp.LogisticRegression(rounds=3).fit(closed)

@@ -141,9 +141,9 @@ def _check_settings(k: Any, max_columns: Any, min_size: Any, alpha: Any, bins: A
     for name, value in whole.items():
         if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
             raise LearnError(f"{STEP}: {name} is a whole number from 1, not {value!r}")
-    if not isinstance(bins, Integral) or isinstance(bins, bool) or not 2 <= bins <= MOST_BINS:
+    if not isinstance(bins, Integral) or isinstance(bins, bool) or not 2 <= int(bins) <= MOST_BINS:
         raise LearnError(f"{STEP}: bins is a whole number from 2 to {MOST_BINS:,}, not {bins!r}")
-    if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0 < alpha <= 1:
+    if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0 < float(alpha) <= 1:
         raise LearnError(f"{STEP}: alpha is a number above 0, up to 1, not {alpha!r}")
 
 

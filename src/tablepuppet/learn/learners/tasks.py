@@ -217,7 +217,7 @@ class Classifier(Learner):
         """The error of every joined row: ``wrong``, 0 or 1, or ``log_loss``."""
         numbers, probability = self._beside_labels(relation)
         if kind == "wrong":
-            return (probability.argmax(axis=1) != numbers).astype(np.float64)
+            return np.asarray(probability.argmax(axis=1) != numbers, np.float64)
         own = np.take_along_axis(probability, numbers[:, None].astype(np.intp), axis=1)[:, 0]
         return np.asarray(-np.log(np.clip(own, np.finfo(own.dtype).eps, 1.0)))
 
