@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # the same names as below, for editors and type checkers
     from tablepuppet.learn.learners.network import MLPClassifier as MLPClassifier
     from tablepuppet.learn.learners.network import MLPRegressor as MLPRegressor
     from tablepuppet.learn.learners.search import GridSearch as GridSearch
+    from tablepuppet.learn.learners.search import RandomSearch as RandomSearch
     from tablepuppet.learn.learners.slices import slice_finder as slice_finder
     from tablepuppet.learn.learners.split import SplitNNClassifier as SplitNNClassifier
     from tablepuppet.learn.learners.split import SplitNNRegressor as SplitNNRegressor
@@ -51,7 +52,7 @@ _PUBLIC = {
     "learn.learners.folds": "cross_validate",
     "learn.learners.linear": "LinearRegression LogisticRegression",
     "learn.learners.network": "MLPClassifier MLPRegressor",
-    "learn.learners.search": "GridSearch",
+    "learn.learners.search": "GridSearch RandomSearch",
     "learn.learners.slices": "slice_finder",
     "learn.learners.split": "SplitNNClassifier SplitNNRegressor",
     "learn.solve.solvers": "ADMM LBFGS SGD",

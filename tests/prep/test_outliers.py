@@ -154,7 +154,7 @@ def test_policies_hold(tmp_path: Path) -> None:
     assert "≈" in str(found)
     assert all(each.psi == pytest.approx(0.0, abs=1e-12) for each in tp.drift(relation, relation))
     private = tmp_path / "private"
-    private.mkdir()
+    (private / "state").mkdir(parents=True)
     file = write_file(private, top='state_dir = "state"', more="[tables.cards.budget]\nrequire_dp = true")
     noisy = policed(open_party(file)).sql("SELECT credit, region FROM cards")
     for ask in (noisy.outlier_by_iqr, noisy.outlier_by_sd, lambda: tp.drift(noisy, noisy)):
