@@ -22,6 +22,7 @@ from tablepuppet.errors import ConfigError, LearnError, PartyError, TablePuppetE
 from tablepuppet.federation import Federation
 from tablepuppet.learn.learners import LEARNERS, load
 from tablepuppet.learn.learners.learner import Learner
+from tablepuppet.learn.learners.search import GridSearch, RandomSearch
 from tablepuppet.learn.private.budget_check import check_budget, funds_of
 from tablepuppet.learn.private.planned_releases import Planning
 from tablepuppet.learn.settings import SettingError
@@ -45,6 +46,54 @@ class Split(msgspec.Struct, forbid_unknown_fields=True):
     test: float = 0.15
     validation: float = 0.0
     seed: int = 7
+
+
+class Between(msgspec.Struct, forbid_unknown_fields=True):
+    """Numbers to draw from: evenly, or evenly in their logarithm."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def distribution(self, name: str) -> Any:
+        """The distribution of SciPy; ConfigError unless there is one."""
+        from scipy.stats import loguniform, uniform
+
+        if not (-np.inf < self.low < self.high < np.inf) or (self.log and self.low <= 0):
+            raise ConfigError(f"[search.settings] {name}: low must be below high, and above 0 with log = true")
+        return loguniform(self.low, self.high) if self.log else uniform(self.low, self.high - self.low)
+
+
+class SearchSection(msgspec.Struct, forbid_unknown_fields=True):
+    """Which settings of the learner a job tries, by cross-validation on the rows that it learns from."""
+
+    settings: dict[str, list[Any] | Between]
+    kind: Literal["grid", "random"] = "grid"
+    candidates: int = 20
+    folds: int = 5
+    halving: bool = True
+    seed: int = 0
+    groups: str | None = None
+    stratified: bool = False
+    metric: str | None = None
+
+    def of(self, learner: Learner) -> GridSearch | RandomSearch:
+        """The search; ConfigError or LearnError if it cannot be."""
+        folding: dict[str, Any] = {
+            "folds": self.folds, "seed": self.seed, "groups": self.groups, "stratified": self.stratified,
+            "metric": self.metric,
+        }  # fmt: skip
+        if self.kind == "random":
+            drawn = {
+                name: given.distribution(name) if isinstance(given, Between) else given
+                for name, given in self.settings.items()
+            }
+            return RandomSearch(learner, drawn, self.candidates, halving=self.halving, **folding)
+        listed = {name: given for name, given in self.settings.items() if not isinstance(given, Between)}
+        for name in self.settings:
+            if name not in listed:
+                raise ConfigError(f'[search.settings] {name}: a grid needs a list of values; or set kind = "random"')
+        return GridSearch(learner, listed, **folding)
 
 
 @dataclass(frozen=True)
@@ -74,6 +123,7 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     drop: list[str] = []
     max_categories: int = 256
     prep: list[dict[str, Any]] = []
+    search: SearchSection | None = None
 
     @property
     def pipeline(self) -> Pipeline | None:
@@ -144,7 +194,11 @@ class Run:
         it, or cannot be written.
         """
         job = read_job(path)
-        make_learner(job.learner)
+        learner = make_learner(job.learner)
+        if job.search is not None:
+            if job.split is not None and job.split.validation:
+                raise ConfigError("[search] measures on folds: leave validation out of [split]")
+            job.search.of(learner).check()
         _ = job.pipeline
         folder = RunFolder(path.parent / job.output)
         with folder.begun(path, overwrite=overwrite) as (record, abandoned):
@@ -241,10 +295,19 @@ class Run:
         self._close_abandoned()
         learner = make_learner(self.job.learner)
         sides = self.sides(learner)
-        learner.fit(sides.train, sides.validation)
+        searched: dict[str, Any] = {}
+        if self.job.search is None:
+            learner.fit(sides.train, sides.validation)
+        else:
+            search = self.job.search.of(learner).fit(sides.train)
+            learner, results = search.best_model_, list(search.results_)
+            searched = {"best": search.best_params_, "score": search.best_score_, "metric": search.metric_}
         metrics = {name: learner.evaluate(side) for name, side in sides.named().items()}
-        self._folder.write({"history.json": learner.history_, "metrics.json": metrics}, learner.save)
-        return {"metrics": metrics} | _ending(learner)
+        written: dict[str, Any] = {"history.json": learner.history_, "metrics.json": metrics}
+        if searched:
+            written["search.json"] = {**searched, "results": results}
+        self._folder.write(written, learner.save)
+        return {"metrics": metrics} | ({"search": searched} if searched else {}) | _ending(learner)
 
     def bench(self) -> dict[str, Any]:
         """Fit, and tell what it cost, from the catalog on; nothing is written."""

@@ -38,6 +38,7 @@ from tablepuppet.prep.fit import Settings as FitSettings
 from tablepuppet.prep.groups import GroupMeans, group_means
 from tablepuppet.prep.histograms import Histogram, histogram
 from tablepuppet.prep.label import joined_labels
+from tablepuppet.prep.outliers import Outliers, outlier_by_iqr, outlier_by_sd
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.prep.private_encode import EncoderNoise, fit_private_encoding
 from tablepuppet.prep.profile import Profile, profile
@@ -333,6 +334,16 @@ class Relation:
     def histogram(self, column: str, bins: int = 50) -> Histogram:
         """How the values of a numeric column are spread over the joined rows, as `numpy.histogram`."""
         return histogram(self.client, column, bins)
+
+    @names_checked
+    def outlier_by_iqr(self, columns: Sequence[str] | None = None, k: float = 1.5) -> Outliers:
+        """How many joined rows lie more than ``k`` interquartile ranges beyond a quartile, by numeric column."""
+        return outlier_by_iqr(self.client, columns, k)
+
+    @names_checked
+    def outlier_by_sd(self, columns: Sequence[str] | None = None, k: float = 3.0) -> Outliers:
+        """How many joined rows lie more than ``k`` standard deviations from the mean, by numeric column."""
+        return outlier_by_sd(self.client, columns, k)
 
     @names_checked
     def correlation(self, columns: Sequence[str] | None = None, across: bool = True) -> ColumnMatrix:

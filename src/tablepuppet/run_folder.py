@@ -22,7 +22,7 @@ from tablepuppet.errors import ConfigError
 from tablepuppet.learn.store.model_folder import ModelFolder
 from tablepuppet.wire.record import Record
 
-RECORD, FINISHED = "record", "run.json"
+RECORD, FINISHED, SEARCHED = "record", "run.json", "search.json"
 
 
 class RunFolder:
@@ -101,6 +101,7 @@ class RunFolder:
         """Write what a run has come to; until all is there, it is not finished."""
         with self._writable():
             (self.path / FINISHED).unlink(missing_ok=True)
+            (self.path / SEARCHED).unlink(missing_ok=True)  # a run before may have searched
             for name, value in figures.items():
                 (self.path / name).write_text(json.dumps(plain(value), indent=2))
         save(self.path / "model")
@@ -164,7 +165,7 @@ class RunFolder:
 
     def _check_names(self) -> None:
         """ConfigError if something else has the name of a file that will be written."""
-        files = [self.path / name for name in ("job.toml", "history.json", "metrics.json", FINISHED)]
+        files = [self.path / name for name in ("job.toml", "history.json", "metrics.json", SEARCHED, FINISHED)]
         wrong = [path for path in files if path.is_dir()] + [self.record] * self.record.is_file()
         if wrong:
             raise ConfigError(f"{str(wrong[0])!r} is in the way of the run's own files; remove it")

@@ -176,6 +176,9 @@ def _print_result(screen: Screen, result: dict[str, Any], as_json: bool) -> None
     if as_json:
         screen.json(result)
         return
+    if "search" in result:
+        best = ", ".join(f"{name} = {value}" for name, value in result["search"]["best"].items())
+        screen.text(f"best settings: {best} ({result['search']['metric']} {result['search']['score']:.4g} on folds)")
     _print_metrics(screen, result["metrics"])
     screen.text(f"{_ending(result)}; run folder: {result['run']}")
 

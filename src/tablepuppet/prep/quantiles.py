@@ -115,19 +115,20 @@ class QuantileStatistics:
 
     def read(self) -> dict[str, list[Quantile]]:
         """By column, in the order of shares."""
-        self._asked.refine(self._cells)
-        return {name: [_quantile(each, share) for share in self._shares] for name, each in self._asked.read().items()}
+        self._asked.refine(lambda known: ranked_cells(known, self._shares))
+        return {name: [quantile_of(each, share) for share in self._shares] for name, each in self._asked.read().items()}
 
-    def _cells(self, known: Distribution) -> Iterable[tuple[int, int]]:
-        """The cells that may hold a value that is looked for."""
-        if not known.total:
-            return
-        ranks = {rank for share in self._shares for rank in _ranks(share, known.total)[:2]}
-        if has_odd(known):
-            ranks.add(known.total - 1)
-        for low, high in {known.around(rank) for rank in ranks}:
-            if low != high:
-                yield from known.open_cells(low, high)
+
+def ranked_cells(known: Distribution, shares: Iterable[float]) -> Iterable[tuple[int, int]]:
+    """The cells that may hold a quantile that is looked for."""
+    if not known.total:
+        return
+    ranks = {rank for share in shares for rank in _ranks(share, known.total)[:2]}
+    if has_odd(known):
+        ranks.add(known.total - 1)
+    for low, high in {known.around(rank) for rank in ranks}:
+        if low != high:
+            yield from known.open_cells(low, high)
 
 
 def _ranks(share: float, count: float) -> tuple[float, float, float]:
@@ -137,7 +138,8 @@ def _ranks(share: float, count: float) -> tuple[float, float, float]:
     return below, min(below + 1, count - 1), place - below
 
 
-def _quantile(known: Distribution, share: float) -> Quantile:
+def quantile_of(known: Distribution, share: float) -> Quantile:
+    """A quantile, as far as the cells tell it."""
     if not known.total:
         return Quantile(math.nan, exact=True)
     if has_odd(known) and math.isnan(known.value(known.total - 1)[0]):

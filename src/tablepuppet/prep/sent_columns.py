@@ -26,7 +26,7 @@ from tablepuppet.sql.query import OutputColumn
 
 @op(
     "columns.numbers",
-    asked="`correlation`, `covariance`, `crosstab`, `group_means`, columns of two tables",
+    asked="`correlation`, `crosstab`, `group_means`, columns of two tables; folds by groups, `slice_finder`",
     releases=Release.COLUMNS,
     columns=("columns",),
     returns={"values": Numbers((ROWS, "columns"), finite=False), "least": Plain(int, 0)},
@@ -45,7 +45,7 @@ def sent_numbers(table: LocalTable, view: str, columns: Sequence[str]) -> Values
 
 @op(
     "columns.codes",
-    asked="`correlation`, `covariance`, `crosstab`, `group_means`, columns of two tables",
+    asked="`correlation`, `crosstab`, `group_means`, columns of two tables; folds by groups, `slice_finder`",
     releases=Release.COLUMNS | Release.KEY_DIGESTS | Release.HISTOGRAMS,
     columns=("column",),
     returns={"digests": Digests(ROWS), "codes": Codes("digests", more=1), "least": Plain(int, 0)},

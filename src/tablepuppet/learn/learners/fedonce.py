@@ -208,7 +208,7 @@ class FedOnce(SplitNN):
         self.host_ = relation.query.label.alias
         self._fit_embeddings(relation, watch.validation is not None)
         loss, self.unit_ = in_units(loss)
-        model = self._begin(relation, loss)
+        model = self._begin_networks(relation, loss)
         model.half = self.half
         if isinstance(self.promise_, StepPromise):
             return self._train_noisily(model, relation, loss, watch, self.promise_)
@@ -306,8 +306,8 @@ class FedOnce(SplitNN):
             model.noise = self.promise_.choose({alias: model.table_model(alias).flat.size for alias in model.tables})
         return model
 
-    def _begin(self, relation: Relation, loss: JoinedLoss) -> OnceModel:
-        model = super()._begin(relation, loss)
+    def _begin_networks(self, relation: Relation, loss: JoinedLoss) -> OnceModel:
+        model = super()._begin_networks(relation, loss)
         assert isinstance(model, OnceModel), "`_new_model` makes it"
         return model
 

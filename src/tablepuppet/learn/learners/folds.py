@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
@@ -16,9 +17,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from sklearn.base import clone
 
+from tablepuppet.arrays import mark
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.learner import Learner, label_of
+from tablepuppet.learn.learners.linear import LinearLearner
 from tablepuppet.prep.selected import check_across, check_without_noise, find_category
 from tablepuppet.prep.sent_columns import SentCodes
 from tablepuppet.relation import Relation
@@ -80,42 +83,92 @@ def cross_validate(
 
 def measured(learner: Learner, fold: Fold, number: int) -> dict[str, float]:
     """A new learner with the same settings, fitted and measured on both sides of a fold."""
-    train, test = fold
     began = time.perf_counter()
+    with _named_fold(learner, number):
+        return _scores(clone(learner).fit(fold[0]), fold, began)
+
+
+def measured_along_l2(
+    learner: LinearLearner, values: Sequence[float], fold: Fold, number: int
+) -> Iterator[tuple[float, dict[str, float]]]:
+    """(l2, scores) of a new linear learner for each value of ``l2``, each fit going on from the one before."""
+    with _named_fold(learner, number):
+        began = time.perf_counter()
+        for model in clone(learner).along_l2(fold[0], values):
+            yield model.l2, _scores(model, fold, began)
+            began = time.perf_counter()
+
+
+def _scores(model: Learner, fold: Fold, began: float) -> dict[str, float]:
+    train, test = fold
+    scores = {f"train_{name}": value for name, value in model.evaluate(train).items()}
+    scores |= {f"test_{name}": value for name, value in model.evaluate(test).items()}
+    return scores | {"seconds": time.perf_counter() - began}
+
+
+@contextmanager
+def _named_fold(learner: Learner, number: int) -> Iterator[None]:
+    """Say in an error which fold it was."""
     try:
-        model = clone(learner).fit(train)
-        scores = {f"train_{name}": value for name, value in model.evaluate(train).items()}
-        scores |= {f"test_{name}": value for name, value in model.evaluate(test).items()}
+        yield
     except LearnError as error:
         hint = "; stratified=True deals every class to all folds" if learner.learns_classes else ""
         raise LearnError(f"fold {number}: {error}{hint}") from error
-    return scores | {"seconds": time.perf_counter() - began}
 
 
 def make_folds(
     relation: Relation, folds: int, seed: int, *, groups: str | None = None, stratified: bool = False
 ) -> list[Fold]:
     """(the rest, a fold) for each fold; LearnError if there cannot be so many."""
-    need_relation(relation, "cross_validate")
-    label = label_of(relation)
-    if not isinstance(folds, Integral) or isinstance(folds, bool) or folds < 2:
-        raise LearnError(f"folds is a whole number from 2, not {folds!r}")
-    if not isinstance(seed, Integral) or seed < 0:
-        raise LearnError(f"seed is a whole number from 0, not {seed!r}")
-    if groups is not None and stratified:
-        raise LearnError("give groups or stratified: groups stay together, whatever their classes")
-    rng = np.random.default_rng(seed)
-    if groups is not None:
-        alias, part_of = _by_groups(relation, groups, folds, rng)
-    elif stratified:
-        alias, part_of = _by_classes(relation, label, folds, rng)
-    else:
-        alias, part_of = _by_rows(relation, folds, rng)
-    found = [relation.parted(alias, part_of == number) for number in range(folds)]
-    for number, (train, test) in enumerate(found):
-        if not len(train) or not len(test):
-            raise LearnError(f"fold {number} of {folds} has no joined rows; take fewer folds")
-    return [(train.sharing_encoders(), test) for train, test in found]
+    return Folding(relation, folds, seed, groups=groups, stratified=stratified).sides()
+
+
+class Folding:
+    """Which fold each row of a table is in, whose rows are dealt to folds."""
+
+    def __init__(
+        self, relation: Relation, folds: int, seed: int, *, groups: str | None = None, stratified: bool = False
+    ):
+        need_relation(relation, "cross_validate")
+        label = label_of(relation)
+        if not isinstance(folds, Integral) or isinstance(folds, bool) or folds < 2:
+            raise LearnError(f"folds is a whole number from 2, not {folds!r}")
+        if not isinstance(seed, Integral) or seed < 0:
+            raise LearnError(f"seed is a whole number from 0, not {seed!r}")
+        if groups is not None and stratified:
+            raise LearnError("give groups or stratified: groups stay together, whatever their classes")
+        self._relation, self._folds, self._seed, rng = relation, folds, seed, np.random.default_rng(seed)
+        if groups is not None:
+            self.alias, self._part_of = _by_groups(relation, groups, folds, rng)
+        elif stratified:
+            self.alias, self._part_of = _by_classes(relation, label, folds, rng)
+        else:
+            self.alias, self._part_of = _by_rows(relation, folds, rng)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table that are dealt to folds."""
+        return len(self._part_of)
+
+    def sides(self, share: float = 1.0) -> list[Fold]:
+        """(the rest, a fold) for each fold; of the rest a random ``share`` of the rows, the same of smaller shares."""
+        kept = np.ones(self.rows, bool) if share >= 1 else self._drawn(share)
+        found = []
+        for number in range(self._folds):
+            inside = self._part_of == number
+            rest, test = self._relation.parted(self.alias, inside)
+            train = rest if share >= 1 else self._relation.parted(self.alias, ~inside & kept)[1]
+            if not len(train) or not len(test):
+                raise LearnError(f"fold {number} of {self._folds} has no joined rows; take fewer folds")
+            found.append((train.sharing_encoders(), test))
+        return found
+
+    def _drawn(self, share: float) -> NDArray[np.bool_]:
+        """A share of the rows: the first ones of an order that the seed gives."""
+        order = np.random.default_rng([self._seed, 1]).permutation(self.rows)[: round(share * self.rows)]
+        if self.alias == self._relation.split_table:
+            return self._relation.rows_at([order])[0]
+        return mark(self.rows, order)
 
 
 def _by_rows(relation: Relation, folds: int, rng: np.random.Generator) -> tuple[str, NDArray[np.int64]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, Self, cast, overload
 
@@ -51,10 +52,25 @@ Array = NDArray[np.float64]
 SINGLE_PRECISION_TOL = 1e-8  # with float32 on the wire, smaller steps are only rounding errors
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A fit before its first round: rows to learn from, their loss, and the rows to stop early by."""
+
+    relation: Relation
+    loss: JoinedLoss
+    held_out: Validation | None
+    prepared: Callable[[int], None]  # to be called after the first round
+
+    def watch(self, learner: Learner) -> Watch:
+        """A reader of the rounds to come."""
+        return Watch(learner, self.relation, self.loss, self.held_out, self.prepared)
+
+
 class Learner(Planner):
     """Learns a label. Subclasses define the task (tasks.py) and the model (``spec`` and ``_train``)."""
 
     metric_name: ClassVar[str] = "metric"
+    error_kinds: ClassVar[tuple[str, ...]] = ()  # of a joined row, the usual one first
     own_patience: ClassVar[int] = OWN_PATIENCE  # rounds at least, on rows that the learner held out itself
 
     l2: float = setting(
@@ -89,6 +105,15 @@ class Learner(Planner):
             return self._fit(relation, validation)
 
     def _fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Self:
+        begun = self._begin(relation, validation, may_hold_out)
+        watch = begun.watch(self)
+        model, intercept = self._train(begun.relation, begun.loss, watch)
+        self._end(begun, watch, model, intercept)
+        begun.loss.rows.drop()
+        return self
+
+    def _begin(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Begun:
+        """Check all that can be checked, then ask for labels and fit encoders."""
         self.check_settings()
         need_relation(relation, "fit")
         if validation is not None:
@@ -104,21 +129,18 @@ class Learner(Planner):
         with needed_to_hold_out() if own else nullcontext():
             if own:
                 relation, validation = relation.split(HELD_OUT, self.seed)
-            prepared, relation, loss, held_out = self._prepared(relation, validation, label, own)
-        watch = Watch(self, relation, loss, held_out, prepared)
-        model, intercept = self._train(relation, loss, watch)
-        self.intercept_ = watch.end(model, intercept)
-        self.store_fit(relation, self.encoding_, model)
-        if self.privacy is not None:
-            warn_of_noise(self, self.privacy, relation, loss, held_out)
-        loss.rows.drop()
-        return self
+            return self._prepared(relation, validation, label, own)
 
-    def _prepared(
-        self, relation: Relation, validation: Relation | None, label: OutputColumn, own: bool
-    ) -> tuple[Callable[[int], None], Relation, JoinedLoss, Validation | None]:
-        """Choose a solver, ask for labels and fit encoders: (what to call after the first round, rows to learn from,
-        their loss, and the rows to stop early by, which are the learner's ``own`` choice or the user's).
+    def _end(self, begun: Begun, watch: Watch, model: Watched, intercept: Array) -> None:
+        """Store what a solver has come to."""
+        self.intercept_ = watch.end(model, intercept)
+        self.store_fit(begun.relation, self.encoding_, model)
+        if self.privacy is not None:
+            warn_of_noise(self, self.privacy, begun.relation, begun.loss, begun.held_out)
+
+    def _prepared(self, relation: Relation, validation: Relation | None, label: OutputColumn, own: bool) -> Begun:
+        """Choose a solver, ask for labels and fit encoders; the rows to stop early by are the learner's ``own`` choice
+        or the user's.
         """
         if not self.reduce:
             relation = relation.without_reduction()
@@ -150,7 +172,7 @@ class Learner(Planner):
             apply_encoding(client, self.encoding_)
             patience = max(self.patience, self.own_patience) if own else self.patience
             held_out = Validation(client, self._held_out(client, label, asked_also), patience, own)
-        return prepared, relation, loss, held_out
+        return Begun(relation, loss, held_out, prepared)
 
     def _holds_out(self, relation: Relation) -> bool:
         """Whether the learner itself holds rows out, if no validation relation is given."""
@@ -195,6 +217,10 @@ class Learner(Planner):
     @abstractmethod
     def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
         """Metrics over the joined rows."""
+
+    @abstractmethod
+    def row_errors(self, relation: Relation, kind: str) -> Array:
+        """The error of every joined row, one of ``error_kinds``."""
 
     @abstractmethod
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import Self
 
 from tablepuppet.errors import PrivacyError, TablePuppetError
 from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL, Array, Learner
@@ -14,7 +15,7 @@ from tablepuppet.learn.learners.validation import Watched
 from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.linear.consensus import CONSENSUS_TOL, Inner
 from tablepuppet.learn.linear.converged import has_converged
-from tablepuppet.learn.linear.descent import Rule, descend
+from tablepuppet.learn.linear.descent import Descent, Rule
 from tablepuppet.learn.linear.gradient_rule import GradientRule
 from tablepuppet.learn.linear.model import LinearModel, by_column
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
@@ -28,11 +29,11 @@ from tablepuppet.learn.solve.admm import SharingRule
 from tablepuppet.learn.solve.allowance import Cost, Costs
 from tablepuppet.learn.solve.schedule import Usual
 from tablepuppet.learn.solve.sgd import Conditioned, Stochastic, descend_by_batches, falling
-from tablepuppet.learn.solve.solvers import ADMM, SGD
+from tablepuppet.learn.solve.solvers import ADMM, SGD, chosen_solver
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.party.spec import Linear
 from tablepuppet.relation import Relation
-from tablepuppet.runs.table_view import NamedNumbers
+from tablepuppet.runs.table_view import NamedNumbers, Records
 
 MOMENTUM, FASTEST = 0.9, 0.3  # of sgd; of a Newton step: a row far from all others is in one batch of an epoch
 DAMPING = 0.3  # of steps along columns that few rows of a batch have, such as rare categories
@@ -80,9 +81,47 @@ class LinearLearner(Learner):
             return model, self._solve_by_batches(model, loss, report, solver)
         gradient = GradientRule(loss)
         rule: Rule = gradient if self.solver_ == "lbfgs" else self._sharing(model, loss)
-        tol = max(self.tol, SINGLE_PRECISION_TOL if wire == "float32" else 0.0, CONSENSUS_TOL if inner else 0.0)
-        intercept, self.converged_ = descend(model, loss, rule, gradient, self.most_rounds, tol, report)
+        descent = Descent(model, loss, rule, gradient)
+        intercept, self.converged_ = descent.run(self.most_rounds, self._tolerance(relation), report)
         return model, intercept
+
+    def _tolerance(self, relation: Relation) -> float:
+        """What a round must gain, as a share of the objective."""
+        least = [SINGLE_PRECISION_TOL] * (relation.wire == "float32") + [CONSENSUS_TOL] * (not self.solving.sums_shards)
+        return max(self.tol, *least, 0.0)
+
+    def goes_along_l2(self) -> bool:
+        """Whether `along_l2` can fit it: by one solver without noise, whose shards add up sums."""
+        if self.asked_solver not in ("auto", "lbfgs") or self.privacy is not None:
+            return False
+        return chosen_solver(self.solver, "lbfgs", self.given_beside).sums_shards
+
+    def along_l2(self, relation: Relation, values: Sequence[float]) -> Iterator[Self]:
+        """Fit for one value of ``l2`` after another, and be that model until the next is asked for.
+
+        Labels, encoders, Gram matrices and their eigenvectors are those of the first. Each fit starts at the solution
+        before it, with its steps, and ends by the same tolerance as a fit of its own.
+        """
+        assert self.goes_along_l2(), "its caller has asked"
+        self.l2 = values[0]
+        begun = self._begin(relation, None)
+        model = LinearModel(begun.relation.client, begun.loss.rows, self.encoding_, relation.wire, self.l2)
+        gradient = GradientRule(begun.loss)
+        with one_thread():
+            descent = Descent(model, begun.loss, gradient, gradient)
+        try:
+            for l2 in values:
+                self.l2, self.converged_, self.history_ = l2, False, Records()
+                model.penalise(l2)
+                watch = begun.watch(self)
+                with one_thread():
+                    intercept, self.converged_ = descent.run(
+                        self.most_rounds, self._tolerance(relation), watch.of(model)
+                    )
+                self._end(begun, watch, model, intercept)
+                yield self
+        finally:
+            begun.loss.rows.drop()
 
     def _solve_by_batches(
         self, model: LinearModel, loss: JoinedLoss, report: Callable[[Round], bool], solver: SGD
@@ -118,7 +157,8 @@ class LinearLearner(Learner):
         model = LinearModel(relation.client, loss.rows, self.encoding_, relation.wire, self.l2, noise=promise.noise)
         gradient = GradientRule(loss)
         rule: Rule = gradient if self.solver_ == "lbfgs" else self._sharing(model, loss)
-        intercept, self.converged_ = descend(model, loss, rule, gradient, promise.rounds, self.tol, watch.of(model))
+        descent = Descent(model, loss, rule, gradient)
+        intercept, self.converged_ = descent.run(promise.rounds, self.tol, watch.of(model))
         return model, intercept
 
     def _check_private(self) -> None:

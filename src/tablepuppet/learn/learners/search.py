@@ -1,13 +1,20 @@
-"""`GridSearch`: the settings of a learner that do best on folds which it has not learned from.
+"""`GridSearch` and `RandomSearch`: the settings of a learner that do best on folds which it has not learned from.
 
-Every candidate learns from the same folds: tables are read, joined and encoded once for all of them. The best one is
-then fitted on the whole relation.
+Every candidate learns from the same folds: tables are read, joined and encoded once for all of them, and linear models
+that differ in ``l2`` only share labels and Gram matrices and go on from each other's solutions. The best one is then
+fitted on the whole relation. With a folder, scores are written down as they come, and a search that was stopped goes
+on from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
+from numbers import Integral
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -15,69 +22,134 @@ from sklearn.base import BaseEstimator, clone
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
-from tablepuppet.learn.learners.folds import Results, make_folds, measured
+from tablepuppet.learn.learners.folds import Folding, Results, measured, measured_along_l2
 from tablepuppet.learn.learners.learner import Learner
+from tablepuppet.learn.learners.linear import LinearLearner
 from tablepuppet.learn.learners.not_fitted import NotFittedError
+from tablepuppet.learn.learners.search_folder import Kept, SearchFolder
+from tablepuppet.learn.learners.search_plot import draw
 from tablepuppet.relation import Relation
 from tablepuppet.spelling import did_you_mean, names_checked
 
 LOWER_IS_BETTER = ("log_loss", "rmse")
 MOST = 10_000  # candidates
+KEPT = 3  # of so many candidates one goes on, with so many times the rows
+FEWEST = 200  # rows of the table that is dealt to folds: fewer say too little of a candidate
+Settings = dict[str, Any]
 
 
-class GridSearch(BaseEstimator):  # type: ignore[misc]
-    """Tries every combination of settings: ``tp.GridSearch(learner, {"l2": [1e-6, 1e-3]}, folds=5).fit(rel)``.
+@dataclass(frozen=True)
+class Rung:
+    """A stage of a search: how many candidates are left, and on which share of the rows they learn."""
 
-    After `fit`: ``best_params_``, ``best_score_``, ``best_model_`` (fitted on the whole relation), and ``results_``, a
-    table with one row per candidate, the best first. ``metric`` is one of those that the learner's `evaluate` gives;
-    accuracy or r2 if none is named.
-    """
+    candidates: int
+    share: float
 
+
+class Search(BaseEstimator):  # type: ignore[misc]
+    """What searches have in common: candidates, folds, scores, the best one."""
+
+    learner: Learner
+    folds: int
+    seed: int
+    groups: str | None
+    stratified: bool
+    metric: str | None
+    folder: str | Path | None
     best_model_: Learner
 
-    def __init__(
-        self, learner: Learner, grid: Mapping[str, Sequence[Any]], folds: int = 5, seed: int = 0,
-        groups: str | None = None, stratified: bool = False, metric: str | None = None,
-    ):  # fmt: skip
-        self.learner, self.grid, self.folds, self.seed = learner, grid, folds, seed
-        self.groups, self.stratified, self.metric = groups, stratified, metric
+    @abstractmethod
+    def _candidates(self) -> list[Settings]:
+        """The settings to try."""
+
+    def _rungs(self, candidates: int, rows: int) -> list[Rung]:
+        """The stages, the last one on all rows."""
+        return [Rung(candidates, 1.0)]
 
     @names_checked
     def fit(self, relation: Relation) -> Self:
-        """Fit every candidate on every fold, and the best one on all rows."""
+        """Fit candidates on every fold, and the best one on all rows."""
         need_relation(relation, "fit")
-        candidates = self._candidates()
-        for settings in candidates:  # before anything is asked
-            clone(self.learner).set_params(**settings).check_settings()
-        folds = make_folds(relation, self.folds, self.seed, groups=self.groups, stratified=self.stratified)
-        what = f"{type(self.learner).__name__}: trying {len(candidates)} settings on {len(folds)} folds"
-        done = relation.events.progress("search", what, len(candidates) * len(folds))
-        rows: list[dict[str, Any]] = []
-        for settings in candidates:
-            scores = []
-            for number, fold in enumerate(folds):
-                scores.append(measured(clone(self.learner).set_params(**settings), fold, number))
-                done(len(rows) * len(folds) + len(scores))
-            rows.append(self._row(settings, scores))
-        self._choose(candidates, rows)
-        self.best_model_ = clone(self.learner).set_params(**self.best_params_).fit(relation)
+        candidates = self.check()
+        folder = None if self.folder is None else SearchFolder(Path(self.folder), self._described(candidates, relation))
+        folding = Folding(relation, self.folds, self.seed, groups=self.groups, stratified=self.stratified)
+        rungs = self._rungs(len(candidates), folding.rows)
+        fits = sum(rung.candidates for rung in rungs) * self.folds
+        what = f"{type(self.learner).__name__}: trying {len(candidates)} settings on {self.folds} folds"
+        scores = _Scores(folder, relation.events.progress("search", what, fits))
+        left, rows = list(range(len(candidates))), dict[int, Settings]()
+        for rung in rungs:
+            left = left[: rung.candidates]
+            self._measure(folding, rung.share, candidates, left, scores)
+            found = {place: self._row(candidates[place], rung.share, scores.of(place, rung.share)) for place in left}
+            left = self._ordered(found)
+            rows = found | {place: row for place, row in rows.items() if place not in found}
+            rows = {place: rows[place] for place in [*left, *(each for each in rows if each not in left)]}
+        best = left[0]
+        self.best_params_, self.best_score_ = candidates[best], float(rows[best][f"mean_test_{self.metric_}"])
+        self.results_ = Results(f"{len(rows)} settings by {self.metric_}", list(rows.values()))
+        self.best_model_ = self._with(self.best_params_).fit(relation)
         return self
 
-    def _candidates(self) -> list[dict[str, Any]]:
-        known = sorted(self.learner.get_params(deep=False))
-        for name, values in self.grid.items():
-            if name not in known:
-                raise LearnError(f"GridSearch: {name!r} is no setting of the learner{did_you_mean(name, known)}")
-            if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray) or not len(values):
-                raise LearnError(f"GridSearch: give a list of values to try for {name!r}, such as [1e-6, 1e-3]")
-        found = [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
-        if len(found) > MOST:
-            raise LearnError(f"GridSearch: {len(found):,} combinations are more than {MOST:,}; try fewer values")
+    def check(self) -> list[Settings]:
+        """The candidates; LearnError if one cannot be, before anything is asked."""
+        candidates = self._candidates()
+        for settings in candidates:
+            self._with(settings).check_settings()
+        return candidates
+
+    def _with(self, settings: Mapping[str, Any]) -> Learner:
+        found: Learner = clone(self.learner).set_params(**settings)
         return found
 
-    def _row(self, settings: Mapping[str, Any], scores: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    def _described(self, candidates: Sequence[Settings], relation: Relation) -> dict[str, Any]:
+        """What a search is about: one that goes on must be the same."""
+        return {
+            "search": type(self).__name__, "learner": type(self.learner).__name__,
+            "candidates": [self._with(settings).plain_settings() for settings in candidates],
+            "folds": self.folds, "seed": self.seed, "groups": self.groups, "stratified": self.stratified,
+            "columns": [f"{column.qualified} {column.type}" for column in relation.query.outputs],
+            "rows": len(relation),
+        }  # fmt: skip
+
+    def _measure(
+        self, folding: Folding, share: float, candidates: Sequence[Settings], places: Sequence[int], scores: _Scores
+    ) -> None:
+        """Fit and measure candidates on every fold, as far as that is not known."""
+        if all(scores.has(place, share, number) for place in places for number in range(self.folds)):
+            return
+        folds = folding.sides(share)
+        for together in self._together(candidates, places):
+            for number, fold in enumerate(folds):
+                new = [place for place in together if not scores.has(place, share, number)]
+                if len(new) > 1:
+                    by_l2: dict[float, list[int]] = {}  # a value may be listed twice
+                    for place in new:
+                        by_l2.setdefault(candidates[place]["l2"], []).append(place)
+                    linear: Any = self._with(candidates[new[0]])
+                    for l2, found in measured_along_l2(linear, sorted(by_l2, reverse=True), fold, number):
+                        for place in by_l2[l2]:
+                            scores.put(place, share, number, found)
+                elif new:
+                    scores.put(new[0], share, number, measured(self._with(candidates[new[0]]), fold, number))
+
+    def _together(self, candidates: Sequence[Settings], places: Sequence[int]) -> Iterator[list[int]]:
+        """Candidates that are fitted one from another: linear models that differ in ``l2`` only; others alone."""
+        groups: list[tuple[Settings, list[int]]] = []
+        for place in places:
+            settings = {name: value for name, value in candidates[place].items() if name != "l2"}
+            learner = self._with(candidates[place])
+            joins = "l2" in candidates[place] and isinstance(learner, LinearLearner) and learner.goes_along_l2()
+            known = next((listed for others, listed in groups if joins and others == settings), None)
+            if known is None:
+                groups.append((settings if joins else {"alone": place}, [place]))
+            else:
+                known.append(place)
+        yield from (listed for _, listed in groups)
+
+    def _row(self, settings: Settings, share: float, scores: Sequence[Mapping[str, float]]) -> Settings:
         """One candidate: its settings, means and deviations over folds, and the time it took."""
-        row: dict[str, Any] = dict(settings)
+        row: Settings = dict(settings)
         for name in scores[0]:
             values = np.array([each[name] for each in scores])
             if name == "seconds":
@@ -88,18 +160,19 @@ class GridSearch(BaseEstimator):  # type: ignore[misc]
                 row[f"std_{name}"] = float(values.std())
         return row
 
-    def _choose(self, candidates: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> None:
-        measures = [name.removeprefix("mean_test_") for name in rows[0] if name.startswith("mean_test_")]
+    def _ordered(self, rows: Mapping[int, Settings]) -> list[int]:
+        """Candidates, the best first, of equal ones the first; sets ``metric_``."""
+        some = next(iter(rows.values()))
+        measures = [name.removeprefix("mean_test_") for name in some if name.startswith("mean_test_")]
         usual = "accuracy" if "accuracy" in measures else "r2"
         metric = self.metric or (usual if usual in measures else measures[0])
         if metric not in measures:
-            raise LearnError(f"GridSearch: the learner has no metric {metric!r}{did_you_mean(metric, measures)}")
-        sign = 1.0 if metric in LOWER_IS_BETTER else -1.0
-        scores = np.array([sign * row[f"mean_test_{metric}"] for row in rows])
-        order = np.argsort(np.where(np.isnan(scores), np.inf, scores), kind="stable")  # of equal ones the first
-        self.metric_, self.best_params_ = metric, candidates[order[0]]
-        self.best_score_ = float(rows[order[0]][f"mean_test_{metric}"])
-        self.results_ = Results(f"{len(rows)} settings by {metric}", [rows[place] for place in order])
+            raise LearnError(f"{_kind(self)}: the learner has no metric {metric!r}{did_you_mean(metric, measures)}")
+        self.metric_, sign = metric, 1.0 if metric in LOWER_IS_BETTER else -1.0
+        places = sorted(rows)
+        scores = np.array([sign * rows[place][f"mean_test_{metric}"] for place in places])
+        order = np.argsort(np.where(np.isnan(scores), np.inf, scores), kind="stable")
+        return [places[each] for each in order.tolist()]
 
     def predict(self, relation: Relation, **settings: Any) -> Any:
         """Predictions of the best model."""
@@ -109,8 +182,143 @@ class GridSearch(BaseEstimator):  # type: ignore[misc]
         """Metrics of the best model."""
         return dict(self._best.evaluate(relation))
 
+    @names_checked
+    def plot(self, path: str | Path) -> None:
+        """Draw the score of every candidate by each setting, with its deviation over folds, into a picture."""
+        _ = self._best
+        searched = [name for name in self.results_.column_names if name in self.best_params_]
+        draw(list(self.results_), searched, self.metric_, Path(path))
+
     @property
     def _best(self) -> Learner:
         if not hasattr(self, "best_model_"):
-            raise NotFittedError("this GridSearch is not fitted yet: call fit with a relation first")
+            raise NotFittedError(f"this {_kind(self)} is not fitted yet: call fit with a relation first")
         return self.best_model_
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        known = sorted(self.learner.get_params(deep=False))
+        for name in names:
+            if name not in known:
+                raise LearnError(f"{_kind(self)}: {name!r} is no setting of the learner{did_you_mean(name, known)}")
+
+
+def _kind(search: Search) -> str:
+    return type(search).__name__
+
+
+def _is_list(values: Any) -> bool:
+    return not isinstance(values, str) and isinstance(values, Sequence | np.ndarray) and len(values) > 0
+
+
+class GridSearch(Search):
+    """Tries every combination of settings: ``tp.GridSearch(learner, {"l2": [1e-6, 1e-3]}, folds=5).fit(rel)``.
+
+    After `fit`: ``best_params_``, ``best_score_``, ``best_model_`` (fitted on the whole relation), and ``results_``, a
+    table with one row per candidate, the best first. ``metric`` is one of those that the learner's `evaluate` gives;
+    accuracy or r2 if none is named. With ``folder`` a search that was stopped goes on where it was.
+    """
+
+    def __init__(
+        self, learner: Learner, grid: Mapping[str, Sequence[Any]], folds: int = 5, seed: int = 0,
+        groups: str | None = None, stratified: bool = False, metric: str | None = None,
+        folder: str | Path | None = None,
+    ):  # fmt: skip
+        self.learner, self.grid, self.folds, self.seed = learner, grid, folds, seed
+        self.groups, self.stratified, self.metric, self.folder = groups, stratified, metric, folder
+
+    def _candidates(self) -> list[Settings]:
+        self._check_names(list(self.grid))
+        for name, values in self.grid.items():
+            if not _is_list(values):
+                raise LearnError(f"GridSearch: give a list of values to try for {name!r}, such as [1e-6, 1e-3]")
+        found = math.prod(len(values) for values in self.grid.values())
+        if found > MOST:
+            raise LearnError(f"GridSearch: {found:,} combinations are more than {MOST:,}; try fewer values")
+        return [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
+
+
+class RandomSearch(Search):
+    """Tries random settings: ``tp.RandomSearch(learner, {"l2": scipy.stats.loguniform(1e-6, 1)}, candidates=20)``.
+
+    Each setting has a list of values or a distribution of SciPy. With ``halving`` all candidates learn from a small
+    share of the rows first; the best third goes on with three times as many, and so on up to all rows, as long as a
+    share has 200 rows. What `fit` leaves is as in `GridSearch`; ``results_`` also has the ``share`` of the rows that a
+    candidate's scores are from, those of all rows first.
+    """
+
+    def __init__(
+        self, learner: Learner, settings: Mapping[str, Any], candidates: int = 20, folds: int = 5, halving: bool = True,
+        seed: int = 0, groups: str | None = None, stratified: bool = False, metric: str | None = None,
+        folder: str | Path | None = None,
+    ):  # fmt: skip
+        self.learner, self.settings, self.candidates, self.folds = learner, settings, candidates, folds
+        self.halving, self.seed, self.groups, self.stratified = halving, seed, groups, stratified
+        self.metric, self.folder = metric, folder
+
+    def _candidates(self) -> list[Settings]:
+        """Different settings, drawn one after another; fewer if there are not so many."""
+        self._check_names(list(self.settings))
+        for name, values in self.settings.items():
+            if not _is_list(values) and not hasattr(values, "rvs"):
+                raise LearnError(
+                    f"RandomSearch: give a list of values for {name!r}, or a distribution, such as "
+                    "scipy.stats.loguniform(1e-6, 1)"
+                )
+        whole = isinstance(self.candidates, Integral) and not isinstance(self.candidates, bool)
+        if not whole or not 1 <= self.candidates <= MOST:
+            raise LearnError(f"RandomSearch: candidates is a whole number from 1 to {MOST:,}, not {self.candidates!r}")
+        if not self.settings:
+            raise LearnError("RandomSearch: there is no setting to try")
+        rng = np.random.default_rng(self.seed)
+        if all(_is_list(values) for values in self.settings.values()):
+            return self._from_lists(rng)
+        return [{name: _drawn(values, rng) for name, values in self.settings.items()} for _ in range(self.candidates)]
+
+    def _from_lists(self, rng: np.random.Generator) -> list[Settings]:
+        """Combinations of listed values, each at most once."""
+        lengths = [len(values) for values in self.settings.values()]
+        drawn = rng.choice(math.prod(lengths), min(self.candidates, math.prod(lengths)), replace=False)
+        places = np.stack(np.unravel_index(drawn, lengths), axis=1)
+        return [
+            {name: values[at] for (name, values), at in zip(self.settings.items(), each, strict=True)}
+            for each in places.tolist()
+        ]
+
+    def _rungs(self, candidates: int, rows: int) -> list[Rung]:
+        found, share = [Rung(candidates, 1.0)], 1.0
+        while self.halving and found[-1].candidates > KEPT and share / KEPT * rows >= FEWEST:
+            found.append(Rung(math.ceil(found[-1].candidates / KEPT), 1.0))
+            share /= KEPT
+        return [Rung(rung.candidates, float(KEPT) ** (place + 1 - len(found))) for place, rung in enumerate(found)]
+
+    def _row(self, settings: Settings, share: float, scores: Sequence[Mapping[str, float]]) -> Settings:
+        return {**settings, "share": share, **super()._row({}, share, scores)}
+
+
+def _drawn(values: Any, rng: np.random.Generator) -> Any:
+    """One value of a list or a distribution, as Python has it."""
+    found = values[int(rng.integers(len(values)))] if _is_list(values) else values.rvs(random_state=rng)
+    return found.item() if isinstance(found, np.generic) else found
+
+
+class _Scores:
+    """Scores by candidate, share and fold, written down as they come; counts what is done."""
+
+    def __init__(self, folder: SearchFolder | None, done: Any):
+        self._folder, self._done = folder, done
+        self._found: dict[Kept, dict[str, float]] = {} if folder is None else folder.read()
+
+    def has(self, place: int, share: float, fold: int) -> bool:
+        """Whether a candidate was measured on a fold."""
+        return (place, share, fold) in self._found
+
+    def put(self, place: int, share: float, fold: int, scores: dict[str, float]) -> None:
+        """Keep what was measured."""
+        self._found[place, share, fold] = scores
+        if self._folder is not None:
+            self._folder.write(self._found)
+        self._done(len(self._found))
+
+    def of(self, place: int, share: float) -> list[dict[str, float]]:
+        """Of one candidate, fold by fold."""
+        return [scores for (at, of, _), scores in sorted(self._found.items()) if (at, of) == (place, share)]

@@ -206,7 +206,7 @@ class SplitLearner(Learner):
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
         self._fit_embeddings(relation, watch.validation is not None)
         loss, self.unit_ = in_units(loss)
-        model = self._begin(relation, loss)
+        model = self._begin_networks(relation, loss)
         model.half = self.half
         report = watch.of(model)
         rates = falling(AUTO_LR if isinstance(self.lr, str) else self.lr, self.schedule_.rounds)
@@ -217,7 +217,7 @@ class SplitLearner(Learner):
         self.converged_ = self._is_flat()
         return model, np.zeros(loss.outputs)
 
-    def _begin(self, relation: Relation, loss: JoinedLoss) -> SplitModel:
+    def _begin_networks(self, relation: Relation, loss: JoinedLoss) -> SplitModel:
         double, specs = relation.wire == "float64", self._fitted_specs(relation)
         model = self._new_model(relation, specs)
         if not model.tables:

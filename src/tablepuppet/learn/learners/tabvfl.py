@@ -154,7 +154,7 @@ class TabVFL(SplitLearner):
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
         self._fit_embeddings(relation, watch.validation is not None)
         loss, self.unit_ = in_units(loss)
-        model = self._begin(relation, loss)
+        model = self._begin_networks(relation, loss)
         model.half = self.half
         highest = AUTO_LR if isinstance(self.lr, str) else self.lr
         self.pretraining_ = Records()
@@ -168,7 +168,7 @@ class TabVFL(SplitLearner):
         self.converged_ = self._is_flat()
         return model, np.zeros(loss.outputs)
 
-    def _begin(self, relation: Relation, loss: JoinedLoss) -> SplitModel:
+    def _begin_networks(self, relation: Relation, loss: JoinedLoss) -> SplitModel:
         double, encoding = relation.wire == "float64", self.encoding_
         known = [alias for alias in relation.mapping.tables if encoding.names(alias) and relation.client.shards(alias)]
         if not known:

@@ -41,6 +41,7 @@ class Regressor(Learner):
     """Learns a number by least squares."""
 
     metric_name = "rmse"
+    error_kinds = ("squared", "absolute")
 
     def check_label(self, plan: Plan) -> None:
         """Raise LearnError or PrivacyError if the label cannot be learned, as far as the catalog shows."""
@@ -74,16 +75,27 @@ class Regressor(Learner):
         if at_party:
             self._tell_measured_at_party()
             return regression_metrics(relation.client, label_of(relation), self.predict(relation))
+        labels, predicted = self._beside_labels(relation)
+        return {
+            "rmse": float(metrics.root_mean_squared_error(labels, predicted)),
+            "r2": float(metrics.r2_score(labels, predicted)),
+        }
+
+    def _beside_labels(self, relation: Relation) -> tuple[Array, Array]:
+        """(label, prediction) of every joined row."""
         self.check_promise(relation)
         label = label_of(relation)
         asked = self._ask_labels(relation.client, label)
         predicted = self.predict(relation)
         labels = joined_numbers(relation.client, label, asked)
         self._tell_labels(relation)
-        return {
-            "rmse": float(metrics.root_mean_squared_error(labels, predicted)),
-            "r2": float(metrics.r2_score(labels, predicted)),
-        }
+        return labels, predicted
+
+    def row_errors(self, relation: Relation, kind: str) -> Array:
+        """The error of every joined row: ``squared`` or ``absolute``."""
+        labels, predicted = self._beside_labels(relation)
+        away = np.abs(labels - predicted)
+        return away**2 if kind == "squared" else away
 
 
 def _right(block: Block) -> int:
@@ -102,6 +114,7 @@ class Classifier(Learner):
     """Learns a class by log loss: one score for two classes, one score per class for more."""
 
     metric_name = "accuracy"
+    error_kinds = ("wrong", "log_loss")
     learns_classes = True
 
     def check_label(self, plan: Plan) -> None:
@@ -182,18 +195,31 @@ class Classifier(Learner):
             self._tell_measured_at_party()
             probability = self.predict_proba(relation)
             return class_metrics(relation.client, label_of(relation), self.classes_, probability)
-        self.check_promise(relation)
-        label = label_of(relation)
-        asked = self._ask_labels(relation.client, label)
-        probability = self.predict_proba(relation)
-        numbers = self._known(relation.client, label, asked, "here")
+        numbers, probability = self._beside_labels(relation)
         known = np.arange(len(self.classes_))
-        self._tell_labels(relation)
         return {
             "accuracy": float(np.mean(probability.argmax(axis=1) == numbers)),
             "auc": self._auc(numbers, probability) if len(np.unique(numbers)) == len(known) else np.nan,
             "log_loss": float(metrics.log_loss(numbers, probability, labels=known)),
         }
+
+    def _beside_labels(self, relation: Relation) -> tuple[NDArray[np.integer], Array]:
+        """(class number, probabilities) of every joined row."""
+        self.check_promise(relation)
+        label = label_of(relation)
+        asked = self._ask_labels(relation.client, label)
+        probability = self.predict_proba(relation)
+        numbers = self._known(relation.client, label, asked, "here")
+        self._tell_labels(relation)
+        return numbers, probability
+
+    def row_errors(self, relation: Relation, kind: str) -> Array:
+        """The error of every joined row: ``wrong``, 0 or 1, or ``log_loss``."""
+        numbers, probability = self._beside_labels(relation)
+        if kind == "wrong":
+            return np.asarray(probability.argmax(axis=1) != numbers, np.float64)
+        own = np.take_along_axis(probability, numbers[:, None].astype(np.intp), axis=1)[:, 0]
+        return np.asarray(-np.log(np.clip(own, np.finfo(own.dtype).eps, 1.0)))
 
     def _auc(self, numbers: NDArray[np.integer], probability: Array) -> float:
         if len(self.classes_) == 2:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.learn.linear.directions import Directions
 from tablepuppet.learn.linear.model import LinearModel
-from tablepuppet.learn.linear.plane import Plane
+from tablepuppet.learn.linear.plane import Plane, Point
 from tablepuppet.learn.linear.ridge import Curvature
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
@@ -63,36 +63,55 @@ def memory_for(joined_rows: int, outputs: int) -> int:
     return min(max(PLANE_SIZE // (joined_rows * outputs), LEAST_MEMORY), MOST_MEMORY)
 
 
-def descend(
-    model: LinearModel, loss: JoinedLoss, rule: Rule, gradient: Rule, rounds: int, tol: float,
-    report: Callable[[Round], bool],
-) -> tuple[Array, bool]:  # fmt: skip
-    """Run to tolerance: (intercept, whether it converged). ``report`` may ask to stop.
-
-    Stops when the expected decrease of a round, from all tables' ridge solves, is below ``tol`` times the objective. A
-    rule other than ``gradient`` may predict a small decrease far from the optimum: then the ``gradient`` rule is used
-    from there on, and decides. While a party is lost, the solver has not converged; if it can gain no more without that
-    party, it waits one more timeout for it.
+class Descent:
+    """A descent that can go on: with another ``model.l2`` it starts where it has arrived, and searches the plane of the
+    steps before too, as X d of a step and inner products of parameters do not depend on the penalty.
     """
-    rows, first = loss.rows, loss.best_constant()
-    intercept = first
-    loss.set_constant(first)
-    value = loss.evaluate()
-    if not model.tables:  # no feature column: only the intercept is learned
-        report(Round(1, value, value, intercept, converged=True))
-        return intercept, True
-    known: float | None = value  # the mean loss at the scores, while its evaluation is stored with the rows
-    rule.begin()
-    memory = memory_for(len(rows), loss.outputs)
-    directions = Directions(rows, memory + 1)
-    errors: list[float] = []  # bounds of the rounding error in X d of each step
-    before: Array | None = None
-    slopes = converged = False  # slopes: whether cached slopes are those at the scores
-    for number in range(1, rounds + 1):
-        if known is None:
-            known = loss.evaluate()
+
+    def __init__(self, model: LinearModel, loss: JoinedLoss, rule: Rule, gradient: Rule):
+        self.model, self.loss, self._rule, self._gradient = model, loss, rule, gradient
+        self._first = self.intercept = loss.best_constant()
+        loss.set_constant(self._first)
+        self._known: float | None = loss.evaluate()  # the mean loss at the scores, while it is stored with the rows
+        if not model.tables:
+            return
+        rule.begin()
+        self._memory = memory_for(len(loss.rows), loss.outputs)
+        self._directions = Directions(loss.rows, self._memory + 1)
+        self._errors: list[float] = []  # bounds of the rounding error in X d of each step
+        self._before: Array | None = None
+        self._slopes = False  # whether cached slopes are those at the scores
+
+    def run(self, rounds: int, tol: float, report: Callable[[Round], bool]) -> tuple[Array, bool]:
+        """Run to tolerance: (intercept, whether it converged). ``report`` may ask to stop.
+
+        Stops when the expected decrease of a round, from all tables' ridge solves, is below ``tol`` times the
+        objective. A rule other than the gradient's may predict a small decrease far from the optimum: then the
+        gradient's is used from there on, and decides. While a party is lost, the solver has not converged; if it can
+        gain no more without that party, it waits one more timeout for it.
+        """
+        if not self.model.tables:  # no feature column: only the intercept is learned
+            value = self.loss.evaluate()
+            report(Round(1, value, value, self.intercept, converged=True))
+            return self.intercept, True
+        converged = False
+        for number in range(1, rounds + 1):
+            end, settled = self._round(tol)
+            converged = settled and self.model.is_whole
+            if report(Round(number, end.objective, end.loss, self.intercept, converged)) or converged:
+                break
+            if settled and not self.model.all_return():
+                break
+        self.model.mean = self._first - self.intercept
+        return self.intercept, converged
+
+    def _round(self, tol: float) -> tuple[Point, bool]:
+        """One step: (the point that it ends at, whether a further one would gain less than ``tol``)."""
+        model, loss, directions, rule = self.model, self.loss, self._directions, self._rule
+        if self._known is None:
+            self._known = loss.evaluate()
         room = directions.new()
-        column, curvature = rule.values(room, before)
+        column, curvature = rule.values(room, self._before)
         # centred: the intercept absorbs a constant
         products = model.direction(
             rule.right_hand_side(model.loj.scatter_centred(column, model.tables)), curvature, room
@@ -100,38 +119,32 @@ def descend(
         changed = model.lost.changed
         if changed:
             directions.forget_earlier()
-            model.lost.correct(intercept)
-            errors, known, slopes = [], None, False
+            model.lost.correct(self.intercept)
+            self._errors, self._known, self._slopes = [], None, False
         least = LEAST_GAIN if model.disagreement else 0.0
         noise = model.direction_noise(loss)
         plane = Plane(loss, directions, model.l2, products, noise)
-        begin, end = plane.lowest(known, least, slopes=slopes)
+        begin, end = plane.lowest(self._known, least, slopes=self._slopes)
         mix, shift = end.weights[: -loss.outputs], end.weights[-loss.outputs :]
-        errors, sound = _rounding(begin.hessian, errors, mix)
+        self._errors, sound = _rounding(begin.hessian, self._errors, mix)
         slope = 0.0 if end is begin else float(begin.slope[0])
         gap = promised_decrease(slope, begin.hessian, curvature, loss.outputs, model.disagreement)
         small = gap <= tol * max(abs(end.objective), 1e-12)
-        kept = memory if sound or not model.disagreement else 0  # directions of consensus are nearly parallel
-        if small and rule is not gradient:
+        kept = self._memory if sound or not model.disagreement else 0  # directions of consensus are nearly parallel
+        if small and rule is not self._gradient:
             kept = 0  # steps without gain are not worth keeping either
         kept = min(kept, 1) if changed else kept
         model.advance(mix, kept)
-        known, slopes = (end.loss, True) if end.evaluated else (None, False)
-        intercept, before = intercept + shift, begin.hessian[-loss.outputs :, -loss.outputs :]
-        settled = model.was_steady() and small and rule is gradient
-        rule = gradient if small else rule
-        rows.each(_take_step, directions, None if end.mixed else mix, shift, rule, is_evaluated=end.evaluated)
+        self._known, self._slopes = (end.loss, True) if end.evaluated else (None, False)
+        self.intercept, self._before = self.intercept + shift, begin.hessian[-loss.outputs :, -loss.outputs :]
+        settled = model.was_steady() and small and rule is self._gradient
+        self._rule = rule = self._gradient if small else rule
+        loss.rows.each(_take_step, directions, None if end.mixed else mix, shift, rule, is_evaluated=end.evaluated)
         directions.keep_step(mix)
         if not kept:
             directions.order.clear()
-        del errors[kept:]
-        converged = settled and model.is_whole
-        if report(Round(number, end.objective, end.loss, intercept, converged)) or converged:
-            break
-        if settled and not model.all_return():
-            break
-    model.mean = first - intercept
-    return intercept, converged
+        del self._errors[kept:]
+        return end, settled
 
 
 def _rounding(hessian: Array, errors: list[float], mix: Array) -> tuple[list[float], bool]:

@@ -127,6 +127,10 @@ class LinearModel(FederatedModel):
         else:
             self._union = Consensus(self.lou, encoding, self.together, self.spec, l2, self.name, inner)
 
+    def penalise(self, l2: float) -> None:
+        """Go on with another L2 penalty: parameters, Gram matrices and steps stay."""
+        self.l2 = self._union.l2 = l2
+
     @property
     def shared(self) -> Mapping[str, TableParameters]:
         """Parameters held by the coordinator, from sums of shards or from consensus; those of sums from `start` on."""

@@ -17,6 +17,7 @@ from tablepuppet.learn.noise.predictions import DirectionNoise
 from tablepuppet.operators.joined_rows import SCORES, Block
 
 Array = NDArray[np.float64]
+NOTHING = 1e-60  # curvature of a direction that is ignored, as a share of the largest
 NEWTON_STEPS = 12
 FEWEST_BLOCKS = 16  # of joined rows from which the Hessian is estimated
 RISE = 1e-12  # rounding error of the objective; losses of joined rows start near 1
@@ -222,8 +223,12 @@ def _noisy_step(here: Point) -> Array:
 
 
 def _solve(matrix: Array, right: Array) -> Array:
-    """A symmetric solve that ignores directions without curvature; scaled, since steps get smaller with every round."""
-    scale = np.sqrt(np.maximum(np.diag(matrix), 1e-300))
+    """A symmetric solve that ignores directions without curvature; scaled, since steps get smaller with every round.
+
+    A step that is next to nothing, as the last of a descent that goes on with another penalty, gets no coefficient.
+    """
+    lengths = np.maximum(np.diag(matrix), 1e-300)
+    scale = np.where(lengths > NOTHING * lengths.max(), np.sqrt(lengths), np.inf)
     values, vectors = np.linalg.eigh(matrix / np.outer(scale, scale))
     kept = values > 1e-12 * values.max()
     solved = vectors[:, kept] @ ((vectors[:, kept].T @ (right / scale)) / values[kept])

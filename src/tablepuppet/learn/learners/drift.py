@@ -1,0 +1,212 @@
+"""`drift`: how far the columns of one relation are distributed differently in another, by PSI and Kolmogorov-Smirnov.
+
+Numbers are counted in bins that hold about equally many rows of the first relation; only histograms leave a party
+(rows_below.py). Categories are counted under digests, which are the same in both relations. Rows without a value
+are a bin of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError
+from tablepuppet.learn.learners.estimator import need_relation
+from tablepuppet.mapping.digests import number_digests
+from tablepuppet.prep.crosstab import check_number
+from tablepuppet.prep.rows_below import RowsBelow
+from tablepuppet.prep.selected import check_without_noise, find_column
+from tablepuppet.prep.statistics import CategoryStatistics
+from tablepuppet.relation import Relation
+from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
+from tablepuppet.spelling import names_checked
+from tablepuppet.sql.query import OutputColumn
+from tablepuppet.sql.types import KEY_LIKE, NUMERIC, family
+
+STEP = "drift"
+LEAST_SHARE = 1e-4  # of a bin: an empty one would make the index infinite
+SOME, LARGE = 0.1, 0.25  # of the index, by a common rule of thumb
+MOST_BINS = 1000
+Floats = NDArray[np.float64]
+Pair = tuple[OutputColumn, OutputColumn]
+
+
+@dataclass(frozen=True)
+class ColumnDrift:
+    """Of one column: ``psi``, and of numbers ``ks``; joined rows by bin in both relations, the last those missing."""
+
+    column: str
+    psi: float
+    ks: float | None
+    counts: tuple[Floats, Floats]
+    exact: bool
+
+    @property
+    def verdict(self) -> str:
+        """``none``, ``some`` (an index from 0.1) or ``large`` (from 0.25)."""
+        return "none" if self.psi < SOME else "some" if self.psi < LARGE else "large"
+
+
+class Drift(ShownAsTable):
+    """Drift by column, the largest index first: ``found["price"].psi``."""
+
+    def __init__(self, found: Sequence[ColumnDrift]):
+        self._found = sorted(found, key=lambda each: -each.psi)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[ColumnDrift]:
+        return iter(self._found)
+
+    def __getitem__(self, column: str) -> ColumnDrift:
+        for each in self._found:
+            if column == each.column:
+                return each
+        raise KeyError(column)
+
+    def to_arrow(self) -> pa.Table:
+        """One row per column."""
+        return pa.table(
+            {
+                "column": pa.array([each.column for each in self], pa.string()),
+                "psi": pa.array([each.psi for each in self], pa.float64()),
+                "ks": pa.array([each.ks for each in self], pa.float64()),
+                "drift": pa.array([each.verdict for each in self], pa.string()),
+                "exact": pa.array([each.exact for each in self], pa.bool_()),
+            }
+        )
+
+    def table_view(self) -> TableView:
+        """One row per column."""
+        rows = [[each.column, shown(each.psi), shown(each.ks), each.verdict] for each in self]
+        return TableView("Drift", {"column": "left", "PSI": "right", "KS": "right", "drift": "left"}, rows)
+
+
+@names_checked
+def drift(first: Relation, second: Relation, columns: Sequence[str] | None = None, bins: int = 10) -> Drift:
+    """How far ``second`` is distributed differently from ``first``, column by column.
+
+    ``psi`` is the population stability index, sum of (p - q) ln(p / q) over shares of bins or categories; ``ks`` the
+    largest distance of the two distribution functions at the bins' edges. Columns are those of one name and kind in
+    both; without ``columns`` all of them, except texts of too many values.
+    """
+    for relation in (first, second):
+        need_relation(relation, STEP)
+    if first.client.engine is not second.client.engine:
+        raise LearnError(f"{STEP}: the relations are of two federations; open both in one")
+    if not isinstance(bins, Integral) or isinstance(bins, bool) or not 2 <= int(bins) <= MOST_BINS:
+        raise LearnError(f"{STEP}: bins is a whole number from 2 to {MOST_BINS:,}, not {bins!r}")
+    for relation, which in ((first, "first"), (second, "second")):
+        if not len(relation):
+            raise LearnError(f"{STEP}: the {which} relation has no joined rows")
+    pairs = _pairs(first, second, columns)
+    for place, relation in enumerate((first, second)):
+        check_without_noise(relation.plan, [pair[place] for pair in pairs], STEP)
+    categories = [pair for pair in pairs if _is_category(first, pair[0]) or _is_category(second, pair[1])]
+    numbers = [pair for pair in pairs if pair not in categories]
+    asked = _Categories(first, second, categories)
+    found = _numbers(first, second, numbers, int(bins))
+    return Drift([*found, *asked.read(named=columns is not None)])
+
+
+def _pairs(first: Relation, second: Relation, names: Sequence[str] | None) -> list[Pair]:
+    """Columns of both relations by name; LearnError if one is named that does not fit."""
+    if isinstance(names, str):
+        raise LearnError(f"{STEP}: columns is a list of names, such as columns=[{names!r}]")
+    if names is None:
+        others = {column.name: column for column in second.query.outputs}
+        pairs = [(column, others[column.name]) for column in first.query.outputs if column.name in others]
+        found = [pair for pair in pairs if not _misfit(pair)]
+        if not found:
+            raise LearnError(f"{STEP}: the relations have no column of one name and kind")
+        return found
+    found = list(
+        dict.fromkeys((find_column(first.plan, name, STEP), find_column(second.plan, name, STEP)) for name in names)
+    )
+    for pair in found:
+        if reason := _misfit(pair):
+            raise LearnError(f"{STEP}: column {pair[0].name!r} {reason}; CAST it in SELECT")
+    return found
+
+
+def _misfit(pair: Pair) -> str:
+    """Why two columns cannot be compared; nothing if they can."""
+    kinds = [family(column.type) for column in pair]
+    if all(kind in NUMERIC for kind in kinds):
+        return ""
+    if kinds[0] != kinds[1]:
+        return f"is {pair[0].type} in one relation and {pair[1].type} in the other"
+    return "" if kinds[0] in KEY_LIKE else f"is {pair[0].type}, which has neither numbers nor categories"
+
+
+def _is_category(relation: Relation, column: OutputColumn) -> bool:
+    kind = family(column.type)
+    return kind not in NUMERIC or (column.name in relation.query.categorical and kind in KEY_LIKE)
+
+
+def _numbers(first: Relation, second: Relation, pairs: Sequence[Pair], bins: int) -> list[ColumnDrift]:
+    """Numbers in bins of the first relation's quantiles; edges are rows of the bin above them."""
+    sides = [
+        RowsBelow(relation.client, [pair[place] for pair in pairs]) for place, relation in enumerate((first, second))
+    ]
+    cuts = sides[0].quantiles((np.arange(1, bins) / bins).tolist())
+    edges = {name: np.unique([cut.value for cut in found]) for name, found in cuts.items()}
+    edges = {name: cuts_[np.isfinite(cuts_)] for name, cuts_ in edges.items()}
+    counted = [side.read({name: listed.tolist() for name, listed in edges.items()}) for side in sides]
+    found = []
+    for column, _ in pairs:
+        below = [side[column.name] for side in counted]
+        if any(each.total and math.isnan(cut.value) for each, cut in zip(below[:1], cuts[column.name], strict=False)):
+            raise LearnError(f"{STEP}: column {column.name!r} has NaN values; filter them in WHERE")
+        counts = [
+            np.append(np.diff(each.below, prepend=0.0, append=each.total), len(relation) - each.total)
+            for each, relation in zip(below, (first, second), strict=True)
+        ]
+        apart = [each.below / each.total for each in below if each.total]
+        ks = float(np.abs(apart[0] - apart[1]).max(initial=0.0)) if len(apart) == 2 else None
+        exact = all(each.exact for each in below)
+        found.append(ColumnDrift(column.name, _psi(*counts), ks, (counts[0], counts[1]), exact))
+    return found
+
+
+class _Categories:
+    """Counts of categories in both relations: asked for when made. The same digests stand for the same values."""
+
+    def __init__(self, first: Relation, second: Relation, pairs: Sequence[Pair]):
+        self._sizes, self._most = (len(first), len(second)), first.max_categories
+        self._pairs, blinding = pairs, first.client.new_name()
+        self._asked = [
+            [CategoryStatistics(relation.client, pair[place], blinding, None) for pair in pairs]
+            for place, relation in enumerate((first, second))
+        ]
+
+    def read(self, *, named: bool) -> list[ColumnDrift]:
+        found = []
+        for pair, *sides in zip(self._pairs, *self._asked, strict=True):
+            told = [side.read() for side in sides]
+            [numbers], size = number_digests([np.concatenate([each.digests for each in told])])
+            if named:
+                check_number(pair[0], size, self._most, STEP)
+            if size > self._most:
+                continue
+            parts = np.split(numbers, [len(told[0].digests)])
+            counts = [
+                np.append(np.bincount(part, each.weights, minlength=size), rows - each.weights.sum())
+                for part, each, rows in zip(parts, told, self._sizes, strict=True)
+            ]
+            found.append(ColumnDrift(pair[0].name, _psi(*counts), None, (counts[0], counts[1]), exact=True))
+        return found
+
+
+def _psi(first: Floats, second: Floats) -> float:
+    """The index of two lists of counts; bins that are empty in both say nothing."""
+    some = (first + second) > 0
+    p, q = (np.maximum(each[some] / each.sum(), LEAST_SHARE) for each in (first, second))
+    return float(np.sum((p - q) * np.log(p / q)))

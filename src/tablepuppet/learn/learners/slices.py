@@ -1,0 +1,283 @@
+"""`slice_finder`: parts of the joined rows that a model predicts worst, such as ``kind = b, price >= 10``.
+
+The coordinator has the errors of joined rows. Of every column it asks for one number per base row, a category's code
+under digests or a number that it puts into bins (release COLUMNS): tables must allow it (``cross_statistics``). What is
+reported has at least the policies' ``min_group`` different base rows in the tables of its columns and in that of the
+label, and so has what it leaves of every slice around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError
+from tablepuppet.learn.learners.estimator import need_relation
+from tablepuppet.learn.learners.learner import Learner, label_of
+from tablepuppet.learn.learners.slice_lattice import Found, Group, Lattice, Pair, Scoring
+from tablepuppet.operators.client import Client
+from tablepuppet.prep.category_names import CategoryNames, Coded
+from tablepuppet.prep.crosstab import check_number
+from tablepuppet.prep.days import as_date, shown_date
+from tablepuppet.prep.quantiles import QuantileStatistics
+from tablepuppet.prep.selected import check_across, check_without_noise, find_column, is_date, is_public
+from tablepuppet.prep.sent_columns import SentCodes, SentNumbers
+from tablepuppet.relation import Relation
+from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
+from tablepuppet.spelling import did_you_mean, names_checked
+from tablepuppet.sql.query import OutputColumn
+from tablepuppet.sql.types import KEY_LIKE, NUMERIC, Family, family
+
+STEP = "slice_finder"
+MOST_BINS = 1000
+ROUNDED = ".6g"
+SMALLEST, SHARE = 32, 0.01  # joined rows of a slice, whichever is more
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Joined rows that a model predicts badly: what they have in common, by column, and how badly."""
+
+    conditions: dict[str, str]
+    size: int
+    mean_error: float
+    score: float
+
+    def __str__(self) -> str:
+        return ", ".join(f"{column} {condition}" for column, condition in self.conditions.items())
+
+
+class Slices(ShownAsTable):
+    """The worst slices, the highest score first; ``mean_error`` and ``rows`` are those of the whole relation."""
+
+    def __init__(self, slices: Sequence[Slice], kind: str, rows: int, mean_error: float):
+        self.slices, self.kind, self.rows, self.mean_error = list(slices), kind, rows, mean_error
+
+    def __len__(self) -> int:
+        return len(self.slices)
+
+    def __iter__(self) -> Iterator[Slice]:
+        return iter(self.slices)
+
+    def __getitem__(self, place: int) -> Slice:
+        return self.slices[place]
+
+    def to_arrow(self) -> pa.Table:
+        """One row per slice."""
+        return pa.table(
+            {
+                "slice": pa.array([str(each) for each in self], pa.string()),
+                "size": pa.array([each.size for each in self], pa.int64()),
+                "mean_error": pa.array([each.mean_error for each in self], pa.float64()),
+                "score": pa.array([each.score for each in self], pa.float64()),
+            }
+        )
+
+    def table_view(self) -> TableView:
+        """One row per slice, for people."""
+        named = {"wrong": "share of wrong classes", "log_loss": "log loss"}.get(self.kind, f"{self.kind} error")
+        title = f"Worst slices of {self.rows:,} joined rows; {named} {shown(self.mean_error)} in all"
+        rows = [[str(each), f"{each.size:,}", shown(each.mean_error), shown(each.score)] for each in self]
+        return TableView(title, {"slice": "left", "size": "right", "mean error": "right", "score": "right"}, rows)
+
+
+@names_checked
+def slice_finder(
+    model: Learner,
+    relation: Relation,
+    columns: Sequence[str] | None = None,
+    k: int = 10,
+    max_columns: int = 3,
+    min_size: int | None = None,
+    alpha: float = 0.95,
+    bins: int = 10,
+    error: str | None = None,
+) -> Slices:
+    """The ``k`` worst-predicted slices of up to ``max_columns`` columns: a table with slice, size, mean error, score.
+
+    Texts, booleans and columns that are listed as categorical are slices by value, other numbers by ``bins`` of about
+    equally many rows. ``columns`` are all features if none are named, without texts of too many values. A slice has
+    ``min_size`` joined rows or more (32, or 1 % if that is more); ``alpha`` from 0 to 1 weighs its error against its
+    size. ``error`` is ``squared`` or ``absolute`` of regressors, ``wrong`` or ``log_loss`` of classifiers.
+    """
+    need_relation(relation, STEP)
+    kind = _checked_kind(model, error)
+    _check_settings(k, max_columns, min_size, alpha, bins)
+    model.check_relation(relation, STEP)
+    label = label_of(relation)
+    listed = _columns(relation, columns)
+    check_without_noise(relation.plan, listed, STEP)
+    check_across(relation.plan, listed, STEP)
+    done = relation.events.progress("slices", f"{type(model).__name__}: looking for slices it predicts badly", 1)
+    sliced = SlicedColumns(relation, listed, bins, named=columns is not None)
+    errors = model.row_errors(relation, kind)
+    found, total = sliced.read(), float(errors.sum())
+    if not np.isfinite(total):
+        raise LearnError(f"{STEP}: errors are too large to be added up; learn the label in a larger unit")
+    least = max([min_size or max(SMALLEST, round(SHARE * len(errors))), 1])
+    scoring = Scoring(len(errors), total, float(alpha), least)
+    best = _lattice(relation.client, label, found, errors).worst(k, scoring, max_columns) if total else []
+    conditions = _Conditions(relation.client, sliced.blinding, found, best)
+    done(1)
+    return Slices([conditions.slice(each) for each in best], kind, len(errors), total / len(errors))
+
+
+def _checked_kind(model: Any, error: str | None) -> str:
+    if not isinstance(model, Learner):
+        raise LearnError(f"{STEP} takes a learner that was fitted, not a {type(model).__name__}")
+    if error is not None and error not in model.error_kinds:
+        raise LearnError(f"{STEP}: {error!r} is no error of a joined row{did_you_mean(str(error), model.error_kinds)}")
+    return error or model.error_kinds[0]
+
+
+def _check_settings(k: Any, max_columns: Any, min_size: Any, alpha: Any, bins: Any) -> None:
+    whole = {"k": k, "max_columns": max_columns, "min_size": 1 if min_size is None else min_size}
+    for name, value in whole.items():
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+            raise LearnError(f"{STEP}: {name} is a whole number from 1, not {value!r}")
+    if not isinstance(bins, Integral) or isinstance(bins, bool) or not 2 <= int(bins) <= MOST_BINS:
+        raise LearnError(f"{STEP}: bins is a whole number from 2 to {MOST_BINS:,}, not {bins!r}")
+    if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0 < float(alpha) <= 1:
+        raise LearnError(f"{STEP}: alpha is a number above 0, up to 1, not {alpha!r}")
+
+
+def _columns(relation: Relation, names: Sequence[str] | None) -> list[OutputColumn]:
+    """The columns to slice by; LearnError if one has neither categories nor numbers."""
+    if names is None:
+        features = relation.query.features
+        found = [column for column in features if family(column.type) in KEY_LIKE or family(column.type) in NUMERIC]
+    elif isinstance(names, str):
+        raise LearnError(f"{STEP}: columns is a list of names, such as columns=[{names!r}]")
+    else:
+        found = list(dict.fromkeys(find_column(relation.plan, name, STEP) for name in names))
+    for column in found:
+        if family(column.type) not in KEY_LIKE and family(column.type) not in NUMERIC:
+            raise LearnError(f"{STEP}: column {column.name!r} is {column.type}, which has no slices; CAST it in SELECT")
+    if not found:
+        raise LearnError(f"{STEP}: there is no column to slice by")
+    return found
+
+
+@dataclass(frozen=True)
+class Sliced:
+    """A column cut into slices: the number of its slice for every joined row."""
+
+    column: OutputColumn
+    codes: NDArray[np.integer]
+    size: int  # the last slice are rows without a value
+    least: int  # the policy's min_group
+    digests: NDArray[np.uint8] | None  # of categories
+    edges: NDArray[np.float64] | None  # of bins
+
+
+class SlicedColumns:
+    """Columns as slices: asked for when made, all in the same trips."""
+
+    def __init__(self, relation: Relation, columns: Sequence[OutputColumn], bins: int, named: bool):
+        self._client, self._most, self._named = relation.client, relation.max_categories, named
+        categorical = relation.query.categorical
+        self._columns, self._categories = list(columns), [c for c in columns if _is_category(c, categorical)]
+        self._numeric = [column for column in columns if column not in self._categories]
+        self.blinding = self._client.new_name()
+        self._codes = {column.name: SentCodes(self._client, column, self.blinding) for column in self._categories}
+        self._numbers = SentNumbers(self._client, self._numeric)
+        shares = np.arange(1, bins) / bins
+        self._cuts = QuantileStatistics(self._client, self._numeric, shares.tolist())
+
+    def read(self) -> list[Sliced]:
+        """Column by column."""
+        numbers, cuts = self._numbers.read(), self._cuts.read()
+        found = []
+        for column in self._columns:
+            if column.name in numbers:
+                sent = numbers[column.name]
+                edges = _edges([each.value for each in cuts[column.name]])
+                places = np.where(np.isnan(sent.values), len(edges) + 1, np.searchsorted(edges, sent.values, "right"))
+                found.append(self._sliced(column, places, len(edges) + 2, sent.least, None, edges))
+                continue
+            told = self._codes[column.name].read()
+            if self._named:
+                check_number(column, len(told.digests), self._most, STEP)
+            if len(told.digests) <= self._most:
+                found.append(self._sliced(column, told.codes, len(told.digests) + 1, told.least, told.digests, None))
+        return found
+
+    def _sliced(
+        self, column: OutputColumn, places: NDArray[np.integer], size: int, least: int,
+        digests: NDArray[np.uint8] | None, edges: NDArray[np.float64] | None,
+    ) -> Sliced:  # fmt: skip
+        codes = self._client.mapping.gather(column.alias, places.astype(np.int32))
+        return Sliced(column, codes, size, least, digests, edges)
+
+
+def _edges(cuts: Sequence[float]) -> NDArray[np.float64]:
+    """Where bins begin, rounded, so that a slice's words name its very rows."""
+    return np.unique([float(f"{cut:{ROUNDED}}") for cut in cuts if np.isfinite(cut)])
+
+
+def _is_category(column: OutputColumn, categorical: frozenset[str]) -> bool:
+    kind = family(column.type)
+    return column.name in categorical or kind is Family.BOOLEAN or kind not in NUMERIC
+
+
+def _lattice(client: Client, label: OutputColumn, sliced: Sequence[Sliced], errors: NDArray[np.float64]) -> Lattice:
+    tables = {alias: Group(table.index) for alias, table in client.mapping.tables.items()}
+    groups: dict[int | None, list[Group]] = {None: [tables[label.alias]]}
+    groups |= {place: [tables[each.column.alias]] for place, each in enumerate(sliced)}
+    least = max((each.least for each in sliced), default=0)
+    return Lattice([each.codes for each in sliced], [each.size for each in sliced], errors, groups, least)
+
+
+class _Conditions:
+    """What slices are called: names of categories are asked for where their column is public."""
+
+    def __init__(self, client: Client, blinding: str, sliced: Sequence[Sliced], best: Sequence[Found]):
+        self._sliced = sliced
+        used = {column for each in best for column, _ in each.pairs}
+        self._ranks = {column: _ranks(sliced[column]) for column in used if sliced[column].digests is not None}
+        coded = {
+            column: digests
+            for column in self._ranks
+            if (digests := sliced[column].digests) is not None
+            and len(digests)
+            and is_public(client.plan, sliced[column].column)
+        }
+        self._names: dict[int, list[str | None]] = {}
+        if coded:
+            asked = CategoryNames(client, [Coded(sliced[c].column, blinding, d) for c, d in coded.items()])
+            self._names = dict(zip(coded, asked.read(), strict=True))
+
+    def slice(self, found: Found) -> Slice:
+        conditions = {self._sliced[pair[0]].column.name: self._condition(pair) for pair in found.pairs}
+        return Slice(conditions, found.counts.size, found.counts.error / found.counts.size, found.score)
+
+    def _condition(self, pair: Pair) -> str:
+        place, value = pair
+        each = self._sliced[place]
+        if value == each.size - 1:
+            return "is missing" if each.least <= 1 or each.digests is None else "is missing or rare"
+        if each.edges is not None:
+            from_ = [f">= {self._edge(each, value - 1)}"] if value else []
+            return " and ".join([*from_, *([f"< {self._edge(each, value)}"] if value < len(each.edges) else [])])
+        name = self._names.get(place, [None] * each.size)[value]
+        return f"= {name}" if name is not None else f"= category {self._ranks[place][value]}"
+
+    def _edge(self, each: Sliced, place: int) -> str:
+        assert each.edges is not None
+        value = float(each.edges[place])
+        date = as_date(value) if is_date(each.column) else None
+        return shown_date(date, family(each.column.type)) if date else f"{value:{ROUNDED}}"
+
+
+def _ranks(sliced: Sliced) -> NDArray[np.int64]:
+    """Categories by number, the most frequent first, as in a crosstab."""
+    counts = np.bincount(sliced.codes, minlength=sliced.size)[:-1]
+    ranks = np.empty(len(counts), np.int64)
+    ranks[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
+    return ranks

@@ -1,0 +1,145 @@
+"""`relation.outlier_by_iqr()` and `relation.outlier_by_sd()`: how many joined rows lie far out, by column.
+
+Bounds come from quartiles, or from means and deviations; rows beyond them are counted from histograms that parties
+refine at the bounds (rows_below.py). No row and no value of one leaves, except quartiles of public columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+
+import pyarrow as pa
+
+from tablepuppet.errors import LearnError
+from tablepuppet.operators.client import Client
+from tablepuppet.prep.days import as_date, shown_date
+from tablepuppet.prep.rows_below import RowsBelow
+from tablepuppet.prep.selected import check_without_noise, find_numbers, is_date
+from tablepuppet.prep.statistics import NumberStatistics
+from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
+from tablepuppet.sql.query import OutputColumn
+from tablepuppet.sql.types import family
+
+Bounds = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Outlying:
+    """The bounds of a column, and the joined rows beyond them; NaN of a column without a value."""
+
+    column: OutputColumn
+    low: float
+    high: float
+    below: float
+    above: float
+    count: float  # joined rows with a value
+    exact: bool
+
+    @property
+    def outliers(self) -> float:
+        """Joined rows beyond either bound."""
+        return self.below + self.above
+
+
+class Outliers(ShownAsTable):
+    """Outliers by column: ``found["price"].outliers`` is their number, ``.low`` and ``.high`` the bounds."""
+
+    def __init__(self, rule: str, found: Sequence[Outlying]):
+        self._rule, self._found = rule, {each.column.name: each for each in found}
+
+    def __getitem__(self, column: str) -> Outlying:
+        for each in self._found.values():
+            if column in (each.column.name, each.column.qualified):
+                return each
+        raise KeyError(column)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that were looked at."""
+        return list(self._found)
+
+    def to_arrow(self) -> pa.Table:
+        """One row per column; bounds of dates are days since 1970-01-01."""
+        rows = self._found.values()
+        numbers = {name: [getattr(each, name) for each in rows] for name in ("low", "high", "below", "above")}
+        return pa.table(
+            {
+                "column": pa.array(self.columns, pa.string()),
+                "table": pa.array([each.column.alias for each in rows], pa.string()),
+                **{name: pa.array(values, pa.float64(), from_pandas=True) for name, values in numbers.items()},
+                "share": pa.array([_share(each) for each in rows], pa.float64()),
+                "exact": pa.array([each.exact for each in rows], pa.bool_()),
+            }
+        )
+
+    def table_view(self) -> TableView:
+        """One row per column; counts that are estimates are marked."""
+        sides: dict[str, Align] = {"column": "left", "table": "left"}
+        sides |= dict.fromkeys(("low", "high", "below", "above", "share"), "right")
+        return TableView(f"Outliers: {self._rule}", sides, [_cells(each) for each in self._found.values()])
+
+
+def _share(each: Outlying) -> float | None:
+    return each.outliers / each.count if each.count else None
+
+
+def _cells(each: Outlying) -> list[str]:
+    if not each.count:
+        return [each.column.name, each.column.alias, "", "", "", "", ""]
+    about = "" if each.exact else "≈ "
+    counts = [f"{about}{count:,.0f}" for count in (each.below, each.above)]
+    ends = [_end(each.column, end) for end in (each.low, each.high)]
+    return [each.column.name, each.column.alias, *ends, *counts, f"{about}{_share(each):.2%}"]
+
+
+def _end(column: OutputColumn, value: float) -> str:
+    date = as_date(value) if is_date(column) else None
+    return shown_date(date, family(column.type)) if date else shown(value)
+
+
+def outlier_by_iqr(client: Client, columns: Sequence[str] | None, k: float) -> Outliers:
+    """Rows more than ``k`` interquartile ranges beyond a quartile."""
+    listed = _checked(client, columns, k, "outlier_by_iqr")
+    asked = RowsBelow(client, listed)
+    bounds = {}
+    for name, (low, high) in asked.quantiles([0.25, 0.75]).items():
+        width = high.value - low.value
+        bounds[name] = (low.value - k * width, high.value + k * width)
+    return Outliers(f"{k:g} IQR beyond a quartile", _counted(asked, listed, bounds, "outlier_by_iqr"))
+
+
+def outlier_by_sd(client: Client, columns: Sequence[str] | None, k: float) -> Outliers:
+    """Rows more than ``k`` standard deviations (ddof 1) from the mean."""
+    listed = _checked(client, columns, k, "outlier_by_sd")
+    numbers, asked = NumberStatistics(client, listed), RowsBelow(client, listed)
+    bounds = {}
+    for name, each in numbers.read().items():
+        width = k * each.std(1) if each.count > 1 else 0.0
+        bounds[name] = (each.mean - width, each.mean + width)
+    return Outliers(f"{k:g} standard deviations from the mean", _counted(asked, listed, bounds, "outlier_by_sd"))
+
+
+def _checked(client: Client, columns: Sequence[str] | None, k: float, step: str) -> list[OutputColumn]:
+    if not isinstance(k, Real) or isinstance(k, bool) or not 0 <= float(k) < math.inf:
+        raise LearnError(f"{step}: k is a number from 0, not {k!r}")
+    found = find_numbers(client.plan, columns, step)
+    check_without_noise(client.plan, found, step)
+    return found
+
+
+def _counted(
+    asked: RowsBelow, columns: Sequence[OutputColumn], bounds: Mapping[str, Bounds], step: str
+) -> list[Outlying]:
+    """Rows beyond the bounds; a column whose bounds are none must have no value at all."""
+    cuts = {name: [end for end in ends if not math.isnan(end)] for name, ends in bounds.items()}
+    found, counts = [], asked.read(cuts)
+    for column in columns:
+        told, (low, high) = counts[column.name], bounds[column.name]
+        if told.total and math.isnan(low + high):
+            raise LearnError(f"{step}: column {column.name!r} has NaN or infinite values; filter them in WHERE")
+        below, above = (float(told.below[0]), told.total - float(told.up_to[1])) if told.total else (0.0, 0.0)
+        found.append(Outlying(column, low, high, below, above, told.total, told.exact))
+    return found

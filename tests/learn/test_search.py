@@ -1,0 +1,202 @@
+"""`RandomSearch`, searches that go on, their pictures, their job files, and what candidates share."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import loguniform
+
+import tablepuppet as tp
+from tablepuppet.jobs import Run
+from tablepuppet.learn.learners import search as module
+from tests.learn.test_selection import SQL, tables
+from tests.relations import federation, record_wire
+from tests.small_job import write_job
+
+
+def relation_of(folder: Path, rows: int = 240, label: str = "returned") -> tp.Relation:
+    return federation(folder, tables(rows), wire="float64").sql(SQL.format(label), label=label)
+
+
+def test_fits_along_l2_are_those_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters to 1e-6, from largest to smallest and back; Gram matrices, encoders and labels are asked for once."""
+    for label, learner in (("returned", tp.LogisticRegression()), ("paid", tp.LinearRegression())):
+        (tmp_path / label).mkdir()
+        relation = relation_of(tmp_path / label, label=label).sharing_encoders()
+        values = [10.0, 1.0, 1e-2, 1e-6, 1e-1]
+        expected = [type(learner)(l2=l2).fit(relation).coef_ for l2 in values]
+        messages = record_wire(monkeypatch)
+        fits = learner.along_l2(relation, values)
+        found = [(model.l2, model.coef_, model.converged_, len(model.history_)) for model in fits]
+        ops = [each.request.op for each in messages]
+        assert ops.count("matrix.gram") == 2  # one per shard of orders
+        assert ops.count("ridge.start") == 1
+        assert len([op for op in ops if op.startswith("label.")]) == 2
+        assert [l2 for l2, *_ in found] == values
+        for (_, coef, converged, rounds), alone in zip(found, expected, strict=True):
+            assert converged
+            assert rounds >= 1
+            for name, value in alone.items():
+                np.testing.assert_allclose(coef[name], value, rtol=1e-5, atol=1e-7)
+        monkeypatch.undo()
+
+
+def test_what_cannot_share(tmp_path: Path) -> None:
+    """Other solvers, consensus and noise are fitted one by one, to the same scores as ever."""
+    assert tp.LogisticRegression().goes_along_l2()
+    assert tp.LogisticRegression(solver=tp.LBFGS()).goes_along_l2()
+    for other in (
+        tp.LogisticRegression(solver="admm"), tp.LogisticRegression(solver="lbfgs", inner_rounds=2),
+        tp.LogisticRegression(privacy=tp.Privacy(feature_epsilon=1.0)),
+    ):  # fmt: skip
+        assert not other.goes_along_l2()
+    relation = relation_of(tmp_path)
+    found = tp.GridSearch(tp.LogisticRegression(solver="admm"), {"l2": [0.1, 1.0]}, folds=3).fit(relation)
+    alone = tp.cross_validate(tp.LogisticRegression(solver="admm", l2=1.0), relation, folds=3)
+    row = next(row for row in found.results_ if row["l2"] == 1.0)
+    assert row["mean_test_log_loss"] == pytest.approx(alone["test_log_loss"].mean(), abs=1e-9)
+
+
+def test_random_search_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All candidates on a ninth of the rows, the best third on a third, the best of those on all: their scores are
+    those of `cross_validate`, and the best is among them.
+    """
+    monkeypatch.setattr(module, "FEWEST", 20)
+    relation = relation_of(tmp_path)
+    learner, settings = tp.LogisticRegression(), {"l2": loguniform(1e-6, 1e3), "tol": [1e-15, 1e-12]}
+    search = tp.RandomSearch(learner, settings, candidates=10, folds=3, metric="log_loss", seed=4).fit(relation)
+    shares = search.results_["share"]
+    assert shares.tolist() == pytest.approx([1.0] * 2 + [1 / 3] * 2 + [1 / 9] * 6)
+    assert len(search.results_) == 10
+    best = search.results_.to_arrow().to_pylist()[0]
+    assert search.best_params_ == {name: best[name] for name in settings}
+    alone = tp.cross_validate(tp.LogisticRegression(**search.best_params_), relation, folds=3, seed=4)
+    assert search.best_score_ == pytest.approx(alone["test_log_loss"].mean(), abs=1e-6)
+    again = tp.RandomSearch(learner, settings, candidates=10, folds=3, metric="log_loss", seed=4).fit(relation)
+    assert again.best_params_ == search.best_params_
+    assert (search.evaluate(relation).keys(), len(search.predict(relation))) == (
+        {"accuracy", "auc", "log_loss"}, len(relation),
+    )  # fmt: skip
+    whole = tp.RandomSearch(learner, {"l2": [0.1, 1.0, 10.0]}, candidates=20, folds=3, halving=False).fit(relation)
+    assert sorted(whole.results_["l2"]) == [0.1, 1.0, 10.0]
+    assert whole.results_["share"].tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("candidates", "rows", "rungs"),
+    [(20, 10**6, [(20, 1 / 9), (7, 1 / 3), (3, 1.0)]), (20, 700, [(20, 1 / 3), (7, 1.0)]), (3, 10**6, [(3, 1.0)])],
+)
+def test_stages(candidates: int, rows: int, rungs: list[tuple[int, float]]) -> None:
+    """A third goes on with three times the rows; no stage has fewer than 200 rows."""
+    found = tp.RandomSearch(tp.LogisticRegression(), {"l2": [1.0]})._rungs(candidates, rows)
+    assert [each.candidates for each in found] == [count for count, _ in rungs]
+    assert [each.share for each in found] == pytest.approx([share for _, share in rungs])
+
+
+def test_a_search_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured before it was stopped is not fitted again; results are the same; another search is refused."""
+    relation = relation_of(tmp_path)
+    folder = tmp_path / "kept"
+    grid = {"l2": [0.1, 1.0], "tol": [1e-15, 1e-12]}
+    expected = tp.GridSearch(tp.LogisticRegression(), grid, folds=3).fit(relation)
+    real, calls = module.measured_along_l2, list[int]()
+
+    def counted(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*given)
+
+    monkeypatch.setattr(module, "measured_along_l2", counted)
+    search = tp.GridSearch(tp.LogisticRegression(), grid, folds=3, folder=folder)
+    with pytest.raises(KeyboardInterrupt):
+        search.fit(relation)
+    assert len(json.loads((folder / "search.json").read_text())["scores"]) == 4  # two values on two folds
+    search.fit(relation)
+    assert len(calls) == 2 + 1 + 4
+    assert search.best_params_ == expected.best_params_
+    for row, other in zip(search.results_, expected.results_, strict=True):
+        assert row["mean_test_log_loss"] == pytest.approx(other["mean_test_log_loss"], abs=1e-9)
+    calls.clear()
+    search.fit(relation)
+    assert not calls
+    with pytest.raises(tp.LearnError, match=r"has another search \(candidates differ\)"):
+        tp.GridSearch(tp.LogisticRegression(), {"l2": [0.1, 2.0]}, folds=3, folder=folder).fit(relation)
+    (folder / "search.json").write_text("{")
+    with pytest.raises(tp.LearnError, match="cannot be read"):
+        search.fit(relation)
+
+
+def test_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with the scores; without matplotlib an error that says what to install."""
+    search = tp.GridSearch(tp.LogisticRegression(), {"l2": [1e-4, 1.0], "solver": ["lbfgs", "admm"]}, folds=2)
+    search.fit(relation_of(tmp_path))
+    search.plot(tmp_path / "found.png")
+    assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
+    search.plot(str(tmp_path / "found.svg"))
+    assert "<svg" in (tmp_path / "found.svg").read_text()
+    with pytest.raises(tp.LearnError, match=r"plot writes \.png"):
+        search.plot("found.txt")
+    with pytest.raises(tp.LearnError, match="cannot be written"):
+        search.plot(tmp_path / "no" / "found.png")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(tp.LearnError, match="plot needs matplotlib"):
+        search.plot("found.png")
+
+
+def test_what_cannot_be_drawn(tmp_path: Path) -> None:
+    """Settings, numbers and distributions that are none."""
+    relation, learner = relation_of(tmp_path), tp.LogisticRegression()
+    with pytest.raises(tp.LearnError, match="RandomSearch: 'round' is no setting of the learner"):
+        tp.RandomSearch(learner, {"round": [1]}).fit(relation)
+    with pytest.raises(tp.LearnError, match=r"give a list of values for 'l2', or a distribution"):
+        tp.RandomSearch(learner, {"l2": 1.0}).fit(relation)
+    with pytest.raises(tp.LearnError, match="candidates is a whole number from 1"):
+        tp.RandomSearch(learner, {"l2": [1.0]}, candidates=0).fit(relation)
+    with pytest.raises(tp.LearnError, match="no setting to try"):
+        tp.RandomSearch(learner, {}).fit(relation)
+    with pytest.raises(tp.LearnError, match="tol must be"):
+        tp.RandomSearch(learner, {"l2": loguniform(1e-6, 1), "tol": [-1.0]}).fit(relation)
+    with pytest.raises(tp.LearnError, match="RandomSearch is not fitted"):
+        tp.RandomSearch(learner, {"l2": [1.0]}).plot("a.png")
+
+
+JOB = '[search]\nkind = "{}"\nfolds = 3\ncandidates = 3\nsettings = {{ l2 = {} }}\n'
+
+
+@pytest.mark.parametrize(
+    ("kind", "l2"), [("grid", "[1e-4, 10.0]"), ("random", "{ low = 1e-6, high = 1.0, log = true }")]
+)
+def test_jobs_search(tmp_path: Path, kind: str, l2: str) -> None:
+    """A job's best settings are learned on its train side, and its results are in the run folder."""
+    job = write_job(tmp_path) / "job.toml"
+    job.write_text(job.read_text() + JOB.format(kind, l2))
+    run = Run.to_train(job, lambda event: None)
+    result = run.train()
+    kept = json.loads((run.folder / "search.json").read_text())
+    assert kept["best"] == result["search"]["best"] == {"l2": kept["results"][0]["l2"]}
+    assert len(kept["results"]) == (2 if kind == "grid" else 3)
+    assert run.model().get_params()["l2"] == kept["best"]["l2"]
+    assert set(result["metrics"]) == {"train", "test"}
+
+
+def test_jobs_that_cannot_search(tmp_path: Path) -> None:
+    """Said before a party is asked."""
+    job = write_job(tmp_path) / "job.toml"
+    text = job.read_text()
+    for more, message in (
+        (JOB.format("grid", "{ low = 1e-6, high = 1.0 }"), "l2: a grid needs a list of values"),
+        (JOB.format("random", "{ low = 1.0, high = 0.1 }"), "l2: low must be below high"),
+        (JOB.format("random", "{ low = 0.0, high = 0.1, log = true }"), "above 0 with log"),
+        (JOB.format("grid", "[1.0]") + "[split]\nvalidation = 0.1\n", "leave validation out"),
+        (JOB.format("grid", "[-1.0]"), "l2 must be"),
+        (JOB.format("other", "[1.0]"), "kind"),
+    ):
+        job.write_text(text + more)
+        with pytest.raises(tp.TablePuppetError, match=message):
+            Run.to_train(job, lambda event: None)
