@@ -137,7 +137,10 @@ class Folding:
             raise LearnError(f"seed is a whole number from 0, not {seed!r}")
         if groups is not None and stratified:
             raise LearnError("give groups or stratified: groups stay together, whatever their classes")
-        self._relation, self._folds, self._seed, rng = relation, folds, seed, np.random.default_rng(seed)
+        self._relation, self._folds, self._seed = relation, int(folds), int(seed)
+        rng = np.random.default_rng(seed)
+        self.alias: str
+        self._part_of: NDArray[np.integer]
         if groups is not None:
             self.alias, self._part_of = _by_groups(relation, groups, folds, rng)
         elif stratified:
