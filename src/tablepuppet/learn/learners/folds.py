@@ -123,6 +123,11 @@ def make_folds(
     return Folding(relation, folds, seed, groups=groups, stratified=stratified).sides()
 
 
+def _check_whole(name: str, value: object, least: int) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
+        raise LearnError(f"{name} is a whole number from {least}, not {value!r}")
+
+
 class Folding:
     """Which fold each row of a table is in, whose rows are dealt to folds."""
 
@@ -131,16 +136,11 @@ class Folding:
     ):
         need_relation(relation, "cross_validate")
         label = label_of(relation)
-        if not isinstance(folds, Integral) or isinstance(folds, bool) or folds < 2:
-            raise LearnError(f"folds is a whole number from 2, not {folds!r}")
-        if not isinstance(seed, Integral) or seed < 0:
-            raise LearnError(f"seed is a whole number from 0, not {seed!r}")
+        _check_whole("folds", folds, 2)
+        _check_whole("seed", seed, 0)
         if groups is not None and stratified:
             raise LearnError("give groups or stratified: groups stay together, whatever their classes")
-        self._relation, self._folds, self._seed = relation, int(folds), int(seed)
-        rng = np.random.default_rng(seed)
-        self.alias: str
-        self._part_of: NDArray[np.integer]
+        self._relation, self._folds, self._seed, rng = relation, folds, seed, np.random.default_rng(seed)
         if groups is not None:
             self.alias, self._part_of = _by_groups(relation, groups, folds, rng)
         elif stratified:
