@@ -114,7 +114,7 @@ def _spread(points: Array, k: int, rng: np.random.Generator) -> NDArray[np.intp]
 
     def squares(place: int) -> Array:
         """Squared distances of all points from one of them."""
-        return np.maximum(norms - 2 * (points @ points[place]) + norms[place], 0.0)
+        return np.asarray(np.maximum(norms - 2 * (points @ points[place]) + norms[place], 0.0))
 
     distances = squares(int(rng.integers(len(points))))
     for number in range(1, k):
