@@ -23,7 +23,7 @@ import tablepuppet as tp
 from benchmarks.data import is_there
 from benchmarks.deep.data import Halves, covtype, mnist, phishing, relations, twins, ujiindoorloc
 from benchmarks.deep.results import RESULTS, Results
-from tablepuppet.baselines import Boosted, Centralized, Combine, Solo, splitnn_at
+from tablepuppet.baselines import Boosted, Centralized, Combine, Solo, priv_baseline, splitnn_at
 from tablepuppet.privacy.accountant import Spending, moments_division, noise_multiplier
 
 SPLITS, COMPARED = 10, 3
@@ -164,9 +164,12 @@ def run_private(results: Results, folder: Path, quick: bool) -> None:
     settings: dict[str, Any] = {"embedding": 8, "bottom": tp.bottom.mlp(hidden=(30,)), "top": (10,)}
     for epsilon in PRIVATE[:1] if quick else PRIVATE:
         found = {}
-        for name, share in (("FedOnce-L1", _share(epsilon)), ("Priv-Baseline", 1 / 4)):
-            privacy = tp.Privacy(feature_epsilon=share * epsilon, delta=1e-5)
-            learner = tp.FedOnceClassifier(privacy=privacy, **settings)
+        moments = tp.Privacy(feature_epsilon=_share(epsilon) * epsilon, delta=1e-5)
+        plain = tp.FedOnceClassifier(**settings)
+        for name, learner in (
+            ("FedOnce-L1", tp.FedOnceClassifier(privacy=moments, **settings)),
+            ("Priv-Baseline", priv_baseline(plain, train, epsilon)),
+        ):
             found[name] = measured(learner, train, test) | {
                 "epsilon": str(learner.privacy_["epsilon"]),
                 "epsilon_given_messages": learner.privacy_["epsilon_given_messages"],
