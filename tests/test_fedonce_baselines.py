@@ -12,7 +12,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.exceptions import NotFittedError
 
 import tablepuppet as tp
-from tablepuppet.baselines import Boosted, Combine, Solo
+from tablepuppet.baselines import Boosted, Combine, Solo, priv_baseline, splitnn_at
 from tests.learn.materialised import ALL, JOIN, JoinedTable, shop
 from tests.relations import federation
 
@@ -70,3 +70,17 @@ def test_errors_say_what_is_wrong(a_shop: tuple[tp.Federation, Any], tmp_path: P
         Combine().predict(relation(fed, "paid"))
     with pytest.raises(tp.LearnError, match="no probabilities"):
         Boosted("regression").fit(relation(fed, "paid")).predict_proba(relation(fed, "paid"))
+
+
+def test_epsilon_is_divided_simply_or_bytes_are_equal(a_shop: tuple[tp.Federation, Any]) -> None:
+    """Each of three tables has a third of epsilon; SplitNN at equal bytes takes one epoch at half the width."""
+    fed, _ = a_shop
+    train = relation(fed, "returned")
+    learner = tp.FedOnceClassifier(embedding=6, epochs=1, guest_epochs=1)
+    divided = priv_baseline(learner, train, 3.0)
+    assert divided.privacy is not None
+    assert divided.privacy.feature_epsilon == 1.0
+    assert learner.privacy is None
+    found = splitnn_at(learner.fit(train))
+    assert found.epochs == 1
+    assert found.bottom.outputs == 3  # type: ignore[union-attr]

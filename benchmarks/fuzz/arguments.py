@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from tablepuppet.party.arguments import LARGEST, Within, fits
 from tablepuppet.party.ops import Op
-from tablepuppet.party.spec import AnySpec, Linear, Network
+from tablepuppet.party.spec import AnySpec, Bottom, Linear, Network
 
 FLOATS = (
     0.0, -0.0, 5e-324, -5e-324, 1e-300, 1e-168, 1e-154, 1e-100, 1e-12, 1.0, -1.0, 1e6, 1e30, 1e100, -1e100, 1e154,
@@ -185,10 +185,14 @@ class Maker:
         return plain[hint]
 
     def of_each_kind(self, op: Op) -> list[dict[str, Any]]:
-        """Nothing hostile: with noise of each kind, and over a model of each kind where the op works on one."""
+        """Nothing hostile: with noise of each kind, and over a model of each kind where the op works on one.
+
+        Of networks with embeddings over all encodings: few ops work on them, and an encoding may have been refused.
+        """
         if "model" not in op.parameters.hints:
             return [self.arguments(op, wild=0.0, **noise) for noise in self.noises(op)]
-        kinds = {name[:-1]: (name, encoding) for name, (encoding, _) in self.shapes.models.items()}.values()
+        models = self.shapes.models.items()
+        kinds = {n if isinstance(spec, Bottom) else n[:-1]: (n, encoding) for n, (encoding, spec) in models}.values()
         found = []
         for (model, encoding), noise in product(kinds, self.noises(op)):
             found.append(self.arguments(op, wild=0.0, **{"model": model, "encoding": encoding} | noise))

@@ -14,6 +14,7 @@ from sklearn.base import BaseEstimator, clone
 from tablepuppet.baselines.fedonce import Boosted as Boosted
 from tablepuppet.baselines.fedonce import Combine as Combine
 from tablepuppet.baselines.fedonce import Solo as Solo
+from tablepuppet.baselines.fedonce import priv_baseline as priv_baseline
 from tablepuppet.baselines.fedonce import splitnn_at as splitnn_at
 from tablepuppet.baselines.networks import train_networks
 from tablepuppet.baselines.pooled import joined_tables

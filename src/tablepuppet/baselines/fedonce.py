@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.base import clone
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
 from tablepuppet.baselines.estimator import Columns, PooledEstimator
 from tablepuppet.learn.learners.fedonce import FedOnce, FedOnceClassifier
 from tablepuppet.learn.learners.not_fitted import check_fitted
+from tablepuppet.learn.learners.planner import tables_of
 from tablepuppet.learn.learners.split import SplitNN, SplitNNClassifier, SplitNNRegressor
 from tablepuppet.learn.split.nat import FlatAdam
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
+from tablepuppet.privacy.settings import Privacy
+from tablepuppet.relation import Relation
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -111,3 +115,13 @@ def splitnn_at(fitted: FedOnce) -> SplitNN:
         else msgspec.structs.replace(bottom, outputs=half)
     )
     return kind(bottom=narrow, top=fitted.top, epochs=1, batch_size=fitted.batch_size, lr=fitted.lr, seed=fitted.seed)
+
+
+def priv_baseline(learner: FedOnce, relation: Relation, epsilon: float, delta: float = 1e-5) -> FedOnce:
+    """The same learner with ``epsilon`` for all tables together, given messages, divided simply: each has its part.
+
+    FedOnce-L1 adds up Renyi divergences instead (moments division), and needs less noise for the same epsilon.
+    """
+    each = epsilon / max(1, len(tables_of(relation.query)))
+    found: FedOnce = clone(learner).set_params(privacy=Privacy(feature_epsilon=each, delta=delta))
+    return found

@@ -61,11 +61,15 @@ WIDTH = Kind(described(Some), lambda value: fits(value, Some))
 LAG = Kind("a number of seconds above 0, or None", lambda value: value is None or RATE.fits(value))
 
 
-class FedOnce(SplitNN):
-    """Guests send one message each; the host learns in rounds."""
+class Parts:
+    """Attributes of a learner after a fit: who took which part."""
 
     host_: str  # alias of the label's table
     absent_: list[str]  # aliases of guests that lagged
+
+
+class FedOnce(Parts, SplitNN):
+    """Guests send one message each; the host learns in rounds."""
 
     bottom: Bottom | Mapping[str, Bottom] = setting(
         default=mlp(hidden=(32, 32)),
