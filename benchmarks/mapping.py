@@ -141,7 +141,7 @@ def report_memory(urls: dict[str, str], sql: str) -> None:
         assert table is not None
         snapshot = table(relation.client.session, scan.alias).snapshot
         snapshots += snapshot.outputs.nbytes + snapshot.keys.nbytes
-        snapshots += sum(key.codes.nbytes + key.digests.nbytes for key in snapshot.blind_keys(b"", ""))
+        snapshots += sum(key.codes.nbytes + key.digests.nbytes for key in snapshot.blind_keys(b""))
     kept = relation.mapping.nbytes + snapshots
     figures = {"mapping_bytes": relation.mapping.nbytes, "snapshot_bytes": snapshots, "peak_bytes": peak}
     print(json.dumps(figures | {"peak_ratio": peak / kept}))

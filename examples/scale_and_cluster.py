@@ -28,9 +28,8 @@ def main() -> None:
         found = tp.linalg.kmeans(X, k=4, runs=10, max_iter=20)
         print(f"{X.shape[0]:,} customers, sum of squared distances {found.inertia:,.1f}")
         for number, centre in enumerate(found.centres):
-            print(
-                f"{np.count_nonzero(found.labels == number):>5} around {dict(zip(X.columns, centre.round(2).tolist(), strict=True))}"
-            )
+            around = dict(zip(X.columns, centre.round(2).tolist(), strict=True))
+            print(f"{np.count_nonzero(found.labels == number):>5} around {around}")
         print(X.explain())
 
 

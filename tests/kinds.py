@@ -18,9 +18,13 @@ STARTERS |= {"postgres_url", "mariadb_url", "schema_url", "mysql_url"}
 # of other modules that took two seconds or more, with all their parameters.
 # party/test_total_ops.py stays but for tests of its own tools: what it proves must not break unseen.
 SLOW = {
+    "algebra/test_array.py",
     "algebra/test_glm.py::test_models_are_scikit_learns",
     "algebra/test_glm.py::test_models_are_those_of_fisher_scoring",
     "algebra/test_matrix.py",
+    "algebra/test_plans.py",
+    "algebra/test_real_tables.py",
+    "algebra/test_saved.py",
     "learn/test_allowance.py::test_auto_fits_the_limit",
     "learn/test_allowance.py::test_settings_beyond_the_limit_are_refused_before_the_first_round",
     "learn/test_budget_check.py",

@@ -23,8 +23,9 @@ from benchmarks.data import is_there
 from benchmarks.deep.data import Halves, covtype, mnist, phishing, relations, twins, ujiindoorloc
 from benchmarks.deep.results import RESULTS, Results
 from tablepuppet.baselines import Boosted, Centralized, Combine, Solo, splitnn_at
+from tablepuppet.privacy.accountant import Spending, moments_division, noise_multiplier
 
-SPLITS = 10
+SPLITS, COMPARED = 10, 3
 PAPER = {"guest_epochs": 100, "epochs": 300}  # of the paper, on phishing
 PRIVATE = (2.0, 4.0, 6.0, 8.0)
 
@@ -44,8 +45,10 @@ def measured(learner: Any, train: tp.Relation, test: tp.Relation) -> dict[str, A
     return found | ({"epochs": len(learner.history_)} if hasattr(learner, "history_") else {})
 
 
-def compared(halves: Halves, task: str, once: Mapping[str, Any], folder: Path, *, trees: bool = True) -> dict[str, Any]:
-    """FedOnce and all that it is compared with, on one split."""
+def compared(
+    halves: Halves, task: str, once: Mapping[str, Any], folder: Path, *, others: bool = True, trees: bool = True
+) -> dict[str, Any]:
+    """FedOnce and, with ``others``, all that it is compared with, on one split."""
     classes = task == "classification"
     train, test = relations(folder, halves)
     kinds: tuple[Any, Any, Any] = (
@@ -58,6 +61,10 @@ def compared(halves: Halves, task: str, once: Mapping[str, Any], folder: Path, *
     found = {
         "FedOnce": measured(learner, train, test),
         "FedOnce-PCA": measured(kinds[0](**{**once, "method": "pca"}), train, test),
+    }
+    if not others:
+        return found
+    found |= {
         "SplitNN": measured(kinds[1](**shared), train, test),
         "SplitNN at equal bytes": measured(splitnn_at(learner), train, test),
         "Solo": measured(Solo(task), train, test),
@@ -71,24 +78,26 @@ def compared(halves: Halves, task: str, once: Mapping[str, Any], folder: Path, *
 
 def averaged(splits: list[dict[str, Any]], measure: str) -> dict[str, Any]:
     """Mean and standard deviation over splits, by what was compared."""
-    names = splits[0]
+    found = {name: [split[name] for split in splits if name in split] for name in splits[0]}
     return {
         name: {
-            "mean": float(np.mean([split[name][measure] for split in splits])),
-            "deviation": float(np.std([split[name][measure] for split in splits])),
-            "seconds": float(np.mean([split[name]["seconds"] for split in splits])),
-            "guest_bytes": float(np.mean([split[name]["guest_bytes"] for split in splits])),
+            "mean": float(np.mean([each[measure] for each in entries])),
+            "deviation": float(np.std([each[measure] for each in entries])),
+            "splits": len(entries),
+            "seconds": float(np.mean([each["seconds"] for each in entries])),
+            "guest_bytes": float(np.mean([each["guest_bytes"] for each in entries])),
         }
-        for name in names
+        for name, entries in found.items()
     }
 
 
 def run_phishing(results: Results, folder: Path, quick: bool) -> None:
-    """Ten fixed splits with default settings; then the paper's epochs, for time."""
+    """Ten fixed splits with default settings; what it is compared with, on the first three."""
     splits = []
     for seed in range(1 if quick else SPLITS):
         once = {"seed": seed} | ({"epochs": 20, "guest_epochs": 10} if quick else {})
-        splits.append(compared(phishing(seed), "classification", once, folder / f"phishing{seed}"))
+        place = folder / f"phishing{seed}"
+        splits.append(compared(phishing(seed), "classification", once, place, others=seed < COMPARED))
         results.put("phishing", {"splits": splits, "means": averaged(splits, "accuracy"), "twins": twins(phishing(0))})
 
 
@@ -138,9 +147,41 @@ def run_ujiindoorloc(results: Results, folder: Path, quick: bool) -> None:
 
 def run_covtype(results: Results, folder: Path, quick: bool) -> None:
     """Type 2 against the rest, on a sample of rows."""
-    rows = 5_000 if quick else 50_000
+    rows = 5_000 if quick else 20_000
     once: dict[str, Any] = {"epochs": 5, "guest_epochs": 2} if quick else {}
     results.put(f"covtype, {rows:,} rows", compared(covtype(0, rows), "classification", once, folder / "covtype"))
+
+
+def run_private(results: Results, folder: Path, quick: bool) -> None:
+    """FedOnce-L1 on phishing: epsilon for somebody with a row in every table, given messages, by moments division.
+
+    The promise of each table is found such that all together come to that. Priv-Baseline divides epsilon simply.
+    """
+    train, test = relations(folder / "private", phishing(0))
+    settings: dict[str, Any] = {"embedding": 8, "bottom": tp.bottom.mlp(hidden=(30,)), "top": (10,)}
+    for epsilon in PRIVATE[:1] if quick else PRIVATE:
+        found = {}
+        for name, share in (("FedOnce-L1", _share(epsilon)), ("Priv-Baseline", 1 / 4)):
+            privacy = tp.Privacy(feature_epsilon=share * epsilon, delta=1e-5)
+            learner = tp.FedOnceClassifier(privacy=privacy, **settings)
+            found[name] = measured(learner, train, test) | {
+                "epsilon": str(learner.privacy_["epsilon"]),
+                "epsilon_given_messages": learner.privacy_["epsilon_given_messages"],
+                "total_by_moments": learner.privacy_["total"]["moments_given_messages"],
+                "total_by_simple_division": learner.privacy_["total"]["epsilon_given_messages"],
+            }
+        results.put(f"phishing, epsilon {epsilon:g}", found)
+
+
+def _share(epsilon: float) -> float:
+    """What each of four tables may promise, as a share of what all come to: Gaussian noise in so many steps each."""
+    low, high = 0.25, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        multiplier = noise_multiplier(middle * epsilon, 1e-5)
+        total = moments_division([Spending.of_gaussian(multiplier)] * 4, 1e-5)
+        low, high = (middle, high) if total <= epsilon else (low, middle)
+    return low
 
 
 def run_curves(results: Results, folder: Path, quick: bool) -> None:
@@ -193,7 +234,7 @@ def draw(curves: Mapping[str, Mapping[str, list[float]]], path: Path) -> None:
 
 PARTS: dict[str, Callable[[Results, Path, bool], None]] = {
     "time": run_time, "phishing": run_phishing, "curves": run_curves, "mnist": run_mnist,
-    "covtype": run_covtype, "ujiindoorloc": run_ujiindoorloc, "mnist-whole": run_mnist_whole,
+    "private": run_private, "covtype": run_covtype, "ujiindoorloc": run_ujiindoorloc, "mnist-whole": run_mnist_whole,
 }  # fmt: skip
 
 

@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from tablepuppet.party.arguments import LARGEST, Within
+from tablepuppet.party.arguments import LARGEST, Within, fits
 from tablepuppet.party.ops import Op
-from tablepuppet.party.spec import Linear, Network, Spec
+from tablepuppet.party.spec import AnySpec, Linear, Network
 
 FLOATS = (
     0.0, -0.0, 5e-324, -5e-324, 1e-300, 1e-168, 1e-154, 1e-100, 1e-12, 1.0, -1.0, 1e6, 1e30, 1e100, -1e100, 1e154,
@@ -44,7 +44,7 @@ class Shapes:
     texts: Sequence[str]  # those that are categories
     labels: Sequence[str]
     widths: dict[str, int] = field(default_factory=dict)  # of encodings
-    models: dict[str, tuple[str, Spec]] = field(default_factory=dict)  # encoding, what it is
+    models: dict[str, tuple[str, AnySpec]] = field(default_factory=dict)  # encoding, what it is
     digests: dict[str, Any] = field(default_factory=dict)  # of categories
 
 
@@ -71,11 +71,17 @@ class Maker:
         self.wild = wild if wild is not None else self.most_wild if self.rng.random() < 0.5 else 0.0
         self.encoding = fixed.get("encoding") or self._one(list(self.shapes.widths) or ["none"])
         fitting = [name for name, (encoding, _) in self.shapes.models.items() if encoding == self.encoding]
+        hint = op.parameters.hints.get("spec")
+        if hint is not None:  # models of the kind that the op takes
+            fitting = [name for name in fitting if fits(self.shapes.models[name][1], hint)] or fitting
         kinds = self.liked.get(op.name, set())
         liked = [name for name in fitting if name[:-1] in kinds] if self.rng.random() < 0.7 else []
         self.model = fixed.get("model") or self._one(liked or fitting or ["none"])
         outputs = int(self.rng.integers(1, 3))
-        known = (self.encoding, Linear(outputs) if self.rng.random() < 0.5 else Network((3,), outputs))
+        known: tuple[str, AnySpec] = (
+            self.encoding,
+            Linear(outputs) if self.rng.random() < 0.5 else Network((3,), outputs),
+        )
         self.spec = fixed.get("spec") or self.shapes.models.get(self.model, known)[1]
         self.columns = list(self.rng.choice(self.shapes.numbers, int(self.rng.integers(0, 4))))
         self.categories = [(name, "text") for name in self.rng.choice(self.shapes.texts, int(self.rng.integers(0, 3)))]
@@ -141,7 +147,7 @@ class Maker:
     def _shape(self, name: str) -> tuple[int, ...]:
         """The shape that an array of this name has in this project; else one of the sizes that there are."""
         rows, width = self.shapes.rows, self.shapes.widths.get(self.encoding, 1)
-        count, theta = self.spec.outputs, self.spec.theta_shape(width)
+        count, theta = self.spec.outputs, self.spec.theta_shape(width) or (1,)
         outputs = () if count == 1 else (count,)
         linear = (width, *outputs)
         known: dict[str, tuple[int, ...]] = {

@@ -29,7 +29,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.policy import ColumnRule, Level, Policy, TableRule, Use
 from tablepuppet.party.service import Party
-from tablepuppet.party.spec import Linear, Network, Spec
+from tablepuppet.party.spec import Bottom, Linear, Mlp, Network, Spec
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.noise import SLACK, gaussian_grid, summed_steps
 from tablepuppet.sql.plan import KeySpec, Scan
@@ -194,8 +194,9 @@ class World:
             yield
 
 
-MODELS: dict[str, Spec] = {
+MODELS: dict[str, Spec | Bottom] = {
     "plain": Linear(1), "wide": Linear(2), "net": Network((3,), 1), "deep": Network((2, 3), 2),
+    "embedding": Mlp((3,), 2, "tanh", True), "number": Mlp((2, 2), 1, "relu", False),
 }  # fmt: skip
 
 
@@ -225,8 +226,11 @@ def prepare(worlds: list[World], rng: np.random.Generator) -> tuple[Maker, list[
         for kind, spec in MODELS.items():
             name = f"{kind}{number}"
             maker.shapes.models[name] = (f"e{number}", spec)
-            begun = {"view": "v", "encoding": f"e{number}", "model": name, "seed": 1, "zero": True}
-            asked.append(("model.start", {**begun, "spec": spec}))
+            begun = {"view": "v", "encoding": f"e{number}", "model": name, "seed": 1, "zero": kind != "embedding"}
+            if isinstance(spec, Bottom):
+                asked.append(("split.start", {**begun, "spec": spec, "noisy": True}))
+            else:
+                asked.append(("model.start", {**begun, "spec": spec}))
         for outputs in (1, 2):
             name, spec = f"ridge{outputs}{number}", Linear(outputs)
             maker.shapes.models[name] = (f"e{number}", spec)

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import tablepuppet as tp
-from benchmarks.learning.movielens import DATA, LABELS, movielens, objective, write_movielens
+from benchmarks.data import DATA, ROOT
+from benchmarks.learning.movielens import LABELS, movielens, objective, write_movielens
 from benchmarks.learning.synthetic import LABELS as TASKS
 from benchmarks.learning.synthetic import Shape, synthetic, write_synthetic
-from benchmarks.mapping import ROOT
 from tablepuppet.demo import LABEL, SQL, build_databases
 
 RESULT = ROOT / "benchmarks" / "results" / "defaults.json"

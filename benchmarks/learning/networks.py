@@ -24,9 +24,9 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import log_loss, root_mean_squared_error
 
 import tablepuppet as tp
-from benchmarks.learning.movielens import DATA, main_metric, movielens, write_movielens
+from benchmarks.data import DATA, ROOT
+from benchmarks.learning.movielens import main_metric, movielens, write_movielens
 from benchmarks.learning.synthetic import Shape, synthetic, write_synthetic
-from benchmarks.mapping import ROOT
 from tablepuppet.baselines.pooled import joined_tables
 from tablepuppet.demo import LABEL, SQL, build_databases
 from tablepuppet.prep.encode import Encoding, apply_encoding

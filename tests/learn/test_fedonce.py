@@ -13,6 +13,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.baselines.pooled import joined_tables
 from tablepuppet.learn.split.nat import NatSettings, NatTraining, principal_components, targets_of
+from tablepuppet.learn.split.once import InputRows
 from tablepuppet.prep.encoded_rows import encoded
 from tests.learn.materialised import ALL, JOIN, predictions, shop
 from tests.relations import federation, write_party
@@ -139,10 +140,7 @@ def test_a_guest_sees_each_base_row_once_however_often_it_is_joined(tmp_path: Pa
         network.flat.load(network.start(5, alias, data.dense.shape[1]))
         own = int(np.random.default_rng([5, zlib.crc32(f"{alias}/{party}".encode())]).integers(2**62))
         targets = targets_of(table.snapshot.place(table.view(client.view).row_ids), 4, own)
-        rows = network.rows(data)
-        work = NatTraining(
-            network.flat.module, lambda places, rows=rows: rows[torch.from_numpy(places)], targets, NatSettings(), own
-        )
+        work = NatTraining(network.flat.module, InputRows.of(network, data), targets, NatSettings(), own)
         work.train(2)
         np.testing.assert_allclose(found[alias], network.flat.first(), rtol=1e-12)
 

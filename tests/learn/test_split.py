@@ -156,6 +156,27 @@ def test_automatic_settings_learn_an_interaction_between_tables(tmp_path: Path) 
     assert tp.MLPClassifier().fit(train).evaluate(test)["auc"] < 0.7  # a sum of scores cannot
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_half_precision_halves_the_bytes(tmp_path: Path, shards: int) -> None:
+    """Gradients are small: they travel in units of the largest of a batch, or most would vanish."""
+    fed = federation(tmp_path, shop(shards))
+    relation = relation_of(fed, "returned")
+
+    def fitted(half: bool) -> tuple[Any, int]:
+        before = embedded_bytes(fed)
+        return learner("returned", epochs=5, half=half).fit(relation), embedded_bytes(fed) - before
+
+    (whole, more), (half, fewer) = fitted(False), fitted(True)
+    assert fewer < 0.65 * more
+    assert half.history_[-1]["loss"] == pytest.approx(whole.history_[-1]["loss"], rel=2e-3)
+    assert half.predict_proba(relation) == pytest.approx(whole.predict_proba(relation), abs=0.02)
+
+
+def embedded_bytes(fed: tp.Federation) -> int:
+    """Bytes of embeddings."""
+    return sum(e["bytes"] for e in fed.traffic if e["release"] == "EMBEDDINGS" and e["direction"] == "up")
+
+
 # Lost parties
 
 
@@ -242,7 +263,7 @@ def test_a_policy_holds_against_own_requests(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"bottom": tp.bottom.cnn(shape=(3, 3))}, "takes images of 1 x 3 x 3 = 9 columns, but the table has"),
+        ({"bottom": tp.bottom.cnn(shape=(3, 3))}, "takes images of 1 x 3 x 3 = 9 numbers, but"),
         ({"bottom": {"o": tp.bottom.mlp()}}, "bottom names no network for table"),
         ({"bottom": tp.bottom.registered("nobody")}, "no bottom network 'nobody' is registered here"),
         ({"bottom": tp.bottom.mlp(hidden=(0,))}, "bottom must be a bottom network"),

@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 
 import tablepuppet as tp
+import tablepuppet.learn.party_ops
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.ops import REGISTRY
 from tablepuppet.party.policy import EVERY_USE, LEVELS, USES, ColumnRule, Level, Policy, TableRule, Use
@@ -50,8 +51,9 @@ def with_private(folder: Path, sql: str, label: str | None = None) -> Party:
     assert rules is not None
     table = party.table("s", "cards", "analyst")
     outputs = {
-        name: dataclasses.replace(output, rule=rules.expression(output.columns))
+        name: dataclasses.replace(output, rule=rule)
         for name, output in table.grant.outputs.items()
+        if (rule := rules.expression(output.columns)) is not None
     }
     table.grant = dataclasses.replace(table.grant, rules=rules, outputs=outputs)
     return party

@@ -16,11 +16,14 @@ import tablepuppet as tp
 from benchmarks.data import DATA, is_there
 from tablepuppet import prep
 from tablepuppet.federation import PartyEntry
+from tablepuppet.jobs import Run
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import Policy, TableRule
 from tablepuppet.prep.fit import Settings, foresee
-from tablepuppet.prep.pipeline import DEFAULT
+from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tests.relations import Parties, federation, materialised, party_of, record_wire, warnings_of
+from tests.small_job import write_job
+from tests.wire.services import calling, served
 
 SQL = "SELECT s.x, s.w, s.c, i.v, i.g, s.y FROM sales s JOIN items i USING (item)"
 
@@ -400,3 +403,49 @@ def test_tables_that_demand_noise(tmp_path: Path) -> None:
     rel = fed.sql("SELECT x FROM t", prep=prep.Pipeline([prep.Robust()]))
     with pytest.raises(tp.PrivacyError, match=r"prep, step Robust: party 'p0', table 't', column 'x'.*require_dp"):
         rel.matrix()
+
+
+def test_over_services(tmp_path: Path, shop: Parties) -> None:
+    """Steps travel as they are checked: parties elsewhere prepare the same features, and keep their part of a model."""
+    here = federation(tmp_path, shop, wire="float64")
+    steps = [
+        prep.Map("x + 1", columns=["w"]), prep.Outliers("iqr", "null", columns=["x"]),
+        prep.Impute("median", indicator=True), prep.Bin(3, "height", columns=["v"]),
+        prep.OneHot(max_categories=2, columns=["c"]), prep.Recode(columns=["g"]), prep.Polynomial(columns=["x"]),
+        prep.Standardize(),
+    ]  # fmt: skip
+    urls = {name: f"parquet://{tmp_path / name}" for name in shop}
+    with served(urls, state=tmp_path / "state") as servers:
+        there = calling(servers, wire="float64")
+        near, far = (fed.sql(SQL, label="y", prep=prep.Pipeline(steps)) for fed in (here, there))
+        first, second = features(near), features(far)
+        assert list(first) == list(second)
+        for name in set(first) - {"i.g"}:  # rows of a party elsewhere stand in an order of their own
+            np.testing.assert_allclose(np.sort(first[name]), np.sort(second[name]), atol=1e-9)
+        model = tp.LinearRegression(rounds=5).fit(far)
+        model.save(tmp_path / "m")
+        expected = model.predict(far)
+        np.testing.assert_allclose(tp.load(tmp_path / "m", there).predict(far), expected, atol=1e-9)
+
+
+def test_jobs(tmp_path: Path) -> None:
+    """A job file lists steps; what is wrong in it is said with the step, before a party is asked."""
+    folder = write_job(tmp_path)
+    text = (folder / "job.toml").read_text()
+    steps = '[[prep]]\nkind = "DateParts"\nparts = ["month", "day"]\n[[prep]]\nkind = "MinMax"\ncolumns = ["i.*"]\n'
+    (folder / "job.toml").write_text(text + steps)
+    Run.to_train(folder / "job.toml", lambda _: None).train()
+    run = Run.of_folder(folder / "runs" / "returns", lambda _: None)
+    assert {"o.day_month", "o.day_day", "i.weight"} <= set(run.model().coef_)
+    assert len(run.predict(None)) == 400
+    pipeline = run.job.pipeline
+    assert pipeline is not None
+    assert Pipeline.of_plain(pipeline.plain()) == pipeline
+    for wrong, message in (
+        ('kind = "Standardise"', r"prep: kind 'Standardise' is no step; did you mean 'Standardize'\?"),
+        ('kind = "Impute"\nstrategie = "median"', "prep: Impute has no setting 'strategie'; did you mean 'strategy'"),
+        ('kind = "Bin"\nn = 0', "prep: Bin: n is a whole number of at least 2"),
+    ):
+        (folder / "job.toml").write_text(f"{text}[[prep]]\n{wrong}\n".replace("runs/returns", "runs/other"))
+        with pytest.raises(tp.ConfigError, match=message):
+            Run.to_train(folder / "job.toml", lambda _: None)

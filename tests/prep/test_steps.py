@@ -185,7 +185,11 @@ def test_bounds(seed: int, rows: int, items: int) -> None:
         clipped = prepared(seed, [prep.Outliers(method, "clip", columns=["w"])], rows, items)
         close(clipped.features["s.w"], np.clip(w, low, high))
         nulled = prepared(seed, [prep.Outliers(method, "null", columns=["w"]), prep.Impute("median")], rows, items)
-        close(nulled.features["s.w"], np.where(outside, np.median(w[~outside]), w))
+        kept = np.where(outside, np.median(w[~outside]), w)
+        close(nulled.features["s.w"], kept)
+        steps = [prep.Outliers(method, "null", columns=["w"]), prep.Impute("median"), prep.MinMax(columns=["w"])]
+        scaled = prepared(seed, steps, rows, items)
+        close(scaled.features["s.w"], (kept - kept.min()) / (kept.max() - kept.min()))
 
 
 @few
@@ -207,6 +211,9 @@ def test_statistics_follow_earlier_steps(seed: int, rows: int, items: int) -> No
         rows, items,
     )  # fmt: skip
     raw = found.column("x")
+    robust = prepared(seed, [prep.Log(columns=["x"]), prep.Impute("median"), prep.Robust()], rows, items)
+    lost = filled(np.log(np.where(raw > 0, raw, np.nan)), "median")
+    close(robust.features["s.x"], RobustScaler().fit_transform(lost[:, None])[:, 0])
     logs = np.log(np.where(raw > 0, raw, np.nan))
     expected = StandardScaler().fit_transform(np.clip(filled(logs, "median"), 0.5, 1.5)[:, None])[:, 0]
     close(found.features["s.x"], expected)

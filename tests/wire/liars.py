@@ -111,7 +111,9 @@ class World:
 
 ONE = "SELECT o.price, o.code, i.size, i.kind, o.{} FROM orders o JOIN items i USING (item)"
 SEVERAL = "SELECT v.price, v.code, i.size, v.{} FROM visits v JOIN items i USING (item)"
+VISITED = "SELECT o.price, v.price AS paid_before, v.code, o.{} FROM orders o JOIN visits v USING (item)"
 NETWORK: Any = tp.MLPClassifier
+ONCE: Any = tp.FedOnceClassifier
 CLASSES = tp.Privacy(label_epsilon=4.0, label_classes=(0, 1))
 NUMBERS = tp.Privacy(label_epsilon=4.0, label_bounds=(-3.0, 3.0))
 NOISY = tp.Privacy(feature_epsilon=60.0, prediction_epsilon=60.0, delta=1e-3)
@@ -245,6 +247,22 @@ USES: dict[str, Callable[[tp.Federation, Path], None]] = {
             "returned",
         )
         for name, sql in (("one", ONE), ("several", SEVERAL))
+    },
+    **{
+        f"one message of {name}": fitted(
+            partial(ONCE, embedding=2, top=(2,), epochs=2, guest_epochs=2, method=method),
+            sql.format("returned"),
+            "returned",
+        )
+        for name, sql, method in (("one", ONE, "nat"), ("several", VISITED, "nat"), ("components", VISITED, "pca"))
+    },
+    **{
+        f"one message with noise, {name}": fitted(
+            partial(tp.FedOnceClassifier, bottom=tp.bottom.mlp((2,)), embedding=2, top=(2,), epochs=1, privacy=privacy),
+            ONE.format("returned"),
+            "returned",
+        )
+        for name, privacy in (("parameters", FEATURES), ("all", NOISY))
     },
     **{
         f"TabVFL across {name}": fitted(

@@ -2,7 +2,6 @@
 
 A plan says how that is decided (paper "Federated Data Preparation, Learning, and Debugging in Apache SystemDS", 2.2):
 
-    parties      at the parties, and vectors stay there if they can (`vectors.py`)
     heuristic    at the parties; what they answer is collected: vectors are here
     collect      cells are collected when they are first needed (release VALUES), and everything is computed here
     cost         as heuristic, until what that has cost would have paid for collecting the cells
@@ -22,7 +21,7 @@ from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_array
+from scipy.sparse import csc_array
 
 from tablepuppet.errors import LearnError, PartyError, PrivacyError
 from tablepuppet.operators.client import Client, Pending, Replies
@@ -32,7 +31,7 @@ from tablepuppet.prep.encoded_table import EncodedTable
 from tablepuppet.sql.catalog import Shard
 from tablepuppet.sql.expression import columns_of
 
-PlanName = Literal["cost", "collect", "parties", "heuristic"]
+PlanName = Literal["cost", "collect", "heuristic"]
 PLANS: tuple[str, ...] = get_args(PlanName)
 SLOTS = 8  # functions of columns that parties keep for a matrix
 LATENCY = 1e-3  # seconds of a trip, before one was measured
@@ -185,8 +184,8 @@ class Places:
         """S_i^T as a sparse matrix."""
         if alias not in self._selections:
             table, rows = self.client.mapping.tables[alias], len(self.client.mapping)
-            places = (table.index, np.arange(rows, dtype=np.int32))
-            self._selections[alias] = coo_array((np.ones(rows), places), shape=(table.rows, rows)).tocsr()
+            ends = np.arange(rows + 1, dtype=np.int32)
+            self._selections[alias] = csc_array((np.ones(rows), table.index, ends), shape=(table.rows, rows))
         return self._selections[alias]
 
     def prepare(self, asked: Asked) -> None:

@@ -95,15 +95,22 @@ class TableProducts:
         replies = self._ask_images({alias: directions[self.blocks[alias]][:, used[alias]] for alias in used}, asked)
 
         def finish() -> Array:
-            images = replies()
-            found = np.zeros((self.shape[0], directions.shape[1]))  # (N, k)
+            images = {alias: image.astype(np.float64, copy=False) for alias, image in replies().items()}
+            width = directions.shape[1]
+            whole = next((alias for alias, image in images.items() if image.shape[1] == width), None)
+            order = sorted(images, key=lambda alias: alias != whole)  # one that fills all columns is the first
+            found = np.empty((self.shape[0], width)) if whole else np.zeros((self.shape[0], width))  # (N, k)
 
             def gather(part: slice) -> None:
-                for alias, image in images.items():
-                    table = self.mapping.tables[alias]
-                    # mode="clip" skips the bounds check
+                for alias in order:
+                    image, table = images[alias], self.mapping.tables[alias]
+                    if alias == whole and not table.is_identity:
+                        image.take(table.index[part], 0, out=found[part], mode="clip")  # which skips the bounds check
+                        continue
                     here = image[part] if table.is_identity else image.take(table.index[part], 0, mode="clip")
-                    if image.shape[1] == found.shape[1]:
+                    if alias == whole:
+                        found[part] = here
+                    elif image.shape[1] == width:
                         found[part] += here
                     else:
                         found[part, used[alias]] += here
@@ -374,6 +381,6 @@ def checked(what: str, given: ArrayLike, length: int, unit: str) -> Array:
     if values.ndim not in (1, 2) or len(values) != length:
         raise LearnError(f"{what} has shape {values.shape}, and X has {length:,} {unit}: ({length},) or ({length}, k)")
     values = values.astype(np.float64, copy=False)
-    if not np.all(np.abs(values) <= LARGEST):  # nor NaN
+    if values.size and not (values.min() >= -LARGEST and values.max() <= LARGEST):  # nor NaN
         raise LearnError(f"{what} has numbers that are not finite, or above {LARGEST:g}")
     return values

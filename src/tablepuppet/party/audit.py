@@ -154,21 +154,25 @@ class AuditLog:
 
     def write(self, entry: Entry, outcome: str, rule: str) -> None:
         """Log how a request has ended; PartyError if that is impossible."""
-        if self.metrics is not None:
-            told = (entry.verb, entry.op, entry.releases.label, outcome, rule)
-            self.metrics.ended(*told, entry.seconds, entry.received, entry.size)
         if self.path is None:
+            self._count(entry, outcome, rule)
             return
         line = entry.line(outcome, rule)
         try:
             with self._lock:
                 self._append(self.path, line, at_once=outcome in ("denied", "failed") or entry.verb != "run")
+            self._count(entry, outcome, rule)
         except OSError as error:
-            self.reached(DISK)
+            self._count(entry, "failed", DISK)
             raise PartyError(
                 "the party cannot write its audit log, so it answers nothing; its operator must make room for it",
                 limit=DISK,
             ) from error
+
+    def _count(self, entry: Entry, outcome: str, rule: str) -> None:
+        if self.metrics is not None:
+            told = (entry.verb, entry.op, entry.releases.label, outcome, rule)
+            self.metrics.ended(*told, entry.seconds, entry.received, entry.size)
 
     def _append(self, path: Path, line: bytes, *, at_once: bool) -> None:
         file = self._opened(path)

@@ -220,6 +220,10 @@ class Attempt:
             column.is_guessed |= self.statistics.ranks_wanted > before
         except NotYetKnown:
             column.waits = True
+        except LearnError:
+            if not column.is_guessed and self.statistics.ranks_wanted == before:
+                raise
+            column.waits = True  # numbers that stand in for others need not fit each other
         except Dropped as error:
             self.drop(column, str(error))
 

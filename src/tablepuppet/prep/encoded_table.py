@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csc_array
 
 from tablepuppet.arrays import take
 from tablepuppet.errors import PartyError
 from tablepuppet.party.allowance import check_memory, check_reply
+from tablepuppet.pieces import pieces
 from tablepuppet.privacy.clip import lengths_of
 
 MOST_IN_GRAM = 1 << 14  # columns: the Gram matrix then takes 2 GiB
@@ -70,9 +72,17 @@ class EncodedTable:
         check_length("parameters", theta, self.width)
         check_reply(8 * len(self.dense) * math.prod(theta.shape[1:]))
         numbers = self.dense.shape[1]
-        product: NDArray[np.float64] = self.dense @ theta[:numbers]
-        for codes, block in self._blocks(theta):
-            product += take(np.concatenate([block, np.zeros((1, *block.shape[1:]))]), codes % (len(block) + 1))
+        if theta.ndim == 1 or not self.codes:
+            product: NDArray[np.float64] = self.dense @ theta[:numbers]
+            for codes, block in self._blocks(theta):
+                product += take(np.append(block, 0.0), codes % (len(block) + 1))
+            return product
+        product = np.empty((len(self.dense), theta.shape[1]))
+        blocks = [(codes, np.concatenate([block, np.zeros((1, len(block.T)))])) for codes, block in self._blocks(theta)]
+        for part in pieces(len(product), max(theta.shape[1], 1)):  # each stays in the cache until it is complete
+            here = np.matmul(self.dense[part], theta[:numbers], out=product[part])
+            for codes, known in blocks:
+                here += known.take(codes[part] % len(known), 0, mode="clip")
         return product
 
     def transposed_times(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -143,5 +153,6 @@ def sums_by_code(codes: NDArray[np.int32], size: int, values: NDArray[np.float64
     places = codes % (size + 1)  # -1 becomes the last place
     if values.ndim == 1:
         return np.bincount(places, values, minlength=size + 1)[:-1].astype(np.float64)
-    columns = [np.bincount(places, values[:, column], minlength=size + 1)[:-1] for column in range(values.shape[1])]
-    return np.stack(columns, axis=1) if columns else np.zeros((size, 0))
+    rows = len(codes)  # a sparse product adds up all columns of a row at once
+    ends = np.arange(rows + 1, dtype=np.int32)
+    return np.asarray((csc_array((np.ones(rows), places, ends), shape=(size + 1, rows)) @ values)[:-1], np.float64)

@@ -187,10 +187,10 @@ class Known(Statistics):
         """The most frequent number; LearnError where values are too many to be listed, or not public."""
         found = self._distribution(column)
         lows, highs, weights = found.all_cells()
-        if not is_public(self._client.plan, column) or (lows != highs).any():
+        if not len(lows) or not is_public(self._client.plan, column) or (lows != highs).any():
             raise LearnError(
                 f"Impute: column {column.qualified} is not public or has too many different numbers to find the most "
-                "frequent one; use strategy='median', or list it in categorical"
+                f"frequent one; use strategy='median', or list it in categorical {self.owners(column.alias)}"
             )
         words, places = np.unique(lows, return_inverse=True)
         return float(values_of(words[[np.bincount(places, weights).argmax()]])[0])
@@ -237,6 +237,12 @@ class Known(Statistics):
     def _refine(self, wanted: Mapping[str, tuple[OutputColumn, set[float]]]) -> None:
         """Cut cells until all ranks are known."""
         assert self._distributions is not None, "it was foreseen"
+        for name, (column, ranks) in wanted.items():
+            if not 0 <= min(ranks) <= max(ranks) < self._distributions.read()[name].total:
+                raise LearnError(
+                    f"column {column.qualified} has too few rows with a value for quantiles, or other ones in its "
+                    f"histogram than in its sums {self.owners(column.alias)}"
+                )
 
         def cells(known: Distribution) -> Iterable[tuple[int, int]]:
             for rank in wanted.get(known.column.name, (known.column, set()))[1]:

@@ -24,27 +24,36 @@ from tablepuppet.learn.learners.validation import Watched
 from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.units import in_units, out_of_units
+from tablepuppet.learn.noise.plan import StepNoise
+from tablepuppet.learn.private.feature_promise import FeaturePromise
+from tablepuppet.learn.private.promises import new_promise
+from tablepuppet.learn.private.step_promise import StepPromise
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import COUNT, NUMBER, RATE, Auto, Kind, or_auto, setting
 from tablepuppet.learn.solve.schedule import Schedule, batches_of
 from tablepuppet.learn.solve.sgd import falling
+from tablepuppet.learn.solve.solvers import SGD
 from tablepuppet.learn.split.bottom import BOTTOM, mlp
 from tablepuppet.learn.split.exchange import Exchange
 from tablepuppet.learn.split.nat import NatSettings
+from tablepuppet.learn.split.noisy_once import NoisyOnce
 from tablepuppet.learn.split.once import Guests, OnceModel
 from tablepuppet.learn.split.top import Top, side_by_side
 from tablepuppet.learn.split.train import learn_by_batches
 from tablepuppet.learn.tables.stored import Stored
 from tablepuppet.party.arguments import Some, described, fits
 from tablepuppet.party.spec import Bottom, Mlp
+from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
+from tablepuppet.sql.plan import Plan
 from tablepuppet.wire.engine import Engine
 
 Array = NDArray[np.float64]
 GUEST_STEPS = 6_000  # of "auto", about
 GUEST_EPOCHS = (10, 100)  # of "auto", at least and at most
 GUEST_BATCH = 64
+TOP_BATCH = 256  # of the top network, where features have noise
 METHODS = ("nat", "pca")
 METHOD = Kind("'nat' or 'pca'", lambda value: isinstance(value, str) and value in METHODS)
 WIDTH = Kind(described(Some), lambda value: fits(value, Some))
@@ -53,6 +62,9 @@ LAG = Kind("a number of seconds above 0, or None", lambda value: value is None o
 
 class FedOnce(SplitNN):
     """Guests send one message each; the host learns in rounds."""
+
+    host_: str  # alias of the label's table
+    absent_: list[str]  # aliases of guests that lagged
 
     bottom: Bottom | Mapping[str, Bottom] = setting(
         default=mlp(hidden=(32, 32)),
@@ -95,6 +107,53 @@ class FedOnce(SplitNN):
                 "embeddings of every batch without noise: set rounds=1, or noise=0"
             )
 
+    def _check_privacy(self, plan: Plan) -> None:
+        """Noise on features is there for fully connected networks of tables with one shard that send one message."""
+        privacy = self.privacy
+        if privacy is None or not privacy.is_feature_private:
+            super()._check_privacy(plan)
+            return
+        tables = tables_of(plan.query)
+        several = [alias for alias in tables if len(plan.tables[alias].shards) > 1]
+        for wrong, what in (
+            (privacy.secure_sum, "secure_sum"),
+            (self.rounds > 1, f"rounds={self.rounds}"),
+            (self.method != "nat", f"method={self.method!r}"),
+            (self.noise > 0, f"noise={self.noise:g} (set prediction_epsilon, which is counted)"),
+            (self.lag is not None, f"lag={self.lag}"),
+            (any(not isinstance(spec, Mlp) for spec in self.specs(tables).values()), "networks other than mlp"),
+            (bool(several), f"several shards, as table {(several or [''])[0]!r} has"),
+        ):
+            if wrong:
+                raise PrivacyError(f"feature_epsilon: FedOnce with noise on features has no {what}; leave that out")
+
+    def promise_for(self, plan: Plan, rows: Mapping[str, int], privacy: Privacy | None) -> FeaturePromise | None:
+        """The promise for features: every table takes the same number of noisy steps."""
+        if privacy is None or not privacy.is_feature_private:
+            return None
+        rounds = None if isinstance(self.epochs, str) else int(self.epochs)
+        return new_promise(privacy, plan, rounds, rows, SGD(batch_size=self.batch_size))
+
+    def spec(self, outputs: int) -> Any:
+        """The network of a table, to plan noise by: all have the same."""
+        bottom = next(iter(self.bottom.values())) if isinstance(self.bottom, Mapping) else self.bottom
+        return msgspec.structs.replace(bottom, outputs=int(self.embedding))
+
+    def plan_rounds(self, rows: int, allowed: Any) -> None:
+        """Choose epochs and batches; with noise on features, rounds are those of its promise."""
+        if self.promise_ is None:
+            super().plan_rounds(rows, allowed)
+        else:
+            self.schedule_ = Schedule(self.promise_.rounds, TOP_BATCH)
+
+    def _holds_out(self, relation: Relation) -> bool:
+        return self.promise_free and super()._holds_out(relation)
+
+    @property
+    def promise_free(self) -> bool:
+        """Whether features have no noise: with noise, the number of rounds is fixed before the first."""
+        return self.privacy is None or not self.privacy.is_feature_private
+
     def specs(self, aliases: Sequence[str]) -> dict[str, Bottom]:
         """The network of each table, with ``embedding`` outputs."""
         found = super().specs(aliases)
@@ -136,6 +195,9 @@ class FedOnce(SplitNN):
         self._fit_embeddings(relation, watch.validation is not None)
         loss, self.unit_ = in_units(loss)
         model = self._begin(relation, loss)
+        model.half = self.half
+        if isinstance(self.promise_, StepPromise):
+            return self._train_noisily(model, relation, loss, watch, self.promise_)
         guests = self._teach(model, relation)
         clients = [relation.client] if watch.validation is None else [relation.client, watch.validation.client]
         messages = model.receive(clients) if guests else {}
@@ -158,9 +220,30 @@ class FedOnce(SplitNN):
         self.converged_ = self._is_flat()
         return model, np.zeros(loss.outputs)
 
+    def _train_noisily(
+        self, model: OnceModel, relation: Relation, loss: JoinedLoss, watch: Watch, promise: StepPromise
+    ) -> tuple[Watched, Array]:
+        """FedOnce-L1."""
+        assert isinstance(model.noise, StepNoise), "`_new_model` gave it"
+        steps, report = promise.rounds * promise.steps_of_round, watch.of(model)
+        noisy = NoisyOnce(model, model.noise, promise.rounds, steps)
+        if model.guests:
+            message = f"{type(self).__name__}: guests learn from their own rows, with noise"
+            noisy.teach(self.seed, relation.events.progress("guests", message, steps))
+        clients = [relation.client] if watch.validation is None else [relation.client, watch.validation.client]
+        messages = model.receive(clients) if model.guests else {}
+        lr = AUTO_LR if isinstance(self.lr, str) else self.lr
+        if self.host_ in model.tables:
+            noisy.learn(
+                self.host_, messages, loss, lr, self.schedule_.batch_size, self.seed,
+                lambda done: report(out_of_units(done, self.unit_)),
+            )  # fmt: skip
+        model.forget()
+        self.absent_ = []
+        return model, np.zeros(loss.outputs)
+
     def _teach(self, model: OnceModel, relation: Relation) -> list[str]:
         """Let guests learn by themselves; their aliases."""
-        model.guests = [alias for alias in model.tables if alias != self.host_]
         model.blur = float(self.noise)
         if not model.guests:
             return []
@@ -203,7 +286,11 @@ class FedOnce(SplitNN):
         model.rejoin()
 
     def _new_model(self, relation: Relation, specs: Mapping[str, Bottom]) -> OnceModel:
-        return OnceModel(relation.client, self.encoding_, relation.wire, specs, self.l2, self.unit_)
+        model = OnceModel(self.host_, relation.client, self.encoding_, relation.wire, specs, self.l2, self.unit_)
+        if isinstance(self.promise_, StepPromise):
+            relation.events.emit("info", "privacy.noise", "choosing the noise of steps, which may take some seconds")
+            model.noise = self.promise_.choose({alias: model.table_model(alias).flat.size for alias in model.tables})
+        return model
 
     def _begin(self, relation: Relation, loss: JoinedLoss) -> OnceModel:
         model = super()._begin(relation, loss)
@@ -216,7 +303,7 @@ class FedOnce(SplitNN):
 
     @property
     def most_rounds(self) -> int:
-        """The largest number of epochs."""
+        """The largest number of epochs, or of rounds with noise."""
         return self.schedule_.rounds + int(self.rounds) - 1
 
     # Saving
@@ -234,7 +321,10 @@ class FedOnce(SplitNN):
         """A model with the stored parameters, for predictions only."""
         model = super().saved(stored, engine, wire)
         model.absent = frozenset(self.absent_)
-        if self.noise:
+        if self.promise_ is not None and self.promise_.spent.image is not None:
+            noise = self.promise_.spent.of_predictions(self.promise_.spent.clip)
+            model.noise, model.spent = {alias: {"noise": noise} for alias in model.specs}, self.promise_.spent
+        elif self.noise:
             model.noise = {alias: {"blur": float(self.noise)} for alias in model.specs if alias != self.host_}
         return model
 

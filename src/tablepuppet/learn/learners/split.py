@@ -24,7 +24,7 @@ from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.registry import learner
-from tablepuppet.learn.settings import COUNT, RATE, Auto, or_auto, setting
+from tablepuppet.learn.settings import COUNT, RATE, SWITCH, Auto, or_auto, setting
 from tablepuppet.learn.solve.allowance import Allowance, Cost, Costs
 from tablepuppet.learn.solve.schedule import Schedule, batches_of
 from tablepuppet.learn.solve.sgd import falling
@@ -74,6 +74,13 @@ class SplitLearner(Learner):
         default="auto", kind=or_auto(RATE), help="learning rate of Adam; it falls to zero along half a cosine"
     )
 
+    half: bool = setting(
+        default=False,
+        kind=SWITCH,
+        help="embeddings and gradients by them travel in half precision (float16) while it learns: half the bytes of "
+        '`wire="float32"`',
+    )
+
     # Before a fit
 
     def check_settings(self) -> None:
@@ -83,12 +90,7 @@ class SplitLearner(Learner):
 
     def check_plan(self, plan: Plan, *, validated: bool = False) -> None:
         """Raise unless a plan can be learned from, as far as the catalog shows; no party is asked."""
-        privacy = self.privacy
-        if privacy is not None and (privacy.is_feature_private or privacy.secure_sum):
-            raise PrivacyError(
-                f"{type(self).__name__} has no form with noise on features or with secure sums: embeddings of rows are "
-                "released as they are; use tp.MLPClassifier or tp.MLPRegressor, or leave these settings"
-            )
+        self._check_privacy(plan)
         super().check_plan(plan, validated=validated)
         specs = self.specs(tables_of(plan.query))
         for alias, spec in specs.items():
@@ -106,6 +108,15 @@ class SplitLearner(Learner):
                         f"numbers, not {spec.outputs}: set embedding to so many",
                         rule="embeddings.max_width",
                     )
+
+    def _check_privacy(self, plan: Plan) -> None:
+        """PrivacyError if the privacy that is asked for has no form here."""
+        privacy = self.privacy
+        if privacy is not None and (privacy.is_feature_private or privacy.secure_sum):
+            raise PrivacyError(
+                f"{type(self).__name__} has no form with noise on features or with secure sums: embeddings of rows are "
+                "released as they are; use tp.MLPClassifier or tp.MLPRegressor, or leave these settings"
+            )
 
     def specs(self, aliases: Sequence[str]) -> dict[str, Bottom]:
         """The bottom network of each table; LearnError if one has none."""
@@ -196,6 +207,7 @@ class SplitLearner(Learner):
         self._fit_embeddings(relation, watch.validation is not None)
         loss, self.unit_ = in_units(loss)
         model = self._begin(relation, loss)
+        model.half = self.half
         report = watch.of(model)
         rates = falling(AUTO_LR if isinstance(self.lr, str) else self.lr, self.schedule_.rounds)
         learn_by_batches(

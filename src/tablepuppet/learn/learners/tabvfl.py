@@ -155,6 +155,7 @@ class TabVFL(SplitLearner):
         self._fit_embeddings(relation, watch.validation is not None)
         loss, self.unit_ = in_units(loss)
         model = self._begin(relation, loss)
+        model.half = self.half
         highest = AUTO_LR if isinstance(self.lr, str) else self.lr
         self.pretraining_ = Records()
         if self.pretraining_epochs_:

@@ -98,14 +98,15 @@ class Exchange:
         def arguments(alias: str, shard: ShardRows) -> Mapping[str, Any] | None:
             if alias not in self.alone:
                 return None
-            found: dict[str, Any] = {"encoding": model.encoding.id, "model": model.name, **rates}
+            found: dict[str, Any] = {"encoding": model.encoding.id, "model": model.name, **rates, **model.precision}
             found |= {"batch": -1, "rows": np.zeros(0, model.lou.wire)}
-            found |= {"next_batch": -1, "next_places": np.zeros(0, np.int32), "next_counts": np.zeros(0, np.int32)}
+            found |= {"next_batch": -1, "next_places": np.zeros(0, np.int32)}
             if done is not None:
-                found |= {"batch": done.number, "rows": model.on_wire(gradients[alias])}
+                found |= {"batch": done.number, **model.on_wire(gradients[alias])}
             if following is not None:
-                places, counts = following.batch.places[alias], following.counts(alias)
-                found |= {"next_batch": following.number, "next_places": places, "next_counts": counts}
+                found |= {"next_batch": following.number, "next_places": following.batch.places[alias]}
+                if isinstance(model.spec_of(alias), TabNet):
+                    found["next_counts"] = following.counts(alias)
                 found |= self.hiding(following, alias, shard)
             return found
 
@@ -146,7 +147,7 @@ class Exchange:
                 **model.sent(alias),
                 **self.shown(done, alias, shard),
                 "places": done.within(alias, shard.slice),
-                "rows": model.on_wire(gradients[alias][mine]),
+                **model.on_wire(gradients[alias][mine]),
             }
 
         def nothing(alias: str, shard: ShardRows) -> dict[str, Any]:
@@ -162,7 +163,8 @@ class Exchange:
             if alias not in self.together:
                 return None
             shown = self.shown(following, alias, shard)
-            return {**self.model.sent(alias), **shown, "places": following.within(alias, shard.slice)}
+            places = following.within(alias, shard.slice)
+            return {**self.model.sent(alias), **shown, **self.model.precision, "places": places}
 
         return self.model.lou.client.ask("split.apply", arguments, self._as_before(following))
 

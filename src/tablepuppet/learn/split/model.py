@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.split.flat import NORM_MOMENTUM, Adam
 from tablepuppet.learn.split.table import TorchTable
 from tablepuppet.learn.split.top import Top
@@ -31,6 +32,7 @@ class SplitModel(Holders):
     """Bottom networks by alias, and the top network. ``top`` is there once `begin` has been called."""
 
     top: Top
+    half: bool = False  # embeddings and their gradients travel in half precision while it learns
 
     def __init__(
         self, client: Client, encoding: Encoding, wire: str, specs: Mapping[str, Bottom], l2: float, unit: float = 1.0
@@ -43,7 +45,7 @@ class SplitModel(Holders):
     def begin(self, seed: int, top: Top) -> None:
         """Create the first parameters from the seed."""
         self.top = top
-        told = {alias: {"spec": self.spec_of(alias)} for alias in self.alone}
+        told = {alias: {"spec": self.spec_of(alias), **self.start_of(alias)} for alias in self.alone}
         self.lou.ask("split.start", self.alone, by_alias=told, encoding=self.encoding.id, model=self.name, seed=seed)
         for alias in self.together:
             network = self.table_model(alias)
@@ -53,6 +55,10 @@ class SplitModel(Holders):
     def spec_of(self, alias: str) -> Bottom:
         """The bottom network of a table."""
         return self.specs[alias]
+
+    def start_of(self, alias: str) -> dict[str, Any]:
+        """Further arguments with which the network of a table begins."""
+        return {}
 
     def table_model(self, alias: str) -> TorchTable:
         """The bottom network of a table."""
@@ -81,10 +87,18 @@ class SplitModel(Holders):
         named |= {name: named[name] + NORM_MOMENTUM * (value - named[name]) for name, value in moved.items()}
         part.theta = flat.flat(named)
 
-    def on_wire(self, gradients: Floats) -> Floats:
-        """Gradients by embeddings as they travel."""
+    def on_wire(self, gradients: Floats) -> dict[str, Any]:
+        """The arguments with gradients by embeddings as they travel: in half precision, in units of the largest."""
         found = gradients[:, 0] if gradients.ndim == 2 and gradients.shape[1] == 1 else gradients
-        return found.astype(self.lou.wire, copy=False)
+        if not self.half:
+            return {"rows": found.astype(self.lou.wire, copy=False)}
+        unit = min(max(float(np.abs(found).max(initial=0.0)), 1e-60), 1e60)
+        return {"rows": (found.astype(np.float64) / unit).astype(np.float16), "unit": unit}
+
+    @property
+    def precision(self) -> dict[str, Any]:
+        """The argument that asks for embeddings in half precision."""
+        return {"half": True} if self.half else {}
 
     # Embeddings and scores.
 
@@ -179,6 +193,7 @@ class SavedSplitModel:
         self.specs, self.top, self.encoding, self.stored = specs, top, encoding, stored
         self.engine, self.wire, self.unit = engine, wire, unit
         self.noise: dict[str, dict[str, Any]] = {}  # by alias: the arguments for noise on embeddings
+        self.spent: Noise | None = None  # counts embeddings with noise
         self.absent: frozenset[str] = frozenset()  # tables that took no part in training: their embeddings are zeros
 
     def embeddings(self, client: Client) -> dict[str, Floats]:
@@ -198,6 +213,8 @@ class SavedSplitModel:
             if alias in known and alias not in at_home
         }
         names: dict[str, Any] = {"encoding": self.encoding.id, "model": self.stored.part}
+        if self.spent is not None:
+            self.spent.images += 1
         held = lou.ask("split.embed", at_home, by_alias=self.noise, **names)
         applied = lou.ask("split.apply", told, by_alias=told, encoding=self.encoding.id)
         replies = applied.read() | {alias: reply for alias, reply in held.read().items() if alias in at_home}

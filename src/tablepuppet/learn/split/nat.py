@@ -16,6 +16,7 @@ often they are joined (`principal_components`).
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.party.allowance import check_time
 from tablepuppet.party.arguments import NotNegative, Some
+from tablepuppet.party.local_table import LocalTable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +49,12 @@ class NatSettings(msgspec.Struct, frozen=True):
     lr: NotNegative = 1e-3
     l2: NotNegative = 1e-5
     assign_every: Some = 1
+
+
+def own_seed(table: LocalTable, seed: int) -> int:
+    """A seed that no other table or shard has: else rows of two tables with one id would have one target."""
+    scan = table.snapshot.scan
+    return int(np.random.default_rng([seed, zlib.crc32(f"{scan.alias}/{scan.party}".encode())]).integers(2**62))
 
 
 def targets_of(row_ids: Places, outputs: int, seed: int) -> Singles:

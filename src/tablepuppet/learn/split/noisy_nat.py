@@ -19,10 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
-from tablepuppet.learn.split.nat import derivatives, targets_of
+from tablepuppet.learn.private.steps import NoisySteps
+from tablepuppet.learn.split.nat import derivatives, own_seed, targets_of
+from tablepuppet.learn.split.ops import EMBEDDED, bottom_parameters, shaped, wide
 from tablepuppet.learn.tables.model import RowModel
-from tablepuppet.party.added_noise import SampleNoise
+from tablepuppet.learn.tables.noisy import noisy_predictions, predicted
+from tablepuppet.learn.tables.parameters import check_noisy, unchanged_if_refused
+from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
+from tablepuppet.party.allowance import check_time
+from tablepuppet.party.arguments import NotNegative, Rates, Seed
 from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.release import Release
 from tablepuppet.prep.encoded_rows import encoded_for_noise
 from tablepuppet.prep.encoded_table import EncodedTable
 from tablepuppet.privacy.clip import blocks
@@ -46,7 +54,8 @@ class NoisyNat:
     ) -> NoisyNat:
         """The steps of a table whose targets follow from a seed."""
         data, row_ids = encoded_for_noise(table, view, encoding), table.rows_once(view).row_ids
-        return cls(table, data, rows, targets_of(row_ids, outputs, seed).astype(np.float64), noise)
+        targets = targets_of(table.snapshot.place(row_ids), outputs, own_seed(table, seed))
+        return cls(table, data, rows, targets.astype(np.float64), noise)
 
     def gradient(self, theta: Array) -> Array:
         """The noisy gradient of the mean loss, from a new sample."""
@@ -66,3 +75,50 @@ class NoisyNat:
             data, targets = self.data.rows(chosen[block]), self.targets[chosen[block]]
             slopes = derivatives(self.rows.predict(theta, data), targets)[1]
             yield self.rows.clipped_sums(theta, data, np.asarray(slopes), self.noise.clip)
+
+
+@op("nat.steps", asked="FedOnce: `feature_epsilon`", releases=Release.COUNTS, private=True, returns={})
+def steps(
+    table: LocalTable, view: str, encoding: str, model: str, seed: Seed, rates: Rates, noise: SampleNoise
+) -> Values:
+    """Take a noisy step of NAT for each learning rate; nothing of it is released."""
+    network, part = bottom_parameters(table, model, encoded_for_noise(table, view, encoding))
+    check_noisy(table.grant.party, part)
+    work = NoisyNat.of(table, view, encoding, network.by_row, network.spec.outputs, seed, noise)
+    with unchanged_if_refused(part):
+        for rate in rates:
+            check_time()
+            part.descend(work.gradient(part.theta), float(rate), 0.0, 0.0)
+    return {}
+
+
+@op(
+    "split.descend",
+    asked="FedOnce: `feature_epsilon`",
+    releases=Release.EMBEDDINGS,
+    private=("prediction_noise",),
+    returns={"image": EMBEDDED},
+)
+def descend(
+    table: LocalTable, view: str, encoding: str, model: str, rows: Array, pull: float, rates: Rates,
+    momentum: NotNegative, noise: SampleNoise, prediction_noise: PredictionNoise | None = None,
+) -> Values:  # fmt: skip
+    """Take a noisy step for each learning rate (`NoisySteps`), then return embeddings, with noise if it is asked for.
+
+    ``rows`` is the gradient by embeddings, summed over joined rows.
+    """
+    network, part = bottom_parameters(table, model, encoded_for_noise(table, view, encoding))
+    check_noisy(table.grant.party, part)
+    if prediction_noise is not None and prediction_noise.bound is None:
+        raise PartyError("embeddings with noise need a bound")
+    work = NoisySteps.of(table, view, encoding, network.by_row, part.theta, wide(rows), pull, noise)
+    table.count_embeddings(view, network.spec.outputs)
+    with unchanged_if_refused(part):
+        for rate in rates:
+            check_time()
+            part.descend(work.gradient(part.theta), float(rate), momentum, 0.0)
+        if prediction_noise is None or prediction_noise.bound is None:
+            return {"image": shaped(predicted(work.rows, part.theta, work.data), table.wire)}
+        bound, multiplier = prediction_noise.bound, prediction_noise.multiplier
+        image = noisy_predictions(table, work.data, work.rows, part.theta, bound, multiplier)
+        return {"image": shaped(image, table.wire)}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,8 +21,9 @@ from numpy.typing import NDArray
 
 from tablepuppet.algebra.ops import joined_counts
 from tablepuppet.errors import PartyError
+from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.split.model import Embeddings, SplitModel, zero_embeddings
-from tablepuppet.learn.split.nat import NatSettings, NatTraining, principal_components, targets_of
+from tablepuppet.learn.split.nat import NatSettings, NatTraining, own_seed, principal_components, targets_of
 from tablepuppet.learn.split.ops import Training, bottom_parameters
 from tablepuppet.learn.split.table import TorchTable
 from tablepuppet.learn.tables.network import need_torch
@@ -83,8 +83,7 @@ def _training(
     settings: NatSettings,
 ) -> NatTraining:  # fmt: skip
     """The training of a shard: its targets are its own, whatever other tables and shards have."""
-    scan = table.snapshot.scan
-    own = int(np.random.default_rng([seed, zlib.crc32(f"{scan.alias}/{scan.party}".encode())]).integers(2**62))
+    own = own_seed(table, seed)
     targets = targets_of(table.snapshot.place(table.view(view).row_ids), network.spec.outputs, own)
     network.flat.load(theta)
     return NatTraining(network.flat.module, InputRows.of(network, data), targets, settings, own)
@@ -252,12 +251,13 @@ class OnceModel(SplitModel):
     ``absent`` are guests that lagged: their embeddings are zeros, in training as in predictions (Appendix C).
     """
 
-    guests: Sequence[str] = ()
     blur: float = 0.0
     absent: frozenset[str] = frozenset()
+    noise: Noise | None = None  # of FedOnce-L1
 
-    def __init__(self, *values: Any):
+    def __init__(self, host: str, *values: Any):
         super().__init__(*values)
+        self.host, self.guests = host, [alias for alias in self.tables if alias != host]
         self._messages: dict[tuple[str, str], dict[str, Floats]] = {}  # by session and view, then by alias
 
     def receive(self, clients: Sequence[Client]) -> Embeddings:
@@ -266,6 +266,8 @@ class OnceModel(SplitModel):
         Zeros stand in for a guest that is lost.
         """
         present = [alias for alias in self.guests if alias not in self.absent]
+        if self.noise is not None:
+            self.noise.images += 1
         asked = [(client, super(OnceModel, self).ask_embeddings(client, present, self._zeros())) for client in clients]
         for client, read in asked:
             self._messages[client.session, client.view] = read()
@@ -291,12 +293,25 @@ class OnceModel(SplitModel):
         asked = [alias for alias in listed if alias not in known and alias not in self.absent]
         gone = [alias for alias in listed if alias in self.absent and client.shards(alias)]
         read = super().ask_embeddings(client, asked, instead)
+        if asked and self.noise is not None:
+            self.noise.images += 1
         held = {alias: known[alias] for alias in listed if alias in known}
         return lambda: read() | {alias: self._nothing(client, alias) for alias in gone} | held
 
     def noise_of(self, alias: str) -> dict[str, Any]:
-        """The arguments for noise on a guest's embeddings."""
+        """The arguments for noise on a table's embeddings."""
+        if self.noise is not None and self.noise.image is not None:
+            return {"noise": self.noise.of_predictions(self.noise.clip)}
         return {"blur": self.blur} if self.blur and alias in self.guests else {}
+
+    def start_of(self, alias: str) -> dict[str, Any]:
+        """Of noisy steps: the host begins with embeddings of zero, as the coordinator takes them for."""
+        return {} if self.noise is None else {"noisy": True, "zero": alias == self.host}
+
+    @property
+    def are_noisy(self) -> bool:
+        """Whether parameters come from noisy values only."""
+        return self.noise is not None
 
     def _nothing(self, client: Client, alias: str) -> Floats:
         return zero_embeddings(client, alias, self.spec_of(alias), self.lou.wire)

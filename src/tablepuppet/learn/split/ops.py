@@ -21,12 +21,12 @@ from tablepuppet.learn.split.table import Forward, Sums, TorchTable
 from tablepuppet.learn.tables.noisy import noisy_predictions
 from tablepuppet.learn.tables.parameters import TableParameters, check_noisy, held_parameters, hold_parameters
 from tablepuppet.party.added_noise import PredictionNoise
-from tablepuppet.party.arguments import Multiplier, NotNegative, Positive, Seed
+from tablepuppet.party.arguments import Bound, Multiplier, NotNegative, Positive, Seed
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import OUTPUTS, ROWS, ROWS_ASKED, THETA, WIDTH, Numbers
-from tablepuppet.party.spec import Bottom, Hiding
+from tablepuppet.party.spec import Bottom, Hiding, Mlp
 from tablepuppet.prep.encoded_rows import encoded, encoded_for_noise
 from tablepuppet.prep.encoded_table import EncodedTable
 
@@ -37,6 +37,8 @@ BatchNumber = Annotated[int, Meta(ge=-1, le=2**53)]
 EMBEDDED, ASKED_EMBEDDED = Numbers((ROWS, OUTPUTS)), Numbers((ROWS_ASKED, OUTPUTS))
 NEXT_EMBEDDED = Numbers(("next_places", OUTPUTS))
 ASKED = "networks across parties"
+HALF = "float16"
+LARGEST_HALF = 65_504.0
 
 
 @dataclass
@@ -67,47 +69,58 @@ def bottom_parameters(table: LocalTable, model: str, data: EncodedTable) -> tupl
 
 
 @op("split.start", asked=ASKED, releases=Release.COUNTS, returns={})
-def start(table: LocalTable, view: str, encoding: str, model: str, spec: Bottom, seed: Seed) -> Values:
-    """Begin the bottom network of a table with one shard."""
+def start(
+    table: LocalTable, view: str, encoding: str, model: str, spec: Bottom, seed: Seed, noisy: bool = False,
+    zero: bool = False,
+) -> Values:  # fmt: skip
+    """Begin the bottom network of a table with one shard. Its parameters depend on no row.
+
+    With ``noisy``, it takes noisy steps only; with ``zero``, all embeddings are zero at first.
+    """
     data = encoded(table, view, encoding)
     alias = table.snapshot.scan.alias
     network = TorchTable(spec, data.width, alias)
     theta = network.start(seed, alias, data.dense.shape[1])
-    hold_parameters(table, model, TableParameters(network, theta, memory=Training(Adam.over(len(theta)))))
+    if zero and isinstance(spec, Mlp):
+        last = ((data.width, *spec.hidden)[-1] + 1) * spec.outputs
+        theta[len(theta) - last :] = 0.0
+    hold_parameters(table, model, TableParameters(network, theta, noisy, Training(Adam.over(len(theta)))))
     return {}
 
 
 @op("split.step", asked=ASKED, releases=Release.EMBEDDINGS, returns={"image": NEXT_EMBEDDED})
 def step(
     table: LocalTable, view: str, encoding: str, model: str, batch: BatchNumber, rows: Array,
-    next_batch: BatchNumber, next_places: Places, next_counts: Places, lr: NotNegative, l2: NotNegative,
-    hiding: Hiding | None = None,
+    next_batch: BatchNumber, next_places: Places, lr: NotNegative, l2: NotNegative,
+    next_counts: Places | None = None, hiding: Hiding | None = None, unit: Bound = 1.0, half: bool = False,
 ) -> Values:  # fmt: skip
     """Take the step of a batch from ``rows``, the gradient by its embeddings, summed over joined rows; then return the
     embeddings of the next batch.
 
     Batches have numbers: a party that was away while others went on takes no step for a batch it has not computed.
-    ``hiding``: cells of the next batch that are hidden from the network, in pretraining.
+    ``next_counts``: how often each of its rows is joined in it, for batch norm. ``hiding``: cells of the next batch that are hidden from the network, in pretraining. ``rows`` are in units of
+    ``unit``; ``half``: embeddings travel in half precision.
     """
     data = encoded(table, view, encoding)
     network, part = bottom_parameters(table, model, data)
     training = part.remembered(Training)
-    if len(next_counts) != len(next_places):
+    if next_counts is not None and len(next_counts) != len(next_places):
         raise PartyError("as many counts as places of rows are needed")
     chosen = data.rows(next_places)
     table.count_embeddings(view, network.spec.outputs, next_places)
     if batch >= 0 and training.batch == batch and training.forward is not None:
-        gradient = training.forward.backward(_wide(rows))
+        gradient = training.forward.backward(wide(rows) * unit)
         gradient += 0.0 if training.rebuilt is None else training.rebuilt
         part.theta = training.adam.stepped(part.theta, gradient, lr, l2, network.flat.trained)
         part.noisy = False
     training.batch, training.forward, training.rebuilt = next_batch, None, None
     training.view, training.places = view, next_places
+    wire = HALF if half else table.wire
     if not len(next_places):
-        return {"image": np.zeros((0, network.spec.outputs) if network.spec.outputs > 1 else 0, table.wire)}
+        return {"image": np.zeros((0, network.spec.outputs) if network.spec.outputs > 1 else 0, wire)}
     training.forward = network.forward(part.theta, network.batched(chosen, next_counts, hiding))
     part.theta = network.flat.after(part.theta)
-    return {"image": _shaped(training.forward.embeddings, table.wire)}
+    return {"image": shaped(training.forward.embeddings, wire)}
 
 
 @op(
@@ -143,7 +156,7 @@ def embed(
 def apply(
     table: LocalTable, view: str, encoding: str, spec: Bottom, theta: Array, places: Places | None = None,
     blur: Multiplier | None = None, noise: PredictionNoise | None = None, hiding: Hiding | None = None,
-    sums: Array | None = None, joined: Positive = 1,
+    sums: Array | None = None, joined: Positive = 1, half: bool = False,
 ) -> Values:  # fmt: skip
     """Embeddings with parameters that the coordinator sends; with ``places``, only of these rows, in training.
 
@@ -160,7 +173,7 @@ def apply(
     if places is None:
         return {"image": _released(table, network, theta, data, blur, noise)}
     found = network.forward(theta, network.batched(chosen, None, hiding), known).embeddings
-    return {"image": _shaped(found, table.wire)}
+    return {"image": shaped(found, HALF if half else table.wire)}
 
 
 def _released(
@@ -171,13 +184,13 @@ def _released(
     if noise is not None:
         if noise.bound is None:
             raise PartyError("embeddings with noise need a bound")
-        return _shaped(noisy_predictions(table, data, network.by_row, theta, noise.bound, noise.multiplier), table.wire)
+        return shaped(noisy_predictions(table, data, network.by_row, theta, noise.bound, noise.multiplier), table.wire)
     found = network.predict(theta, data)
     if blur is not None:
         lengths = np.linalg.norm(found, axis=1, keepdims=True)
         unit = (found / np.where(lengths > 0, lengths, 1)).astype(np.float64)
         found = table.noisy(lambda: [unit], unit.shape, 1.0, blur, "embeddings")
-    return _shaped(found, table.wire)
+    return shaped(found, table.wire)
 
 
 @op(
@@ -188,7 +201,7 @@ def _released(
 )
 def gradient(
     table: LocalTable, view: str, encoding: str, spec: Bottom, theta: Array, places: Places, rows: Array,
-    hiding: Hiding | None = None, sums: Array | None = None, joined: Positive = 1,
+    hiding: Hiding | None = None, sums: Array | None = None, joined: Positive = 1, unit: Bound = 1.0,
 ) -> Values:  # fmt: skip
     """A shard's summand of its table's gradient, for a batch."""
     data = encoded(table, view, encoding)
@@ -198,7 +211,7 @@ def gradient(
     if not len(places):
         return {"sums": np.zeros(network.flat.size)}
     batch = network.batched(data.rows(places), None, hiding)
-    return {"sums": network.forward(theta, batch, known).backward(_wide(rows))}
+    return {"sums": network.forward(theta, batch, known).backward(wide(rows) * unit)}
 
 
 @op(
@@ -213,14 +226,14 @@ def moments(
 ) -> Values:  # fmt: skip
     """Sums over the joined rows of a batch by encoded column, of values and squares: as they are shown, and whole.
 
-    Of few rows they say as much as embeddings do, and are counted as such.
+    Of few rows they say as much as embeddings that are as wide as the table, and are counted as such.
     """
     data = encoded(table, view, encoding)
     network = TorchTable(spec, data.width, table.snapshot.scan.alias)
     if len(counts) != len(places):
         raise PartyError("as many counts as places of rows are needed")
     chosen = data.rows(places)
-    table.count_embeddings(view, spec.outputs, places)
+    table.count_embeddings(view, max(spec.outputs, data.width), places)
     batch = network.batched(chosen, counts, hiding)
     whole = batch.rows.numpy().astype(np.float64)
     shown = whole if batch.mask is None else whole * (1 - batch.mask.numpy())
@@ -243,11 +256,14 @@ def check_shape(theta: Array, network: TorchTable) -> None:
         raise PartyError(f"parameters of shape {theta.shape} do not fit: {network.flat.size:,} are needed")
 
 
-def _shaped(embeddings: NDArray[Any], wire: str) -> NDArray[Any]:
+def shaped(embeddings: NDArray[Any], wire: str) -> NDArray[Any]:
     """Embeddings as they travel: (rows,) if they are one number wide, else (rows, outputs)."""
     found = embeddings[:, 0] if embeddings.shape[1] == 1 else embeddings
+    if wire == HALF:
+        found = np.clip(found, -LARGEST_HALF, LARGEST_HALF)
     return found.astype(wire, copy=False)
 
 
-def _wide(rows: NDArray[Any]) -> NDArray[Any]:
+def wide(rows: NDArray[Any]) -> NDArray[Any]:
+    """Arrays that travelled, as (rows, outputs)."""
     return rows[:, None] if rows.ndim == 1 else rows

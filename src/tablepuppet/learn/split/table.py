@@ -95,7 +95,8 @@ class TorchTable:
         if isinstance(self.spec, TabNet):
             return self._alike(theta, numbers)
         if isinstance(self.spec, Mlp):
-            theta[: self.width * (*self.spec.hidden, self.spec.outputs)[0]].reshape(-1, self.width)[:, numbers:] = 0.0
+            first = (*self.spec.hidden, self.spec.outputs)[0]
+            theta[: self.width * first].reshape(first, self.width)[:, numbers:] = 0.0
         return theta
 
     def _alike(self, theta: Array, numbers: int) -> Array:

@@ -18,7 +18,6 @@ from tablepuppet.learn.tables.parameters import (
     first_parameters,
     held_parameters,
     hold_parameters,
-    noisy_parameters,
     parameters_for_predictions,
 )
 from tablepuppet.party.added_noise import PredictionNoise, SumNoise
@@ -126,7 +125,9 @@ def _check_shape(theta: Array, shape: tuple[int, ...]) -> None:
 )
 def parameters(table: LocalTable, view: str, model: str, noisy: bool = False) -> Values:
     """The parameters of a table; with ``noisy``, they must come from noisy sums only and cost no more epsilon."""
-    part = noisy_parameters(table, model) if noisy else held_parameters(table, model)
+    part = held_parameters(table, model)
+    if noisy:
+        check_noisy(table.grant.party, part)
     return {"theta": part.theta}
 
 

@@ -104,11 +104,13 @@ def take_out(column: Column, attempt: Attempt, low: float, high: float) -> None:
     inner, probe = column.ranks, f"{column.name}_below"
     below_chain = attempt.chain(column.name, column.alias, Outside(column.name, low, FARTHEST, probe))
     attempt.emit(column, Without(column.name, low, high))
+    left_chain = attempt.chain(column.name, column.alias)
     column.moments, column.is_filled = None, False
     if inner is not None:
 
         def ranks() -> Shortened:
             below = attempt.asked(column.alias, probe, below_chain)
-            return Shortened(inner(), round(below.mean * below.count), attempt.moments(column).count)
+            left = attempt.asked(column.alias, column.name, left_chain).count
+            return Shortened(inner(), round(below.mean * below.count), left)
 
         column.ranks = ranks

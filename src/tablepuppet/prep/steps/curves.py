@@ -34,10 +34,10 @@ class Log(Step):
         attempt.emit(column, Logarithm(column.name, offset))
         column.moments, column.is_filled = None, False
         if inner is not None and before is not None:
-            count = before.count
+            count, chain = before.count, attempt.chain(column.name, column.alias)
 
             def ranks() -> Mapped:
-                left = attempt.moments(column).count  # those that have no logarithm were the lowest
+                left = attempt.asked(column.alias, column.name, chain).count  # those without were the lowest
                 return Mapped(
                     Shortened(inner(), count - left, left), lambda value: math.log(max(value + offset, LEAST))
                 )

@@ -1,0 +1,134 @@
+"""FedOnce with noise (FedOnce-L1): the coordinator's half of noisy_nat.py.
+
+Guests take all their noisy steps by themselves and send one message. Then, in every round, the top network learns from
+the embeddings that are known, and the host takes noisy steps from the gradient by its own embeddings. What the top
+network learns follows from messages. So given these, epsilon is that of a table's noisy steps; where messages have
+noise too, all of it is counted. Every table takes as many steps as the promise has, each with its own multiplier.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
+from tablepuppet.learn.noise.plan import StepNoise
+from tablepuppet.learn.rounds import Round
+from tablepuppet.learn.split.exchange import Exchange
+from tablepuppet.learn.split.model import Embeddings, gathered
+from tablepuppet.learn.split.once import OnceModel
+from tablepuppet.learn.split.train import learn_by_batches
+from tablepuppet.learn.tables.network import need_torch
+from tablepuppet.learn.threads import one_thread
+from tablepuppet.mapping.table_mapping import Floats
+
+Array = NDArray[np.float64]
+AT_ONCE = 50  # noisy steps of a request
+GUEST_RATE, HOST_RATE = 0.5, 0.5  # learning rates, where noise allows them
+WALK = 4.0  # how far noise alone may move parameters
+MOMENTUM = 0.9
+TOP_STEPS = 100  # of the top network, at least, before and after the host's steps of a round
+
+
+@dataclass
+class NoisyOnce:
+    """The steps of guests and host. ``steps`` are those of a table in all ``rounds``."""
+
+    model: OnceModel
+    noise: StepNoise
+    rounds: int
+    steps: int
+
+    def teach(self, seed: int, report: Callable[[int], None]) -> None:
+        """Let guests take all their steps, some in each request."""
+        falling = 1 - np.arange(self.steps) / self.steps
+        rates = {alias: self._rate(alias, GUEST_RATE, 1.0) * falling for alias in self.model.guests}
+        for start in range(0, self.steps, AT_ONCE):
+            told = {
+                alias: {"rates": rates[alias][start : start + AT_ONCE], "noise": self._of(alias)} for alias in rates
+            }
+            self.model.lou.ask("nat.steps", told, by_alias=told, seed=seed, **self._names).read()
+            report(min(start + AT_ONCE, self.steps))
+
+    def learn(
+        self, host: str, messages: Embeddings, loss: JoinedLoss, lr: float, size: int, seed: int,
+        report: Callable[[Round], bool],
+    ) -> None:  # fmt: skip
+        """Rounds of the top network and the host's noisy steps; ``report`` may ask to stop."""
+        model, spec = self.model, self.model.spec_of(host)
+        known = {**messages, host: np.zeros((model.rows(host), spec.outputs), np.float32)}
+        falling = (1 - np.arange(self.steps) / self.steps).reshape(self.rounds, -1)
+        rate = self._rate(host, HOST_RATE, 1 - MOMENTUM)
+        for number, shares in enumerate(falling, start=1):
+            self._learn_top(known, loss, lr, size, seed + 2 * number, lambda done: False)
+            asked = {"rates": rate * shares, "noise": self._of(host), **self._image()}
+            rows = {host: model.on_wire(self._gradient(host, known, loss))["rows"]}
+            pending = model.lou.ask(
+                "split.descend", [host], rows, {host: asked}, momentum=MOMENTUM,
+                pull=loss.most_curvature / len(loss.rows), **self._names,
+            )  # fmt: skip
+            found = model.lou.concatenate(pending.read()[host], "image")
+            known[host] = found[:, None] if found.ndim == 1 else found
+            self.noise.steps += len(shares)
+            self.noise.images += 1
+            done: list[Round] = []
+            self._learn_top(known, loss, lr, size, seed + 2 * number + 1, _kept(done))
+            if report(replace(done[-1], number=number)):
+                break
+
+    def _learn_top(
+        self, known: Embeddings, loss: JoinedLoss, lr: float, size: int, seed: int, report: Callable[[Round], bool]
+    ) -> None:
+        epochs = math.ceil(TOP_STEPS * size / len(loss.rows))
+        learn_by_batches(Exchange(self.model, []), loss, [lr] * epochs, size, seed, report, fixed=known)
+
+    def _gradient(self, host: str, known: Embeddings, loss: JoinedLoss) -> Floats:
+        """The gradient of the mean loss by the host's embeddings, summed at base rows."""
+        torch, top, mapping = need_torch(), self.model.top, loss.rows.mapping
+        with one_thread(torch):
+            given = {
+                alias: torch.from_numpy(np.ascontiguousarray(values)).to(top.flat.dtype)
+                for alias, values in gathered(mapping, known, slice(0, len(loss.rows))).items()
+            }
+            given[host].requires_grad_()
+            scores, _ = top.forward(given)
+            plain = scores.detach().numpy().astype(np.float64)
+            plain = plain[:, 0] if plain.shape[1] == 1 else plain
+            gradient = loss.pointwise.evaluate(plain, loss.rows.labels_of(np.arange(len(loss.rows)))).gradient
+            top.backward(scores, None, gradient / len(loss.rows))
+            joined = given[host].grad.numpy().astype(np.float64)
+        sums = np.zeros((mapping.tables[host].rows, joined.shape[1]))
+        np.add.at(sums, mapping.tables[host].index, joined)
+        return sums
+
+    @property
+    def _names(self) -> dict[str, Any]:
+        return {"encoding": self.model.encoding.id, "model": self.model.name}
+
+    def _of(self, alias: str) -> Any:
+        return self.noise.of_sums(alias, self.model.rows(alias))
+
+    def _image(self) -> dict[str, Any]:
+        return {} if self.noise.image is None else {"prediction_noise": self.noise.of_predictions(self.noise.clip)}
+
+    def _rate(self, alias: str, usual: float, rest: float) -> float:
+        """A learning rate, lower where noise would move parameters by more than `WALK` over all steps."""
+        noise, rows = self.noise, self.model.rows(alias)
+        numbers = self.model.table_model(alias).flat.size
+        length = noise.multipliers[alias] * noise.clip * math.sqrt(numbers) / (noise.samplings[alias] * rows)
+        return min(usual * rest, rest * WALK / (length * math.sqrt(self.steps)))
+
+
+def _kept(done: list[Round]) -> Callable[[Round], bool]:
+    """A report that keeps rounds, and never asks to stop."""
+
+    def keep(each: Round) -> bool:
+        done.append(each)
+        return False
+
+    return keep
