@@ -99,8 +99,8 @@ def step(
 
     Batches have numbers: a party that was away while others went on takes no step for a batch it has not computed.
     ``next_counts``: how often each of its rows is joined in it, for batch norm. ``hiding``: cells of the next batch
-    that are hidden from the network, in pretraining. ``rows`` are in units of ``unit``; ``half``: embeddings travel in half
-    precision.
+    that are hidden from the network, in pretraining. ``rows`` are in units of ``unit``; ``half``: embeddings travel in
+    half precision.
     """
     data = encoded(table, view, encoding)
     network, part = bottom_parameters(table, model, data)
