@@ -14,6 +14,7 @@ from scipy.stats import loguniform
 import tablepuppet as tp
 from tablepuppet.jobs import Run
 from tablepuppet.learn.learners import search as module
+from tablepuppet.learn.learners.folds import measured_along_l2
 from tests.learn.test_selection import SQL, tables
 from tests.relations import federation, record_wire
 from tests.small_job import write_job
@@ -79,9 +80,8 @@ def test_random_search_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert search.best_score_ == pytest.approx(alone["test_log_loss"].mean(), abs=1e-6)
     again = tp.RandomSearch(learner, settings, candidates=10, folds=3, metric="log_loss", seed=4).fit(relation)
     assert again.best_params_ == search.best_params_
-    assert (search.evaluate(relation).keys(), len(search.predict(relation))) == (
-        {"accuracy", "auc", "log_loss"}, len(relation),
-    )  # fmt: skip
+    assert set(search.evaluate(relation)) == {"accuracy", "auc", "log_loss"}
+    assert len(search.predict(relation)) == len(relation)
     whole = tp.RandomSearch(learner, {"l2": [0.1, 1.0, 10.0]}, candidates=20, folds=3, halving=False).fit(relation)
     assert sorted(whole.results_["l2"]) == [0.1, 1.0, 10.0]
     assert whole.results_["share"].tolist() == [1.0] * 3
@@ -104,7 +104,7 @@ def test_a_search_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     folder = tmp_path / "kept"
     grid = {"l2": [0.1, 1.0], "tol": [1e-15, 1e-12]}
     expected = tp.GridSearch(tp.LogisticRegression(), grid, folds=3).fit(relation)
-    real, calls = module.measured_along_l2, list[int]()
+    real, calls = measured_along_l2, list[int]()
 
     def counted(*given: Any) -> Any:
         calls.append(1)

@@ -131,10 +131,7 @@ class Folding:
     ):
         need_relation(relation, "cross_validate")
         label = label_of(relation)
-        if not isinstance(folds, Integral) or isinstance(folds, bool) or folds < 2:
-            raise LearnError(f"folds is a whole number from 2, not {folds!r}")
-        if not isinstance(seed, Integral) or seed < 0:
-            raise LearnError(f"seed is a whole number from 0, not {seed!r}")
+        _check(folds, seed)
         if groups is not None and stratified:
             raise LearnError("give groups or stratified: groups stay together, whatever their classes")
         self._relation, self._folds, self._seed, rng = relation, folds, seed, np.random.default_rng(seed)
@@ -169,6 +166,13 @@ class Folding:
         if self.alias == self._relation.split_table:
             return self._relation.rows_at([order])[0]
         return mark(self.rows, order)
+
+
+def _check(folds: Any, seed: Any) -> None:
+    if not isinstance(folds, Integral) or isinstance(folds, bool) or int(folds) < 2:
+        raise LearnError(f"folds is a whole number from 2, not {folds!r}")
+    if not isinstance(seed, Integral) or int(seed) < 0:
+        raise LearnError(f"seed is a whole number from 0, not {seed!r}")
 
 
 def _by_rows(relation: Relation, folds: int, rng: np.random.Generator) -> tuple[str, NDArray[np.int64]]:
