@@ -118,18 +118,23 @@ class Shown:
         ]
 
 
-def run(folder: Path, start: str, urls: dict[str, str]) -> Shown:
-    """Execute the cells in a kernel of this Python."""
+def kernel(folder: Path, start: str = START) -> KernelManager:
+    """A kernel of this Python; to be shut down by whom it was made for."""
     spec = folder / "kernels" / "tested"
     spec.mkdir(parents=True)
     argv = [sys.executable, "-c", start, "-f", "{connection_file}", "--HistoryManager.enabled=False"]
     (spec / "kernel.json").write_text(json.dumps({"argv": argv, "language": "python", "display_name": "tested"}))
-    manager = KernelManager(
+    return KernelManager(
         kernel_name="tested",
         kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(spec.parent)], ensure_native_kernel=False),
         transport="ipc",  # two runs at the same time cannot take each other's ports
         connection_file=str(folder / "kernel.json"),
     )
+
+
+def run(folder: Path, start: str, urls: dict[str, str]) -> Shown:
+    """Execute the cells in such a kernel."""
+    manager = kernel(folder, start)
     sources = [_dedented(source).replace("URLS", repr(urls)).replace("(SQL", f"({SQL!r}") for source in CELLS.values()]
     cell: dict[str, Any] = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
     written = {"cells": [cell | {"id": f"cell-{i}", "source": text} for i, text in enumerate(sources)], "metadata": {}}

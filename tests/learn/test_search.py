@@ -13,8 +13,8 @@ from scipy.stats import loguniform
 
 import tablepuppet as tp
 from tablepuppet.jobs import Run
-from tablepuppet.learn.learners import folds
 from tablepuppet.learn.learners import search as module
+from tablepuppet.learn.learners.folds import measured_along_l2
 from tests.learn.test_selection import SQL, tables
 from tests.relations import federation, record_wire
 from tests.small_job import write_job
@@ -104,7 +104,7 @@ def test_a_search_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     folder = tmp_path / "kept"
     grid = {"l2": [0.1, 1.0], "tol": [1e-15, 1e-12]}
     expected = tp.GridSearch(tp.LogisticRegression(), grid, folds=3).fit(relation)
-    real, calls = folds.measured_along_l2, list[int]()
+    real, calls = measured_along_l2, list[int]()
 
     def counted(*given: Any) -> Any:
         calls.append(1)

@@ -103,8 +103,8 @@ def test_drift_is_that_of_the_join(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert told.tolist() == expected.tolist()
     kinds = [side["kind"].fillna("none").value_counts() for side in sides]
     names = sorted(set(kinds[0].index) | set(kinds[1].index))
-    shares = [each.reindex(names).fillna(0).to_numpy(float) for each in kinds]
-    assert found["kind"].psi == pytest.approx(psi(*shares), rel=1e-12)
+    by_kind = [each.reindex(names).fillna(0).to_numpy(float) for each in kinds]
+    assert found["kind"].psi == pytest.approx(psi(*by_kind), rel=1e-12)
     assert found["kind"].ks is None
     assert [each.verdict for each in found if each.column in ("kind", "same")] == ["large", "none"]
     assert found.to_arrow()["psi"].to_pylist() == sorted((each.psi for each in found), reverse=True)

@@ -105,14 +105,14 @@ class Learner(Planner):
             return self._fit(relation, validation)
 
     def _fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Self:
-        begun = self._begin(relation, validation, may_hold_out)
+        begun = self._open_fit(relation, validation, may_hold_out)
         watch = begun.watch(self)
         model, intercept = self._train(begun.relation, begun.loss, watch)
-        self._end(begun, watch, model, intercept)
+        self._close_fit(begun, watch, model, intercept)
         begun.loss.rows.drop()
         return self
 
-    def _begin(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Begun:
+    def _open_fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Begun:
         """Check all that can be checked, then ask for labels and fit encoders."""
         self.check_settings()
         need_relation(relation, "fit")
@@ -131,7 +131,7 @@ class Learner(Planner):
                 relation, validation = relation.split(HELD_OUT, self.seed)
             return self._prepared(relation, validation, label, own)
 
-    def _end(self, begun: Begun, watch: Watch, model: Watched, intercept: Array) -> None:
+    def _close_fit(self, begun: Begun, watch: Watch, model: Watched, intercept: Array) -> None:
         """Store what a solver has come to."""
         self.intercept_ = watch.end(model, intercept)
         self.store_fit(begun.relation, self.encoding_, model)

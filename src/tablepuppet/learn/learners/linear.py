@@ -104,7 +104,7 @@ class LinearLearner(Learner):
         """
         assert self.goes_along_l2(), "its caller has asked"
         self.l2 = values[0]
-        begun = self._begin(relation, None)
+        begun = self._open_fit(relation, None)
         model = LinearModel(begun.relation.client, begun.loss.rows, self.encoding_, relation.wire, self.l2)
         gradient = GradientRule(begun.loss)
         with one_thread():
@@ -118,7 +118,7 @@ class LinearLearner(Learner):
                     intercept, self.converged_ = descent.run(
                         self.most_rounds, self._tolerance(relation), watch.of(model)
                     )
-                self._end(begun, watch, model, intercept)
+                self._close_fit(begun, watch, model, intercept)
                 yield self
         finally:
             begun.loss.rows.drop()
