@@ -35,7 +35,10 @@ def party(tmp_path: Path) -> Party:
 def test_describe_tells_the_schema(party: Party) -> None:
     """`describe` tells names, types, the number of rows, and which columns are public."""
     columns = {"k": "BIGINT", "x": "DOUBLE"}
-    assert party.describe(HERE) == [Shard("p0", "t", columns, 4, public=("k", "x"), cross_statistics=True)]
+    open_to_all: Any = {
+        "cross_statistics": True, "embeddings": (None, None), "matrix": True, "values": ("k", "x"),
+    }  # fmt: skip
+    assert party.describe(HERE) == [Shard("p0", "t", columns, 4, public=("k", "x"), **open_to_all)]
 
 
 def test_run_blinds_keys(party: Party) -> None:

@@ -283,7 +283,7 @@ class Places:
         step = self.collecting(aliases)
         found = self.read(step, pending)
         for alias in aliases:
-            sizes = np.array([len(encoder.digests) for encoder in self._encoding.categories[alias]], np.int64)
+            sizes = np.array([encoder.size for encoder in self._encoding.categories[alias]], np.int64)
             width = len(self._encoding.numbers[alias])
             for shard, each in zip(self.client.shards(alias), found[alias], strict=True):
                 _check_cells(shard.party, alias, each["numbers"], each["codes"], width, sizes)

@@ -25,9 +25,8 @@ from tablepuppet.algebra.functions import Function
 from tablepuppet.algebra.linalg.estimates import Estimates
 from tablepuppet.algebra.preparation import Preparation, Recipe
 from tablepuppet.errors import ConfigError, LearnError
-from tablepuppet.prep.encode import CategoryEncoder, Encoding, NumberEncoder
+from tablepuppet.prep.encoding_file import encoding_arrays, encoding_facts, read_encoding
 from tablepuppet.runs.table_view import NamedNumbers
-from tablepuppet.sql.query import OutputColumn
 from tablepuppet.wire.engine import Engine
 
 FORMAT = 1
@@ -157,42 +156,18 @@ def _preparation(given: Preparation, arrays: dict[str, NDArray[Any]]) -> Facts:
     encoding, recipe = given.encoding, given.recipe
     if encoding.private:
         raise LearnError("a matrix with noise has no models of tp.linalg")
-    numbers = {
-        alias: [{**_column(each.column), "mean": each.mean, "scale": each.scale} for each in listed]
-        for alias, listed in encoding.numbers.items()
-    }
-    categories = {
-        alias: [{**_column(each.column), "digests": _written(each.digests, arrays)} for each in listed]
-        for alias, listed in encoding.categories.items()
-    }
+    arrays |= encoding_arrays(encoding)
     made = None
     if recipe is not None:
         made = {name: _written(getattr(recipe, name), arrays) for name in ("places", "scale", "shift")}
         if recipe.function is not None:
             made["steps"] = [list(step) for step in recipe.function.steps]
             made["constants"] = _written(recipe.function.constants, arrays)
-    return {"kind": "preparation", "id": encoding.id, "numbers": numbers, "categories": categories, "recipe": made}
-
-
-def _column(column: OutputColumn) -> Facts:
-    return {"name": column.name, "alias": column.alias, "expression": column.expression, "type": column.type}
+    return {"kind": "preparation", "encoding": encoding_facts(encoding), "recipe": made}
 
 
 def _read_preparation(facts: Facts, arrays: Mapping[str, NDArray[Any]], engine: Engine) -> Preparation:
-    def column(entry: Facts) -> OutputColumn:
-        return OutputColumn(entry["name"], entry["alias"], entry["expression"], entry["type"])
-
-    encoding = Encoding(
-        facts["id"],
-        {
-            alias: tuple(NumberEncoder(column(each), each["mean"], each["scale"]) for each in listed)
-            for alias, listed in facts["numbers"].items()
-        },
-        {
-            alias: tuple(CategoryEncoder(column(each), _read(each["digests"], arrays, engine)) for each in listed)
-            for alias, listed in facts["categories"].items()
-        },
-    )
+    encoding = read_encoding(facts["encoding"], arrays)
     made = facts["recipe"]
     if made is None:
         return Preparation(encoding, engine)

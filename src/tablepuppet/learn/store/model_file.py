@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import ConfigError, LearnError, PartyError
@@ -31,10 +30,8 @@ from tablepuppet.learn.registry import LEARNERS
 from tablepuppet.learn.store.fitted import Connected, Fitted
 from tablepuppet.learn.store.model_folder import ModelFolder
 from tablepuppet.learn.tables.stored import Kept, KeptNoise, Stored, keep_only
-from tablepuppet.prep.encode import NO_DIGESTS, CategoryEncoder, Encoding, NumberEncoder, TableSteps
-from tablepuppet.prep.specs import Spec
+from tablepuppet.prep.encoding_file import encoding_arrays, encoding_facts, read_encoding
 from tablepuppet.runs import interrupts
-from tablepuppet.sql.query import OutputColumn
 from tablepuppet.wire.engine import Engine
 
 FORMAT = 6
@@ -133,15 +130,12 @@ def _stored(facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> Stored:
 
 def _arrays(learner: Fitted, stored: Stored) -> dict[str, NDArray[Any]]:
     arrays: dict[str, NDArray[Any]] = {f"theta/{alias}": theta for alias, theta in stored.thetas.items()}
-    for alias in learner.encoding_.numbers:
-        table = learner.encoding_.table(alias)
-        arrays |= {f"digests/{alias}/{column.name}": digests for column, digests in table.categories}
-    return arrays | learner.arrays()
+    return arrays | encoding_arrays(learner.encoding_) | learner.arrays()
 
 
 def _learner(facts: dict[str, Any], arrays: dict[str, Any], stored: Stored, federation: Connected) -> Fitted:
     learner: Any = LEARNERS[facts["learner"]].of_plain(facts["settings"])
-    learner.encoding_, learner.engine_ = _encoding(facts["encoding"], arrays), federation.engine
+    learner.encoding_, learner.engine_ = read_encoding(facts["encoding"], arrays), federation.engine
     learner.relation_columns_ = [(alias, name, type_) for alias, name, type_ in facts["columns"]]
     learner.n_features_in_, learner.parties_ = len(facts["columns"]), tuple(facts["parties"])
     learner.promise_ = None if facts["spent"] is None else read_promise(facts["spent"])
@@ -169,71 +163,8 @@ def _facts(learner: Fitted, stored: Stored, saved: str) -> dict[str, Any]:
         "uses": asdict(learner.uses_),
         "spent": None if learner.promise_ is None else learner.promise_.to_keep(),
         "noise": None if stored.noise is None else asdict(stored.noise),
-        "encoding": _written(learner.encoding_),
+        "encoding": encoding_facts(learner.encoding_),
     }
-
-
-def _written(encoding: Encoding) -> dict[str, Any]:
-    """An encoding without its digests, which are arrays."""
-    return {
-        "id": encoding.id,
-        "private": encoding.private,
-        "described": encoding.described,
-        "numbers": {
-            alias: [
-                _column(e.column) | {"mean": e.mean, "scale": e.scale, "centre": e.centre, "square": e.square}
-                for e in encoders
-            ]
-            for alias, encoders in encoding.numbers.items()
-        },
-        "categories": {
-            alias: [_column(e.column) | {"listed": len(e.digests) > 0, "more": e.more} for e in encoders]
-            for alias, encoders in encoding.categories.items()
-        },
-        "steps": {
-            alias: {
-                "numbers": [_column(column) for column in table.numbers],
-                "categories": [_column(column) for column, _ in table.categories],
-                "steps": msgspec.to_builtins(table.steps),
-            }
-            for alias, table in encoding.steps.items()
-        },
-    }
-
-
-def _column(column: OutputColumn) -> dict[str, Any]:
-    return {"name": column.name, "alias": column.alias, "expression": column.expression, "type": column.type}
-
-
-def _encoding(facts: dict[str, Any], arrays: dict[str, Any]) -> Encoding:
-    def column(entry: dict[str, Any]) -> OutputColumn:
-        return OutputColumn(entry["name"], entry["alias"], entry["expression"], entry["type"])
-
-    def digests(alias: str, entry: dict[str, Any]) -> NDArray[np.uint8]:
-        return np.asarray(arrays[f"digests/{alias}/{entry['name']}"])
-
-    def number(entry: dict[str, Any]) -> NumberEncoder:
-        return NumberEncoder(column(entry), *(entry[name] for name in ("mean", "scale", "centre", "square")))
-
-    def category(alias: str, entry: dict[str, Any]) -> CategoryEncoder:
-        known = digests(alias, entry) if entry["listed"] else NO_DIGESTS
-        return CategoryEncoder(column(entry), known, more=tuple(entry["more"]))
-
-    def table(alias: str, entry: dict[str, Any]) -> TableSteps:
-        return TableSteps(
-            tuple(map(column, entry["numbers"])),
-            tuple((column(each), digests(alias, each)) for each in entry["categories"]),
-            msgspec.convert(entry["steps"], tuple[Spec, ...]),
-        )
-
-    return Encoding(
-        facts["id"],
-        {alias: tuple(map(number, listed)) for alias, listed in facts["numbers"].items()},
-        {alias: tuple(category(alias, each) for each in listed) for alias, listed in facts["categories"].items()},
-        facts["private"],
-        {alias: table(alias, entry) for alias, entry in facts["steps"].items()},
-        tuple(facts["described"]),
-    )
 
 
 def _secrets(learner: Fitted) -> dict[str, str]:
