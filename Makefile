@@ -41,7 +41,7 @@ quick: lint ## lint, and the tests that start no processes and are not slow: som
 
 check: lint test ## everything CI runs: lint and test
 
-bench: $(DEMO_READY) ## run the benchmarks
+bench: $(TEST_READY) ## run the benchmarks
 	$(BIN)/python -m benchmarks.data
 	$(BIN)/python -m benchmarks.mapping
 	$(BIN)/python -m benchmarks.learning
@@ -51,6 +51,11 @@ bench: $(DEMO_READY) ## run the benchmarks
 	$(BIN)/python -m benchmarks.learning.networks
 	$(BIN)/python -m benchmarks.start
 	$(BIN)/python -m benchmarks.wire
+	$(BIN)/python -m benchmarks.explore
+	$(BIN)/python -m benchmarks.algebra
+	$(BIN)/python -m benchmarks.deep.joins
+	$(BIN)/python -m benchmarks.deep.fedonce
+	$(BIN)/python -m benchmarks.deep.tabvfl
 
 format: $(TEST_READY) ## format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix-only .
