@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csc_array
 
 from tablepuppet.arrays import take
 from tablepuppet.errors import PartyError
@@ -153,6 +152,8 @@ def sums_by_code(codes: NDArray[np.int32], size: int, values: NDArray[np.float64
     places = codes % (size + 1)  # -1 becomes the last place
     if values.ndim == 1:
         return np.bincount(places, values, minlength=size + 1)[:-1].astype(np.float64)
+    from scipy.sparse import csc_array  # loaded when it is needed, as for all of a party
+
     rows = len(codes)  # a sparse product adds up all columns of a row at once
     ends = np.arange(rows + 1, dtype=np.int32)
     return np.asarray((csc_array((np.ones(rows), places, ends), shape=(size + 1, rows)) @ values)[:-1], np.float64)

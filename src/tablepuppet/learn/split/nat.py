@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
@@ -80,6 +79,8 @@ def assigned(agreement: Floats) -> Places:
     >>> assigned(np.array([[0.9, 0.8], [0.8, 0.1]])).tolist()
     [1, 0]
     """
+    from scipy.optimize import linear_sum_assignment  # loaded when it is needed, as for all of a party
+
     return np.asarray(linear_sum_assignment(agreement.max(axis=0) - agreement)[1])
 
 
