@@ -263,7 +263,7 @@ def test_a_policy_holds_against_own_requests(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"bottom": tp.bottom.cnn(shape=(3, 3))}, "takes images of 1 x 3 x 3 = 9 numbers, but"),
+        ({"bottom": tp.bottom.cnn(shape=(3, 3))}, "takes images of 1 x 3 x 3 = 9 columns, but the table has"),
         ({"bottom": {"o": tp.bottom.mlp()}}, "bottom names no network for table"),
         ({"bottom": tp.bottom.registered("nobody")}, "no bottom network 'nobody' is registered here"),
         ({"bottom": tp.bottom.mlp(hidden=(0,))}, "bottom must be a bottom network"),
