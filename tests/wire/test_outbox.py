@@ -27,9 +27,11 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The ops of every trip from now on."""
     made: list[list[str]] = []
 
-    def counting(engine: Engine, calls: Sequence[tuple[str, Request]]) -> list[Reply | LostError]:
+    def counting(
+        engine: Engine, calls: Sequence[tuple[str, Request]], patience: float | None = None
+    ) -> list[Reply | LostError]:
         made.append([step.op for _, request in calls for step in request.steps])
-        return try_all(engine, calls)
+        return try_all(engine, calls, patience)
 
     monkeypatch.setattr(tablepuppet.wire.outbox, "try_all", counting)
     return made
