@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch and BLAS are loaded: several tests run at once
+
 import shutil
 import tempfile
 import warnings
