@@ -33,24 +33,13 @@ from sklearn.svm import LinearSVC
 
 import tablepuppet as tp
 from benchmarks.data import DATA, ROOT, is_there
+from benchmarks.turns import best
 from tablepuppet.party.config import Limits
 from tablepuppet.wire.distance import communication_seconds
 from tests.wire.services import calling, served
 
 Tables = dict[str, dict[str, pa.Table]]
 NUMBERS, CATEGORIES = 8, 20  # columns of a table of the products, and categories of its last one
-
-
-def best(run: Callable[[], Any], other: Callable[[], Any], repeats: int) -> dict[str, float]:
-    """Seconds of both, the best of so many turns, and their ratio."""
-    seconds: list[list[float]] = [[], []]
-    for _ in range(repeats):
-        for place, each in enumerate((run, other)):
-            began = time.perf_counter()
-            each()
-            seconds[place].append(time.perf_counter() - began)
-    ours, theirs = (min(each) for each in seconds)
-    return {"ours": round(ours, 4), "theirs": round(theirs, 4), "ratio": round(ours / theirs, 3)}
 
 
 def written(folder: Path, tables: Tables) -> dict[str, str]:

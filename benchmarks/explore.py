@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,24 +20,13 @@ from sklearn.preprocessing import StandardScaler
 
 import tablepuppet as tp
 from benchmarks.data import DATA, ROOT, is_there
+from benchmarks.turns import best
 
 SHARES = [0.25, 0.5, 0.75]
 SELECT = "SELECT r.rating, u.age, u.occupation, m.year"
 FROM = "FROM ratings r JOIN users u USING (user_id) JOIN movies_genres m USING (movie_id)"
 NUMBERS = ["rating", "age", "occupation", "year"]
 PENALTIES = [10.0**power for power in range(-9, 1)]
-
-
-def best(run: Callable[[], Any], other: Callable[[], Any], repeats: int) -> dict[str, float]:
-    """Seconds of both, the best of so many turns, and their ratio."""
-    seconds: list[list[float]] = [[], []]
-    for _ in range(repeats):
-        for place, each in enumerate((run, other)):
-            began = time.perf_counter()
-            each()
-            seconds[place].append(time.perf_counter() - began)
-    ours, theirs = (min(each) for each in seconds)
-    return {"ours": round(ours, 3), "theirs": round(theirs, 3), "ratio": round(ours / theirs, 3)}
 
 
 def joined() -> pd.DataFrame:

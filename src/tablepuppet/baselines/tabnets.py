@@ -12,6 +12,7 @@ what a guest and the coordinator compute:
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -76,20 +77,20 @@ class Trained:
         return np.asarray(found.numpy(), np.float32)
 
 
-class Network(Module):
+class Network(Module, ABC):
     """A design: an error to pretrain with, and latent vectors to finetune. ``final`` maps them to scores."""
 
     def __init__(self, latent: int, classes: int):
         super().__init__()
         self.final = final_mapping(latent, classes)
 
+    @abstractmethod
     def reconstruction(self, parts: Parts, masks: Parts) -> Tensor:
         """The error at hidden cells, summed over guests."""
-        raise NotImplementedError
 
+    @abstractmethod
     def latent(self, parts: Parts) -> tuple[Tensor, Tensor]:
         """(one latent vector per row, the sparsity of attention)."""
-        raise NotImplementedError
 
     def loss(self, parts: Parts, labels: Tensor, sparsity: float) -> Tensor:
         """Cross entropy and the weighted entropy of attention."""

@@ -8,6 +8,7 @@ asked.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,7 +74,7 @@ class Needs:
     ranks: dict[str, OutputColumn] = field(default_factory=dict)
 
 
-class Statistics:
+class Statistics(ABC):
     """What a fit may ask."""
 
     plan: Plan
@@ -91,30 +92,30 @@ class Statistics:
         """The parties that own a table's rows, as the end of an error."""
         return ""
 
+    @abstractmethod
     def base_rows(self, alias: str) -> int:
         """Rows of a table that take part."""
-        raise NotImplementedError
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing is wanted."""
         return not (self.wanted_ranks or self.wanted or self.wanted_names)
 
+    @abstractmethod
     def number(self, column: OutputColumn) -> NumberSummary:
         """Of a column as it was read."""
-        raise NotImplementedError
 
+    @abstractmethod
     def categories(self, column: OutputColumn, most: int | None) -> CategorySummary:
         """Of a column as it was read; digests of ``most`` categories."""
-        raise NotImplementedError
 
+    @abstractmethod
     def mode(self, column: OutputColumn) -> float:
         """The most frequent number of a column as it was read, the lowest of several."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fetch(self) -> None:
         """Ask for whatever is wanted."""
-        raise NotImplementedError
 
     def rank(self, column: OutputColumn, rank: float) -> float:
         """The value at a rank of a column as it was read.

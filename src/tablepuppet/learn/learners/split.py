@@ -7,6 +7,7 @@ tables must allow embeddings of their rows to be released.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
@@ -239,8 +240,9 @@ class SplitLearner(Learner):
     def _new_model(self, relation: Relation, specs: Mapping[str, Bottom]) -> SplitModel:
         return SplitModel(relation.client, self.encoding_, relation.wire, specs, self.l2, self.unit_)
 
+    @abstractmethod
     def _top(self, widths: Mapping[str, int], constant: Array, double: bool) -> Top:
-        raise NotImplementedError
+        """The network over embeddings of these widths, whose scores begin at a constant."""
 
     def _is_flat(self) -> bool:
         """Whether the objective fell little in the last quarter of the epochs."""

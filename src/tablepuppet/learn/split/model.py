@@ -14,6 +14,7 @@ from tablepuppet.learn.split.table import TorchTable
 from tablepuppet.learn.split.top import Top
 from tablepuppet.learn.tables.holders import Holders, parties_of
 from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.learn.tables.saved import SavedParameters
 from tablepuppet.learn.tables.stored import Stored
 from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
 from tablepuppet.operators.client import Client
@@ -183,15 +184,15 @@ class SplitModel(Holders):
         self.top.restore()
 
 
-class SavedSplitModel:
+class SavedSplitModel(SavedParameters):
     """A loaded model: bottom networks that the coordinator holds or parties have stored, and the top network."""
 
     def __init__(
         self, specs: Mapping[str, Bottom], top: Top, encoding: Encoding, stored: Stored, engine: Engine, wire: str,
         unit: float,
     ):  # fmt: skip
-        self.specs, self.top, self.encoding, self.stored = specs, top, encoding, stored
-        self.engine, self.wire, self.unit = engine, wire, unit
+        super().__init__(encoding, stored, engine, wire)
+        self.specs, self.top, self.unit = specs, top, unit
         self.noise: dict[str, dict[str, Any]] = {}  # by alias: the arguments for noise on embeddings
         self.spent: Noise | None = None  # counts embeddings with noise
         self.absent: frozenset[str] = frozenset()  # tables that took no part in training: their embeddings are zeros
@@ -229,26 +230,7 @@ class SavedSplitModel:
         return rows.hand_over(SCORES)
 
     def _shape(self, alias: str) -> tuple[int, ...]:
-        """The shape of a table's parameters."""
         return (TorchTable(self.specs[alias], len(self.encoding.names(alias)), alias).flat.size,)
-
-    def parameters(self) -> dict[str, Array]:
-        """Parameters by table; parties are asked for those that they store."""
-        return dict(self.stored.thetas) | self.stored.fetched(self.engine, self._shape)
-
-    @property
-    def keepers(self) -> list[str]:
-        """The parties that store their own parameters."""
-        return self.stored.parties
-
-    def new_part(self) -> str:
-        """A name for what parties store when the model is saved again."""
-        return f"{self.engine.new_session()}.0"
-
-    def store(self, saved: str, part: str) -> Stored:
-        """Let parties store their parameters again; from now on this copy is used."""
-        self.stored = self.stored.copied(self.engine, saved, part)
-        return self.stored
 
 
 def zero_embeddings(client: Client, alias: str, spec: Bottom, wire: str) -> Floats:

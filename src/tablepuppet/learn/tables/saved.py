@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,41 @@ from tablepuppet.wire.engine import Engine
 Array = NDArray[np.float64]
 
 
-class SavedModel:
-    """Parameters of a model loaded from a folder, for predictions only."""
+class SavedParameters(ABC):
+    """Parameters loaded from a folder, whatever the model computes: the coordinator holds some, parties others."""
+
+    def __init__(self, encoding: Encoding, stored: Stored, engine: Engine, wire: str):
+        self.encoding, self.stored, self.engine, self.wire = encoding, stored, engine, wire
+
+    @abstractmethod
+    def _shape(self, alias: str) -> tuple[int, ...]:
+        """The shape of a table's parameters."""
+
+    def parameters(self) -> dict[str, Array]:
+        """Parameters by table; parties are asked for those that they store."""
+        return dict(self.stored.thetas) | self.stored.fetched(self.engine, self._shape)
+
+    @property
+    def keepers(self) -> list[str]:
+        """The parties that store their own parameters."""
+        return self.stored.parties
+
+    def new_part(self) -> str:
+        """A name for what parties store when the model is saved again."""
+        return f"{self.engine.new_session()}.0"
+
+    def store(self, saved: str, part: str) -> Stored:
+        """Let parties store their parameters again; from now on this copy is used."""
+        self.stored = self.stored.copied(self.engine, saved, part)
+        return self.stored
+
+
+class SavedModel(SavedParameters):
+    """A sum over tables that was loaded, for predictions only."""
 
     def __init__(self, spec: Spec, encoding: Encoding, stored: Stored, engine: Engine, wire: str):
-        self.spec, self.encoding, self.stored, self.engine, self.wire = spec, encoding, stored, engine, wire
+        super().__init__(encoding, stored, engine, wire)
+        self.spec = spec
         self.spent: Noise | None = None  # where predictions with noise are counted
 
     def scores(self, client: Client) -> Array:
@@ -59,27 +90,8 @@ class SavedModel:
         scores = rows.hand_over(SCORES)
         return scores if noise is None else calmed(scores, np.array(noise.mean), noise.square)
 
-    def parameters(self) -> dict[str, Array]:
-        """Parameters by table; parties are asked for those that they store."""
-        return dict(self.stored.thetas) | self.stored.fetched(self.engine, self._shape)
-
     def _shape(self, alias: str) -> tuple[int, ...]:
-        """The shape of a table's parameters."""
         return self.spec.theta_shape(len(self.encoding.names(alias)))
-
-    @property
-    def keepers(self) -> list[str]:
-        """The parties that store their own parameters."""
-        return self.stored.parties
-
-    def new_part(self) -> str:
-        """A name for what parties store when the model is saved again."""
-        return f"{self.engine.new_session()}.0"
-
-    def store(self, saved: str, part: str) -> Stored:
-        """Let parties store their parameters again; from now on this copy is used."""
-        self.stored = self.stored.copied(self.engine, saved, part)
-        return self.stored
 
 
 def _with_noise(noise: KeptNoise | None, alias: str) -> dict[str, Any]:
