@@ -25,10 +25,21 @@ class L2SVM(LinearFit):
     """A support vector machine for two classes."""
 
     classes: NDArray[np.generic]  # sorted; scores above zero are the second
+    rows: int
+    objective: float  # mean loss and penalty
+    accuracy: float  # on the rows of the fit
+    support: int  # rows within the margin
 
     def predict(self, rows: Rows) -> NDArray[np.generic]:
         """The class of every row of a relation; one trip."""
         return np.asarray(self.classes[(self.scores(rows) > 0).astype(int)])
+
+    def facts(self) -> dict[str, object]:
+        """How well the fit separates its own rows."""
+        return {
+            "observations": self.rows, "class above zero": str(self.classes[1]), "objective": self.objective,
+            "accuracy": self.accuracy, "rows within the margin": self.support,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,5 +73,9 @@ def l2svm(matrix: LazyArray, label: ArrayLike, l2: float = 1e-3, tol: float = 1e
         raise LearnError(f"l2svm: y has {len(classes):,} classes; it takes two, multilogreg takes more")
     design = Design(matrix, all_columns=True)
     loss = SquaredHinge(np.where(numbers == 1, 1.0, -1.0)[:, None])
-    found = minimise("l2svm", design, loss, 1, l2, tol, max_iter)[:, 0]
-    return L2SVM(by_column(matrix, design.expanded(found)), float(found[0]), matrix.preparation, classes)
+    least = minimise("l2svm", design, loss, 1, l2, tol, max_iter)
+    found, margins = least.coefficients[:, 0], (loss.signs * least.scores)[:, 0]
+    return L2SVM(
+        by_column(matrix, design.expanded(found)), float(found[0]), matrix.preparation, classes, len(margins),
+        least.objective, float(np.mean((least.scores > 0) == (loss.signs > 0))), int(np.sum(margins < 1)),
+    )  # fmt: skip

@@ -34,6 +34,10 @@ class Lasso(LinearFit):
         """The predicted label of every row of a relation; one trip."""
         return self.scores(rows)
 
+    def facts(self) -> dict[str, object]:
+        """Its penalty, and how many columns it left."""
+        return {"alpha": self.alpha, "coefficients that are not zero": int(np.count_nonzero(np.asarray(self.coef)))}
+
 
 @dataclass(frozen=True)
 class LassoPath(SavedModel):

@@ -27,6 +27,9 @@ class MultiLogReg(LinearFit):
     """A logistic regression. For more than two classes, coefficients and intercepts have one number per class."""
 
     classes: NDArray[np.generic]  # sorted
+    rows: int
+    log_likelihood: float
+    accuracy: float  # on the rows of the fit
 
     def predict_proba(self, rows: Rows) -> Array:
         """The probability of every class, (rows, classes); one trip."""
@@ -36,6 +39,13 @@ class MultiLogReg(LinearFit):
     def predict(self, rows: Rows) -> NDArray[np.generic]:
         """The most likely class of every row of a relation; one trip."""
         return np.asarray(self.classes[np.argmax(self.predict_proba(rows), axis=1)])
+
+    def facts(self) -> dict[str, object]:
+        """How likely the fit makes the classes of its own rows."""
+        return {
+            "observations": self.rows, "classes": len(self.classes), "log-likelihood": self.log_likelihood,
+            "accuracy": self.accuracy,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,9 +93,13 @@ def multilogreg(
     check_settings("multilogreg", l2, tol, max_iter)
     classes, numbers = classes_of("multilogreg", label, matrix.shape[0])
     design, outputs = Design(matrix, all_columns=True), 1 if len(classes) == 2 else len(classes)
-    found = minimise("multilogreg", design, LogLoss(numbers, len(classes)), outputs, l2, tol, max_iter)
+    loss = LogLoss(numbers, len(classes))
+    least = minimise("multilogreg", design, loss, outputs, l2, tol, max_iter)
+    found, rows = least.coefficients, len(numbers)
+    right = np.argmax(_all_scores(least.scores, len(classes)), axis=1) == numbers
+    of_rows = (rows, -rows * loss.value(least.scores), float(np.mean(right)))
     if outputs == 1:
         coef, intercept = by_column(matrix, design.expanded(found[:, 0])), float(found[0, 0])
-        return MultiLogReg(coef, intercept, matrix.preparation, classes)
-    heads = tuple(f"class {each}" for each in classes)
-    return MultiLogReg(by_column(matrix, design.expanded(found), heads), found[0], matrix.preparation, classes)
+        return MultiLogReg(coef, intercept, matrix.preparation, classes, *of_rows)
+    coef = by_column(matrix, design.expanded(found), tuple(f"class {each}" for each in classes))
+    return MultiLogReg(coef, found[0], matrix.preparation, classes, *of_rows)

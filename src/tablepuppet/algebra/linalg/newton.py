@@ -9,6 +9,7 @@ D step is known then, so the length of the step is found without a trip.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Protocol
 
@@ -38,8 +39,17 @@ class Loss(Protocol):
         """What multiplies each row's second derivatives with a change of its scores."""
 
 
-def minimise(program: str, design: Design, loss: Loss, outputs: int, l2: float, tol: float, max_iter: int) -> Array:
-    """The coefficients with the least penalised loss, (columns, outputs), the intercept first.
+@dataclass(frozen=True)
+class Minimum:
+    """Where the penalised loss is least."""
+
+    coefficients: Array  # (columns, outputs), the intercept first
+    scores: Array  # (rows, outputs)
+    objective: float
+
+
+def minimise(program: str, design: Design, loss: Loss, outputs: int, l2: float, tol: float, max_iter: int) -> Minimum:
+    """The least penalised loss.
 
     Ends when no derivative is above ``tol``, or when rounding hides all decrease; LearnError after ``max_iter`` steps.
     """
@@ -51,7 +61,7 @@ def minimise(program: str, design: Design, loss: Loss, outputs: int, l2: float, 
         gradient = design.transposed_times(loss.slopes(scores)) / rows + penalty * found
         largest = float(np.abs(gradient).max())
         if largest <= tol:
-            return found
+            return Minimum(found, scores, value)
         step = _newton_step(design, loss.curvature(scores), penalty, gradient, min(0.1, largest))
         image, slope, share = design.times(step), float(np.sum(gradient * step)), 1.0
         for _ in range(HALVINGS):
@@ -63,7 +73,7 @@ def minimise(program: str, design: Design, loss: Loss, outputs: int, l2: float, 
         else:
             if largest > max(tol, ROUNDING):
                 raise LearnError(f"{program}: a derivative is {largest:.1e}, but no step lowers the loss; raise l2")
-            return found  # rounding, of products on the wire too, is larger than what a step brings
+            return Minimum(found, scores, value)  # rounding, also on the wire, is larger than what a step brings
         found, scores, value = moved, there, reached
     raise LearnError(
         f"{program}: a derivative is still {largest:.1e} after {max_iter:,} steps; raise max_iter, tol or l2"
