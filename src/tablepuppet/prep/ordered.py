@@ -6,6 +6,7 @@ values needs no minimum or maximum, and no outlier makes a bucket wide: eight cu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 Words = NDArray[np.uint64]
 DEPTHS = 8  # cuts of 8 bits until a bucket is one word
 FAN = 256
+MOST_COMPARED = 8  # buckets whose ends are compared with all values
 SIGN = np.uint64(1 << 63)
 
 
@@ -41,6 +43,25 @@ def values_of(words: Words) -> NDArray[np.float64]:
 
 
 INFINITY = int(image(np.array([np.inf]))[0])
+
+
+def around(values: NDArray[np.float64], buckets: Sequence[Bucket]) -> NDArray[np.bool_] | None:
+    """Which values may be in one of some buckets, found without their words; None if that is not worth the while.
+
+    Some more may be marked, such as zero for the bucket that ends at the other zero.
+
+    >>> around(np.array([-1.0, 1.0, 1.9, 7.0]), [Bucket(0xBFF0, 2)]).tolist()
+    [False, True, False, False]
+    """
+    if not buckets or len(buckets) > MOST_COMPARED or not all(bucket.depth for bucket in buckets):
+        return None
+    found = np.zeros(len(values), bool)
+    for bucket in buckets:
+        low, high = values_of(np.array([bucket.low, bucket.high], np.uint64))
+        if np.isnan(low) or np.isnan(high):
+            return None
+        found |= (values >= low) & (values <= high)
+    return found
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ from tablepuppet.learn.settings import COUNT, NUMBER, setting
 from tablepuppet.learn.tables.saved import SavedModel
 from tablepuppet.learn.tables.stored import Model, Stored
 from tablepuppet.operators.client import Client, Pending
+from tablepuppet.operators.joined_rows import JoinedRows
 from tablepuppet.operators.rosters import make_rosters
 from tablepuppet.prep.encode import apply_encoding
 from tablepuppet.relation import Relation
@@ -217,6 +218,10 @@ class Learner(Planner):
     @abstractmethod
     def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
         """Metrics over the joined rows."""
+
+    @abstractmethod
+    def measures(self, rows: JoinedRows) -> dict[str, float]:
+        """The metrics of `evaluate`, for rows with labels and scores."""
 
     @abstractmethod
     def row_errors(self, relation: Relation, kind: str) -> Array:
