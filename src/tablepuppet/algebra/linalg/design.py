@@ -6,12 +6,14 @@ With an intercept, all columns of a group would be one too many: they add up to 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse.linalg import LinearOperator, cg
 
 from tablepuppet.algebra.array import LazyArray
+from tablepuppet.algebra.kept import KeptArray
 from tablepuppet.algebra.operator import ProductOperator
 from tablepuppet.algebra.products import Result
 from tablepuppet.errors import LearnError
@@ -51,12 +53,19 @@ class Design(ProductOperator):
         given = np.asarray(directions, np.float64)
         return np.asarray(self.matrix.times(self.expanded(given)) + given[0])
 
-    def transposed_times(self, values: ArrayLike) -> Array:
-        """[1, X]^T U; one trip."""
+    def kept_times(self, directions: Array) -> Any:
+        """[1, X] V, which stays at the parties where that is the plan; an array for NumPy in either case."""
+        return self.matrix.kept_times(self.expanded(directions)) + directions[0]
+
+    def transposed_times(self, values: ArrayLike | KeptArray) -> Array:
+        """[1, X]^T U; one trip. U may be at the parties."""
         return self.ask_transposed_times(values).read()
 
-    def ask_transposed_times(self, values: ArrayLike) -> Result:
+    def ask_transposed_times(self, values: ArrayLike | KeptArray) -> Result:
         """Ask for [1, X]^T U."""
+        if isinstance(values, KeptArray):
+            sums, products = values.ask_sums(), self.matrix.ask_transposed_times(values)
+            return Result(lambda: np.concatenate([sums.read()[None], products.read()[self.kept]]))
         given = np.asarray(values, np.float64)
         asked = self.matrix.ask_transposed_times(given)
         return Result(lambda: np.concatenate([given.sum(axis=0)[None], asked.read()[self.kept]]))

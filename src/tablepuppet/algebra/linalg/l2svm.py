@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -36,16 +37,17 @@ class SquaredHinge:
     """The loss for signs -1 and 1, (rows, 1)."""
 
     signs: Array
+    is_elementwise: ClassVar[bool] = True
 
-    def value(self, scores: Array) -> float:
+    def value(self, scores: Any) -> float:
         """The mean over rows."""
         return float(np.mean(np.maximum(1 - self.signs * scores, 0) ** 2)) / 2
 
-    def slopes(self, scores: Array) -> Array:
+    def slopes(self, scores: Any) -> Any:
         """Zero for rows beyond the margin."""
-        return np.asarray(-self.signs * np.maximum(1 - self.signs * scores, 0))
+        return -self.signs * np.maximum(1 - self.signs * scores, 0)
 
-    def curvature(self, scores: Array) -> Callable[[Array], Array]:
+    def curvature(self, scores: Any) -> Callable[[Array], Array]:
         """One for rows within the margin, else zero."""
         within = self.signs * scores < 1
         return lambda change: within * change
@@ -54,7 +56,8 @@ class SquaredHinge:
 def l2svm(matrix: LazyArray, label: ArrayLike, l2: float = 1e-3, tol: float = 1e-6, max_iter: int = 100) -> L2SVM:
     """The least mean loss plus l2/2 |w|^2; scikit-learn's LinearSVC has C = 1 / (2 l2 N), and penalises its intercept.
 
-    Two trips for each step of conjugate gradients. Raises LearnError unless the label has two classes.
+    Two trips for each step of conjugate gradients; with ``plan="parties"`` one, and one for every loss that is tried on
+    the way. Raises LearnError unless the label has two classes.
     """
     check_settings("l2svm", l2, tol, max_iter)
     classes, numbers = classes_of("l2svm", label, matrix.shape[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -44,6 +45,7 @@ class LogLoss:
 
     numbers: NDArray[np.intp]
     classes: int
+    is_elementwise: ClassVar[bool] = False
 
     def value(self, scores: Array) -> float:
         """The mean of -log(probability of the class)."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from numbers import Integral
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,7 +26,12 @@ ROUNDING = 1e-4  # derivatives that rounding of float32 may leave
 
 
 class Loss(Protocol):
-    """A convex loss of scores, (rows, outputs)."""
+    """A convex loss of scores, (rows, outputs).
+
+    If it ``is_elementwise``, it is made of NumPy's elementwise functions and sums: scores may be at the parties then.
+    """
+
+    is_elementwise: ClassVar[bool]
 
     def value(self, scores: Array) -> float:
         """The mean over rows."""
@@ -44,6 +49,7 @@ def minimise(program: str, design: Design, loss: Loss, outputs: int, l2: float, 
     Ends when no derivative is above ``tol``, or when rounding hides all decrease; LearnError after ``max_iter`` steps.
     """
     rows, shape = design.shape[0], (design.shape[1], outputs)
+    times = design.kept_times if loss.is_elementwise else design.times
     penalty = np.append(0.0, np.full(shape[0] - 1, l2))[:, None]
     found, scores = np.zeros(shape), np.zeros((rows, outputs))
     value = loss.value(scores)
@@ -52,8 +58,8 @@ def minimise(program: str, design: Design, loss: Loss, outputs: int, l2: float, 
         largest = float(np.abs(gradient).max())
         if largest <= tol:
             return found
-        step = _newton_step(design, loss.curvature(scores), penalty, gradient, min(0.1, largest))
-        image, slope, share = design.times(step), float(np.sum(gradient * step)), 1.0
+        step = _newton_step(design, times, loss.curvature(scores), penalty, gradient, min(0.1, largest))
+        image, slope, share = times(step), float(np.sum(gradient * step)), 1.0
         for _ in range(HALVINGS):
             moved, there = found + share * step, scores + share * image
             reached = loss.value(there) + float(np.sum(penalty * moved**2)) / 2
@@ -71,14 +77,15 @@ def minimise(program: str, design: Design, loss: Loss, outputs: int, l2: float, 
 
 
 def _newton_step(
-    design: Design, curvature: Callable[[Array], Array], penalty: Array, gradient: Array, tol: float
-) -> Array:
-    """A step that solves H step = -gradient to ``tol`` of the gradient."""
+    design: Design, image: Callable[[Array], Array], curvature: Callable[[Array], Array], penalty: Array,
+    gradient: Array, tol: float,
+) -> Array:  # fmt: skip
+    """A step that solves H step = -gradient to ``tol`` of the gradient; ``image`` gives D step."""
     rows, shape = design.shape[0], gradient.shape
 
     def times(flat: Array) -> Array:
         step = flat.reshape(shape)
-        return np.ravel(design.transposed_times(curvature(design.times(step))) / rows + penalty * step)
+        return np.ravel(design.transposed_times(curvature(image(step))) / rows + penalty * step)
 
     operator = LinearOperator((gradient.size, gradient.size), times, dtype=np.float64)
     return np.reshape(cg(operator, -gradient.ravel(), rtol=tol, maxiter=gradient.size)[0], shape)
