@@ -287,6 +287,17 @@ class Places:
             rule="matrix",
         )
 
+    def so_far(self) -> dict[str, Any]:
+        """What decisions have come to, and what they depend on: for a program that goes on elsewhere (`go_on`)."""
+        return {"collected": sorted(self.collected), "spent": self._spent}
+
+    def go_on(self, before: Mapping[str, Any]) -> None:
+        """Collect what was collected before, so that the same steps run at the same places."""
+        missing = [alias for alias in before["collected"] if alias in self.sizes and alias not in self.collected]
+        if missing:
+            self._collect(missing)
+        self._spent = max(self._spent, float(before["spent"]))
+
     def _collect(self, aliases: Sequence[str]) -> None:
         """Fetch the encoded cells of tables; one trip."""
         pending = self.lou.ask("matrix.values", aliases, encoding=self._encoding.id)

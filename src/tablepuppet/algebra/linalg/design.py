@@ -5,7 +5,7 @@ With an intercept, all columns of a group would be one too many: they add up to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from scipy.sparse.linalg import LinearOperator, cg
 
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.kept import KeptArray
+from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.algebra.operator import ProductOperator
 from tablepuppet.algebra.products import Result
 from tablepuppet.errors import LearnError
@@ -76,6 +77,15 @@ class Design(ProductOperator):
         within = self.matrix.gram()[np.ix_(self.kept, self.kept)]
         return _bordered(float(self.shape[0]), asked.read()[self.kept], within)
 
+    def equations(self, values: Array, progress: Progress) -> tuple[Array, Array]:
+        """([1, X]^T [1, X], [1, X]^T values), which a program that goes on has; trips as `gram`."""
+        state = progress.read()
+        if not state:
+            asked = self.ask_transposed_times(values)
+            state = {"gram": self.gram(), "products": asked.read()}
+            progress.write(**state)
+        return state["gram"], state["products"]
+
     def weighted_gram(self, weights: Array) -> Array:
         """[1, X]^T diag(weights) [1, X]; one trip for one table, else two."""
         sums = self.matrix.ask_transposed_times(weights)
@@ -98,18 +108,20 @@ class Design(ProductOperator):
         return np.asarray((vectors / values) @ vectors.T / np.outer(scale, scale))
 
     def solve(
-        self, right: Array, weights: Array | float = 1.0, near: Array | None = None, tol: float = 1e-10, l2: float = 0.0
-    ) -> Array:
+        self, right: Array, weights: Array | float = 1.0, near: Array | None = None, tol: float = 1e-10,
+        l2: float = 0.0, start: Array | None = None, keep: Callable[[Array], None] | None = None,
+    ) -> Array:  # fmt: skip
         """([1, X]^T diag(weights) [1, X] + l2 I) b = right by conjugate gradients; ``near`` is about its inverse.
 
-        Two trips a step. The intercept has no part in ``l2``. LearnError if it does not converge.
+        It begins at ``start``, and calls ``keep`` with each b. Two trips a step. The intercept has no part in ``l2``.
+        LearnError if it does not converge.
         """
         width = self.shape[1]
         penalty = np.append(0.0, np.full(width - 1, l2))
         operator = LinearOperator(
             (width, width), lambda b: self.transposed_times(weights * self.times(b)) + penalty * b, dtype=np.float64
         )
-        found, failed = cg(operator, right, rtol=tol, maxiter=10 * width, M=near)
+        found, failed = cg(operator, right, start, rtol=tol, maxiter=10 * width, M=near, callback=keep)
         if failed:
             raise LearnError(
                 f"conjugate gradients did not converge in {10 * width:,} steps; columns may depend on each other"

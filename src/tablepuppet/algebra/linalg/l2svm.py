@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import Design
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
 from tablepuppet.algebra.linalg.newton import check_settings, classes_of, minimise
+from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
@@ -53,11 +55,15 @@ class SquaredHinge:
         return lambda change: within * change
 
 
-def l2svm(matrix: LazyArray, label: ArrayLike, l2: float = 1e-3, tol: float = 1e-6, max_iter: int = 100) -> L2SVM:
+def l2svm(
+    matrix: LazyArray, label: ArrayLike, l2: float = 1e-3, tol: float = 1e-6, max_iter: int = 100,
+    folder: str | Path | None = None,
+) -> L2SVM:  # fmt: skip
     """The least mean loss plus l2/2 |w|^2; scikit-learn's LinearSVC has C = 1 / (2 l2 N), and penalises its intercept.
 
     Two trips for each step of conjugate gradients; with ``plan="parties"`` one, and one for every loss that is tried on
-    the way. Raises LearnError unless the label has two classes.
+    the way. With a ``folder`` it goes on after a crash: coefficients are kept there after each step of Newton's method.
+    Raises LearnError unless the label has two classes.
     """
     check_settings("l2svm", l2, tol, max_iter)
     classes, numbers = classes_of("l2svm", label, matrix.shape[0])
@@ -65,5 +71,6 @@ def l2svm(matrix: LazyArray, label: ArrayLike, l2: float = 1e-3, tol: float = 1e
         raise LearnError(f"l2svm: y has {len(classes):,} classes; it takes two, multilogreg takes more")
     design = Design(matrix, all_columns=True)
     loss = SquaredHinge(np.where(numbers == 1, 1.0, -1.0)[:, None])
-    found = minimise("l2svm", design, loss, 1, l2, tol, max_iter)[:, 0]
+    progress = Progress(folder, "l2svm", matrix, numbers, l2=l2)
+    found = minimise("l2svm", design, loss, 1, l2, tol, max_iter, progress)[:, 0]
     return L2SVM(by_column(matrix, design.expanded(found)), float(found[0]), matrix.preparation, classes)

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.sparse.linalg import LinearOperator, cg
 
 from tablepuppet.algebra.linalg.design import Design, check_positive
+from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
@@ -43,7 +44,9 @@ class Loss(Protocol):
         """What multiplies each row's second derivatives with a change of its scores."""
 
 
-def minimise(program: str, design: Design, loss: Loss, outputs: int, l2: float, tol: float, max_iter: int) -> Array:
+def minimise(
+    program: str, design: Design, loss: Loss, outputs: int, l2: float, tol: float, max_iter: int, progress: Progress
+) -> Array:
     """The coefficients with the least penalised loss, (columns, outputs), the intercept first.
 
     Ends when no derivative is above ``tol``, or when rounding hides all decrease; LearnError after ``max_iter`` steps.
@@ -51,9 +54,12 @@ def minimise(program: str, design: Design, loss: Loss, outputs: int, l2: float, 
     rows, shape = design.shape[0], (design.shape[1], outputs)
     times = design.kept_times if loss.is_elementwise else design.times
     penalty = np.append(0.0, np.full(shape[0] - 1, l2))[:, None]
-    found, scores = np.zeros(shape), np.zeros((rows, outputs))
-    value = loss.value(scores)
-    for _ in range(max_iter):
+    found, scores, steps = np.zeros(shape), np.zeros((rows, outputs)), 0
+    if state := progress.read():
+        found, steps = state["coefficients"], int(state["steps"])
+        scores = times(found)
+    value = loss.value(scores) + float(np.sum(penalty * found**2)) / 2
+    for number in range(min(steps, max_iter - 1), max_iter):
         gradient = design.transposed_times(loss.slopes(scores)) / rows + penalty * found
         largest = float(np.abs(gradient).max())
         if largest <= tol:
@@ -71,6 +77,7 @@ def minimise(program: str, design: Design, loss: Loss, outputs: int, l2: float, 
                 raise LearnError(f"{program}: a derivative is {largest:.1e}, but no step lowers the loss; raise l2")
             return found  # rounding, of products on the wire too, is larger than what a step brings
         found, scores, value = moved, there, reached
+        progress.write(coefficients=found, steps=number + 1)
     raise LearnError(
         f"{program}: a derivative is still {largest:.1e} after {max_iter:,} steps; raise max_iter, tol or l2"
     )
