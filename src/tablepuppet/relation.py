@@ -233,7 +233,8 @@ class Relation:
 
         With ``secure_sum`` tables of several shards reach the coordinator as a sum only, where what they answer is one.
         ``like`` is another matrix, or a model of `tp.linalg`: columns are prepared as there, not anew. ``plan`` says
-        where steps run: ``"heuristic"`` (at parties), ``"collect"`` (here) or ``"cost"``, the cheapest.
+        where steps run: ``"parties"`` (there, and vectors stay there), ``"heuristic"`` (at parties), ``"collect"``
+        (here) or ``"cost"``, the cheapest.
         """
         from tablepuppet.algebra.matrix import RelationMatrix  # with SciPy, which takes a while to load
 
