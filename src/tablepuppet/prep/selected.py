@@ -91,6 +91,20 @@ def check_across(plan: Plan, columns: Iterable[OutputColumn], step: str) -> None
                 )
 
 
+def check_label_means(plan: Plan, label: OutputColumn, column: OutputColumn, step: str) -> None:
+    """PrivacyError if means of labels would reach a party, as numbers for its categories, that may not have them."""
+    readers = dict.fromkeys(shard.party for shard in plan.tables[column.alias].shards)
+    for shard in plan.tables[label.alias].shards:
+        others = ", ".join(repr(party) for party in readers if party != shard.party)
+        if others and not shard.label_means:
+            raise PrivacyError(
+                f"{_where(step, shard, label)}: means of the label by category of {column.qualified} would reach party "
+                f"{others}, which the label's table does not allow; use OneHot, or ask the party's operator to set "
+                "label_means = true (policy rule label_means)",
+                rule="label_means",
+            )
+
+
 def _where(step: str, shard: Shard, column: OutputColumn) -> str:
     return f"{step}: party {shard.party!r}, table {shard.name!r}, column {column.name!r}"
 
