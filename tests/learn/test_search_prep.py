@@ -53,7 +53,7 @@ def test_pipelines_are_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_settings_of_steps(tmp_path: Path) -> None:
     """As in scikit-learn, with the kind of a step or its place; of the relation's pipeline, or of the candidate's."""
     relation = relation_of(tmp_path, prep=BINS)
-    grid = {"prep__Bin__n": [2, 4], "prep__2__smooth": [1.0, "auto"]}
+    grid: dict[str, Any] = {"prep__Bin__n": [2, 4], "prep__2__smooth": [1.0, "auto"]}
     found = tp.GridSearch(tp.LogisticRegression(), grid, folds=3).fit(relation)
     assert {(row["prep__Bin__n"], row["prep__2__smooth"]) for row in found.results_} == {
         (2, 1.0), (2, "auto"), (4, 1.0), (4, "auto"),
@@ -72,11 +72,11 @@ def test_settings_of_steps(tmp_path: Path) -> None:
 def test_a_search_goes_on(tmp_path: Path) -> None:
     """With a folder; of other pipelines it is another search."""
     relation = relation_of(tmp_path)
-    made = {"prep": [SCALED, None], "l2": [1e-3]}
+    made: dict[str, Any] = {"prep": [SCALED, None], "l2": [1e-3]}
     first = tp.GridSearch(tp.LogisticRegression(), made, folds=3, folder=tmp_path / "s").fit(relation)
     again = tp.GridSearch(tp.LogisticRegression(), made, folds=3, folder=tmp_path / "s").fit(relation)
     assert again.results_["mean_test_auc"].tolist() == first.results_["mean_test_auc"].tolist()
-    other = {"prep": [BINS, None], "l2": [1e-3]}
+    other: dict[str, Any] = {"prep": [BINS, None], "l2": [1e-3]}
     with pytest.raises(tp.LearnError, match=r"has another search \(candidates differ\)"):
         tp.GridSearch(tp.LogisticRegression(), other, folds=3, folder=tmp_path / "s").fit(relation)
 

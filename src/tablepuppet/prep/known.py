@@ -28,6 +28,7 @@ from tablepuppet.prep.moments import NotYetKnown
 from tablepuppet.prep.ordered import values_of
 from tablepuppet.prep.selected import is_public
 from tablepuppet.prep.statistics import (
+    NO_TIES,
     CategoryStatistics,
     CategorySummary,
     NumberStatistics,
@@ -163,7 +164,7 @@ class Known(Statistics):
         self.plan, self.rows = client.plan, float(len(client.mapping))
         self._numbers = NumberStatistics(client, needs.numbers)
         self._categories = {
-            name: CategoryStatistics(client, column, blinding, most)
+            name: CategoryStatistics(client, column, blinding, most, ties=True)
             for name, (column, most) in needs.categories.items()
         }
         self._distributions = Distributions(client, needs.ranks.values()) if needs.ranks else None
@@ -326,7 +327,7 @@ class Foreseen(Statistics):
         more = None if before is None or most is None else max(before, most)
         self.needs.categories[column.name] = (column, more)
         digests = np.arange(32, dtype=np.uint8).reshape(2, 16)
-        return CategorySummary(2, 500.0, 100.0, digests, np.array([500.0, 400.0]), digests[:1])
+        return CategorySummary(2, 500.0, 100.0, digests, np.array([500.0, 400.0]), digests[:1], NO_TIES)
 
     def mode(self, column: OutputColumn) -> float:
         """A number."""
