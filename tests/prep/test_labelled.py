@@ -30,6 +30,7 @@ from tablepuppet.prep.pipeline import Pipeline
 from tablepuppet.prep.specs import Cut, FoldLookup, Lookup, fold_numbers
 from tests.relations import Parties, federation, materialised, party_of, places, record_wire
 from tests.small_job import write_job
+from tests.wire.services import calling, served
 
 SQL = "SELECT s.w, s.c, i.v, i.g, s.{label} FROM sales s JOIN items i USING (item)"
 COLUMNS = {"w": "s", "c": "s", "v": "i", "g": "i", "y": "s", "b": "s"}
@@ -266,6 +267,40 @@ def test_without_reduction(tmp_path: Path) -> None:
         np.testing.assert_allclose(plain.coef_[name], value, atol=1e-6)
 
 
+def test_over_services(tmp_path: Path) -> None:
+    """Parties elsewhere learn, keep and apply the same numbers; rows have another order there, and so other folds."""
+    parties = shop(8, 300)
+    here = federation(tmp_path, parties, wire="float64")
+    steps = [prep.Bin(3, columns=["v"]), prep.TargetEncode(columns=["c", "g"]), prep.WOE(columns=["v"])]
+    with served({name: f"parquet://{tmp_path / name}" for name in parties}, state=tmp_path / "state") as servers:
+        there = calling(servers, wire="float64")
+        near, far = (fed.sql(SQL.format(label="b"), label="b", prep=prep.Pipeline(steps)) for fed in (here, there))
+        models = [tp.LogisticRegression(rounds=5).fit(rel) for rel in (near, far)]
+        assert models[0].encoding_.iv_ == pytest.approx(models[1].encoding_.iv_, rel=1e-9)
+        for alias, column in (("s", "c"), ("i", "g")):
+            told = [next(s for s in m.encoding_.steps[alias].steps if s.writes == column) for m in models]
+            assert isinstance(told[0], Lookup)
+            assert isinstance(told[1], Lookup)
+            np.testing.assert_allclose(np.sort(told[0].values), np.sort(told[1].values), atol=1e-9)
+            assert told[0].missing == pytest.approx(told[1].missing, abs=1e-9)
+        models[1].save(tmp_path / "m")
+        expected = models[1].predict_proba(far)
+        np.testing.assert_allclose(tp.load(tmp_path / "m", there).predict_proba(far), expected, atol=1e-9)
+
+
+def test_models_of_linalg_are_saved_with_their_categories(tmp_path: Path) -> None:
+    """In another federation they know categories that became numbers."""
+    parties = shop(9)
+    fed = federation(tmp_path, parties, wire="float64")
+    rel = fed.sql(SQL.format(label="y"), label="y", prep=prep.Pipeline([prep.TargetEncode()]))
+    model = tp.linalg.lm(rel.matrix(), rel.label())
+    expected = model.predict(rel)
+    model.save(tmp_path / "m")
+    other = tp.Federation({name: f"parquet://{tmp_path / name}" for name in parties}, wire="float64")
+    again = other.sql(SQL.format(label="y"), label="y")
+    np.testing.assert_allclose(tp.load(tmp_path / "m", other).predict(again), expected, atol=1e-9)
+
+
 @pytest.mark.parametrize("hidden", [False, True])
 def test_groups_are_large_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden: bool) -> None:
     """Whatever reaches a party is of ``min_group`` different base rows or more in both tables, and so is each
@@ -344,7 +379,8 @@ def policed(tmp_path: Path, **rules: TableRule) -> tp.Federation:
         ),
         (
             {"items": TableRule(cross_statistics=False)},
-            r"step (TargetEncode|WOE): party 'p2', table 'items', column 'g'.*policy rule cross_statistics",
+            r"step (TargetEncode|WOE): party 'p2', table 'items', column 'g': learning from the label sends the "
+            r"category of each row.*policy rule cross_statistics",
             "cross_statistics",
         ),
     ],

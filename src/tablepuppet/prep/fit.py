@@ -23,7 +23,7 @@ from tablepuppet.prep.encode import (
 )
 from tablepuppet.prep.known import MOST_TRIPS, Foreseen, Known, Needs, Statistics
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
-from tablepuppet.prep.selected import check_across, check_label_means, check_without_noise
+from tablepuppet.prep.selected import LABELLED, check_across, check_label_means, check_without_noise
 from tablepuppet.prep.specs import Drop, Fill, Scale, Shapes, Spec, needed_for
 from tablepuppet.prep.steps.categories import ID_HELP, check_few, is_id, list_categories
 from tablepuppet.prep.steps.drops import drop_if_same
@@ -89,7 +89,7 @@ class Foresight:
                 )
             check_without_noise(plan, [label], f"prep, step {step}")
             check_label_means(plan, label, column, f"prep, step {step}")
-            check_across(plan, [column], f"prep, step {step}")
+            check_across(plan, [column], f"prep, step {step}", LABELLED)
 
 
 def foresee(pipeline: Pipeline, plan: Plan, settings: Settings) -> Foresight:

@@ -78,15 +78,23 @@ def check_without_noise(plan: Plan, columns: Iterable[OutputColumn], step: str) 
                 )
 
 
-def check_across(plan: Plan, columns: Iterable[OutputColumn], step: str) -> None:
+COMPARED = (
+    "comparing columns of two tables sends each as one number per row, which the table does not allow; compare columns "
+    "of one table, or ask the party's operator"
+)
+LABELLED = (
+    "learning from the label sends the category of each row as one number, which the table does not allow; use OneHot, "
+    "or ask the party's operator to set cross_statistics = true"
+)
+
+
+def check_across(plan: Plan, columns: Iterable[OutputColumn], step: str, reason: str = COMPARED) -> None:
     """PrivacyError if a party does not send one of these columns, one number per row, to compare it across tables."""
     for column in columns:
         for shard in plan.tables[column.alias].shards:
             if not shard.cross_statistics:
                 raise PrivacyError(
-                    f"{_where(step, shard, column)}: comparing columns of two tables sends each as one number per row, "
-                    "which the table does not allow; compare columns of one table, or ask the party's operator (policy "
-                    "rule cross_statistics)",
+                    f"{_where(step, shard, column)}: {reason} (policy rule cross_statistics)",
                     rule="cross_statistics",
                 )
 

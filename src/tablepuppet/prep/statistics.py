@@ -175,7 +175,7 @@ def _too_many(table: LocalTable, view: str, column: str, family: str, blinding: 
     codes, size = found.codes, len(found.distinct)
     kept = table.grant.is_group(np.bincount(codes[rows.firsts], minlength=size + 1)[:-1])
     distinct = int(np.count_nonzero(kept))
-    if distinct <= most:
+    if not distinct or distinct <= most:
         return None
     weights = np.bincount(codes, rows.counts, minlength=size + 1).astype(np.float64)
     missing, weights = float(weights[-1] + weights[:-1][~kept].sum()), np.where(kept, weights[:-1], 0.0)
