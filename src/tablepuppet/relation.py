@@ -55,11 +55,13 @@ class Relation:
     Made by `Federation.sql` and by `split`.
     """
 
-    def __init__(self, session: Session, mapping: TableMapping | None = None):
-        self._session = session
+    def __init__(self, session: Session, mapping: TableMapping | None = None, prep: Pipeline | None = None):
+        self._session, self._prep = session, session.settings.prep if prep is None else prep
         self._view = session.new_view()
         self._shares = False  # whether all learners over it have the same encoders
         self._shared: Encoding | None = None
+        self._to_learn: Relation | None = None
+        self._information: Mapping[str, float] = {}  # values of columns, as the last fit of its pipeline found them
         if mapping is not None:
             self.mapping = mapping
 
@@ -115,12 +117,32 @@ class Relation:
 
     def without_reduction(self) -> Relation:
         """The same joined rows with duplicates kept: every party computes and sends as many rows as the join has."""
-        return Relation(self._session, self.mapping.unreduced())
+        return Relation(self._session, self.mapping.unreduced(), self.prep)
 
     @property
     def prep(self) -> Pipeline:
         """The steps by which columns become features."""
-        return self._session.settings.prep
+        return self._prep
+
+    @names_checked
+    def with_prep(self, prep: Pipeline | None) -> Relation:
+        """The same joined rows, prepared by other steps, by default the usual ones; no table is read again.
+
+        Raises LearnError if a step does not fit its columns, or if expressions (`Map`) are not those that were
+        evaluated when tables were read.
+        """
+        pipeline = DEFAULT if prep is None else prep
+        if not isinstance(pipeline, Pipeline):
+            raise LearnError(f"prep is a pipeline, such as tp.prep.Pipeline([...]), not {type(prep).__name__}")
+        if pipeline.maps != self.prep.maps:
+            raise LearnError(
+                "Map is evaluated where columns are read: a pipeline for rows that are read already begins with the "
+                "Map steps of fed.sql(..., prep=...), and has no others"
+            )
+        found = Relation(self._session, self.mapping, pipeline)
+        found._shares = self._shares
+        found._foreseen()
+        return found
 
     def _foreseen(self) -> Foresight:
         """What the fit of its pipeline will ask."""
@@ -138,11 +160,21 @@ class Relation:
         )  # fmt: skip
         if self._shares:
             self._shared = found
+        self._information = found.iv_
         return found
+
+    def to_learn(self) -> Relation:
+        """The same joined rows to learn from; apart from those to predict, if both are prepared differently."""
+        if not self.prep.leaves_out:
+            return self
+        if self._to_learn is None:
+            self._to_learn = Relation(self._session, self.mapping, self.prep)
+            self._to_learn._shares = self._shares
+        return self._to_learn
 
     def sharing_encoders(self) -> Relation:
         """The same joined rows, whose encoders are fitted once for all learners that learn from them."""
-        found = Relation(self._session, self.mapping)
+        found = Relation(self._session, self.mapping, self.prep)
         found._shares = True
         return found
 
@@ -177,7 +209,13 @@ class Relation:
         wire_bytes = np.dtype(self._session.settings.wire).itemsize
         local = frozenset(party for party in self.plan.parties if not self._session.engine.is_service(party))
         sizes = Sizes(len(self), self.mapping.nbytes, shards, wire_bytes)
-        return explain(self.plan, sizes, local, () if self.prep is DEFAULT else self._foreseen().lines(self.prep))
+        return explain(self.plan, sizes, local, () if self.prep is DEFAULT else self._prepared_by())
+
+    def _prepared_by(self) -> list[str]:
+        """The steps of its pipeline for people, with what was learned of the label when it was fitted."""
+        foreseen, fitted = self._foreseen(), self if self._to_learn is None else self._to_learn
+        values = [f"  information value of {name}: {value:.4g}" for name, value in fitted._information.items()]
+        return [*foreseen.lines(self.prep), *foreseen.passed_on(self.plan), *values]
 
     def describe(self) -> Description:
         """Statistics of every selected column over the joined rows, computed at the parties."""
@@ -238,14 +276,15 @@ class Relation:
         """
         from tablepuppet.algebra.matrix import RelationMatrix  # with SciPy, which takes a while to load
 
+        rows = self.to_learn() if like is None else self
         if secure_sum:
-            make_rosters(self.client, dict.fromkeys(column.alias for column in self.query.features))
+            make_rosters(rows.client, dict.fromkeys(column.alias for column in self.query.features))
         if like is None:
-            encoding = self.fit_encoding()
+            encoding = rows.fit_encoding()
         else:
             like.preparation.check(self.client, self.query.features)
             encoding = like.preparation.encoding
-        found = RelationMatrix(self.client, encoding, self.wire, self, plan)
+        found = RelationMatrix(rows.client, encoding, self.wire, rows, plan)
         return found if like is None else found.made(like.preparation.recipe)
 
     def label(self) -> NDArray[Any]:
@@ -318,7 +357,9 @@ class Relation:
 
     def parted(self, alias: str, chosen: NDArray[np.bool_]) -> tuple[Relation, Relation]:
         """(the joined rows of other rows of a table, those of the chosen ones)."""
-        rest, those = (Relation(self._session, self.mapping.where(alias, side)) for side in (~chosen, chosen))
+        rest, those = (
+            Relation(self._session, self.mapping.where(alias, side), self.prep) for side in (~chosen, chosen)
+        )
         return rest, those
 
 

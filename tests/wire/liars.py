@@ -150,6 +150,13 @@ def prepared(fed: tp.Federation, folder: Path) -> None:
     for sql in (ONE, SEVERAL):
         relation = fed.sql(sql.format("paid"), label="paid", prep=tp.prep.Pipeline(steps))
         tp.LinearRegression(rounds=2).fit(relation).predict(relation)
+    labelled = [
+        tp.prep.Bin(2, columns=["size"]),
+        tp.prep.TargetEncode(columns=["code", "kind"]),
+        tp.prep.WOE(columns=["size"]),
+    ]
+    relation = fed.sql(ONE.format("returned"), label="returned", prep=tp.prep.Pipeline(labelled))
+    str(tp.LogisticRegression(rounds=2).fit(relation).encoding_.iv_)
 
 
 def whole_way(fed: tp.Federation, folder: Path) -> None:

@@ -143,6 +143,7 @@ class Learner(Planner):
         """Choose a solver, ask for labels and fit encoders; the rows to stop early by are the learner's ``own`` choice
         or the user's.
         """
+        relation = relation.to_learn()
         if not self.reduce:
             relation = relation.without_reduction()
             validation = None if validation is None else validation.without_reduction()

@@ -28,6 +28,15 @@ from tablepuppet.learn.learners.linear import LinearLearner
 from tablepuppet.learn.learners.not_fitted import NotFittedError
 from tablepuppet.learn.learners.search_folder import Kept, SearchFolder
 from tablepuppet.learn.learners.search_plot import draw
+from tablepuppet.learn.learners.search_prep import (
+    PreparedFolds,
+    check_prep,
+    is_of_prep,
+    pipeline_of,
+    plain,
+    prepared,
+    told,
+)
 from tablepuppet.relation import Relation
 from tablepuppet.spelling import did_you_mean, names_checked
 
@@ -71,6 +80,8 @@ class Search(BaseEstimator):  # type: ignore[misc]
         """Fit candidates on every fold, and the best one on all rows."""
         need_relation(relation, "fit")
         candidates = self.check()
+        for settings in candidates:
+            prepared(relation, pipeline_of(settings, relation.prep))  # or an error, before anything is asked
         folder = None if self.folder is None else SearchFolder(Path(self.folder), self._described(candidates, relation))
         folding = Folding(relation, self.folds, self.seed, groups=self.groups, stratified=self.stratified)
         rungs = self._rungs(len(candidates), folding.rows)
@@ -88,7 +99,8 @@ class Search(BaseEstimator):  # type: ignore[misc]
         best = left[0]
         self.best_params_, self.best_score_ = candidates[best], float(rows[best][f"mean_test_{self.metric_}"])
         self.results_ = Results(f"{len(rows)} settings by {self.metric_}", list(rows.values()))
-        self.best_model_ = self._with(self.best_params_).fit(relation)
+        best_rows = prepared(relation, pipeline_of(self.best_params_, relation.prep))
+        self.best_model_ = self._with(self.best_params_).fit(best_rows)
         return self
 
     def check(self) -> list[Settings]:
@@ -96,17 +108,24 @@ class Search(BaseEstimator):  # type: ignore[misc]
         candidates = self._candidates()
         for settings in candidates:
             self._with(settings).check_settings()
+            check_prep(settings)
         return candidates
 
     def _with(self, settings: Mapping[str, Any]) -> Learner:
-        found: Learner = clone(self.learner).set_params(**settings)
+        own = {name: value for name, value in settings.items() if not is_of_prep(name)}
+        found: Learner = clone(self.learner).set_params(**own)
         return found
 
     def _described(self, candidates: Sequence[Settings], relation: Relation) -> dict[str, Any]:
         """What a search is about: one that goes on must be the same."""
         return {
             "search": type(self).__name__, "learner": type(self.learner).__name__,
-            "candidates": [self._with(settings).plain_settings() for settings in candidates],
+            "candidates": [
+                self._with(settings).plain_settings()
+                | plain({name: value for name, value in settings.items() if is_of_prep(name)})
+                for settings in candidates
+            ],
+            "prep": relation.prep.plain(),
             "folds": self.folds, "seed": self.seed, "groups": self.groups, "stratified": self.stratified,
             "columns": [f"{column.qualified} {column.type}" for column in relation.query.outputs],
             "rows": len(relation),
@@ -118,9 +137,9 @@ class Search(BaseEstimator):  # type: ignore[misc]
         """Fit and measure candidates on every fold, as far as that is not known."""
         if all(scores.has(place, share, number) for place in places for number in range(self.folds)):
             return
-        folds = folding.sides(share)
+        folds = PreparedFolds(folding.sides(share))
         for together in self._together(candidates, places):
-            for number, fold in enumerate(folds):
+            for number, fold in enumerate(folds.of(candidates[together[0]])):
                 new = [place for place in together if not scores.has(place, share, number)]
                 if len(new) > 1:
                     by_l2: dict[float, list[int]] = {}  # a value may be listed twice
@@ -149,7 +168,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
 
     def _row(self, settings: Settings, share: float, scores: Sequence[Mapping[str, float]]) -> Settings:
         """One candidate: its settings, means and deviations over folds, and the time it took."""
-        row: Settings = dict(settings)
+        row: Settings = told(settings)
         for name in scores[0]:
             values = np.array([each[name] for each in scores])
             if name == "seconds":
@@ -198,7 +217,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
     def _check_names(self, names: Sequence[str]) -> None:
         known = sorted(self.learner.get_params(deep=False))
         for name in names:
-            if name not in known:
+            if name not in known and not is_of_prep(name):
                 raise LearnError(f"{_kind(self)}: {name!r} is no setting of the learner{did_you_mean(name, known)}")
 
 
@@ -292,7 +311,7 @@ class RandomSearch(Search):
         return [Rung(rung.candidates, float(KEPT) ** (place + 1 - len(found))) for place, rung in enumerate(found)]
 
     def _row(self, settings: Settings, share: float, scores: Sequence[Mapping[str, float]]) -> Settings:
-        return {**settings, "share": share, **super()._row({}, share, scores)}
+        return {**told(settings), "share": share, **super()._row({}, share, scores)}
 
 
 def _drawn(values: Any, rng: np.random.Generator) -> Any:
