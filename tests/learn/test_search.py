@@ -72,7 +72,7 @@ def coarse(rows: int = 1600) -> dict[str, dict[str, pa.Table]]:
 def test_merged_rows_give_the_scores_of_separate_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, label: str, learner: type[tp.LinearRegression]
 ) -> None:
-    """Every train and test score of every value and fold, to 1e-6 (areas: 1e-5), with a third of the joined rows at most."""
+    """Every train and test score, to 1e-6 (areas: 1e-5), with a third of the joined rows at most."""
     fed = federation(tmp_path, coarse(), wire="float64")
     sql = f"SELECT o.price, o.colour, i.size, o.{label} FROM orders o JOIN items i USING (item)"
     relation, sizes, values = fed.sql(sql, label=label), list[tuple[int, int]](), [1e-6, 1e-2, 1.0]
