@@ -105,7 +105,7 @@ class Bucket:
     def children(self, words: Words) -> NDArray[np.intp]:
         """The byte after the prefix, and `FAN` for words that are not in it."""
         away = words - np.uint64(self.low)  # of words below it, beyond all that are in it
-        return np.minimum(away >> np.uint64(56 - 8 * self.depth), np.uint64(FAN)).astype(np.intp)
+        return np.asarray(np.minimum(away >> np.uint64(56 - 8 * self.depth), np.uint64(FAN)), np.intp)
 
     def next_bytes(self, words: Words) -> NDArray[np.intp]:
         """The byte after the prefix, of words that are in it."""
