@@ -72,7 +72,7 @@ def coarse(rows: int = 1600) -> dict[str, dict[str, pa.Table]]:
 def test_merged_rows_give_the_scores_of_separate_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, label: str, learner: type[tp.LinearRegression]
 ) -> None:
-    """Every train and test score of every value and fold, to 1e-6 (areas: 1e-5), with a third of the joined rows at most."""
+    """Every train and test score, to 1e-6 (areas: 1e-5), with a third of the joined rows at most."""
     fed = federation(tmp_path, coarse(), wire="float64")
     sql = f"SELECT o.price, o.colour, i.size, o.{label} FROM orders o JOIN items i USING (item)"
     relation, sizes, values = fed.sql(sql, label=label), list[tuple[int, int]](), [1e-6, 1e-2, 1.0]
@@ -155,7 +155,7 @@ def test_a_search_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     def counted(*given: Any) -> Any:
         calls.append(1)
-        if len(calls) == 3:
+        if len(calls) == 4:
             raise KeyboardInterrupt
         return real(*given)
 
@@ -163,9 +163,9 @@ def test_a_search_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     search = tp.GridSearch(tp.LogisticRegression(), grid, folds=3, folder=folder)
     with pytest.raises(KeyboardInterrupt):
         search.fit(relation)
-    assert len(json.loads((folder / "search.json").read_text())["scores"]) == 4  # two values on two folds
+    assert len(json.loads((folder / "search.json").read_text())["scores"]) == 6  # two values on three folds
     search.fit(relation)
-    assert len(calls) == 2 + 1 + 4
+    assert len(calls) == 3 + 1 + 3
     assert search.best_params_ == expected.best_params_
     for row, other in zip(search.results_, expected.results_, strict=True):
         assert row["mean_test_log_loss"] == pytest.approx(other["mean_test_log_loss"], abs=1e-9)

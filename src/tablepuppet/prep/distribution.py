@@ -31,12 +31,14 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Level
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, Asked, Numbers, Returns, Wrong
+from tablepuppet.pieces import over_pieces
 from tablepuppet.prep.ordered import DEPTHS, FAN, INFINITY, Bucket, Words, around, image, values_of
 from tablepuppet.prep.values import numbers
 from tablepuppet.sql.query import OutputColumn
 
 Depth = Annotated[int, Meta(ge=0, le=DEPTHS - 1)]
 LISTED = 1024  # values of a public column that are listed rather than cut further
+SAMPLED = 16 * LISTED  # values that are looked at first, to see whether they are few
 LEAST = 5  # base rows of a cell of a column that is not public, where the policy's min_group is lower
 MOST_BUCKETS = 1 << 16  # that one request may ask for
 NEXT_NONE = -1  # a cell that is not cut further
@@ -187,7 +189,7 @@ class _Column:
 
     words: Words
     weights: NDArray[np.float64] | None  # None: one for each
-    firsts: NDArray[np.bool_]  # of rows that are listed again, only the first counts
+    firsts: NDArray[np.bool_]  # of rows that are listed again, only the first counts; not needed of a public column
     least: int | None  # different rows of a cell; None: any
 
     @classmethod
@@ -202,7 +204,7 @@ class _Column:
         chosen = present if near is None else present & near
         part = slice(None) if chosen.all() else chosen
         weights = None if rows.is_each_joined_once else rows.counts[part].astype(np.float64)
-        return cls(image(values[part]), weights, rows.firsts[part], least)
+        return cls(image(values[part]), weights, rows.firsts if least is None else rows.firsts[part], least)
 
     def _sums(self, places: NDArray[np.integer], chosen: NDArray[np.bool_] | slice, size: int) -> NDArray[np.float64]:
         """The joined rows of chosen rows, by their places."""
@@ -225,15 +227,20 @@ class _Column:
 
     def _exact(self, bucket: Bucket) -> Cells:
         """Values, if they are few, else the buckets one byte deeper."""
-        chosen = bucket.chosen(self.words)
-        words = self.words[chosen]
-        few = _few(words)
-        if few is not None:
-            listed, places = few
-            order = np.argsort(listed)
-            sums = self._sums(places, chosen, len(listed))[order]
-            return Cells(listed[order], listed[order], np.full(len(listed), NEXT_NONE, np.int16), sums)
-        sums = self._sums(bucket.next_bytes(words), chosen, FAN)
+        some = self.words[:: max(1, len(self.words) // SAMPLED)]
+        if len(np.unique(some[bucket.chosen(some)])) <= LISTED:  # else they are not few
+            chosen = bucket.chosen(self.words)
+            few = _few(self.words[chosen])
+            if few is not None:
+                listed, places = few
+                order = np.argsort(listed)
+                sums = self._sums(places, chosen, len(listed))[order]
+                return Cells(listed[order], listed[order], np.full(len(listed), NEXT_NONE, np.int16), sums)
+
+        def count(part: slice) -> NDArray[np.float64]:
+            return self._sums(bucket.children(self.words[part]), part, FAN + 1)
+
+        sums = np.sum([np.zeros(FAN + 1), *(each for _, each in over_pieces(count, len(self.words)))], axis=0)[:FAN]
         children = [(bucket.child(byte), float(sums[byte])) for byte in np.flatnonzero(sums).tolist()]
         return Cells.of([_Run(child.low, child.high, weight, child) for child, weight in children])
 

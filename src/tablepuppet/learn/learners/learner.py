@@ -101,8 +101,11 @@ class Learner(Planner):
         with self.unchanged_if_it_fails():
             try:
                 return self._fit(relation, validation, may_hold_out=validation is None)
-            except CannotHoldOutError:
-                pass  # learn from all rows: an error of the rows themselves comes again, and then by itself
+            except CannotHoldOutError as error:  # an error of the rows themselves comes again, and then by itself
+                message = (
+                    f"{type(self).__name__}: no rows can be held out to stop early by, so it learns from all: {error}"
+                )
+                self.emit(relation, "warning", "fit.whole", message, {"reason": str(error)})
             return self._fit(relation, validation)
 
     def _fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Self:

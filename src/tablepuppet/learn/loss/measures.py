@@ -67,6 +67,7 @@ def roc_area(chance: Array, positive: NDArray[np.bool_], weights: Array | None =
     >>> roc_area(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
     0.875
     """
+    words: NDArray[Any]
     if weights is None:
         words = np.ascontiguousarray(chance).view(np.int64) * 2  # numbers from 0 to 1 are in the order of their bits
         words += positive
