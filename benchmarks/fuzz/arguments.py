@@ -31,6 +31,7 @@ WHOLE = (0, -1, 1, 2, 255, 2**31, 2**53, 2**63, -(2**63), 2**64, 10**30)
 TEXTS = ("", "v", "a/b", "../../etc", "x" * 70_000, "\0", "kept", "'; --")
 WILD = 0.2  # how often an argument is hostile
 RARELY = 0.2  # how often rows are prepared by steps, which have no form with noise
+CALM = 3  # requests with nothing hostile, of an op that works on no model
 AGAIN = 0.25  # how often a request is an earlier one, changed
 
 
@@ -190,7 +191,7 @@ class Maker:
         Of networks with embeddings over all encodings: few ops work on them, and an encoding may have been refused.
         """
         if "model" not in op.parameters.hints:
-            return [self.arguments(op, wild=0.0, **noise) for noise in self.noises(op)]
+            return [self.arguments(op, wild=0.0, **noise) for noise in self.noises(op) for _ in range(CALM)]
         models = self.shapes.models.items()
         kinds = {n if isinstance(spec, Bottom) else n[:-1]: (n, encoding) for n, (encoding, spec) in models}.values()
         found = []

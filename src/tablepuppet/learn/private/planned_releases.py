@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from tablepuppet.learn.labels.noisy import class_mechanism, described
+from tablepuppet.learn.labels.noisy import class_mechanism
 from tablepuppet.learn.private.encoder_promise import known_columns
 from tablepuppet.learn.private.feature_promise import FeaturePromise, PlannedNoise
 from tablepuppet.learn.private.usefulness import TableSize
@@ -25,7 +25,7 @@ from tablepuppet.privacy.label import keep_probability, number_variance
 from tablepuppet.privacy.noise import sampling_epsilon
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.privacy.shares import TAIL_DELTA
-from tablepuppet.sql.catalog import Shard
+from tablepuppet.sql.catalog import Shard, described
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import OutputColumn
 
