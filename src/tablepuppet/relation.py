@@ -33,7 +33,7 @@ from tablepuppet.prep.correlation import ColumnMatrix, correlation, covariance
 from tablepuppet.prep.crosstab import Crosstab, crosstab
 from tablepuppet.prep.describe import Description, describe
 from tablepuppet.prep.encode import Encoding
-from tablepuppet.prep.fit import Foresight, fit_encoding, foresee, refuse_with_noise
+from tablepuppet.prep.fit import Foresight, fit_encoding, foresee
 from tablepuppet.prep.fit import Settings as FitSettings
 from tablepuppet.prep.groups import GroupMeans, group_means
 from tablepuppet.prep.histograms import Histogram, histogram
@@ -44,6 +44,7 @@ from tablepuppet.prep.noisy_statistics import Noise
 from tablepuppet.prep.outliers import Outliers, outlier_by_iqr, outlier_by_sd
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.prep.private_encode import EncoderNoise, fit_private_encoding
+from tablepuppet.prep.private_fit import fit_private_pipeline
 from tablepuppet.prep.profile import Profile, profile
 from tablepuppet.prep.quantiles import Quantiles, quantile
 from tablepuppet.prep.selected import find_columns
@@ -295,11 +296,11 @@ class Relation:
 
     def fit_private_encoding(self, noise: EncoderNoise) -> Encoding:
         """The same from a policy's bounds and lists, or from statistics with noise."""
-        settings = self._session.settings
-        refuse_with_noise(self.prep)
-        return fit_private_encoding(
-            self.client, self.query.features, self.query.categorical, settings.max_categories, self.events, noise
-        )
+        query, most = self.query, self._session.settings.max_categories
+        if self.prep is not DEFAULT:
+            settings = FitSettings(query.features, query.categorical, most)
+            return fit_private_pipeline(self.client, settings, self.prep, self.events, noise)
+        return fit_private_encoding(self.client, query.features, query.categorical, most, self.events, noise)
 
     def __len__(self) -> int:
         return len(self.mapping)

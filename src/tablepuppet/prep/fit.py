@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tablepuppet.errors import PrivacyError
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.attempt import Attempt, Column, Dropped
 from tablepuppet.prep.encode import (
@@ -50,6 +49,7 @@ class Foresight:
     trips: int
     columns: list[str]  # encoded ones, if no column is left out and each text has two categories
     used: list[tuple[str, list[OutputColumn]]]  # by step, the selected columns that it works on
+    widths: dict[str, int]  # encoded columns at most, by alias
 
     def lines(self, pipeline: Pipeline) -> list[str]:
         """For people: what is done with which columns, and in how many trips it is learned."""
@@ -72,12 +72,14 @@ def foresee(pipeline: Pipeline, plan: Plan, settings: Settings) -> Foresight:
     attempt = settle(pipeline, statistics, settings)
     trips = 1 + statistics.trips + (MOST_TRIPS - 2) * statistics.refined
     aliases = list(dict.fromkeys(column.alias for column in settings.columns))
-    tables = [encoders(attempt, alias) for alias in aliases]
-    names = []
-    for numbers, categories, _ in tables:
+    names, widths = [], {}
+    for alias in aliases:
+        numbers, categories, _ = encoders(attempt, alias)
         names += [name for number in numbers for name in number.names]
         names += [name for category in categories for name in category.names]
-    return Foresight(statistics.needs, trips, names, attempt.used)
+        lists = sum(len(each.digests) > 0 for each in categories)
+        widths[alias] = len(numbers) + sum(len(each.more) for each in categories) + lists * settings.max_categories
+    return Foresight(statistics.needs, trips, names, attempt.used, widths)
 
 
 def selecting(pipeline: Pipeline, plan: Plan, max_categories: int) -> Query:
@@ -128,16 +130,6 @@ def fit_encoding(
     )
     build_encoding(client, encoding)
     return encoding
-
-
-def refuse_with_noise(pipeline: Pipeline) -> None:
-    """PrivacyError for a pipeline under feature privacy, whose encoders have a form of their own."""
-    if pipeline is not DEFAULT:
-        raise PrivacyError(
-            f"prep, step {pipeline.steps[0].name if pipeline.steps else 'none'}: with feature_epsilon columns are "
-            "prepared from bounds and categories in policies, or from statistics with noise, in one fixed way; leave "
-            "prep out, and compute what you need in SELECT"
-        )
 
 
 def finish(attempt: Attempt) -> None:

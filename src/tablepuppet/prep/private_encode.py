@@ -11,7 +11,7 @@ policy gives the bounds of a number, or lists the categories of a column, nothin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -32,7 +32,7 @@ from tablepuppet.party.returns import Asked, Digests, Numbers, Plain, Wrong
 from tablepuppet.prep.encode import CategoryEncoder, Encoding, NumberEncoder, build_encoding, drop_column
 from tablepuppet.prep.frame import codes_of
 from tablepuppet.prep.rows_once import RowsOnce, Times, is_group
-from tablepuppet.prep.statistics import KeyFamily, check_family, key_family, merge_categories
+from tablepuppet.prep.statistics import CategorySummary, KeyFamily, check_family, key_family, merge_categories
 from tablepuppet.privacy.clip import blocks
 from tablepuppet.privacy.noise import gaussian_sigma
 from tablepuppet.privacy.shares import TAIL, TAIL_DELTA
@@ -46,6 +46,8 @@ BINS = 2 * (LARGEST - SMALLEST + 1) + 1  # negative ones, zero, positive ones
 SURE = 5.0  # standard deviations above zero at which a bin is taken to have rows
 FARTHEST_BOUND = 1e100  # of a policy's bounds
 MOST_LISTED = 1_000_000  # categories of a column
+HIDDEN_RANGE = "has no range that noise does not hide, or one value only"
+NO_CATEGORY = "has no category that enough rows have"
 UNIFORM = math.sqrt(12)  # the width of an even spread, in standard deviations
 
 
@@ -265,26 +267,37 @@ def is_category(column: OutputColumn, categorical: frozenset[str]) -> bool:
     return column.name in categorical or family(column.type) in (Family.TEXT, Family.UUID)
 
 
+@dataclass(frozen=True)
+class NoisyNumber:
+    """What is known of a column of numbers: mean and scale, and bounds between which its values are expected."""
+
+    mean: float
+    scale: float
+    low: float
+    high: float
+
+
 def fit_private_encoding(
     client: Client, columns: Sequence[OutputColumn], categorical: frozenset[str], max_categories: int, events: Events,
     noise: EncoderNoise,
 ) -> Encoding:  # fmt: skip
     """Encoders for ``columns``; those whose statistics drown in noise are left out with a warning event."""
     identity = client.new_name()
-    asked = {c.name: _ask_categories(client, c, identity, noise) for c in columns if is_category(c, categorical)}
-    fitted = _fit_numbers(client, [c for c in columns if not is_category(c, categorical)], noise, events)
+    texts = NoisyTexts(client, [c for c in columns if is_category(c, categorical)], identity, noise)
+    fitted = fit_numbers(client, [c for c in columns if not is_category(c, categorical)], noise)
     numbers_of: dict[str, list[NumberEncoder]] = {alias: [] for alias in client.mapping.tables}
     categories_of: dict[str, list[CategoryEncoder]] = {alias: [] for alias in client.mapping.tables}
     for column in columns:
-        if column.name not in asked:
-            numbers_of[column.alias] += fitted.get(column.name, [])
+        if not is_category(column, categorical):
+            known = fitted[column.name]
+            if known is None:
+                drop_column(column, HIDDEN_RANGE, events)
+            else:
+                numbers_of[column.alias].append(NumberEncoder(column, known.mean, known.scale))
             continue
-        replies = asked[column.name].read()[column.alias]
-        if not all(reply["known"] for reply in replies):
-            noise.use(column.alias, tail=True)
-        found = merge_categories([{**reply, "missing": 0.0, "top": 0.0} for reply in replies])
+        found = texts.read(column)
         if not 1 <= found.distinct <= max_categories:
-            reason = "has no category that enough rows have" if not found.distinct else "has too many categories"
+            reason = NO_CATEGORY if not found.distinct else "has too many categories"
             drop_column(column, reason, events)
             continue
         order = np.lexsort((np.arange(found.distinct), -found.weights))
@@ -297,16 +310,31 @@ def fit_private_encoding(
     return encoding
 
 
+class NoisyTexts:
+    """The categories of texts that policies list, or that enough rows have: asked for when made."""
+
+    def __init__(self, client: Client, columns: Iterable[OutputColumn], blinding: str, noise: EncoderNoise):
+        self._noise, self._read = noise, dict[str, CategorySummary]()
+        self._asked = {column.name: _ask_categories(client, column, blinding, noise) for column in columns}
+
+    def read(self, column: OutputColumn) -> CategorySummary:
+        """Over all shards; how many rows have none is not known."""
+        if column.name not in self._read:
+            replies = self._asked[column.name].read()[column.alias]
+            if not all(reply["known"] for reply in replies):
+                self._noise.use(column.alias, tail=True)
+            self._read[column.name] = merge_categories([{**reply, "missing": 0.0, "top": 0.0} for reply in replies])
+        return self._read[column.name]
+
+
 def _ask_categories(client: Client, column: OutputColumn, blinding: str, noise: EncoderNoise) -> Pending:
     asked: dict[str, Any] = {"column": column.name, "family": key_family(column), "blinding": blinding}
     asked["multiplier"] = noise.multipliers[column.alias]
     return client.ask(CATEGORIES, lambda alias, _: asked if alias == column.alias else None)
 
 
-def _fit_numbers(
-    client: Client, columns: Sequence[OutputColumn], noise: EncoderNoise, events: Events
-) -> dict[str, list[NumberEncoder]]:
-    """By name; none for a column that is left out."""
+def fit_numbers(client: Client, columns: Sequence[OutputColumn], noise: EncoderNoise) -> dict[str, NoisyNumber | None]:
+    """By name, from policies' bounds or with noise; None for a column whose range noise hides."""
     by_alias: dict[str, list[OutputColumn]] = {}
     for column in columns:
         by_alias.setdefault(column.alias, []).append(column)
@@ -316,7 +344,7 @@ def _fit_numbers(
             "columns": [column.name for column in by_alias[alias]], "multiplier": noise.multipliers[alias],
         } if alias in by_alias else None,
     ).read()  # fmt: skip
-    found: dict[str, list[NumberEncoder]] = {}
+    found: dict[str, NoisyNumber | None] = {}
     open_: dict[str, list[tuple[OutputColumn, float, float]]] = {}
     for alias, listed in by_alias.items():
         for place, column in enumerate(listed):
@@ -330,9 +358,9 @@ def _fit_numbers(
                 ranges += [] if seen is None else [seen]
             low, high = min((low for low, _ in ranges), default=0.0), max((high for _, high in ranges), default=0.0)
             if is_known:
-                found[column.name] = [NumberEncoder(column, (low + high) / 2, (high - low) / UNIFORM)]
+                found[column.name] = NoisyNumber((low + high) / 2, (high - low) / UNIFORM, low, high)
             elif low == high:
-                drop_column(column, "has no range that noise does not hide, or one value only", events)
+                found[column.name] = None
             else:
                 open_.setdefault(alias, []).append((column, low, high))
     return found | _fit_moments(client, open_, noise)
@@ -356,7 +384,7 @@ def mean_and_spread(count: float, total: float, squares: float, sigma: float) ->
 
 def _fit_moments(
     client: Client, columns: Mapping[str, Sequence[tuple[OutputColumn, float, float]]], noise: EncoderNoise
-) -> dict[str, list[NumberEncoder]]:
+) -> dict[str, NoisyNumber | None]:
     replies = client.ask(
         MOMENTS,
         lambda alias, _: {
@@ -366,7 +394,7 @@ def _fit_moments(
             "multiplier": noise.multipliers[alias],
         } if alias in columns else None,
     ).read()  # fmt: skip
-    found = {}
+    found: dict[str, NoisyNumber | None] = {}
     for alias, listed in columns.items():
         sums = np.sum([reply["sums"] for reply in replies[alias]], axis=0)
         sigma = math.sqrt(3.0 * len(replies[alias])) * noise.multipliers[alias]
@@ -374,5 +402,5 @@ def _fit_moments(
             noise.use(alias)
             mean, spread = mean_and_spread(count, total, squares, sigma)
             half = (high - low) / 2
-            found[column.name] = [NumberEncoder(column, low + half * (1 + mean), half * spread)]
+            found[column.name] = NoisyNumber(low + half * (1 + mean), half * spread, low, high)
     return found
