@@ -7,9 +7,10 @@ question needs it; what is known afterwards is the mapping, never a row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import pyarrow as pa
@@ -24,17 +25,23 @@ from tablepuppet.prep.correlation import ColumnMatrix, correlation, covariance
 from tablepuppet.prep.crosstab import Crosstab, crosstab
 from tablepuppet.prep.describe import Description, describe
 from tablepuppet.prep.encode import Encoding
-from tablepuppet.prep.fit import Foresight, fit_encoding, foresee, refuse_with_noise
+from tablepuppet.prep.fit import Foresight, fit_encoding, foresee
 from tablepuppet.prep.fit import Settings as FitSettings
 from tablepuppet.prep.groups import GroupMeans, group_means
 from tablepuppet.prep.histograms import Histogram, histogram
 from tablepuppet.prep.label import joined_labels
+from tablepuppet.prep.noisy_describe import NoisyDescription, noisy_describe, noisy_histogram, noisy_quantile
+from tablepuppet.prep.noisy_profile import noisy_profile
+from tablepuppet.prep.noisy_statistics import Noise
 from tablepuppet.prep.outliers import Outliers, outlier_by_iqr, outlier_by_sd
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.prep.private_encode import EncoderNoise, fit_private_encoding
+from tablepuppet.prep.private_fit import fit_private_pipeline
 from tablepuppet.prep.profile import Profile, profile
 from tablepuppet.prep.quantiles import Quantiles, quantile
+from tablepuppet.prep.selected import find_columns
 from tablepuppet.privacy.funds import PartysFunds
+from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.events import Events
 from tablepuppet.session import Session
 from tablepuppet.spelling import names_checked
@@ -180,11 +187,11 @@ class Relation:
 
     def fit_private_encoding(self, noise: EncoderNoise) -> Encoding:
         """The same from a policy's bounds and lists, or from statistics with noise."""
-        settings = self._session.settings
-        refuse_with_noise(self.prep)
-        return fit_private_encoding(
-            self.client, self.query.features, self.query.categorical, settings.max_categories, self.events, noise
-        )
+        query, most = self.query, self._session.settings.max_categories
+        if self.prep is not DEFAULT:
+            settings = FitSettings(query.features, query.categorical, most)
+            return fit_private_pipeline(self.client, settings, self.prep, self.events, noise)
+        return fit_private_encoding(self.client, query.features, query.categorical, most, self.events, noise)
 
     def __len__(self) -> int:
         return len(self.mapping)
@@ -217,19 +224,85 @@ class Relation:
         values = [f"  information value of {name}: {value:.4g}" for name, value in fitted._information.items()]
         return [*foreseen.lines(self.prep), *foreseen.passed_on(self.plan), *values]
 
-    def describe(self) -> Description:
-        """Statistics of every selected column over the joined rows, computed at the parties."""
-        return describe(self.client, self.query.outputs, self.query.categorical, self._session.events)
+    @overload
+    def describe(self, columns: Sequence[str] | None = None) -> Description: ...
+
+    @overload
+    def describe(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        privacy: Privacy,
+        bounds: Mapping[str, Any] | None = None,
+        max_times: int | None = None,
+    ) -> NoisyDescription: ...
 
     @names_checked
-    def quantile(self, q: float | Sequence[float] = 0.5, columns: Sequence[str] | None = None) -> Quantiles:
-        """Quantiles of numeric columns over the joined rows, as NumPy's ``linear``; exact of public columns."""
+    def describe(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        privacy: Privacy | None = None,
+        bounds: Mapping[str, Any] | None = None,
+        max_times: int | None = None,
+    ) -> Description | NoisyDescription:
+        """Statistics of every selected column over the joined rows, computed at the parties.
+
+        With ``privacy=tp.Privacy(feature_epsilon=...)``: count, mean, standard deviation and quartiles of features with
+        noise. ``bounds`` gives numbers between which values are expected, such as ``{"age": (0, 120)}``, where policies
+        do not; a row counts as often as it is joined, and at most ``max_times`` times.
+        """
+        if privacy is not None:
+            return noisy_describe(
+                self.client, self._noise(privacy, max_times, "describe"), columns, bounds, self.events
+            )
+        _check_plain(bounds, max_times, "describe")
+        outputs = self.query.outputs if columns is None else find_columns(self.plan, columns, "describe")
+        return describe(self.client, outputs, self.query.categorical, self._session.events)
+
+    @names_checked
+    def quantile(
+        self,
+        q: float | Sequence[float] = 0.5,
+        columns: Sequence[str] | None = None,
+        *,
+        privacy: Privacy | None = None,
+        bounds: Mapping[str, Any] | None = None,
+        max_times: int | None = None,
+    ) -> Quantiles:
+        """Quantiles of numeric columns over the joined rows, as NumPy's ``linear``; exact of public columns.
+
+        With ``privacy`` they are estimated from noisy histograms between ``bounds``, as for `describe`.
+        """
+        if privacy is not None:
+            noise = self._noise(privacy, max_times, "quantile")
+            return noisy_quantile(self.client, noise, q, columns, bounds, self.events)
+        _check_plain(bounds, max_times, "quantile")
         return quantile(self.client, q, columns)
 
     @names_checked
-    def histogram(self, column: str, bins: int = 50) -> Histogram:
-        """How the values of a numeric column are spread over the joined rows, as `numpy.histogram`."""
+    def histogram(
+        self,
+        column: str,
+        bins: int = 50,
+        *,
+        privacy: Privacy | None = None,
+        bounds: Sequence[Any] | None = None,
+        max_times: int | None = None,
+    ) -> Histogram:
+        """How the values of a numeric column are spread over the joined rows, as `numpy.histogram`.
+
+        With ``privacy`` counts have noise, and bins lie between ``bounds``, such as ``(0, 120)``; a value beyond is in
+        the first or last bin.
+        """
+        if privacy is not None:
+            noise = self._noise(privacy, max_times, "histogram")
+            return noisy_histogram(self.client, noise, column, bins, bounds, self.events)
+        _check_plain(bounds, max_times, "histogram")
         return histogram(self.client, column, bins)
+
+    def _noise(self, privacy: Privacy, max_times: int | None, step: str) -> Noise:
+        return Noise.of(privacy, max_times, self.funds, step)
 
     @names_checked
     def outlier_by_iqr(self, columns: Sequence[str] | None = None, k: float = 1.5) -> Outliers:
@@ -261,9 +334,27 @@ class Relation:
         """Count, mean and standard deviation of a numeric column for each category of another column."""
         return group_means(self.client, column, by, self.max_categories)
 
-    def profile(self) -> Profile:
-        """All at once: histograms, missing values, correlations and warnings; a page by ``.save("page.html")``."""
-        return profile(self.client, self.query, self.max_categories, self.events)
+    @names_checked
+    def profile(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        privacy: Privacy | None = None,
+        bounds: Mapping[str, Any] | None = None,
+        max_times: int | None = None,
+    ) -> Profile:
+        """All at once: histograms, missing values, correlations and warnings; a page by ``.save("page.html")``.
+
+        With ``privacy``, only what has a form with noise, as for `describe`.
+        """
+        if privacy is not None:
+            return noisy_profile(self.client, self._noise(privacy, max_times, "profile"), columns, bounds, self.events)
+        _check_plain(bounds, max_times, "profile")
+        query = self.query
+        if columns is not None:
+            chosen = find_columns(self.plan, columns, "profile")
+            query = replace(query, outputs=chosen, label=query.label if query.label in chosen else None)
+        return profile(self.client, query, self.max_categories, self.events)
 
     def matrix(self, secure_sum: bool = False, like: Prepared | None = None, plan: PlanName = "cost") -> LazyArray:
         """The prepared features as a matrix X that is never built, one row per joined row: a SciPy `LinearOperator`,
@@ -361,6 +452,12 @@ class Relation:
             Relation(self._session, self.mapping.where(alias, side), self.prep) for side in (~chosen, chosen)
         )
         return rest, those
+
+
+def _check_plain(bounds: object, max_times: object, step: str) -> None:
+    """LearnError if settings of noise are given without noise."""
+    if bounds is not None or max_times is not None:
+        raise LearnError(f"{step}: bounds and max_times are for noise: set privacy=tp.Privacy(feature_epsilon=...) too")
 
 
 def check_split(test: float, seed: int) -> None:

@@ -22,10 +22,12 @@ from tablepuppet.prep.crosstab import count_pairs, cramers_v, label_lines
 from tablepuppet.prep.describe import Description, describe
 from tablepuppet.prep.groups import sums_by_group
 from tablepuppet.prep.histograms import Histogram, HistogramStatistics
+from tablepuppet.prep.noisy_describe import NoisyDescription
 from tablepuppet.prep.profile_page import CategoryBars, Page, Warned, fragment, page
 from tablepuppet.prep.selected import is_number, is_public, sends_across
 from tablepuppet.prep.sent_columns import SentOnce
 from tablepuppet.prep.statistics import CategoryStatistics, CategorySummary
+from tablepuppet.prep.statistics_promise import Spent
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.table_view import ShownAsTable, TableView
 from tablepuppet.sql.query import OutputColumn, Query
@@ -42,17 +44,19 @@ Row = dict[str, Any]
 class Profile(ShownAsTable):
     """What there is to know of the joined rows before learning from them.
 
-    ``description``, ``histograms`` and ``correlations`` are the statistics; ``warnings`` what to watch out for.
+    ``description``, ``histograms`` and ``correlations`` are the statistics; ``warnings`` what to watch out for. With a
+    `Privacy`, ``spent`` is what they have cost, and there are no correlations.
     """
 
     def __init__(
-        self, query: Query, joined_rows: int, description: Description, histograms: Mapping[str, Histogram],
-        categories: Mapping[str, CategoryBars], correlations: ColumnMatrix | None, warnings: Sequence[Warned],
+        self, query: Query, joined_rows: int, description: Description | NoisyDescription,
+        histograms: Mapping[str, Histogram], categories: Mapping[str, CategoryBars], correlations: ColumnMatrix | None,
+        warnings: Sequence[Warned], note: str = "", spent: Spent | None = None,
     ):  # fmt: skip
         self.description, self.histograms, self.correlations = description, dict(histograms), correlations
-        self.warnings = list(warnings)
+        self.warnings, self.spent = list(warnings), spent
         self._page = Page(
-            query.sql, joined_rows, description, self.histograms, dict(categories), correlations, warnings
+            query.sql, joined_rows, description, self.histograms, dict(categories), correlations, warnings, note
         )
 
     def save(self, path: str | Path) -> Path:
@@ -70,6 +74,7 @@ class Profile(ShownAsTable):
         title = (
             f"Profile of {self._page.joined_rows:,} joined rows: {len(rows)} warnings; save('page.html') has all of it"
         )
+        title += "" if self.spent is None else f"; with noise: {self.spent}"
         return TableView(title, {"column": "left", "warning": "left", "": "left"}, rows)
 
     def _repr_html_(self) -> str:
