@@ -29,6 +29,7 @@ from tablepuppet.learn.learners.linear import LinearLearner
 from tablepuppet.learn.learners.not_fitted import NotFittedError
 from tablepuppet.learn.learners.search_folder import Kept, SearchFolder
 from tablepuppet.learn.learners.search_plot import draw
+from tablepuppet.learn.solve.allowance import counts_replies
 from tablepuppet.relation import Relation
 from tablepuppet.spelling import did_you_mean, names_checked
 from tablepuppet.wire.in_step import in_step
@@ -122,7 +123,8 @@ class Search(BaseEstimator):  # type: ignore[misc]
         if all(scores.has(place, share, number) for place in places for number in range(self.folds)):
             return
         folds = folding.sides(share)
-        at_a_time = max(1, ROWS_IN_STEP // len(folds[0][0]))
+        train = folds[0][0]
+        at_a_time = 1 if counts_replies(train.plan) else max(1, ROWS_IN_STEP // len(train))
         for together in self._together(candidates, places):
 
             def measure(number: int, together: Sequence[int] = together) -> None:
@@ -132,7 +134,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
             works = [partial(measure, number) for number in range(self.folds)]
             size = at_a_time if len(together) > 1 else 1
             for start in range(0, len(works), size):
-                in_step(folds[0][0].client.outbox, works[start : start + size])
+                in_step(train.client.outbox, works[start : start + size])
 
     def _measure_fold(
         self, fold: Fold, number: int, new: Sequence[tuple[int, Settings]], share: float, scores: _Scores
