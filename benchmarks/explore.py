@@ -27,6 +27,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 from numpy.typing import NDArray
+from sklearn.compose import ColumnTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -160,8 +161,9 @@ def separate_runs(fed: tp.Federation, sql: str) -> dict[float, float]:
 
 
 def pooled_search(x: Floats, y: NDArray[np.bool_]) -> GridSearchCV:
-    """scikit-learn on the joined table, on both cores."""
-    model = make_pipeline(StandardScaler(), LogisticRegression(tol=TOL))
+    """scikit-learn on the joined table, on both cores; the first three columns are numbers, others 0 and 1."""
+    scaled = ColumnTransformer([("numbers", StandardScaler(), [0, 1, 2])], remainder="passthrough")
+    model = make_pipeline(scaled, LogisticRegression(tol=TOL))
     grid = {"logisticregression__C": [1 / (penalty * len(x) * 0.8) for penalty in PENALTIES]}
     return GridSearchCV(model, grid, cv=5, n_jobs=2, scoring="neg_log_loss").fit(x, y)
 

@@ -57,10 +57,10 @@ def merged(rows: JoinedRows, alike: Mapping[str, Places]) -> JoinedRows:
     filled = np.flatnonzero(counts)
     if len(rows) < WORTH * len(filled):
         return rows
-    *places, label = np.unravel_index(filled, sizes)
+    *groups, label = np.unravel_index(filled, sizes)
     tables = {
-        alias: MappedTable(firsts[alias][place].astype(np.int32), rows.mapping.tables[alias].shards)
-        for alias, place in zip(alike, places, strict=True)
+        alias: MappedTable(firsts[alias][group].astype(np.int32), rows.mapping.tables[alias].shards)
+        for alias, group in zip(alike, groups, strict=True)
     }
     mapping = TableMapping(tables, len(filled))
     return JoinedRows(mapping, rows.outputs, values[label], counts[filled].astype(np.float64))

@@ -6,10 +6,12 @@ show, which are equal for such rows whatever the model, so the op needs the same
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.operators.client import Client, Pending
+from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
@@ -52,18 +54,31 @@ def first_of_each(data: EncodedTable) -> NDArray[np.intp] | None:
     return firsts[groups]
 
 
-def ask_alike(client: Client, encoding: Encoding) -> Pending:
-    """Ask for the alike rows of each table with encoded columns."""
-    return client.ask("rows.alike", lambda alias, _: {"encoding": encoding.id} if alias in encoding.numbers else None)
+class AlikeRows:
+    """The alike rows of each table with encoded columns: asked for when made, read when looked at.
 
-
-def read_alike(client: Client, encoding: Encoding, asked: Pending) -> dict[str, NDArray[np.int32]]:
-    """By table, for each base row the place of the first one that is alike, among rows of the same shard.
-
-    Nothing if a shard has too few alike rows.
+    They are not asked for where a party counts replies: rounds need them all.
     """
-    replies, found = asked.read(), {}
-    for alias in encoding.numbers:
+
+    def __init__(self, client: Client, encoding: Encoding):
+        self._client, self._aliases = client, list(encoding.numbers)
+        tables = [client.plan.tables[alias] for alias in encoding.numbers]
+        self._asked: Pending | None = None
+        if all(shard.max_rounds is None for table in tables for shard in table.shards):
+            told = {"encoding": encoding.id}
+            self._asked = client.ask("rows.alike", lambda alias, _: told if alias in self._aliases else None)
+
+    def read(self) -> dict[str, NDArray[np.int32]]:
+        """By table, for each base row the place of the first one that is alike, among rows of the same shard.
+
+        Nothing if a shard has too few alike rows, or was not asked.
+        """
+        return {} if self._asked is None else _by_table(self._client, self._aliases, self._asked.read())
+
+
+def _by_table(client: Client, aliases: Iterable[str], replies: Replies) -> dict[str, NDArray[np.int32]]:
+    found = {}
+    for alias in aliases:
         parts = list(zip(client.shards(alias), replies[alias], strict=True))
         if any(len(reply["first"]) < len(shard.row_ids) for shard, reply in parts):
             return {}

@@ -199,6 +199,6 @@ def _meetings(client: Client, found: SentCategories, alias: str) -> Meetings:
         return np.bincount(starts.take(near.index[part], mode="clip") + far.index[part], minlength=cells)
 
     parts = pieces(len(client.mapping), size=max(PIECE, 4 * cells))
-    counts = np.sum(on_all_cores(count, parts), axis=0, dtype=np.int64)
+    counts = np.asarray(np.sum(on_all_cores(count, parts), axis=0, dtype=np.int64))
     filled = np.flatnonzero(counts)
     return Meetings(*np.divmod(filled, far.rows), counts[filled])

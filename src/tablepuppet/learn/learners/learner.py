@@ -208,8 +208,10 @@ class Learner(Planner):
         """The loss over the training rows."""
 
     @abstractmethod
-    def _held_out(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
-        """The loss over validation rows."""
+    def _held_out(
+        self, client: Client, label: OutputColumn, asked: Pending, where: str = "in the validation relation"
+    ) -> JoinedLoss:
+        """The loss over rows that are not learned from; an error says ``where`` they are."""
 
     @abstractmethod
     def metric(self, loss: JoinedLoss, value: float) -> float:

@@ -33,7 +33,7 @@ from tablepuppet.learn.solve.solvers import ADMM, SGD, chosen_solver
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.operators.merged import merged
 from tablepuppet.party.spec import Linear
-from tablepuppet.prep.alike import ask_alike, read_alike
+from tablepuppet.prep.alike import AlikeRows
 from tablepuppet.prep.encode import apply_encoding
 from tablepuppet.relation import Relation
 from tablepuppet.runs.table_view import NamedNumbers, Records
@@ -118,14 +118,12 @@ class LinearLearner(Learner):
         assert self.goes_along_l2(), "its caller has asked"
         self.l2 = values[0]
         begun = self._open_fit(relation, None)
-        clients = (begun.relation.client, test.client)
         apply_encoding(test.client, self.encoding_)
         asked = self._ask_labels(test.client, label_of(test))
-        alike = [ask_alike(client, self.encoding_) for client in clients]
-        losses = (begun.loss, self._held_out(test.client, label_of(test), asked))
+        alike = [AlikeRows(client, self.encoding_) for client in (begun.relation.client, test.client)]
+        of_test = self._held_out(test.client, label_of(test), asked, "in the fold to measure on")
         rows, held_out = (
-            merged(loss.rows, read_alike(client, self.encoding_, answer))
-            for loss, client, answer in zip(losses, clients, alike, strict=True)
+            merged(loss.rows, each.read()) for loss, each in zip((begun.loss, of_test), alike, strict=True)
         )
         begun = replace(begun, loss=replace(begun.loss, rows=rows))
         model = LinearModel(begun.relation.client, rows, self.encoding_, relation.wire, self.l2)

@@ -38,6 +38,7 @@ from tablepuppet.learn.learners.search_prep import (
     prepared,
     told,
 )
+from tablepuppet.learn.solve.allowance import counts_replies
 from tablepuppet.relation import Relation
 from tablepuppet.spelling import did_you_mean, names_checked
 from tablepuppet.wire.in_step import in_step
@@ -140,7 +141,9 @@ class Search(BaseEstimator):  # type: ignore[misc]
         """Fit and measure candidates on every fold, as far as that is not known."""
         if all(scores.has(place, share, number) for place in places for number in range(self.folds)):
             return
-        by_pipeline = PreparedFolds(folding.sides(share))
+        sides = folding.sides(share)
+        by_pipeline, train = PreparedFolds(sides), sides[0][0]
+        at_a_time = 1 if counts_replies(train.plan) else max(1, ROWS_IN_STEP // len(train))
         for together in self._together(candidates, places):
             folds = by_pipeline.of(candidates[together[0]])
 
@@ -149,9 +152,9 @@ class Search(BaseEstimator):  # type: ignore[misc]
                 self._measure_fold(folds[number], number, [(place, candidates[place]) for place in new], share, scores)
 
             works = [partial(measure, number) for number in range(self.folds)]
-            size = max(1, ROWS_IN_STEP // len(folds[0][0])) if len(together) > 1 else 1
+            size = at_a_time if len(together) > 1 else 1
             for start in range(0, len(works), size):
-                in_step(folds[0][0].client.outbox, works[start : start + size])
+                in_step(train.client.outbox, works[start : start + size])
 
     def _measure_fold(
         self, fold: Fold, number: int, new: Sequence[tuple[int, Settings]], share: float, scores: _Scores

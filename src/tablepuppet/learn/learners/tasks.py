@@ -57,7 +57,9 @@ class Regressor(Learner):
     def _prepare(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
         return JoinedLoss(Squared(), JoinedRows(client.mapping, 1, joined_numbers(client, label, asked)))
 
-    def _held_out(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
+    def _held_out(
+        self, client: Client, label: OutputColumn, asked: Pending, where: str = "in the validation relation"
+    ) -> JoinedLoss:
         return self._prepare(client, label, asked)
 
     def metric(self, loss: JoinedLoss, value: float) -> float:
@@ -136,8 +138,10 @@ class Classifier(Learner):
         self.classes_ = found.values
         return self._log_loss(client, found.numbers)
 
-    def _held_out(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
-        return self._log_loss(client, self._known(client, label, asked, "in the validation relation"))
+    def _held_out(
+        self, client: Client, label: OutputColumn, asked: Pending, where: str = "in the validation relation"
+    ) -> JoinedLoss:
+        return self._log_loss(client, self._known(client, label, asked, where))
 
     def _log_loss(self, client: Client, numbers: NDArray[np.integer]) -> JoinedLoss:
         keep = kept(self.privacy, len(self.classes_)) if self.label_correction else 1.0

@@ -115,7 +115,8 @@ class Softmax(Loss):
     def _values(self, turned: Scores, total: Scores, highest: Scores, labels: Labels) -> Scores:
         """The value of each row."""
         own = turned[labels, np.arange(len(labels))]
-        return np.log(total) + highest - self._other * turned.sum(axis=0) - (self._own - self._other) * own
+        values = np.log(total) + highest - self._other * turned.sum(axis=0) - (self._own - self._other) * own
+        return np.asarray(values)
 
     def _value(self, turned: Scores, probability: Scores, total: Scores, highest: Scores, labels: Labels) -> float:
         of_labels = probability.take(_places(labels))
