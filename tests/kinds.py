@@ -70,6 +70,7 @@ SLOW = {
     "privacy/test_audit_epsilon.py",
     "privacy/test_audit_expressions.py",
     "privacy/test_audit_fit.py",
+    "privacy/test_audit_statistics.py",
     "privacy/test_audit_steps.py",
     "sql/test_expression.py",
     "sql/test_infer.py::test_any_name_of_a_column_is_only_a_name",

@@ -29,7 +29,7 @@ from tablepuppet.learn.private.planned_releases import Planning
 from tablepuppet.learn.settings import SettingError
 from tablepuppet.party.request import Request
 from tablepuppet.party.settings_file import read_settings
-from tablepuppet.prep.pipeline import Pipeline
+from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.relation import Relation, check_split
 from tablepuppet.run_folder import RunFolder
 from tablepuppet.runs import interrupts
@@ -158,7 +158,7 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
             left = (1 - split.test) * (1 - split.validation)
             rows[label.alias] = round(rows[label.alias] * left)
         learner.predictions_to_come = 1 + (split.test != 0) + (split.validation != 0)  # `train` measures each side
-        planning = learner.check_rounds(plan, rows, self.max_categories)
+        planning = learner.check_rounds(plan, rows, self.max_categories, self.pipeline or DEFAULT)
         if learner.promise_ is None or not learner.promise_.is_sampled:  # else costs depend on the rows that take part
             check_budget(learner, planning, funds_of(plan))
         return planning

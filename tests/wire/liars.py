@@ -217,7 +217,13 @@ def multiplied(fed: tp.Federation, folder: Path) -> None:
         matrix.gram()
         matrix.gram(np.ones(matrix.shape[0]))
         matrix.std(axis=0)
+        matrix.max(axis=1)
         relation.matrix(plan="collect").column_sums()
+    kept: Any = fed.sql("SELECT v.price, v.code FROM visits v").matrix(plan="parties")
+    vectors = kept @ np.ones((kept.shape[1], 2))
+    vectors.sum(axis=0)
+    kept.T @ vectors
+    np.asarray(vectors)
 
 
 USES: dict[str, Callable[[tp.Federation, Path], None]] = {

@@ -124,7 +124,7 @@ class Grant:
             reason = f"does not release {(bare & HAVE_NO_NOISE).label}, which has no form with noise"
             raise self.refusal("require_dp", reason)
         if bare:
-            reason = f"releases {bare.label} only with noise; set the privacy of the learner, as docs/privacy.md says"
+            reason = f"releases {bare.label} only with noise; set privacy=tp.Privacy(...), as docs/privacy.md says"
             raise self.refusal("require_dp", reason)
 
     def _strictest(self, output: Output) -> list[str]:

@@ -275,8 +275,12 @@ class Attempt:
         self.moments(column)  # it may be empty
         if column.ranks is None:
             found = self._derived(column.alias, column.name, self.chain(column.name, column.alias))
-            return _Ends(step, column.column, found, self.statistics.owners(column.alias))
+            return self.ends(step, column, found)
         return column.ranks()
+
+    def ends(self, step: str, column: Column, found: NumberSummary) -> Ranks:
+        """The least and the largest value of a column, as all that is known of its order."""
+        return _Ends(step, column.column, found, self.statistics.owners(column.alias))
 
     def chain(self, name: str, alias: str, *more: Spec) -> TableSteps:
         """The steps that a column depends on, and what they read."""

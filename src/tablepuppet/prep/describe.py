@@ -15,7 +15,7 @@ from tablepuppet.operators.client import Client
 from tablepuppet.prep.category_names import CategoryNames, Coded
 from tablepuppet.prep.days import as_date, shown_date
 from tablepuppet.prep.quantiles import QuantileStatistics
-from tablepuppet.prep.selected import is_public
+from tablepuppet.prep.selected import check_without_noise, is_public
 from tablepuppet.prep.shape import ShapeStatistics
 from tablepuppet.prep.statistics import CategoryStatistics, CategorySummary, NumberStatistics
 from tablepuppet.runs.events import Events
@@ -93,6 +93,7 @@ def describe(
 ) -> Description:
     """Statistics of every column, over joined rows."""
     listed = list(columns)
+    check_without_noise(client.plan, listed, "describe")
     done = events.progress("describe", "computing statistics at the parties", len(listed))
     numeric = [column for column in listed if family(column.type) in NUMERIC]
     asked_numbers, asked_shape = NumberStatistics(client, numeric), ShapeStatistics(client, numeric)

@@ -51,6 +51,7 @@ class Foresight:
     columns: list[str]  # encoded ones, if no column is left out and each text has two categories
     used: list[tuple[str, list[OutputColumn]]]  # by step, the selected columns that it works on
     labelled: list[tuple[str, OutputColumn]]  # by step, a column whose categories get means of the label
+    widths: dict[str, int]  # encoded columns at most, by alias
 
     def lines(self, pipeline: Pipeline) -> list[str]:
         """For people: what is done with which columns, and in how many trips it is learned."""
@@ -98,13 +99,14 @@ def foresee(pipeline: Pipeline, plan: Plan, settings: Settings) -> Foresight:
     attempt = settle(pipeline, statistics, settings)
     trips = 1 + statistics.trips + (MOST_TRIPS - 2) * statistics.refined
     aliases = list(dict.fromkeys(column.alias for column in settings.columns))
-    tables = [encoders(attempt, alias) for alias in aliases]
-    names = []
-    for numbers, categories, _ in tables:
+    names, widths = [], {}
+    for alias in aliases:
+        numbers, categories, _ = encoders(attempt, alias)
         names += [name for number in numbers for name in number.names]
         names += [name for category in categories for name in category.names]
-    labelled = list(dict.fromkeys(attempt.labelled))
-    return Foresight(statistics.needs, trips, names, attempt.used, labelled)
+        lists = sum(len(each.digests) > 0 for each in categories)
+        widths[alias] = len(numbers) + sum(len(each.more) for each in categories) + lists * settings.max_categories
+    return Foresight(statistics.needs, trips, names, attempt.used, list(dict.fromkeys(attempt.labelled)), widths)
 
 
 def selecting(pipeline: Pipeline, plan: Plan, max_categories: int) -> Query:
@@ -156,16 +158,6 @@ def fit_encoding(
     )
     build_encoding(client, encoding)
     return encoding.to_predict()
-
-
-def refuse_with_noise(pipeline: Pipeline) -> None:
-    """PrivacyError for a pipeline under feature privacy, whose encoders have a form of their own."""
-    if pipeline is not DEFAULT:
-        raise PrivacyError(
-            f"prep, step {pipeline.steps[0].name if pipeline.steps else 'none'}: with feature_epsilon columns are "
-            "prepared from bounds and categories in policies, or from statistics with noise, in one fixed way; leave "
-            "prep out, and compute what you need in SELECT"
-        )
 
 
 def refuse_noisy_labels(pipeline: Pipeline) -> None:

@@ -70,6 +70,7 @@ class Frame:
     view: str
     blinding: str
     categories: Mapping[str, tuple[str, NDArray[np.uint8]]]  # family, and the digests that have codes
+    private: bool = False  # numbers are within the policy's bounds, and those that are not finite are missing
     _numbers: dict[str, NumberColumn] = field(default_factory=dict, init=False)
     _coded: dict[str, CodedColumn] = field(default_factory=dict, init=False)
 
@@ -83,9 +84,14 @@ class Frame:
 
     def number(self, name: str) -> NumberColumn:
         """A column of numbers."""
-        if name not in self._numbers:
-            return NumberColumn(*numbers(self.table.column(name, self.view)))
-        return self._numbers[name]
+        if name in self._numbers:
+            return self._numbers[name]
+        values, present = numbers(self.table.column(name, self.view))
+        if self.private:
+            bounds = self.table.grant.outputs[name].rule.bounds
+            present = present & np.isfinite(values)
+            values = values if bounds is None else np.clip(values, *bounds)
+        return NumberColumn(values, present)
 
     def coded(self, name: str) -> CodedColumn:
         """A column of codes."""

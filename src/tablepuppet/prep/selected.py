@@ -17,6 +17,7 @@ from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import KEY_LIKE, NUMERIC, Family, family
 
 DATES = (Family.DATE, Family.TIMESTAMP)
+WITH_NOISE = ("describe", "quantile", "histogram", "profile")  # statistics that have a form with noise
 
 
 def find_column(plan: Plan, name: str, step: str) -> OutputColumn:
@@ -27,6 +28,13 @@ def find_column(plan: Plan, name: str, step: str) -> OutputColumn:
             return column
     known = [column.name for column in outputs]
     raise LearnError(f"{step}: {name!r} is no selected column{did_you_mean(str(name), known)}")
+
+
+def find_columns(plan: Plan, names: Sequence[str], step: str) -> tuple[OutputColumn, ...]:
+    """The named columns, each once."""
+    if isinstance(names, str):
+        raise LearnError(f"{step}: columns is a list of names, such as columns=[{names!r}]")
+    return tuple(dict.fromkeys(find_column(plan, name, step) for name in names))
 
 
 def find_number(plan: Plan, name: str, step: str) -> OutputColumn:
@@ -51,8 +59,7 @@ def find_numbers(plan: Plan, names: Sequence[str] | None, step: str) -> list[Out
     """The named columns, each once; every numeric one, the label too, if none is named."""
     if names is None:
         return [column for column in plan.query.outputs if is_number(column)]
-    if isinstance(names, str):
-        raise LearnError(f"{step}: columns is a list of names, such as columns=[{names!r}]")
+    find_columns(plan, names, step)
     return list(dict.fromkeys(find_number(plan, name, step) for name in names))
 
 
@@ -67,13 +74,17 @@ def is_date(column: OutputColumn) -> bool:
 
 
 def check_without_noise(plan: Plan, columns: Iterable[OutputColumn], step: str) -> None:
-    """PrivacyError if a party releases these columns only with noise, which the statistic does not have."""
+    """PrivacyError if a party releases these columns only with noise, which was not asked for."""
+    advice = (
+        "ask for noise by privacy=tp.Privacy(feature_epsilon=...)"
+        if step in WITH_NOISE
+        else f"and this statistic has no form with noise; {', '.join(WITH_NOISE)} have"
+    )
     for column in columns:
         for shard in plan.tables[column.alias].shards:
             if shard.require_dp:
                 raise PrivacyError(
-                    f"{_where(step, shard, column)}: is told of only with noise, and this statistic has no form with "
-                    "noise (policy rule require_dp)",
+                    f"{_where(step, shard, column)}: is released only with noise; {advice} (policy rule require_dp)",
                     rule="require_dp",
                 )
 
