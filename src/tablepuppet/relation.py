@@ -151,6 +151,11 @@ class Relation:
         found._foreseen()
         return found
 
+    def check_prep(self) -> None:
+        """PrivacyError or LearnError if its pipeline cannot be fitted, as far as the catalog tells."""
+        if self.prep is not DEFAULT:
+            self._foreseen().check_policies(self.plan)
+
     def _foreseen(self) -> Foresight:
         """What the fit of its pipeline will ask."""
         query = self.query

@@ -40,7 +40,7 @@ def test_pipelines_are_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.undo()
     assert len(found.results_) == 6
     for row in found.results_:
-        pipeline = {"default": None, "Impute(strategy='median') | Robust()": SCALED}.get(row["prep"], BINS)
+        pipeline = {"default": None, "Impute | Robust": SCALED}.get(row["prep"], BINS)
         alone = tp.cross_validate(tp.LogisticRegression(l2=row["l2"], tol=1e-12), relation.with_prep(pipeline), folds=3)
         assert row["mean_test_log_loss"] == pytest.approx(float(alone["test_log_loss"].mean()), rel=1e-5)
     best = found.best_params_["prep"]
@@ -67,6 +67,16 @@ def test_settings_of_steps(tmp_path: Path) -> None:
     assert len(drawn.results_) == 2
     assert "Bin" in str(drawn.best_model_.encoding_.described)
     assert relation_again.prep != BINS
+
+
+def test_pipelines_alike_are_told_apart(tmp_path: Path) -> None:
+    """In the table of results by their place in the list."""
+    listed = [prep.Pipeline([prep.Impute("mean"), prep.Bin(n)]) for n in (2, 4)]
+    found = tp.RandomSearch(tp.LogisticRegression(), {"prep": listed}, folds=3, halving=False).fit(
+        relation_of(tmp_path)
+    )
+    assert {row["prep"] for row in found.results_} == {"Impute | Bin (0)", "Impute | Bin (1)"}
+    assert found.best_params_["prep"] is listed[int(found.results_["prep"][0][-2])]
 
 
 def test_a_search_goes_on(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from tablepuppet.errors import PartyError
 from tablepuppet.jobs import Run
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import Policy, TableRule
+from tablepuppet.prep.label_sums import AskedLabels, Folds, SentCodes, fold_of_rows
 from tablepuppet.prep.pipeline import Pipeline
 from tablepuppet.prep.specs import Cut, FoldLookup, Lookup, fold_numbers
 from tests.relations import Parties, federation, materialised, party_of, places, record_wire
@@ -355,8 +356,49 @@ def test_groups_are_large_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     if rest is not None:
         found = features(rel)["i.g"].to_numpy()
         assert np.isclose(found[rest.to_numpy()], prior).all()
-        rows = {tuple(row) for row in told[1][np.isclose(found, prior)]}
-        assert len(rows) >= least, "what is left would tell of the rare ones"
+        for place in (0, 1):
+            rows = {tuple(row) for row in told[place][np.isclose(found, prior)]}
+            assert len(rows) >= least, "what is left would tell of the rare ones"
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 10_000), rows=st.integers(20, 120), items=st.integers(2, 40), twice=st.booleans(),
+    folds=st.integers(1, 5), least=st.integers(2, 9), names=st.sampled_from(["c", "g", "v"]),
+)  # fmt: skip
+def test_no_group_is_small(seed: int, rows: int, items: int, twice: bool, folds: int, least: int, names: str) -> None:
+    """Over random relations and sizes of groups: parts of a category's folds, and all that is pooled, have as many
+    different base rows in both tables, or none.
+    """
+    parties = shop(seed, rows, items, twice)
+    with tempfile.TemporaryDirectory() as folder:
+        fed = federation(Path(folder), parties)
+        rel = fed.sql(SQL.format(label="y"), label="y")
+        alias = "s" if names == "c" else "i"
+        kinds = pd.Series([str(each)[:5] for each in materialised(rel, parties, alias, names)])
+        code_of = {kind: code for code, kind in enumerate(sorted(kinds.unique()))}
+        table = rel.mapping.tables[alias]
+        codes = np.zeros(table.rows, np.int64)
+        codes[table.index] = kinds.map(code_of)
+        column = SentCodes(alias, codes, len(code_of), least)
+        asked, deal = AskedLabels(rel.client, rel.query.label), Folds(folds, seed)  # type: ignore[arg-type]
+        fold = fold_of_rows(rel.client, alias, deal)
+        parts = asked._parts(column, fold, folds)
+        by_row, tables = fold[table.index], list(zip(*places(rel), strict=True))
+
+        def different(chosen: NDArray[np.bool_]) -> list[int]:
+            return [len({row for row, here in zip(each, chosen, strict=True) if here}) for each in tables]
+
+        pooled = np.ones(len(kinds), bool)
+        for kind, code in code_of.items():
+            here = (kinds == kind).to_numpy()
+            if parts[code]:
+                pooled &= ~here
+                for part in range(parts[code]):
+                    assert all(not n or n >= least for n in different(here & (by_row % parts[code] == part)))
+        assert pooled.all() or all(not n or n >= least for n in different(pooled))
+        found = asked.of(column, deal)
+        assert (found.counts[0] > 0).tolist() == [bool(parts[code]) for code in code_of.values()] + [False]
 
 
 def policed(tmp_path: Path, **rules: TableRule) -> tp.Federation:

@@ -31,6 +31,7 @@ from tablepuppet.learn.learners.search_folder import Kept, SearchFolder
 from tablepuppet.learn.learners.search_plot import draw
 from tablepuppet.learn.learners.search_prep import (
     PreparedFolds,
+    check_pipelines,
     check_prep,
     is_of_prep,
     pipeline_of,
@@ -75,6 +76,10 @@ class Search(BaseEstimator):  # type: ignore[misc]
     def _candidates(self) -> list[Settings]:
         """The settings to try."""
 
+    @abstractmethod
+    def _listed(self, name: str) -> Sequence[Any]:
+        """The values of a setting to try, as they were given; none if it has no list."""
+
     def _rungs(self, candidates: int, rows: int) -> list[Rung]:
         """The stages, the last one on all rows."""
         return [Rung(candidates, 1.0)]
@@ -84,8 +89,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
         """Fit candidates on every fold, and the best one on all rows."""
         need_relation(relation, "fit")
         candidates = self.check()
-        for settings in candidates:
-            prepared(relation, pipeline_of(settings, relation.prep))  # or an error, before anything is asked
+        check_pipelines(candidates, relation)
         folder = None if self.folder is None else SearchFolder(Path(self.folder), self._described(candidates, relation))
         folding = Folding(relation, self.folds, self.seed, groups=self.groups, stratified=self.stratified)
         rungs = self._rungs(len(candidates), folding.rows)
@@ -189,7 +193,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
 
     def _row(self, settings: Settings, share: float, scores: Sequence[Mapping[str, float]]) -> Settings:
         """One candidate: its settings, means and deviations over folds, and the time it took."""
-        row: Settings = told(settings)
+        row: Settings = told(settings, self._listed("prep"))
         for name in scores[0]:
             values = np.array([each[name] for each in scores])
             if name == "seconds":
@@ -271,6 +275,9 @@ class GridSearch(Search):
         self.learner, self.grid, self.folds, self.seed = learner, grid, folds, seed
         self.groups, self.stratified, self.metric, self.folder = groups, stratified, metric, folder
 
+    def _listed(self, name: str) -> Sequence[Any]:
+        return self.grid.get(name, ())
+
     def _candidates(self) -> list[Settings]:
         self._check_names(list(self.grid))
         for name, values in self.grid.items():
@@ -299,6 +306,10 @@ class RandomSearch(Search):
         self.learner, self.settings, self.candidates, self.folds = learner, settings, candidates, folds
         self.halving, self.seed, self.groups, self.stratified = halving, seed, groups, stratified
         self.metric, self.folder = metric, folder
+
+    def _listed(self, name: str) -> Sequence[Any]:
+        found = self.settings.get(name, ())
+        return found if _is_list(found) else ()
 
     def _candidates(self) -> list[Settings]:
         """Different settings, drawn one after another; fewer if there are not so many."""
@@ -337,7 +348,7 @@ class RandomSearch(Search):
         return [Rung(rung.candidates, float(KEPT) ** (place + 1 - len(found))) for place, rung in enumerate(found)]
 
     def _row(self, settings: Settings, share: float, scores: Sequence[Mapping[str, float]]) -> Settings:
-        return {**told(settings), "share": share, **super()._row({}, share, scores)}
+        return {**told(settings, self._listed("prep")), "share": share, **super()._row({}, share, scores)}
 
 
 def _drawn(values: Any, rng: np.random.Generator) -> Any:

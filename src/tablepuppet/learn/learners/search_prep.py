@@ -12,7 +12,6 @@ from typing import Any
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.folds import Fold
 from tablepuppet.prep.pipeline import DEFAULT, STEPS, Pipeline
-from tablepuppet.prep.steps.step import Step
 from tablepuppet.relation import Relation
 from tablepuppet.spelling import did_you_mean
 
@@ -49,6 +48,16 @@ def pipeline_of(settings: Mapping[str, Any], base: Pipeline) -> Pipeline:
     return found
 
 
+def check_pipelines(candidates: Sequence[Mapping[str, Any]], relation: Relation) -> None:
+    """LearnError or PrivacyError unless the pipeline of every candidate fits a relation; no party is asked."""
+    known = [relation.prep]
+    for settings in candidates:
+        pipeline = pipeline_of(settings, relation.prep)
+        if pipeline not in known:
+            relation.with_prep(pipeline).check_prep()
+            known.append(pipeline)
+
+
 def _changed(pipeline: Pipeline, name: str, value: Any) -> Pipeline:
     _, step, setting = name.split("__")
     kinds = [each.name for each in pipeline]
@@ -64,24 +73,24 @@ def _changed(pipeline: Pipeline, name: str, value: Any) -> Pipeline:
     return Pipeline(steps)
 
 
-def told(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings for a table: pipelines as texts, of their steps what is not as usual."""
+def told(settings: Mapping[str, Any], listed: Sequence[Any]) -> dict[str, Any]:
+    """Settings for a table: a pipeline by the kinds of its steps, and its place among those listed if these are alike.
 
-    def text(name: str, value: Any) -> Any:
-        if name == PREP and (value is None or value is DEFAULT):
-            return "default"
-        return " | ".join(map(_short, value)) or "(no steps)" if isinstance(value, Pipeline) else value
-
-    return {name: text(name, value) for name, value in settings.items()}
-
-
-def _short(step: Step) -> str:
-    given = [(each.name, getattr(step, each.name)) for each in fields(step) if getattr(step, each.name) != each.default]
-    return f"{step.name}({', '.join(f'{name}={_written(value)}' for name, value in given)})"
+    >>> told({"prep": None, "l2": 0.1}, [None, Pipeline([])])
+    {'prep': 'default', 'l2': 0.1}
+    """
+    if PREP not in settings:
+        return dict(settings)
+    texts, given = [_kinds(each) for each in listed], settings[PREP]
+    text = _kinds(given)
+    place = next((at for at, each in enumerate(listed) if each is given), 0)
+    return {**settings, PREP: f"{text} ({place})" if texts.count(text) > 1 else text}
 
 
-def _written(value: Any) -> str:
-    return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else repr(value)
+def _kinds(pipeline: Pipeline | None) -> str:
+    if pipeline is None or pipeline is DEFAULT:
+        return "default"
+    return " | ".join(step.name for step in pipeline) or "no steps"
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
