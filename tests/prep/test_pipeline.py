@@ -97,6 +97,8 @@ def test_the_default_is_a_pipeline(tmp_path: Path, shop: Parties, monkeypatch: p
         ([prep.Bin(3, columns=["w"]), prep.Hash(4, columns=["c"])], 2),
         ([prep.Recode(columns=["c"]), prep.Standardize()], 1),
         ([prep.Ordinal(columns=["c", "g"])], 2),
+        ([prep.TargetEncode(), prep.Standardize()], 2),
+        ([prep.Bin(3, columns=["w", "v"]), prep.TargetEncode(columns=["w", "v"])], 2),
     ],
 )
 def test_trips(tmp_path: Path, shop: Parties, steps: list[Any], trips: int) -> None:

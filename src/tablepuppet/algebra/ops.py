@@ -74,11 +74,11 @@ def transposed_times(table: LocalTable, view: str, encoding: str, rows: Array) -
     """T^T U: (width,) for one direction, else (width, directions); each weighs no row, or at least ``min_rows``."""
     data = encoded(table, view, encoding)
     check_length("values", rows, len(data.dense))
-    _check_weighed(table, table.view(view), rows)
+    check_weighed(table, table.view(view), rows)
     return {"sums": data.transposed_times(rows.astype(np.float64))}
 
 
-def _check_weighed(table: LocalTable, view: RelationRows, rows: Array) -> None:
+def check_weighed(table: LocalTable, view: RelationRows, rows: Array) -> None:
     """PrivacyError if a direction weighs some rows, but too few to hide among; by what was asked alone."""
     least = table.grant.rules.min_rows
     if not least:
@@ -140,7 +140,7 @@ def weighted_gram(
     """T^T diag(u) T / N, where u weighs no row, or at least ``min_rows``."""
     data = encoded(table, view, encoding)
     check_length("values", rows, len(data.dense))
-    _check_weighed(table, table.view(view), rows)
+    check_weighed(table, table.view(view), rows)
     return {"gram": data.gram(rows.astype(np.float64)) / joined_rows}
 
 

@@ -27,6 +27,7 @@ from scipy.sparse import coo_array
 from tablepuppet.algebra.functions import Function
 from tablepuppet.algebra.ops import applied, squares_of
 from tablepuppet.algebra.places import Asked, Places
+from tablepuppet.algebra.row_ops import largest_of_rows
 from tablepuppet.errors import LearnError
 from tablepuppet.mapping.table_mapping import Floats, TableMapping
 from tablepuppet.operators.client import Pending
@@ -170,6 +171,35 @@ class TableProducts:
         asked = Asked.statistic(op.rpartition("_")[2], self)
         return _flattened(self._by_blocks(self._asked(asked, self.tables, ask, "sums", compute), np.zeros((0, 1))))
 
+    def ask_row_largest(self, places: NDArray[np.intp], scale: Array, shift: Array) -> Result:
+        """Ask for the largest of ``scale * X[:, places] + shift`` in every joined row, (N,)."""
+        inside = {
+            alias: np.flatnonzero((places >= self.blocks[alias].start) & (places < self.blocks[alias].stop))
+            for alias in self.tables
+        }
+        told = {
+            alias: {"places": places[each] - self.blocks[alias].start, "scale": scale[each], "shift": shift[each]}
+            for alias, each in inside.items()
+            if len(each)
+        }
+
+        def ask(aliases: Iterable[str]) -> Pending:
+            by_alias = {alias: {**self.named(alias), **told[alias]} for alias in aliases}
+            return self._lou.ask("matrix.row_largest", by_alias, by_alias=by_alias)
+
+        def compute(alias: str, data: EncodedTable) -> Array:
+            return largest_of_rows(data, **told[alias])
+
+        replies = self._asked(Asked.extremes(list(told), self), list(told), ask, "image", compute)
+
+        def finish() -> Array:
+            found = np.full(self.shape[0], -np.inf)
+            for alias, image in replies().items():
+                np.maximum(found, self.mapping.gather(alias, image[:, 0]), out=found)
+            return found
+
+        return Result(finish)
+
     def gram(self, weights: Array | None = None) -> Array:
         """X^T X, or X^T diag(weights) X, (d, d); one trip for one table, else two.
 
@@ -278,8 +308,12 @@ class TableProducts:
 
         return read
 
+    def named(self, alias: str) -> dict[str, str]:
+        """The argument of ops that says what a table's rows are encoded as; after `ready`."""
+        return {"encoding": self._ids[alias]}
+
     def _named(self, aliases: Iterable[str]) -> dict[str, dict[str, Any]]:
-        return {alias: {"encoding": self._ids[alias]} for alias in aliases}
+        return {alias: self.named(alias) for alias in aliases}
 
     def scattered(self, alias: str, columns: Array) -> Array:
         """S_i^T U, (n_i, k)."""

@@ -169,7 +169,9 @@ class Client:
 def _outputs(arguments: Mapping[str, Any], spec: AnySpec | None) -> int | None:
     if spec is not None:
         return spec.outputs
-    rows = arguments.get("directions", arguments.get("rows"))
+    rows = arguments.get("directions", arguments.get("rows", arguments.get("vectors")))
+    if isinstance(rows, int):  # so many vectors that are at the party
+        return rows
     return (1 if rows.ndim == 1 else rows.shape[1]) if isinstance(rows, np.ndarray) else None
 
 

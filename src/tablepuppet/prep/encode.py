@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from tablepuppet.prep.category_names import CategoryNames, Coded
 from tablepuppet.prep.encoded_table import EncodedTable, KnownCategories
 from tablepuppet.prep.frame import Frame, inverse
 from tablepuppet.prep.selected import is_public
-from tablepuppet.prep.specs import Shapes, Spec
+from tablepuppet.prep.specs import Shapes, Spec, to_predict
 from tablepuppet.prep.statistics import KeyFamily, check_family, key_family
 from tablepuppet.prep.values import numbers
 from tablepuppet.runs.events import Events
@@ -110,6 +110,12 @@ class Encoding:
     private: bool = False
     steps: Mapping[str, TableSteps] = field(default_factory=dict)
     described: tuple[str, ...] = ()
+    iv_: Mapping[str, float] = field(default_factory=dict)  # information values of columns that `WOE` has encoded
+
+    def to_predict(self) -> Encoding:
+        """The same for rows that were not learned from."""
+        tables = {alias: replace(table, steps=to_predict(table.steps)) for alias, table in self.steps.items()}
+        return replace(self, steps=tables)
 
     def names(self, alias: str) -> list[str]:
         """Encoded columns of a table: numbers, then categories."""

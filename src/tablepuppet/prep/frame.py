@@ -23,6 +23,7 @@ from tablepuppet.prep.specs import (
     Fill,
     FillCode,
     Fitted,
+    FoldLookup,
     Hashed,
     Logarithm,
     Lookup,
@@ -34,6 +35,7 @@ from tablepuppet.prep.specs import (
     Scale,
     Spec,
     Without,
+    fold_numbers,
 )
 from tablepuppet.prep.values import numbers
 
@@ -222,6 +224,16 @@ def _lookup(step: Lookup, frame: Frame) -> None:
     if step.missing is not None:
         values = np.where(column.missing, step.missing, values)
     frame.put(step.column, NumberColumn(values, present))
+
+
+@_run.register
+def _fold_lookup(step: FoldLookup, frame: Frame) -> None:
+    column = frame.coded(step.column)
+    folds = fold_numbers(frame.table.view(frame.view).row_ids, step.folds, step.seed, step.shuffle)
+    other, missing = np.array(step.other), np.array(step.missing)
+    told = np.column_stack([np.reshape(step.values, (step.folds, -1)), other])  # the code -1 finds the last
+    values = np.where(column.missing, missing[folds], told[folds, column.codes])
+    frame.put(step.column, NumberColumn(values, np.ones(len(values), bool)))
 
 
 @_run.register

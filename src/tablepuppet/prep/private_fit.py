@@ -22,6 +22,7 @@ from tablepuppet.prep.attempt import Attempt, Column, Dropped
 from tablepuppet.prep.encode import Encoding, build_encoding, drop_column
 from tablepuppet.prep.fit import Settings, encoders, finish, foresee
 from tablepuppet.prep.known import Statistics, Wanted
+from tablepuppet.prep.label_sums import Folds, LabelSums
 from tablepuppet.prep.moments import Ranks
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.prep.private_encode import (
@@ -122,6 +123,10 @@ class NoisyKnown(Statistics):
     def mode(self, column: OutputColumn) -> float:
         """It has no form with noise, and steps that ask for it were refused."""
         raise PrivacyError(f"column {column.qualified}: its most frequent value has no form with noise")
+
+    def label_sums(self, wanted: Wanted, folds: Folds) -> LabelSums:
+        """They have no form with noise, and steps that ask for them were refused."""
+        raise PrivacyError(f"column {wanted.name!r}: sums of the label have no form with noise")
 
     def names(self, column: OutputColumn, digests: NDArray[np.uint8]) -> list[str | None]:
         """They have no form with noise, and steps that ask for them were refused."""

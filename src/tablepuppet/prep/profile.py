@@ -18,13 +18,14 @@ from tablepuppet.errors import ConfigError, LearnError, PrivacyError
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.category_names import CategoryNames, Coded
 from tablepuppet.prep.correlation import ColumnMatrix, correlation
-from tablepuppet.prep.crosstab import crosstab, label_lines
+from tablepuppet.prep.crosstab import count_pairs, cramers_v, label_lines
 from tablepuppet.prep.describe import Description, describe
-from tablepuppet.prep.groups import GroupMeans, group_means
+from tablepuppet.prep.groups import sums_by_group
 from tablepuppet.prep.histograms import Histogram, HistogramStatistics
 from tablepuppet.prep.noisy_describe import NoisyDescription
 from tablepuppet.prep.profile_page import CategoryBars, Page, Warned, fragment, page
 from tablepuppet.prep.selected import is_number, is_public, sends_across
+from tablepuppet.prep.sent_columns import SentOnce
 from tablepuppet.prep.statistics import CategoryStatistics, CategorySummary
 from tablepuppet.prep.statistics_promise import Spent
 from tablepuppet.runs.events import Events
@@ -203,11 +204,12 @@ def _label_warnings(
     is_class = (
         not is_number(label) or label.name in query.categorical or (distinct is not None and distinct <= FEW_CLASSES)
     )
+    sent = SentOnce(client)
     for column in query.features:
         if column.alias != label.alias and not sends_across(client.plan, (column.alias, label.alias)):
             continue
         try:
-            told = _association(client, query, column, label, is_class, correlations, most)
+            told = _association(client, query, column, label, is_class, correlations, most, sent)
         except (PrivacyError, LearnError):  # too many categories, or not allowed: nothing is known then
             continue
         if told is not None and told[1] > TELLS:
@@ -216,25 +218,24 @@ def _label_warnings(
 
 def _association(
     client: Client, query: Query, column: OutputColumn, label: OutputColumn, is_class: bool,
-    correlations: ColumnMatrix | None, most: int,
+    correlations: ColumnMatrix | None, most: int, sent: SentOnce,
 ) -> tuple[str, float] | None:  # fmt: skip
     """(the measure, how closely a feature and the label go together, from 0 to 1); None if it cannot be told."""
     category = _is_category(column, query)
     if category and is_class:
-        return "Cramér's V", crosstab(client, column.name, label.name, most).cramers_v
+        return "Cramér's V", cramers_v(count_pairs(client, column.name, label.name, most, sent).counts)
     if category:
-        return "correlation ratio", _ratio(group_means(client, label.name, column.name, most))
+        return "correlation ratio", _ratio(sums_by_group(client, label.name, column.name, most, sent).sums)
     if is_class:
-        return "correlation ratio", _ratio(group_means(client, column.name, label.name, most))
+        return "correlation ratio", _ratio(sums_by_group(client, column.name, label.name, most, sent).sums)
     if correlations is None or not {column.name, label.name} <= set(correlations.columns):
         return None
     return "correlation", abs(correlations[column.name, label.name])
 
 
-def _ratio(found: GroupMeans) -> float:
+def _ratio(sums: NDArray[np.float64]) -> float:
     """The share of a number's variance that lies between groups, as a square root; NaN where there is none."""
-    some: NDArray[np.bool_] = found.counts > 0
-    counts, means, within = found.sums[some].T
+    counts, means, within = sums[sums[:, 0] > 0].T
     mean = float(counts @ means) / max(float(counts.sum()), 1.0)
     between = float(counts @ (means - mean) ** 2)
     total = between + float(within.sum())

@@ -89,17 +89,39 @@ def check_without_noise(plan: Plan, columns: Iterable[OutputColumn], step: str) 
                 )
 
 
-def check_across(plan: Plan, columns: Iterable[OutputColumn], step: str) -> None:
+COMPARED = (
+    "comparing columns of two tables sends each as one number per row, which the table does not allow; compare columns "
+    "of one table, or ask the party's operator"
+)
+LABELLED = (
+    "learning from the label sends the category of each row as one number, which the table does not allow; use OneHot, "
+    "or ask the party's operator to set cross_statistics = true"
+)
+
+
+def check_across(plan: Plan, columns: Iterable[OutputColumn], step: str, reason: str = COMPARED) -> None:
     """PrivacyError if a party does not send one of these columns, one number per row, to compare it across tables."""
     for column in columns:
         for shard in plan.tables[column.alias].shards:
             if not shard.cross_statistics:
                 raise PrivacyError(
-                    f"{_where(step, shard, column)}: comparing columns of two tables sends each as one number per row, "
-                    "which the table does not allow; compare columns of one table, or ask the party's operator (policy "
-                    "rule cross_statistics)",
+                    f"{_where(step, shard, column)}: {reason} (policy rule cross_statistics)",
                     rule="cross_statistics",
                 )
+
+
+def check_label_means(plan: Plan, label: OutputColumn, column: OutputColumn, step: str) -> None:
+    """PrivacyError if means of labels would reach a party, as numbers for its categories, that may not have them."""
+    readers = dict.fromkeys(shard.party for shard in plan.tables[column.alias].shards)
+    for shard in plan.tables[label.alias].shards:
+        others = ", ".join(repr(party) for party in readers if party != shard.party)
+        if others and not shard.label_means:
+            raise PrivacyError(
+                f"{_where(step, shard, label)}: means of the label by category of {column.qualified} would reach party "
+                f"{others}, which the label's table does not allow; use OneHot, or ask the party's operator to set "
+                "label_means = true (policy rule label_means)",
+                rule="label_means",
+            )
 
 
 def _where(step: str, shard: Shard, column: OutputColumn) -> str:

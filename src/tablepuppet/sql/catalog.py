@@ -42,6 +42,8 @@ class Shard:
     embeddings: tuple[int | None, int | None] | None = None  # how wide, how often of one row; None: none are released
     matrix: bool = False  # callers may multiply it with vectors of their own choice
     values: tuple[str, ...] = ()  # columns whose cells may be collected as features
+    label_means: bool = False  # means of its labels may reach other parties, as numbers that stand for categories
+    min_group: int = 0  # rows that a group must have to be told of
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,18 @@ projections of the rows to a few random directions: no single row is asked for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
+from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.algebra.linalg.saved import SavedModel
 from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.errors import LearnError
@@ -41,16 +45,25 @@ class KMeans(SavedModel):
         return nearest(matrix_of(rows, self).times(self.centres.T), self.centres)[0]
 
 
-def kmeans(matrix: LazyArray, k: int = 8, runs: int = 10, max_iter: int = 20, seed: int = 0) -> KMeans:
+def kmeans(
+    matrix: LazyArray, k: int = 8, runs: int = 10, max_iter: int = 20, seed: int = 0, folder: str | Path | None = None
+) -> KMeans:
     """The best of several runs of k-means, by its inertia; two trips a round for all runs together.
+
+    With a ``folder`` it goes on after a crash: its state is kept there after every round, with the cluster of every
+    joined row.
 
     Raises LearnError for settings that are out of range, and PrivacyError where a party's policy does not allow sums
     over as few rows as a cluster has there (``min_rows``).
     """
     _check(matrix, k, runs, max_iter)
     square = matrix.ask_squared_norm()
-    found = [_Run(matrix, k, labels) for labels in _first_labels(matrix, k, runs, np.random.default_rng(seed))]
-    for _ in range(max_iter):
+    progress = Progress(folder, "kmeans", matrix, k=k, runs=runs, seed=seed)
+    if state := progress.read():
+        found = [_Run.restored(state, place) for place in range(runs)]
+    else:
+        found = [_Run(matrix, k, labels) for labels in _first_labels(matrix, k, runs, np.random.default_rng(seed))]
+    for _ in range(max(run.rounds for run in found), max_iter):
         active = [run for run in found if not run.is_done]
         sums = [matrix.ask_sums_by(run.labels, k) for run in active]
         for run, each in zip(active, sums, strict=True):
@@ -58,6 +71,7 @@ def kmeans(matrix: LazyArray, k: int = 8, runs: int = 10, max_iter: int = 20, se
         images = [matrix.ask_times(run.centres.T) for run in active]
         for run, image in zip(active, images, strict=True):
             run.assign(image.read())
+        progress.write(**_Run.state(found))
         if all(run.is_done for run in found):
             break
     best = max(found, key=lambda run: run.gain)
@@ -80,6 +94,25 @@ class _Run:
     def __init__(self, matrix: LazyArray, k: int, labels: NDArray[np.intp]):
         self.labels, self.centres = labels, np.zeros((k, matrix.shape[1]))
         self.gain, self.rounds, self.is_done = -np.inf, 0, False
+
+    @staticmethod
+    def state(runs: Sequence[_Run]) -> dict[str, NDArray[Any]]:
+        """What runs go on from."""
+        small = np.min_scalar_type(len(runs[0].centres))
+        return {
+            "labels": np.array([run.labels for run in runs], small), "centres": np.array([run.centres for run in runs]),
+            "gains": np.array([run.gain for run in runs]), "rounds": np.array([run.rounds for run in runs]),
+            "done": np.array([run.is_done for run in runs]),
+        }  # fmt: skip
+
+    @classmethod
+    def restored(cls, state: Mapping[str, NDArray[Any]], place: int) -> _Run:
+        """One of the runs that have come so far."""
+        found = cls.__new__(cls)
+        found.labels, found.centres = state["labels"][place].astype(np.intp), state["centres"][place]
+        found.gain, found.rounds = float(state["gains"][place]), int(state["rounds"][place])
+        found.is_done = bool(state["done"][place])
+        return found
 
     def move(self, sums: Array) -> None:
         """Move every centre to the mean of its rows; one without rows stays where it is."""

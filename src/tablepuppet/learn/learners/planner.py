@@ -31,6 +31,7 @@ from tablepuppet.learn.solve.schedule import Schedule, Usual, schedule_of
 from tablepuppet.learn.solve.solvers import SHORT_FORMS, SOLVER, Solver, SolverName, Stepping, chosen_solver
 from tablepuppet.operators.client import Client
 from tablepuppet.party.spec import Spec
+from tablepuppet.prep.fit import refuse_noisy_labels
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.prep.private_fit import refuse_with_noise
 from tablepuppet.privacy.settings import Privacy
@@ -138,6 +139,8 @@ class Planner(Progress, Estimator):
         check_label_apart(relation.plan, self.privacy)
         if self.has_private_features:
             refuse_with_noise(relation.prep)
+        if self.privacy is not None and self.privacy.is_label_private:
+            refuse_noisy_labels(relation.prep)
         for known in known_otherwise(relation.plan, self.privacy):
             relation.events.emit("warning", "privacy.known", f"{known} Leave it out there if it is to be protected.")
 
