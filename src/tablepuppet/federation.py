@@ -19,7 +19,6 @@ import msgspec
 
 from tablepuppet.errors import ConfigError, QueryError
 from tablepuppet.party.blinding_key import read_blinding_key
-from tablepuppet.party.config import PredictionsEntry
 from tablepuppet.party.config import Tls as TlsPaths
 from tablepuppet.party.databases.urls import anchored, open_database
 from tablepuppet.party.delivery import Deliveries
@@ -27,6 +26,7 @@ from tablepuppet.party.policy import Category, Policy
 from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
 from tablepuppet.party.settings_file import read_settings
+from tablepuppet.party.table_entry import PredictionsEntry
 from tablepuppet.party.tls_files import read_tls_files
 from tablepuppet.prep.fit import Settings as FitSettings
 from tablepuppet.prep.fit import foresee, selecting

@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.party.config import ColumnEntry, Limits, PartyFile, PredictionsEntry, TableEntry, Tls, is_loopback
+from tablepuppet.party.config import Limits, PartyFile, Tls, is_loopback
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import ColumnRule, Level, Use
+from tablepuppet.party.table_entry import ColumnEntry, PredictionsEntry, TableEntry
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "policy.md"
 SMALL = """

@@ -17,7 +17,7 @@ import msgspec
 from tablepuppet.errors import ConfigError, PartyError, TablePuppetError
 from tablepuppet.party.audit import check_log
 from tablepuppet.party.blinding_key import read_blinding_key
-from tablepuppet.party.config import PartyFile, PredictionsEntry, is_loopback
+from tablepuppet.party.config import PartyFile, is_loopback
 from tablepuppet.party.counters import Counters
 from tablepuppet.party.database import SourceTable
 from tablepuppet.party.databases.delivering import check_database
@@ -25,6 +25,7 @@ from tablepuppet.party.delivered_file import check_place
 from tablepuppet.party.ledger import FILE, Account, Budget, Ledger
 from tablepuppet.party.policy import ColumnRule, Level, Policy, Use
 from tablepuppet.party.published import SEE_MORE, open_published
+from tablepuppet.party.table_entry import PredictionsEntry
 from tablepuppet.party.tls_files import TlsFiles, read_tls_files
 from tablepuppet.sql.types import Family, family
 
