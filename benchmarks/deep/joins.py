@@ -1,6 +1,6 @@
 """Networks across parties over real joins: what neither FedOnce's nor TabVFL's paper could do, and what it costs.
 
-Run with ``python -m benchmarks.deep.joins`` (``--quick``: a tenth of the ratings, fewer epochs). Two parts:
+Run with ``python -m benchmarks.deep.joins`` (``--quick``: a tenth of the ratings, fewer epochs). Three parts:
 
 - ``movielens``: users, movies by genre and ratings. The linear model, the sum of networks, SplitNN and FedOnce beside
   one network and trees on the materialised join; bytes and trips as measured, and the time they would take between the
@@ -8,6 +8,7 @@ Run with ``python -m benchmarks.deep.joins`` (``--quick``: a tenth of the rating
 - ``epochs``: seconds per epoch of SplitNN beside the same network on the materialised join in plain torch, with batches
   of the same size and one thread each, in turns: a fact table of 100,000 rows and a dimension of 1,000 rows, each
   joined 100 times.
+- ``wire``: what numbers of 16 bits on the wire cost and save, on phishing and movielens.
 
 Writes ``benchmarks/results/deep_joins.json``.
 """
@@ -26,6 +27,7 @@ import pyarrow.parquet as pq
 
 import tablepuppet as tp
 from benchmarks.data import is_there
+from benchmarks.deep.data import phishing, relations
 from benchmarks.deep.results import Results
 from benchmarks.learning.movielens import movielens, write_movielens
 from tablepuppet.baselines import Boosted, Combine
@@ -138,7 +140,27 @@ def _plain(facts: Any, joined: Any, label: Any, size: int) -> list[float]:
     return found
 
 
-PARTS = {"movielens": run_movielens, "epochs": run_epochs}
+def run_wire(results: Results, quick: bool) -> None:
+    """The same fits with embeddings, and gradients by them, in three precisions."""
+    few, bottom = {"epochs": 2 if quick else 30}, tp.bottom.mlp(hidden=(32, 32), embedding=16)
+    once, joined = {**few, "guest_epochs": few["epochs"]}, {"epochs": 1 if quick else 3, "batch_size": 8192}
+    for wire in ("auto", "float16", "bfloat16"):
+        with tempfile.TemporaryDirectory() as folder:
+            if is_there("phishing"):
+                for name, learner in {
+                    "SplitNN": tp.SplitNNClassifier(bottom=bottom, wire=wire, **few),
+                    "FedOnce": tp.FedOnceClassifier(wire=wire, **once),
+                }.items():
+                    train, test = relations(Path(folder) / name, phishing(0))
+                    results.put(f"wire {wire}, phishing, {name}", {"quick": quick, **measured(learner, train, test)})
+            if is_there("movielens-1m"):
+                relation = movielens(tp.Federation(write_movielens(Path(folder), 1)), "regression")
+                train, test = relation.split(test=0.9 if quick else 0.15, seed=7)
+                found = measured(tp.SplitNNRegressor(wire=wire, **joined), train, test)
+                results.put(f"wire {wire}, movielens, SplitNN", {"quick": quick, **found})
+
+
+PARTS = {"movielens": run_movielens, "epochs": run_epochs, "wire": run_wire}
 
 
 def main() -> None:

@@ -137,12 +137,12 @@ def test_a_guest_sees_each_base_row_once_however_often_it_is_joined(tmp_path: Pa
         table = place(client.session, alias)
         data, network = encoded(table, client.view, model.encoding_.id), model.model_.table_model(alias)
         assert len(data.dense) == client.mapping.tables[alias].rows < len(relation)
-        network.flat.load(network.start(5, alias, data.dense.shape[1]))
+        start = network.start(5, alias, data.dense.shape[1])
         own = int(np.random.default_rng([5, zlib.crc32(f"{alias}/{party}".encode())]).integers(2**62))
         targets = targets_of(table.snapshot.place(table.view(client.view).row_ids), 4, own)
-        work = NatTraining(network.flat.module, InputRows.of(network, data), targets, NatSettings(), own)
+        work = NatTraining(network, start, InputRows.of(network, data), targets, NatSettings(), own)
         work.train(2)
-        np.testing.assert_allclose(found[alias], network.flat.first(), rtol=1e-12)
+        np.testing.assert_allclose(found[alias], work.theta, rtol=1e-12)
 
 
 def test_more_rounds_go_on_as_split_learning(fed: tp.Federation) -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tablepuppet.learn.split.layers import Dense
 from tablepuppet.learn.split.nat import (
-    FlatAdam,
     NatSettings,
     NatTraining,
     assigned,
@@ -20,6 +20,8 @@ from tablepuppet.learn.split.nat import (
     targets_of,
 )
 from tablepuppet.learn.split.row_gradients import MlpRows
+from tablepuppet.learn.split.table import Batched, TorchTable
+from tablepuppet.party.spec import Mlp
 from tablepuppet.prep.encoded_table import EncodedTable
 
 torch: Any = pytest.importorskip("torch")
@@ -36,8 +38,12 @@ def network(*sizes: int, activation: Any = torch.nn.ReLU, seed: int = 0) -> Any:
 def training(rows: np.ndarray, outputs: int, seed: int = 0, **settings: Any) -> NatTraining:
     tensor = torch.from_numpy(rows.astype(np.float32))
     targets = targets_of(np.arange(len(rows)), outputs, seed)
-    module = network(rows.shape[1], 16, outputs)
-    return NatTraining(module, lambda places: tensor[torch.from_numpy(places)], targets, NatSettings(**settings), seed)
+    table = TorchTable(Mlp((16,), outputs, "relu", False), rows.shape[1], "t")
+
+    def chosen(places: Any) -> Batched:
+        return Batched(tensor[torch.from_numpy(places)], None, None)
+
+    return NatTraining(table, table.start(0, "t", rows.shape[1]), chosen, targets, NatSettings(**settings), seed)
 
 
 def test_targets_are_uniform_on_the_unit_sphere() -> None:
@@ -74,8 +80,7 @@ def test_each_batch_of_an_assigning_epoch_ends_optimally_assigned() -> None:
     inner = work._step
 
     def watched(places: Any, assigns: bool) -> float:
-        with torch.no_grad():
-            outputs = work.module(work.rows(places)).numpy()
+        outputs = work.network.forward(work.theta, work.rows(places)).embeddings
         value = inner(places, assigns)
         steps.append((outputs / np.linalg.norm(outputs, axis=1, keepdims=True), places))
         unit, targets = steps[-1][0], work.targets[places]
@@ -113,19 +118,21 @@ def test_the_derivative_is_that_of_autograd() -> None:
     np.testing.assert_array_equal(derivatives(np.zeros((2, 4)), targets[:2])[1], -targets[:2])
 
 
-def test_adam_is_torchs() -> None:
-    """The same parameters after five steps as with torch.optim.Adam and weight decay."""
-    rows = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
-    ours, theirs = network(5, 6, 2), network(5, 6, 2)
-    adam, reference = FlatAdam(ours, 0.01, 0.1), torch.optim.Adam(theirs.parameters(), lr=0.01, weight_decay=0.1)
-    for _ in range(5):
-        ours(rows).square().sum().backward()
-        adam.step()
-        reference.zero_grad()
-        theirs(rows).square().sum().backward()
-        reference.step()
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+@pytest.mark.parametrize(("activation", "layer"), [("relu", torch.nn.ReLU), ("tanh", torch.nn.Tanh)])
+def test_gradients_of_layers_are_those_of_autograd(activation: Any, layer: Any) -> None:
+    """By all parameters, and by the output of the first layer, from which those by the inputs follow."""
+    rng = np.random.default_rng(6)
+    module, given = network(7, 5, 4, 2, activation=layer).double(), rng.standard_normal((12, 2))
+    theta = np.concatenate([each.detach().numpy().ravel() for each in module.parameters()])
+    rows = torch.tensor(rng.standard_normal((12, 7)), requires_grad=True)
+    expected = module(rows)
+    expected.backward(torch.from_numpy(given))
+    passed = Dense((7, 5, 4, 2), activation).forward(theta, rows.detach().numpy())
+    np.testing.assert_allclose(passed.outputs, expected.detach().numpy(), atol=1e-12)
+    gradient, slopes = passed.backward(given)
+    by_theta = np.concatenate([part.grad.numpy().ravel() for part in module.parameters()])
+    np.testing.assert_allclose(gradient, by_theta, atol=1e-12)
+    np.testing.assert_allclose(slopes @ passed.layers[0][0], rows.grad.numpy(), atol=1e-12)
 
 
 def test_training_lowers_the_loss_and_is_the_same_in_pieces() -> None:
@@ -135,8 +142,7 @@ def test_training_lowers_the_loss_and_is_the_same_in_pieces() -> None:
     losses = whole.train(10)
     assert losses == pieces.train(3) + pieces.train(7)
     assert losses[-1] < 0.5 * losses[0]
-    for one, other in zip(whole.module.parameters(), pieces.module.parameters(), strict=True):
-        assert torch.equal(one, other)
+    np.testing.assert_array_equal(whole.theta, pieces.theta)
 
 
 def test_no_rows_and_one_row_train() -> None:

@@ -211,6 +211,19 @@ def test_latent_vectors_and_attention(fed: tp.Federation) -> None:
         assert sum(of_table) == pytest.approx(shares, abs=1e-5)
 
 
+def test_attention_by_column_needs_parameters(tmp_path: Path) -> None:
+    """A party that releases parameters once a session refuses a second time; attention by table needs none."""
+    limits, table = "max_prediction_rounds = 1", "embeddings = { max_width = 9, max_epochs = 100 }"
+    fed = federation_of(open_party(write_file(tmp_path, limits, table)))
+    relation = fed.sql("SELECT c.credit, c.open, c.region, c.fraud FROM cards c", label="fraud")
+    model = tp.TabVFLRegressor(latent=4, steps=2, pretrain_epochs=1, epochs=1, batch_size=30).fit(relation)
+    assert len(model.explain(relation, by="column")) == 5
+    with pytest.raises(tp.PrivacyError) as refused:
+        model.explain(relation, by="column")
+    assert refused.value.rule == "max_prediction_rounds"
+    assert list(model.explain(relation)) == ["c"]
+
+
 def test_it_is_saved_and_loaded(fed: tp.Federation, tmp_path: Path) -> None:
     """Predictions, latent vectors, attention and both histories are the same after `tp.load`."""
     relation = relation_of(fed, "paid")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from datetime import date
@@ -11,8 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
 import tablepuppet as tp
+from tablepuppet.cli.commands import app
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import ColumnRule
 from tablepuppet.prep.noisy_describe import NoisyDescription
@@ -24,7 +27,7 @@ from tests.learn.test_budget_check import World
 from tests.party.policed import federation as policed
 from tests.party.policed import open_party, write_file
 from tests.privacy.bounded import bounded_federation
-from tests.relations import Parties, federation, record_wire, warnings_of
+from tests.relations import Parties, federation, record_wire, warnings_of, write_party
 
 ORDERS, ITEMS = 6000, 300
 SQL = "SELECT o.age, o.paid, o.day, o.member, o.town, i.weight, o.y FROM orders o JOIN items i USING (item)"
@@ -307,3 +310,28 @@ def test_a_description_reads_well(tmp_path: Path) -> None:
     assert "2020-" in str(found) or "2019-" in str(found)
     assert set(found.left_out) == {"min, max", "distinct, top", "skew, kurtosis"}
     assert "noisy releases" in found.spent.table_view().text()
+
+
+def test_commands_add_noise(tmp_path: Path) -> None:
+    """``--epsilon`` with ``--bounds`` prints noisy statistics, and writes a page of them; bounds alone are an error."""
+    urls = {name: write_party(tmp_path, name, found) for name, found in tables().items()}
+    file = tmp_path / "federation.toml"
+    file.write_text("[parties]\n" + "".join(f'{name} = "{url}"\n' for name, url in urls.items()))
+    asked = [
+        str(file),
+        "SELECT age, day FROM orders",
+        "--bounds",
+        "age=0..120",
+        "--bounds",
+        "day=2015-01-01..2026-01-01",
+    ]
+    told = CliRunner().invoke(app, ["describe", *asked, "--epsilon", "1", "--json"])
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout)[0]["mean"] == pytest.approx(45, abs=3)
+    page = tmp_path / "page.html"
+    told = CliRunner().invoke(app, ["profile", *asked, "--epsilon", "1", "--output", str(page)])
+    assert told.exit_code == 0, told.output
+    assert "All numbers have noise" in page.read_text(encoding="utf-8")
+    assert "give --epsilon too" in str(CliRunner().invoke(app, ["describe", *asked]).exception)
+    wrong = CliRunner().invoke(app, ["describe", *asked[:2], "--epsilon", "1", "--bounds", "age:0:9"])
+    assert "such as age=0..120" in str(wrong.exception)

@@ -1,7 +1,8 @@
 """The command line, ended as if by kill -9 at an exact place of its work.
 
 A party ends where the file beside its party file says, ``NAME.dies``: a line is a moment and an op, and is used once. A
-coordinator ends before the step of a save that ``DIES_BEFORE`` names.
+coordinator ends before the step of a save that ``DIES_BEFORE`` names, or after as many events as ``DIES_AFTER`` says:
+"fit 2".
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 from tablepuppet.cli import main
 from tablepuppet.party.request import Request
+from tablepuppet.runs.events import Event
+from tablepuppet.runs.progress import ProgressReader
 from tablepuppet.wire.codec import Encoded
 from tablepuppet.wire.desk import Desk
 
@@ -58,7 +61,23 @@ def plan_party(plan: Path) -> None:
     Desk._answer, Desk.answer = computing, answering  # type: ignore[method-assign, assignment]
 
 
+def die_after(name: str, times: int) -> None:
+    """End when so many events of a name have come."""
+    read, seen = ProgressReader.__call__, [0]
+
+    def reading(reader: ProgressReader, event: Event) -> None:
+        read(reader, event)
+        seen[0] += event.name == name
+        if seen[0] == times:
+            die()
+
+    ProgressReader.__call__ = reading  # type: ignore[method-assign, assignment]
+
+
 if __name__ == "__main__":
+    if "DIES_AFTER" in os.environ:
+        event, times = os.environ["DIES_AFTER"].split()
+        die_after(event, int(times))
     if "DIES_BEFORE" in os.environ:
         place, _, step = SAVE[os.environ["DIES_BEFORE"]].rpartition(".")
         setattr(pkgutil.resolve_name(f"tablepuppet.learn.{place}"), step, lambda *_: die())

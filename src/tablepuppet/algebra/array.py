@@ -28,7 +28,7 @@ from tablepuppet.algebra.kept import Keeper, KeptArray
 from tablepuppet.algebra.operator import ProductOperator, RowScaled
 from tablepuppet.algebra.places import Places
 from tablepuppet.algebra.preparation import Preparation, Recipe
-from tablepuppet.algebra.products import Derived, DerivedTable, Result, TableProducts, checked
+from tablepuppet.algebra.products import Derived, DerivedTable, Nearest, Result, TableProducts, checked
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.party.arguments import LARGEST
 from tablepuppet.prep.encode import Encoding
@@ -178,6 +178,13 @@ class LazyArray(NDArrayOperatorsMixin, ProductOperator):
             return found[:, 0] if wanted.ndim == 1 else found
 
         return Result(finish)
+
+    def ask_nearest(self, centres: Array) -> Nearest:
+        """Ask for the nearest of some centres, (k, d), of every joined row: where x c - |c|^2 / 2 is largest."""
+        products, pick = self._basis
+        columns = centres.T
+        constants = self.recipe.shift @ columns - (centres**2).sum(axis=1) / 2
+        return products.ask_nearest(self._expanded(self.recipe.scale[:, None] * columns, products, pick), constants)
 
     def _expanded(self, columns: Array, products: TableProducts, pick: NDArray[np.intp]) -> Array:
         if self._is_plain:

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from tablepuppet.algebra.functions import OF_ONE, OF_TWO
 from tablepuppet.algebra.places import Asked, Places
 from tablepuppet.algebra.products import Result, TableProducts
+from tablepuppet.arrays import are_within
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Pending
 from tablepuppet.party.arguments import LARGEST
@@ -283,7 +284,7 @@ class KeptArray(NDArrayOperatorsMixin):
         if values.dtype.kind not in "biuf":
             raise LearnError(f"np.{name} of a vector at parties takes real numbers")
         values = values.astype(np.float64)
-        if values.size and not (values.min() >= -LARGEST and values.max() <= LARGEST):  # nor NaN
+        if not are_within(values, LARGEST):
             raise LearnError(f"np.{name} of a vector at parties takes finite numbers up to {LARGEST:g}")
         if not values.ndim or (values.size == 1 and self.shape[0] != 1):
             return float(values.reshape(()))

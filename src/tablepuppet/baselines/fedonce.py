@@ -20,7 +20,6 @@ from tablepuppet.learn.learners.fedonce import FedOnce, FedOnceClassifier
 from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.planner import tables_of
 from tablepuppet.learn.learners.split import SplitNN, SplitNNClassifier, SplitNNRegressor
-from tablepuppet.learn.split.nat import FlatAdam
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.privacy.settings import Privacy
@@ -52,11 +51,12 @@ class Combine(PooledEstimator):
         with one_thread(torch), torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             self.network_ = self._network(columns.shape[1], len(self.classes_) if classes else 1)
-            adam = FlatAdam(self.network_, self.lr, self.l2)
+            adam = torch.optim.Adam(self.network_.parameters(), self.lr, weight_decay=self.l2, fused=True)
             for epoch in range(self.epochs):
                 order = np.random.default_rng([self.seed, epoch]).permutation(len(rows))
                 for places in np.array_split(order, max(1, round(len(rows) / self.batch_size))):
                     here = torch.from_numpy(places)
+                    adam.zero_grad()
                     loss(self.network_(rows[here]), wanted[here]).backward()
                     adam.step()
 

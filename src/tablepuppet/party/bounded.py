@@ -147,12 +147,19 @@ class Owned(MutableMapping[str, Any]):
             self.pop(name, None)
 
 
+_PLAIN = frozenset({int, float, bool, type(None)})
+_OURS = __name__.partition(".")[0] + "."
+
+
 def size_of(value: Any) -> int:
     """Bytes of a value and all that it holds."""
     total, pending, seen = 0, [value], set[int]()
     while pending:
         each = pending.pop()
-        if id(each) in seen or getattr(each, "counted_elsewhere", False):
+        if type(each) in _PLAIN:  # most values are
+            total += SMALL
+            continue
+        if id(each) in seen:
             continue
         seen.add(id(each))
         if isinstance(each, np.ndarray | pa.Table | pa.ChunkedArray):
@@ -165,12 +172,14 @@ def size_of(value: Any) -> int:
         elif isinstance(each, dict):
             total += SMALL
             pending += [*each.keys(), *each.values()]
-        else:
+        elif not _is_ours(type(each)):
             total += SMALL
-            pending += vars(each).values() if _is_ours(each) else []
+        elif not getattr(each, "counted_elsewhere", False):
+            total += SMALL
+            pending += vars(each).values()
     return total
 
 
-def _is_ours(value: Any) -> bool:
-    """Whether it is an object of this package, of which all parts are known: not, say, a module of torch."""
-    return type(value).__module__.partition(".")[0] == __name__.partition(".")[0] and hasattr(value, "__dict__")
+def _is_ours(kind: type) -> bool:
+    """Whether objects are of this package, so that all their parts are known: not, say, modules of torch."""
+    return kind.__module__.startswith(_OURS) and kind.__dictoffset__ != 0

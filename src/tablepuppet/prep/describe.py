@@ -89,14 +89,16 @@ def _for_people(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe(
-    client: Client, columns: Iterable[OutputColumn], categorical: frozenset[str], events: Events
-) -> Description:
-    """Statistics of every column, over joined rows."""
+    client: Client, columns: Iterable[OutputColumn], categorical: frozenset[str], events: Events,
+    numbers: NumberStatistics | None = None,
+) -> Description:  # fmt: skip
+    """Statistics of every column, over joined rows; ``numbers`` are those of numeric ones, if they were asked for."""
     listed = list(columns)
     check_without_noise(client.plan, listed, "describe")
     done = events.progress("describe", "computing statistics at the parties", len(listed))
     numeric = [column for column in listed if family(column.type) in NUMERIC]
-    asked_numbers, asked_shape = NumberStatistics(client, numeric), ShapeStatistics(client, numeric)
+    asked_numbers = numbers or NumberStatistics(client, numeric)
+    asked_shape = ShapeStatistics(client, numeric)
     asked_quartiles = QuantileStatistics(client, numeric, list(_QUARTILES.values()))
     asked = {column.name: _ask_categories(client, column) for column in listed if family(column.type) in COUNTED}
     summaries, rows = asked_numbers.read(), []

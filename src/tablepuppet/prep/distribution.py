@@ -38,7 +38,7 @@ from tablepuppet.sql.query import OutputColumn
 
 Depth = Annotated[int, Meta(ge=0, le=DEPTHS - 1)]
 LISTED = 1024  # values of a public column that are listed rather than cut further
-SAMPLED = 16 * LISTED  # values that are looked at first, to see whether they are few
+SAMPLED = 4 * LISTED  # values that are looked at first, to see whether they are few
 LEAST = 5  # base rows of a cell of a column that is not public, where the policy's min_group is lower
 MOST_BUCKETS = 1 << 16  # that one request may ask for
 NEXT_NONE = -1  # a cell that is not cut further
@@ -241,8 +241,11 @@ class _Column:
             return self._sums(bucket.children(self.words[part]), part, FAN + 1)
 
         sums = np.sum([np.zeros(FAN + 1), *(each for _, each in over_pieces(count, len(self.words)))], axis=0)[:FAN]
-        children = [(bucket.child(byte), float(sums[byte])) for byte in np.flatnonzero(sums).tolist()]
-        return Cells.of([_Run(child.low, child.high, weight, child) for child, weight in children])
+        bytes_ = np.flatnonzero(sums)
+        width = np.uint64(1 << (56 - 8 * bucket.depth))  # words of a child
+        lows = np.uint64(bucket.low) + bytes_.astype(np.uint64) * width
+        nexts = bytes_ if bucket.depth + 1 < DEPTHS else np.full(len(bytes_), NEXT_NONE)
+        return Cells(lows, lows + (width - np.uint64(1)), nexts.astype(np.int16), sums[bytes_])
 
     def _cut(self, run: _Run) -> list[_Run]:
         """The runs that the heavy bucket of a run is cut into, left to right; those at the ends take its edges."""

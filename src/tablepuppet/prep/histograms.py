@@ -133,11 +133,14 @@ def checked_bins(bins: Any) -> int:
 class HistogramStatistics:
     """Histograms of several columns: ranges are asked for when made, counts when read."""
 
-    def __init__(self, client: Client, columns: Iterable[OutputColumn], bins: int):
+    def __init__(
+        self, client: Client, columns: Iterable[OutputColumn], bins: int, numbers: NumberStatistics | None = None
+    ):
+        """``numbers`` are statistics of the columns, if they were asked for before."""
         self._client, self._bins = client, checked_bins(bins)
         self._columns = list(columns)
         self._public = [column for column in self._columns if is_public(client.plan, column)]
-        self._numbers = NumberStatistics(client, self._columns)
+        self._numbers = numbers or NumberStatistics(client, self._columns)
         self._cells = Distributions(client, [column for column in self._columns if column not in self._public])
 
     def read(self) -> dict[str, Histogram]:

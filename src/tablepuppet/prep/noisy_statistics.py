@@ -50,15 +50,16 @@ class Noise:
     funds: Callable[[], PartysFunds]
 
     @classmethod
-    def of(cls, privacy: object, max_times: object, funds: Callable[[], PartysFunds], step: str) -> Noise:
+    def of(cls, privacy: object, max_times: Any, funds: Callable[[], PartysFunds], step: str) -> Noise:
         """PrivacyError or LearnError unless both make sense."""
         checked = check_privacy(privacy, step)
         whole = isinstance(max_times, Integral) and not isinstance(max_times, bool)
-        if max_times is not None and not (whole and 1 <= int(max_times) <= MOST_TIMES):  # type: ignore[call-overload]
+        if max_times is not None and not (whole and 1 <= int(max_times) <= MOST_TIMES):
             raise LearnError(
-                f"{step}: max_times is how often a row counts at most, a whole number from 1, not {max_times!r}"
+                f"{step}: max_times is how often a row counts at most, a whole number from 1 to {MOST_TIMES:,}, not "
+                f"{max_times!r}"
             )
-        return cls(checked, None if max_times is None else int(max_times), funds)  # type: ignore[call-overload]
+        return cls(checked, None if max_times is None else int(max_times), funds)
 
 
 def noisy_features(client: Client, names: Sequence[str] | None, step: str) -> list[OutputColumn]:

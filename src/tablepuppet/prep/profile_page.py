@@ -133,7 +133,7 @@ def _card(row: Mapping[str, Any], found: Page) -> str:
     elif name in found.categories:
         drawing = _bars(found.categories[name])
     missing = f'<div class="missing" title="{share:.1%} missing"><i style="width: {share:.2%}"></i></div>'
-    missing += f'<div class="small">{row["count"]:,} values, {row["missing"]:,} missing</div>'
+    missing += f'<div class="small">{_text(shown_facts["count"])} values, {_text(shown_facts["missing"])} missing</div>'
     head = f'<h3>{_text(name)} <span class="small">{_text(row["table"])} · {_text(row["type"])}</span></h3>'
     return f'<div class="card">{head}{drawing}{missing}<dl>{facts}</dl></div>'
 

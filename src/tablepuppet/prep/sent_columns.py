@@ -145,6 +145,7 @@ class SentOnce:
     def __init__(self, client: Client):
         self._client = client
         self._numbers: dict[str, SentNumbers] = {}
+        self._read_numbers: dict[str, SentColumn] = {}
         self._codes: dict[str, SentCodes] = {}
         self._read_codes: dict[str, SentCategories] = {}
         self._meetings: dict[tuple[str, str], Meetings] = {}
@@ -152,7 +153,8 @@ class SentOnce:
     def ask_numbers(self, columns: Iterable[OutputColumn]) -> None:
         """Ask for numeric columns that have not been asked for."""
         new = [column for column in columns if column.name not in self._numbers]
-        self._numbers |= dict.fromkeys((column.name for column in new), SentNumbers(self._client, new))
+        if new:
+            self._numbers |= dict.fromkeys((column.name for column in new), SentNumbers(self._client, new))
 
     def ask_codes(self, columns: Iterable[OutputColumn]) -> None:
         """Ask for categories that have not been asked for; digests of each column have a blinding of their own."""
@@ -163,7 +165,9 @@ class SentOnce:
     def numbers(self, column: OutputColumn) -> SentColumn:
         """A numeric column."""
         self.ask_numbers([column])
-        return self._numbers[column.name].read()[column.name]
+        if column.name not in self._read_numbers:
+            self._read_numbers |= self._numbers[column.name].read()
+        return self._read_numbers[column.name]
 
     def codes(self, column: OutputColumn) -> SentCategories:
         """The categories of a column."""

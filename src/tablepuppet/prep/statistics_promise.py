@@ -133,7 +133,8 @@ class StatisticsPromise:
         counts = {name: len(releases) for name, releases in self.releases.items()}
         tails = {name: sum(each.is_list for each in releases) * TAIL_DELTA for name, releases in self.releases.items()}
         precision = {name: counts[name] / self._multipliers[name] ** 2 for name in counts}
-        tables = {name: epsilon_of(precision[name], self.privacy.delta - tails[name]) for name in counts}
+        most = self.privacy.feature_epsilon or 0.0  # what noise was made for: `epsilon_of` rounds up
+        tables = {name: min(epsilon_of(precision[name], self.privacy.delta - tails[name]), most) for name in counts}
         total = epsilon_of(sum(precision.values()), self.privacy.delta - sum(tails.values()))
         return Spent(
             max(tables.values(), default=0.0), self.privacy.delta, total, tables, counts, dict(self._multipliers)

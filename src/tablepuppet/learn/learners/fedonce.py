@@ -40,7 +40,7 @@ from tablepuppet.learn.split.exchange import Exchange
 from tablepuppet.learn.split.nat import NatSettings
 from tablepuppet.learn.split.noisy_once import NoisyOnce
 from tablepuppet.learn.split.once import AVERAGINGS, Guests, OnceModel
-from tablepuppet.learn.split.top import Top, side_by_side
+from tablepuppet.learn.split.top import SideBySide, Top
 from tablepuppet.learn.split.train import learn_by_batches
 from tablepuppet.learn.tables.stored import Stored
 from tablepuppet.party.arguments import Some, described, fits
@@ -126,6 +126,7 @@ class FedOnce(Parts, SplitNN):
             (self.method != "nat", f"method={self.method!r}"),
             (self.noise > 0, f"noise={self.noise:g} (set prediction_epsilon, which is counted)"),
             (self.lag is not None, f"lag={self.lag}"),
+            (self.wire != "auto", f"wire={self.wire!r}"),
             (any(not isinstance(spec, Mlp) for spec in self.specs(tables).values()), "networks other than mlp"),
             (bool(several), f"several shards, as table {(several or [''])[0]!r} has"),
         ):
@@ -213,7 +214,7 @@ class FedOnce(Parts, SplitNN):
         self._fit_embeddings(relation, watch.validation is not None)
         loss, self.unit_ = in_units(loss)
         model = self._begin_networks(relation, loss)
-        model.half = self.half
+        model.narrow = self.narrow
         if isinstance(self.promise_, StepPromise):
             return self._train_noisily(model, relation, loss, watch, self.promise_)
         guests = self._teach(model, relation)
@@ -317,7 +318,7 @@ class FedOnce(Parts, SplitNN):
 
     def _top(self, widths: Mapping[str, int], constant: Array, double: bool) -> Top:
         guests = [alias for alias in widths if alias != self.host_] if self.method == "nat" else []
-        return side_by_side(widths, tuple(self.top), constant, self.seed, double=double, unit=guests)
+        return SideBySide(widths, tuple(self.top), constant, self.seed, double=double, unit=guests)
 
     @property
     def most_rounds(self) -> int:

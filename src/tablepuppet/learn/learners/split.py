@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import msgspec
 import numpy as np
@@ -25,14 +25,15 @@ from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.registry import learner
-from tablepuppet.learn.settings import COUNT, RATE, SWITCH, Auto, or_auto, setting
+from tablepuppet.learn.settings import COUNT, RATE, Auto, Kind, or_auto, setting
 from tablepuppet.learn.solve.allowance import Allowance, Cost, Costs
 from tablepuppet.learn.solve.schedule import Schedule, batches_of
 from tablepuppet.learn.solve.sgd import falling
 from tablepuppet.learn.split.bottom import BOTTOM, mlp, on_pixels
 from tablepuppet.learn.split.exchange import Exchange
 from tablepuppet.learn.split.model import SavedSplitModel, SplitModel
-from tablepuppet.learn.split.top import Top, side_by_side
+from tablepuppet.learn.split.narrow import Narrow
+from tablepuppet.learn.split.top import SideBySide, Top
 from tablepuppet.learn.split.train import learn_by_batches
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.tables.stored import Stored
@@ -46,6 +47,8 @@ AUTO_LR = 3e-3
 STEPS = 6_000  # of "auto", about
 EPOCHS = (5, 100)  # of "auto", at least and at most
 BATCHES = 40  # of an epoch, with batches from 64 to 4,096 rows
+WIRES = ("auto", "float16", "bfloat16")
+WIRE = Kind("'auto', 'float16' or 'bfloat16'", lambda value: isinstance(value, str) and value in WIRES)
 FLAT = 0.01  # a share of the objective: it has converged if its last quarter of epochs gained less
 
 
@@ -75,11 +78,11 @@ class SplitLearner(Learner):
         default="auto", kind=or_auto(RATE), help="learning rate of Adam; it falls to zero along half a cosine"
     )
 
-    half: bool = setting(
-        default=False,
-        kind=SWITCH,
-        help="embeddings and gradients by them travel in half precision (float16) while it learns: half the bytes of "
-        '`wire="float32"`',
+    wire: Literal["auto", "float16", "bfloat16"] = setting(
+        default="auto",
+        kind=WIRE,
+        help="precision of embeddings, and of gradients by them, on the wire: numbers of 16 bits take half the bytes "
+        "of single precision; `'auto'`: that of the federation",
     )
 
     # Before a fit
@@ -202,13 +205,18 @@ class SplitLearner(Learner):
             and relation.mapping.tables[label.alias].rows >= FEWEST_ROWS
         )
 
+    @property
+    def narrow(self) -> Narrow | None:
+        """The precision of embeddings, if it is not that of the federation."""
+        return None if self.wire == "auto" else self.wire
+
     # The fit
 
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
         self._fit_embeddings(relation, watch.validation is not None)
         loss, self.unit_ = in_units(loss)
         model = self._begin_networks(relation, loss)
-        model.half = self.half
+        model.narrow = self.narrow
         report = watch.of(model)
         rates = falling(AUTO_LR if isinstance(self.lr, str) else self.lr, self.schedule_.rounds)
         learn_by_batches(
@@ -284,7 +292,9 @@ class SplitLearner(Learner):
         learned = [alias for alias in specs if alias in stored.thetas or alias in stored.kept]
         top = self._top({alias: specs[alias].outputs for alias in learned}, np.zeros(len(self.intercept_)), double)
         top.theta = self._top_theta
-        return SavedSplitModel(specs, top, self.encoding_, stored, engine, wire, self.unit_)
+        model = SavedSplitModel(specs, top, self.encoding_, stored, engine, wire, self.unit_)
+        model.narrow = self.narrow
+        return model
 
 
 class SplitNN(SplitLearner):
@@ -295,7 +305,7 @@ class SplitNN(SplitLearner):
     )
 
     def _top(self, widths: Mapping[str, int], constant: Array, double: bool) -> Top:
-        return side_by_side(widths, tuple(self.top), constant, self.seed, double=double)
+        return SideBySide(widths, tuple(self.top), constant, self.seed, double=double)
 
 
 @learner

@@ -33,7 +33,7 @@ from tablepuppet.learn.split.exchange import Exchange
 from tablepuppet.learn.split.flat import seeded
 from tablepuppet.learn.split.model import CHUNK, SavedSplitModel, SplitModel, gathered
 from tablepuppet.learn.split.pretrain import Pretraining
-from tablepuppet.learn.split.top import Top
+from tablepuppet.learn.split.top import Top, TorchTop
 from tablepuppet.learn.split.train import learn_by_batches
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
@@ -155,7 +155,7 @@ class TabVFL(SplitLearner):
         self._fit_embeddings(relation, watch.validation is not None)
         loss, self.unit_ = in_units(loss)
         model = self._begin_networks(relation, loss)
-        model.half = self.half
+        model.narrow = self.narrow
         highest = AUTO_LR if isinstance(self.lr, str) else self.lr
         self.pretraining_ = Records()
         if self.pretraining_epochs_:
@@ -189,7 +189,7 @@ class TabVFL(SplitLearner):
         specs = {alias: spec for alias, spec in model.specs.items() if isinstance(spec, TabNet)}
         widths = {alias: spec.outputs for alias, spec in specs.items()}
         double = any(spec.double for spec in specs.values())
-        top = Top(seeded(self.seed, "", lambda: PretrainingTop(widths, self._shape)), self.latent, double=double)
+        top = TorchTop(seeded(self.seed, "", lambda: PretrainingTop(widths, self._shape)), self.latent, double=double)
         ends = list(accumulate(spec.part for spec in specs.values()))
         parts = {a: slice(end - spec.part, end) for (a, spec), end in zip(specs.items(), ends, strict=True)}
         exchange = Exchange(model, hide=self.hide, seed=self.seed)
@@ -231,7 +231,7 @@ class TabVFL(SplitLearner):
             return FinetuningTop(widths, self._shape, torch.from_numpy(constant), self.sparsity)
 
         with one_thread(torch):
-            return Top(seeded(self.seed, "", build), len(constant), double=double)
+            return TorchTop(seeded(self.seed, "", build), len(constant), double=double)
 
     # After a fit
 

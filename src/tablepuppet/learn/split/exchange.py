@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.learn.split.model import SplitModel
+from tablepuppet.learn.split.model import SplitModel, images
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.batches import Batch, Places
 from tablepuppet.operators.client import Pending
@@ -128,12 +128,12 @@ class Exchange:
                     shards = zip(model.lou.client.shards(alias), flags, strict=True)
                     parts = [np.full(following.mine(alias, s.slice).sum(), missed) for s, missed in shards]
                     self.missed[alias] = np.concatenate(parts)
-        found = {alias: model.lou.concatenate(replies[alias], "image") for alias in self.alone}
-        found |= {alias: model.lou.concatenate(applied[alias], "image") for alias in self.together}
+        found = {alias: images(replies[alias]) for alias in self.alone}
+        found |= {alias: images(applied[alias]) for alias in self.together}
         if model.lou.client.outbox.when_lost.stand_in == "cache":
             for alias, values in found.items():
                 self._known(alias)[following.batch.places[alias]] = values
-        return {alias: values[:, None] if values.ndim == 1 else values for alias, values in found.items()}
+        return found
 
     def _step_together(self, done: Numbered, gradients: Mapping[str, Floats], lr: float) -> None:
         """Add up the gradients of shards and take the steps of their tables."""
@@ -226,5 +226,5 @@ class Exchange:
         """The last embedding of every base row of a table; zeros where there is none."""
         if alias not in self._last:
             rows, width = self.model.rows(alias), self.model.spec_of(alias).outputs
-            self._last[alias] = np.zeros(rows if width == 1 else (rows, width), self.model.lou.wire)
+            self._last[alias] = np.zeros((rows, width), self.model.lou.wire)
         return self._last[alias]

@@ -10,7 +10,7 @@ import threading
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,8 @@ def seeded(seed: int, name: str, build: Callable[[], nn.Module]) -> nn.Module:
 class FlatModule:
     """A module that computes with the parameters of a flat array instead of its own."""
 
+    counted_elsewhere: ClassVar[bool] = True  # its room was checked when it was made, and it does not grow
+
     def __init__(self, module: nn.Module, *, double: bool = False):
         torch = need_torch()
         self.dtype = torch.float64 if double else torch.float32
@@ -57,16 +59,6 @@ class FlatModule:
         named = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         parts = [named[name].detach().numpy().ravel() for name in (*self._trained, *self._buffers)]
         return np.concatenate([np.zeros(0), *parts]).astype(np.float64)
-
-    def load(self, theta: Array) -> None:
-        """Give the module itself these parameters, for a training that works on the module (nat.py)."""
-        torch = need_torch()
-        if theta.shape != (self.size,):
-            raise LearnError(f"parameters of shape {theta.shape} do not fit: {self.size:,} are needed")
-        own = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        with torch.no_grad():
-            for name, values in self.named(theta).items():
-                own[name].copy_(torch.from_numpy(values))
 
     def tensor(self, theta: Array, *, training: bool = False) -> Tensor:
         """The flat parameters as a tensor; in ``training``, one that gradients are computed for."""

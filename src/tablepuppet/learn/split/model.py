@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.split.flat import NORM_MOMENTUM, Adam
+from tablepuppet.learn.split.narrow import Narrow, narrowed
+from tablepuppet.learn.split.ops import wide
 from tablepuppet.learn.split.table import TorchTable
 from tablepuppet.learn.split.top import Top
 from tablepuppet.learn.tables.holders import Holders, parties_of
@@ -33,7 +35,7 @@ class SplitModel(Holders):
     """Bottom networks by alias, and the top network. ``top`` is there once `begin` has been called."""
 
     top: Top
-    half: bool = False  # embeddings and their gradients travel in half precision while it learns
+    narrow: Narrow | None = None  # the precision of embeddings and gradients by them, if not that of the relation
 
     def __init__(
         self, client: Client, encoding: Encoding, wire: str, specs: Mapping[str, Bottom], l2: float, unit: float = 1.0
@@ -89,17 +91,17 @@ class SplitModel(Holders):
         part.theta = flat.flat(named)
 
     def on_wire(self, gradients: Floats) -> dict[str, Any]:
-        """The arguments with gradients by embeddings as they travel: in half precision, in units of the largest."""
+        """The arguments with gradients by embeddings as they travel: in float16, in units of the largest."""
         found = gradients[:, 0] if gradients.ndim == 2 and gradients.shape[1] == 1 else gradients
-        if not self.half:
-            return {"rows": found.astype(self.lou.wire, copy=False)}
+        if self.narrow != "float16":
+            return {"rows": narrowed(found, self.narrow or self.lou.wire)}
         unit = min(max(float(np.abs(found).max(initial=0.0)), 1e-60), 1e60)
-        return {"rows": (found.astype(np.float64) / unit).astype(np.float16), "unit": unit}
+        return {"rows": narrowed(found.astype(np.float64) / unit, self.narrow), "unit": unit}
 
     @property
     def precision(self) -> dict[str, Any]:
-        """The argument that asks for embeddings in half precision."""
-        return {"half": True} if self.half else {}
+        """The argument that asks for embeddings in another precision."""
+        return {} if self.narrow is None else {"wire": self.narrow}
 
     # Embeddings and scores.
 
@@ -120,8 +122,8 @@ class SplitModel(Holders):
         at_home = [a for a in self.alone if a in present and parties_of(client, a) == parties_of(trained, a)]
         sent = [alias for alias in present if alias not in at_home]  # shards that did not train: theta is sent to them
         told = {alias: {"theta": theta, "spec": self.spec_of(alias)} for alias, theta in self._thetas(sent).items()}
-        told = {alias: {**each, **self.noise_of(alias)} for alias, each in told.items()}
-        noise = {alias: self.noise_of(alias) for alias in at_home}
+        told = {alias: {**each, **self.noise_of(alias), **self.precision} for alias, each in told.items()}
+        noise = {alias: {**self.noise_of(alias), **self.precision} for alias in at_home}
         held = lou.ask("split.embed", at_home, by_alias=noise, instead=instead, **self._at_party)
         applied = lou.ask("split.apply", told, by_alias=told, instead=instead, encoding=self.encoding.id)
 
@@ -131,7 +133,7 @@ class SplitModel(Holders):
                 for alias in present:
                     for shard, reply in zip(client.shards(alias), replies[alias], strict=True):
                         self._last_embeddings[client.view, alias, shard.party] = reply["image"]
-            return {alias: _wide(lou.concatenate(replies[alias], "image")) for alias in present}
+            return {alias: images(replies[alias]) for alias in present}
 
         return read
 
@@ -194,6 +196,7 @@ class SavedSplitModel(SavedParameters):
         super().__init__(encoding, stored, engine, wire)
         self.specs, self.top, self.unit = specs, top, unit
         self.noise: dict[str, dict[str, Any]] = {}  # by alias: the arguments for noise on embeddings
+        self.narrow: Narrow | None = None  # the precision of embeddings, if not that of the relation
         self.spent: Noise | None = None  # counts embeddings with noise
         self.absent: frozenset[str] = frozenset()  # tables that took no part in training: their embeddings are zeros
 
@@ -213,13 +216,13 @@ class SavedSplitModel(SavedParameters):
             for alias, theta in thetas.items()
             if alias in known and alias not in at_home
         }
-        names: dict[str, Any] = {"encoding": self.encoding.id, "model": self.stored.part}
+        names: dict[str, Any] = {"encoding": self.encoding.id} | ({"wire": self.narrow} if self.narrow else {})
         if self.spent is not None:
             self.spent.images += 1
-        held = lou.ask("split.embed", at_home, by_alias=self.noise, **names)
-        applied = lou.ask("split.apply", told, by_alias=told, encoding=self.encoding.id)
+        held = lou.ask("split.embed", at_home, by_alias=self.noise, model=self.stored.part, **names)
+        applied = lou.ask("split.apply", told, by_alias=told, **names)
         replies = applied.read() | {alias: reply for alias, reply in held.read().items() if alias in at_home}
-        found = {alias: _wide(lou.concatenate(replies[alias], "image")) for alias in known}
+        found = {alias: images(replies[alias]) for alias in known}
         gone = [alias for alias in learned if alias in self.absent]
         return found | {alias: zero_embeddings(client, alias, self.specs[alias], self.wire) for alias in gone}
 
@@ -238,8 +241,10 @@ def zero_embeddings(client: Client, alias: str, spec: Bottom, wire: str) -> Floa
     return np.zeros((client.mapping.tables[alias].rows, spec.outputs), wire)
 
 
-def _wide(embeddings: Floats) -> Floats:
-    return embeddings[:, None] if embeddings.ndim == 1 else embeddings
+def images(replies: Sequence[Mapping[str, Any]]) -> Floats:
+    """The embeddings of a table from those of its shards, (rows, width)."""
+    parts = [wide(reply["image"]) for reply in replies]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 CHUNK = 1 << 13  # joined rows at a time: their embeddings and the layers over them stay in the cache

@@ -1,6 +1,6 @@
 """Noise as targets (NAT; Bojanowski and Joulin 2017): a network of one table learns from the table's rows alone.
 
-Comes in: a torch module, the encoded rows of a table, settings and a seed. Goes out: the module, trained. It runs at
+Comes in: a network, the encoded rows of a table, settings and a seed. Goes out: its parameters, trained. It runs at
 the party that has the rows (Alg. 1 of FedOnce, lines 3 to 15); nothing here leaves it.
 
 Every row i has a target c_i, a point on the unit sphere that is drawn at random. z_i is the output of the network,
@@ -18,21 +18,18 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.learn.split.flat import Adam
+from tablepuppet.learn.split.table import Batched, TorchTable
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.party.allowance import check_time
 from tablepuppet.party.arguments import NotNegative, Some
 from tablepuppet.party.local_table import LocalTable
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.nn import Module
 
 Array = NDArray[np.float64]
 Floats = NDArray[np.floating]
@@ -99,24 +96,21 @@ def derivatives(outputs: Floats, targets: Floats) -> tuple[Floats, Floats]:
 class NatTraining:
     """A network that is being trained. `train` may be called again and again: an epoch follows from those before.
 
-    ``rows`` gives the encoded rows at some places, (places, width). Autograd differentiates the module only: the loss
-    has a derivative in closed form.
+    ``rows`` gives the encoded rows at some places, (places, width); ``theta`` are the parameters so far.
     """
 
     def __init__(
-        self, module: Module, rows: Callable[[Places], Tensor], targets: Singles, settings: NatSettings, seed: int
-    ):
-        self.module, self.rows, self.settings, self.seed = module, rows, settings, seed
+        self, network: TorchTable, theta: Array, rows: Callable[[Places], Batched], targets: Singles,
+        settings: NatSettings, seed: int,
+    ):  # fmt: skip
+        self.network, self.theta, self.rows, self.settings, self.seed = network, theta, rows, settings, seed
         self.targets, self.epochs = targets.copy(), 0
-        self.adam = FlatAdam(module, settings.lr, settings.l2)
+        self.adam = Adam.over(len(theta))
 
     def train(self, epochs: int) -> list[float]:
         """The mean loss of each epoch, measured while the network learns."""
         with one_thread(need_torch()):
-            self.module.train()
-            losses = [self._epoch() for _ in range(epochs)]
-            self.module.eval()
-        return losses
+            return [self._epoch() for _ in range(epochs)]
 
     def _epoch(self) -> float:
         assigns = self.epochs % self.settings.assign_every == 0
@@ -132,53 +126,20 @@ class NatTraining:
 
     def _step(self, places: Places, assigns: bool) -> float:
         """One step; the sum of the losses of its rows before it."""
-        torch = need_torch()
         check_time()
-        outputs = self.module(self.rows(places))  # (batch, outputs)
-        values, targets = outputs.detach().numpy(), self.targets[places]
+        passed = self.network.forward(self.theta, self.rows(places))
+        outputs, targets = passed.embeddings, self.targets[places]  # (batch, outputs)
         if assigns:
             # the lengths of outputs matter: targets are assigned to directions
-            unit = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), SHORTEST)
+            unit = outputs / np.maximum(np.linalg.norm(outputs, axis=1, keepdims=True), SHORTEST)
             targets = targets[assigned(unit @ targets.T)]
             self.targets[places] = targets
-        losses, slopes = derivatives(values, targets)
-        outputs.backward(torch.from_numpy((slopes / len(places)).astype(values.dtype, copy=False)))
-        self.adam.step()
+        losses, slopes = derivatives(outputs, targets)
+        gradient, flat = passed.backward(slopes / len(places)), self.network.flat
+        self.theta = self.adam.stepped(
+            flat.after(self.theta), gradient, self.settings.lr, self.settings.l2, flat.trained
+        )
         return float(losses.sum())
-
-
-class FlatAdam:
-    """Adam (Kingma and Ba 2015) on all parameters of a module as one tensor; they become views of it.
-
-    One step is then a few operations, however many layers there are. ``l2`` adds l2 theta to the gradient.
-    """
-
-    beta1, beta2, tiny = 0.9, 0.999, 1e-8
-
-    def __init__(self, module: Module, lr: float, l2: float):
-        torch = need_torch()
-        parameters = [each for each in module.parameters() if each.requires_grad]
-        self.lr, self.l2, self.steps = lr, l2, 0
-        self.flat: Tensor = torch.cat([torch.zeros(0), *(each.detach().reshape(-1) for each in parameters)])
-        self.gradient, self.first, self.second = (torch.zeros_like(self.flat) for _ in range(3))
-        start = 0
-        for each in parameters:
-            here = slice(start, start + each.numel())
-            each.data, each.grad = self.flat[here].view(each.shape), self.gradient[here].view(each.shape)
-            start = here.stop
-
-    def step(self) -> None:
-        """Take a step against the gradient that was accumulated, and begin another."""
-        self.steps += 1
-        torch = need_torch()
-        with torch.no_grad():
-            gradient = self.gradient.add_(self.flat, alpha=self.l2) if self.l2 else self.gradient
-            self.first.lerp_(gradient, 1 - self.beta1)
-            self.second.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
-            unbiased = (1 - self.beta2**self.steps) ** 0.5
-            rate = self.lr * unbiased / (1 - self.beta1**self.steps)
-            self.flat.addcdiv_(self.first, self.second.sqrt().add_(self.tiny * unbiased), value=-rate)
-            self.gradient.zero_()
 
 
 def principal_components(gram: Array, components: int) -> Array:

@@ -89,19 +89,12 @@ class NoisyOnce:
 
     def _gradient(self, host: str, known: Embeddings, loss: JoinedLoss) -> Floats:
         """The gradient of the mean loss by the host's embeddings, summed at base rows."""
-        torch, top, mapping = need_torch(), self.model.top, loss.rows.mapping
-        with one_thread(torch):
-            given = {
-                alias: torch.from_numpy(np.ascontiguousarray(values)).to(top.flat.dtype)
-                for alias, values in gathered(mapping, known, slice(0, len(loss.rows))).items()
-            }
-            given[host].requires_grad_()
-            scores, _ = top.forward(given)
-            plain = scores.detach().numpy().astype(np.float64)
-            plain = plain[:, 0] if plain.shape[1] == 1 else plain
-            gradient = loss.pointwise.evaluate(plain, loss.rows.labels_of(np.arange(len(loss.rows)))).gradient
-            top.backward(scores, None, gradient / len(loss.rows))
-            joined = given[host].grad.numpy().astype(np.float64)
+        top, mapping, rows = self.model.top, loss.rows.mapping, np.arange(len(loss.rows))
+        with one_thread(need_torch()):
+            scores = top.forward(gathered(mapping, known, slice(0, len(rows)))).astype(np.float64)
+            plain = scores[:, 0] if scores.shape[1] == 1 else scores
+            gradient = loss.pointwise.evaluate(plain, loss.rows.labels_of(rows)).gradient / len(rows)
+            joined = top.backward(gradient.reshape(scores.shape), [host])[host].astype(np.float64)
         sums = np.zeros((mapping.tables[host].rows, joined.shape[1]))
         np.add.at(sums, mapping.tables[host].index, joined)
         return sums

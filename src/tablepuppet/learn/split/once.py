@@ -24,8 +24,8 @@ from tablepuppet.errors import PartyError
 from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.split.model import Embeddings, SplitModel, zero_embeddings
 from tablepuppet.learn.split.nat import NatSettings, NatTraining, own_seed, principal_components, targets_of
-from tablepuppet.learn.split.ops import Training, bottom_parameters
-from tablepuppet.learn.split.table import TorchTable
+from tablepuppet.learn.split.ops import Training, bottom_parameters, check_shape
+from tablepuppet.learn.split.table import Batched, TorchTable
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Client
@@ -70,12 +70,11 @@ class InputRows:
         check_memory(8 * cells)
         return cls(network, data, network.rows(data))
 
-    def __call__(self, places: NDArray[np.integer]) -> Tensor:
+    def __call__(self, places: NDArray[np.integer]) -> Batched:
         """The rows at some places."""
         if self.held is None:
-            return self.network.rows(self.data.repeated(places))
-        found: Tensor = self.held[need_torch().from_numpy(places)]
-        return found
+            return self.network.batched(self.data.repeated(places))
+        return Batched(self.held[need_torch().from_numpy(places)], None, None)
 
 
 def _training(
@@ -85,8 +84,7 @@ def _training(
     """The training of a shard: its targets are its own, whatever other tables and shards have."""
     own = own_seed(table, seed)
     targets = targets_of(table.snapshot.place(table.view(view).row_ids), network.spec.outputs, own)
-    network.flat.load(theta)
-    return NatTraining(network.flat.module, InputRows.of(network, data), targets, settings, own)
+    return NatTraining(network, theta, InputRows.of(network, data), targets, settings, own)
 
 
 @op("nat.train", asked=ASKED, releases=Release.COUNTS, returns={})
@@ -101,7 +99,7 @@ def train(
     if not isinstance(work, NatTraining):
         work = _training(table, view, network, part.theta, data, seed, settings)
     work.train(epochs)
-    part.theta, part.noisy, memory.nat = network.flat.first(), False, work
+    part.theta, part.noisy, memory.nat = work.theta, False, work
     return {}
 
 
@@ -114,24 +112,15 @@ def average(
     data = encoded(table, view, encoding)
     name = f"{model}/{view}/nat"
     work = table.state.get(name)
-    if not isinstance(work, ShardTraining):
+    if not isinstance(work, NatTraining):
         network = TorchTable(spec, data.width, table.snapshot.scan.alias)
-        work = ShardTraining(network, _training(table, view, network, theta, data, seed, settings))
-    elif theta.shape != (work.network.flat.size,):
-        raise PartyError(f"parameters of shape {theta.shape} do not fit: {work.network.flat.size:,} are needed")
+        work = _training(table, view, network, theta, data, seed, settings)
+    check_shape(theta, work.network)
     table.state.pop(name, None)
-    work.network.flat.load(theta)
-    work.nat.train(epochs)
+    work.theta = theta
+    work.train(epochs)
     table.state[name] = work
-    return {"theta": work.network.flat.first()}
-
-
-@dataclass
-class ShardTraining:
-    """The network of a shard in training."""
-
-    network: TorchTable
-    nat: NatTraining
+    return {"theta": work.theta}
 
 
 @op("nat.components", asked=f'{ASKED}: `method="pca"`', releases=Release.COUNTS, returns={})

@@ -8,6 +8,7 @@ What is released are embeddings, as wide as the policy of the table allows, and 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.split.flat import Adam
+from tablepuppet.learn.split.narrow import Bits, Narrow, narrowed, widened
 from tablepuppet.learn.split.table import Forward, Sums, TorchTable
 from tablepuppet.learn.tables.noisy import noisy_predictions
 from tablepuppet.learn.tables.parameters import TableParameters, check_noisy, held_parameters, hold_parameters
@@ -25,7 +27,7 @@ from tablepuppet.party.arguments import Bound, Multiplier, NotNegative, Positive
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import OUTPUTS, ROWS, ROWS_ASKED, THETA, WIDTH, Numbers
+from tablepuppet.party.returns import OUTPUTS, ROWS, ROWS_ASKED, THETA, WIDTH, Asked, Length, Numbers, Wrong
 from tablepuppet.party.spec import Bottom, Hiding, Mlp
 from tablepuppet.prep.encoded_rows import encoded, encoded_for_noise
 from tablepuppet.prep.encoded_table import EncodedTable
@@ -34,11 +36,26 @@ Array = NDArray[np.float64]
 Places = NDArray[np.int32]
 BatchNumber = Annotated[int, Meta(ge=-1, le=2**53)]
 """Of a batch in the run, from 0; -1: none."""
-EMBEDDED, ASKED_EMBEDDED = Numbers((ROWS, OUTPUTS)), Numbers((ROWS_ASKED, OUTPUTS))
-NEXT_EMBEDDED = Numbers(("next_places", OUTPUTS))
 ASKED = "networks across parties"
-HALF = "float16"
-LARGEST_HALF = 65_504.0
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """An array of embeddings, in the precision that was asked for (narrow.py)."""
+
+    lengths: tuple[Length, ...]
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` or `NotFinite` unless it is such an array."""
+        if asked.arguments.get("wire") == "bfloat16":
+            if not isinstance(value, np.ndarray) or value.dtype != np.uint16:
+                raise Wrong("is no array of bfloat16")
+            value = widened(value)
+        Numbers(self.lengths).check(value, asked, reply)
+
+
+EMBEDDED, ASKED_EMBEDDED = Embedded((ROWS, OUTPUTS)), Embedded((ROWS_ASKED, OUTPUTS))
+NEXT_EMBEDDED = Embedded(("next_places", OUTPUTS))
 
 
 @dataclass
@@ -90,37 +107,37 @@ def start(
 
 @op("split.step", asked=ASKED, releases=Release.EMBEDDINGS, returns={"image": NEXT_EMBEDDED})
 def step(
-    table: LocalTable, view: str, encoding: str, model: str, batch: BatchNumber, rows: Array,
+    table: LocalTable, view: str, encoding: str, model: str, batch: BatchNumber, rows: Array | Bits,
     next_batch: BatchNumber, next_places: Places, lr: NotNegative, l2: NotNegative,
-    next_counts: Places | None = None, hiding: Hiding | None = None, unit: Bound = 1.0, half: bool = False,
+    next_counts: Places | None = None, hiding: Hiding | None = None, unit: Bound = 1.0, wire: Narrow | None = None,
 ) -> Values:  # fmt: skip
     """Take the step of a batch from ``rows``, the gradient by its embeddings, summed over joined rows; then return the
     embeddings of the next batch.
 
     Batches have numbers: a party that was away while others went on takes no step for a batch it has not computed.
     ``next_counts``: how often each of its rows is joined in it, for batch norm. ``hiding``: its cells that are hidden
-    from the network, in pretraining. ``rows`` are in units of ``unit``; ``half``: embeddings travel in half precision.
+    from the network, in pretraining. ``rows`` are in units of ``unit``; ``wire``: the precision of embeddings, if it is
+    not that of the session.
     """
     data = encoded(table, view, encoding)
     network, part = bottom_parameters(table, model, data)
     training = part.remembered(Training)
     if next_counts is not None and len(next_counts) != len(next_places):
         raise PartyError("as many counts as places of rows are needed")
-    chosen = data.rows(next_places)
+    given, chosen = wide(rows), data.rows(next_places)
     table.count_embeddings(view, network.spec.outputs, next_places)
     if batch >= 0 and training.batch == batch and training.forward is not None:
-        gradient = training.forward.backward(wide(rows) * unit)
+        gradient = training.forward.backward(given * unit)
         gradient += 0.0 if training.rebuilt is None else training.rebuilt
         part.theta = training.adam.stepped(part.theta, gradient, lr, l2, network.flat.trained)
         part.noisy = False
     training.batch, training.forward, training.rebuilt = next_batch, None, None
     training.view, training.places = view, next_places
-    wire = HALF if half else table.wire
     if not len(next_places):
-        return {"image": np.zeros((0, network.spec.outputs) if network.spec.outputs > 1 else 0, wire)}
+        return {"image": shaped(np.zeros((0, network.spec.outputs)), wire or table.wire)}
     training.forward = network.forward(part.theta, network.batched(chosen, next_counts, hiding))
     part.theta = network.flat.after(part.theta)
-    return {"image": shaped(training.forward.embeddings, wire)}
+    return {"image": shaped(training.forward.embeddings, wire or table.wire)}
 
 
 @op(
@@ -132,7 +149,7 @@ def step(
 )
 def embed(
     table: LocalTable, view: str, encoding: str, model: str, blur: Multiplier | None = None,
-    noise: PredictionNoise | None = None,
+    noise: PredictionNoise | None = None, wire: Narrow | None = None,
 ) -> Values:  # fmt: skip
     """The embeddings of all rows, with parameters that the party holds or has stored; with noise, these have some too.
 
@@ -143,7 +160,7 @@ def embed(
     if noise is not None:
         check_noisy(table.grant.party, part)
     table.count_embeddings(view, network.spec.outputs)
-    return {"image": _released(table, network, part.theta, data, blur, noise)}
+    return {"image": _released(table, network, part.theta, data, blur, noise, wire)}
 
 
 @op(
@@ -156,7 +173,7 @@ def embed(
 def apply(
     table: LocalTable, view: str, encoding: str, spec: Bottom, theta: Array, places: Places | None = None,
     blur: Multiplier | None = None, noise: PredictionNoise | None = None, hiding: Hiding | None = None,
-    sums: Array | None = None, joined: Positive = 1, half: bool = False,
+    sums: Array | None = None, joined: Positive = 1, wire: Narrow | None = None,
 ) -> Values:  # fmt: skip
     """Embeddings with parameters that the coordinator sends; with ``places``, only of these rows, in training.
 
@@ -171,26 +188,27 @@ def apply(
     known = sums_of(network, sums, joined)
     table.count_embeddings(view, spec.outputs, places)
     if places is None:
-        return {"image": _released(table, network, theta, data, blur, noise)}
+        return {"image": _released(table, network, theta, data, blur, noise, wire)}
     found = network.forward(theta, network.batched(chosen, None, hiding), known).embeddings
-    return {"image": shaped(found, HALF if half else table.wire)}
+    return {"image": shaped(found, wire or table.wire)}
 
 
 def _released(
     table: LocalTable, network: TorchTable, theta: Array, data: EncodedTable, blur: float | None,
-    noise: PredictionNoise | None,
+    noise: PredictionNoise | None, wire: Narrow | None,
 ) -> NDArray[Any]:  # fmt: skip
     """The embeddings of all rows as they leave, with noise if there is any."""
     if noise is not None:
         if noise.bound is None:
             raise PartyError("embeddings with noise need a bound")
-        return shaped(noisy_predictions(table, data, network.by_row, theta, noise.bound, noise.multiplier), table.wire)
+        noisy = noisy_predictions(table, data, network.by_row, theta, noise.bound, noise.multiplier)
+        return shaped(noisy, wire or table.wire)
     found = network.predict(theta, data)
     if blur is not None:
         lengths = np.linalg.norm(found, axis=1, keepdims=True)
         unit = (found / np.where(lengths > 0, lengths, 1)).astype(np.float64)
         found = table.noisy(lambda: [unit], unit.shape, 1.0, blur, "embeddings")
-    return shaped(found, table.wire)
+    return shaped(found, wire or table.wire)
 
 
 @op(
@@ -200,7 +218,7 @@ def _released(
     returns={"sums": THETA},
 )
 def gradient(
-    table: LocalTable, view: str, encoding: str, spec: Bottom, theta: Array, places: Places, rows: Array,
+    table: LocalTable, view: str, encoding: str, spec: Bottom, theta: Array, places: Places, rows: Array | Bits,
     hiding: Hiding | None = None, sums: Array | None = None, joined: Positive = 1, unit: Bound = 1.0,
 ) -> Values:  # fmt: skip
     """A shard's summand of its table's gradient, for a batch."""
@@ -258,12 +276,10 @@ def check_shape(theta: Array, network: TorchTable) -> None:
 
 def shaped(embeddings: NDArray[Any], wire: str) -> NDArray[Any]:
     """Embeddings as they travel: (rows,) if they are one number wide, else (rows, outputs)."""
-    found = embeddings[:, 0] if embeddings.shape[1] == 1 else embeddings
-    if wire == HALF:
-        found = np.clip(found, -LARGEST_HALF, LARGEST_HALF)
-    return found.astype(wire, copy=False)
+    return narrowed(embeddings[:, 0] if embeddings.shape[1] == 1 else embeddings, wire)
 
 
 def wide(rows: NDArray[Any]) -> NDArray[Any]:
-    """Arrays that travelled, as (rows, outputs)."""
-    return rows[:, None] if rows.ndim == 1 else rows
+    """Arrays that have travelled, as (rows, outputs)."""
+    found = widened(rows)
+    return found[:, None] if found.ndim == 1 else found

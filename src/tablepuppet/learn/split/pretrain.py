@@ -23,8 +23,8 @@ from tablepuppet.learn.split.flat import Adam
 from tablepuppet.learn.split.hiding import draw_mask
 from tablepuppet.learn.split.ops import BatchNumber, Training, bottom_parameters, check_shape, sums_of
 from tablepuppet.learn.split.table import TorchTable
-from tablepuppet.learn.split.top import Top
-from tablepuppet.learn.split.train import numbered_batches, with_gradient
+from tablepuppet.learn.split.top import TorchTop
+from tablepuppet.learn.split.train import numbered_batches
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
@@ -110,7 +110,7 @@ def _width(decoded: Array) -> int:
 class Pretraining:
     """Trains encoder and decoder, in ``top``, and the tables' networks; ``parts``: who gets which decoder's outputs."""
 
-    def __init__(self, exchange: Exchange, top: Top, parts: Mapping[str, slice]):
+    def __init__(self, exchange: Exchange, top: TorchTop, parts: Mapping[str, slice]):
         self.exchange, self.top, self.parts = exchange, top, parts
         self.model = exchange.model
         self._masks: dict[str, NDArray[np.bool_]] = {}  # by table: the last mask of every base row
@@ -146,14 +146,14 @@ class Pretraining:
         """(The sum of the tables' errors, gradients by embeddings of distinct base rows) of a batch."""
         torch = need_torch()
         here, top = batch.batch, self.top
-        leaves = {alias: with_gradient(top, values) for alias, values in found.items()}
+        leaves = {alias: top.leaf(values) for alias, values in found.items()}
         index = {alias: torch.from_numpy(here.index[alias]) for alias in leaves}
         gathered = {alias: leaf.index_select(0, index[alias]) for alias, leaf in leaves.items()}
         prior = {
             alias: torch.from_numpy(1.0 - mask[here.index[alias]]).to(top.flat.dtype)
             for alias, mask in self._drawn(batch).items()
         }
-        decoded, _ = top.forward(gathered, prior)
+        decoded = top.run(gathered, prior)
         means = {alias: self._mean(batch, alias, index[alias], decoded) for alias in self.parts}
         value, pulled = self._errors(batch, {alias: each.detach().numpy() for alias, each in means.items()})
         torch.autograd.backward(

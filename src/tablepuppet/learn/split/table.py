@@ -6,7 +6,7 @@ forward pass is kept, so that the backward pass need not compute it again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.learn.split.bottoms import build
 from tablepuppet.learn.split.flat import FlatModule, seeded
 from tablepuppet.learn.split.hiding import draw_mask
+from tablepuppet.learn.split.layers import Dense
 from tablepuppet.learn.split.row_gradients import MlpRows
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
@@ -53,25 +54,16 @@ class Batched:
 class Forward:
     """A forward pass whose gradient is still to come."""
 
-    flat: Tensor  # the parameters it was computed with
-    outputs: Tensor
+    embeddings: Floats  # (rows, outputs)
     seen: Batched
-
-    @property
-    def embeddings(self) -> Floats:
-        """(rows, outputs)."""
-        return np.asarray(self.outputs.detach().numpy())
+    gradient: Callable[[Floats], Array]  # by all parameters, from that by embeddings
 
     def backward(self, row_gradients: Floats) -> Array:
         """The gradient by all parameters, from that by embeddings."""
-        torch = need_torch()
-        if row_gradients.shape != tuple(self.outputs.shape):
-            raise PartyError(f"gradients of shape {row_gradients.shape} do not fit {tuple(self.outputs.shape)}")
-        with one_thread(torch):
-            given = torch.from_numpy(np.ascontiguousarray(row_gradients)).to(self.outputs.dtype)
-            self.outputs.backward(given)  # type: ignore[no-untyped-call]
-            gradient = self.flat.grad
-        return np.zeros(len(self.flat)) if gradient is None else gradient.numpy().astype(np.float64)
+        if row_gradients.shape != self.embeddings.shape:
+            raise PartyError(f"gradients of shape {row_gradients.shape} do not fit {self.embeddings.shape}")
+        with one_thread(need_torch()):
+            return self.gradient(row_gradients)
 
 
 class TorchTable:
@@ -81,6 +73,8 @@ class TorchTable:
         self.spec, self.width, self.alias = spec, width, alias
         self.flat = self._built(0, alias)
         self._number = np.float64 if spec.double else np.float32
+        mlp = spec if isinstance(spec, Mlp) else None
+        self._dense = None if mlp is None else Dense((width, *mlp.hidden, mlp.outputs), mlp.activation)
 
     def _built(self, seed: int, alias: str) -> FlatModule:
         return FlatModule(seeded(seed, alias, lambda: build(self.spec, self.width, alias)), double=self.spec.double)
@@ -118,10 +112,9 @@ class TorchTable:
     @property
     def by_row(self) -> MlpRows:
         """The same network with a bound on each row's gradient; PrivacyError if it has no such form."""
-        spec = self.spec
-        if not isinstance(spec, Mlp):
+        if self._dense is None:
             raise PrivacyError("only tp.bottom.mlp networks have a form with noise", rule="require_dp")
-        return MlpRows((self.width, *spec.hidden, spec.outputs), spec.activation)
+        return MlpRows(self._dense.sizes, self._dense.activation)
 
     def _cells(self) -> int:
         """Numbers per row that a forward pass holds in memory."""
@@ -159,10 +152,21 @@ class TorchTable:
 
     def forward(self, theta: Array, batch: Batched, sums: Sums | None = None) -> Forward:
         """The embeddings of rows in training; ``sums``: those of the table's columns over all its shards, as shown."""
-        with one_thread(need_torch()):
+        torch = need_torch()
+        with one_thread(torch):
+            if self._dense is not None:
+                passed = self._dense.forward(theta.astype(self._number), batch.rows.numpy())
+                return Forward(
+                    passed.outputs, batch, lambda given: passed.backward(given.astype(self._number, copy=False))[0]
+                )
             flat = self.flat.tensor(theta, training=True)
             outputs = self.flat(flat, batch.rows, batch.counts, **self._shown(batch, sums), training=True)
-            return Forward(flat, outputs, batch)
+
+        def gradient(given: Floats) -> Array:
+            outputs.backward(torch.from_numpy(np.ascontiguousarray(given)).to(outputs.dtype))
+            return np.zeros(len(flat)) if flat.grad is None else flat.grad.numpy().astype(np.float64)
+
+        return Forward(outputs.detach().numpy(), batch, gradient)
 
     def error(
         self, theta: Array, batch: Batched, decoded: Floats, sums: Sums | None = None
@@ -206,7 +210,11 @@ class TorchTable:
         with one_thread(torch), torch.no_grad():
             flat = self.flat.tensor(theta)
             for part in _chunks(rows):
-                found[part] = self.flat(flat, self.rows(table.repeated(part))).numpy()
+                chosen = self.rows(table.repeated(part))
+                if self._dense is not None:
+                    found[part] = self._dense.forward(flat.numpy(), chosen.numpy()).outputs
+                else:
+                    found[part] = self.flat(flat, chosen).numpy()
         return found
 
     def pull_back(self, theta: Array, table: EncodedTable, row_gradients: Array) -> Array:

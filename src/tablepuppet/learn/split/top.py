@@ -1,7 +1,8 @@
-"""The coordinator's network: from embeddings of all tables, side by side, to the scores of joined rows."""
+"""The coordinator's network: from embeddings of all tables to the scores of joined rows."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.split.flat import Adam, FlatModule, seeded
+from tablepuppet.learn.split.layers import Dense, Passed
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 
@@ -18,47 +20,38 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 Floats = NDArray[np.floating[Any]]
+SHORTEST = 1e-12  # embeddings are divided by their length, or by this if they are shorter
 
 
-class Top:
-    """A network over embeddings, with its parameters and their optimiser.
+class Top(ABC):
+    """A network over embeddings, with its parameters and their optimiser; ``flat`` is the network in torch."""
 
-    ``module`` takes the embeddings of joined rows by alias and returns their scores, (rows, outputs), or a pair of them
-    and a term that is added to the loss.
-    """
-
-    def __init__(self, module: nn.Module, outputs: int, *, double: bool = False):
-        self.flat, self.outputs = FlatModule(module, double=double), outputs
-        self.theta = self.flat.first()
-        self.adam = Adam.over(self.flat.size)
+    def __init__(self, flat: FlatModule, outputs: int):
+        self.flat, self.outputs = flat, outputs
+        self.theta = flat.first()
+        self.adam = Adam.over(flat.size)
         self.added = 0.0  # to the loss of the last batch, by the network itself
         self._kept: Array | None = None
-        self._under_way: Tensor | None = None
 
-    def forward(self, embeddings: Mapping[str, Tensor], *others: Any) -> tuple[Tensor, Tensor | None]:
-        """(Scores, what is added to the loss) of the joined rows of a batch; ``others`` are for the module."""
-        self._under_way = self.flat.tensor(self.theta, training=True)
-        found = self.flat(self._under_way, embeddings, *others, training=True)
-        scores, added = found if isinstance(found, tuple) else (found, None)
-        return scores, added
+    @abstractmethod
+    def forward(self, embeddings: Mapping[str, Floats]) -> Floats:
+        """The scores of the joined rows of a batch, (rows, outputs), from their embeddings by alias."""
 
-    def backward(self, scores: Tensor, added: Tensor | None, gradient: Floats) -> None:
-        """Compute all gradients from that by scores."""
-        torch = need_torch()
-        self.added = 0.0 if added is None else float(added.detach())
-        wide = gradient[:, None] if gradient.ndim == 1 else gradient
-        given = torch.from_numpy(np.ascontiguousarray(wide)).to(scores.dtype)
-        torch.autograd.backward(
-            [scores] if added is None else [scores, added], [given] if added is None else [given, None]
-        )
+    @abstractmethod
+    def backward(self, gradient: Floats, wanted: Collection[str]) -> dict[str, Floats]:
+        """From the gradient by scores, that by the embeddings of the ``wanted`` tables; `step` needs it too."""
+
+    @abstractmethod
+    def _gradient(self) -> Array:
+        """The gradient by the parameters."""
+
+    @abstractmethod
+    def _applied(self, embeddings: Mapping[str, Floats]) -> Floats:
+        """The scores of joined rows after training, (rows, outputs)."""
 
     def step(self, lr: float, l2: float) -> None:
         """Take the step of the last batch."""
-        assert self._under_way is not None, "forward comes first"
-        assert self._under_way.grad is not None, "so does backward"
-        gradient = self._under_way.grad.numpy().astype(np.float64)
-        self.theta = self.adam.stepped(self.flat.after(self.theta), gradient, lr, l2, self.flat.trained)
-        self._under_way = None
+        self.theta = self.adam.stepped(self.flat.after(self.theta), self._gradient(), lr, l2, self.flat.trained)
 
     def square(self) -> float:
         """|theta|^2 of the trained parameters."""
@@ -66,11 +59,7 @@ class Top:
 
     def scores(self, embeddings: Mapping[str, Floats]) -> Array:
         """The scores of joined rows after training: (rows,) for one output, else (rows, outputs)."""
-        torch = need_torch()
-        with torch.no_grad():
-            given = {alias: torch.from_numpy(values).to(self.flat.dtype) for alias, values in embeddings.items()}
-            found = self.flat(self.flat.tensor(self.theta), given)
-            scores = (found[0] if isinstance(found, tuple) else found).numpy().astype(np.float64)
+        scores = self._applied(embeddings).astype(np.float64)
         return np.asarray(scores[:, 0] if scores.shape[1] == 1 else scores)
 
     def keep(self) -> None:
@@ -83,35 +72,121 @@ class Top:
         self.theta = self._kept
 
 
-def side_by_side(
-    widths: Mapping[str, int], hidden: Sequence[int], constant: Array, seed: int, *, double: bool = False,
-    unit: Collection[str] = (),
-) -> Top:  # fmt: skip
+class TorchTop(Top):
+    """A torch module over embeddings by alias.
+
+    It returns the scores of joined rows, (rows, outputs), or a pair of them and a term that is added to the loss.
+    """
+
+    def __init__(self, module: nn.Module, outputs: int, *, double: bool = False):
+        super().__init__(FlatModule(module, double=double), outputs)
+        self._flat: Tensor | None = None
+        self._leaves: dict[str, Any] = {}
+        self._found: Any = None
+
+    def run(self, embeddings: Mapping[str, Tensor], *others: Any) -> Any:
+        """What the module makes of tensors, in training; ``others`` are for the module. Autograd may go on from it."""
+        self._flat = self.flat.tensor(self.theta, training=True)
+        return self.flat(self._flat, embeddings, *others, training=True)
+
+    def leaf(self, values: Floats) -> Any:
+        """Embeddings as a tensor that gradients are computed for."""
+        leaf = need_torch().from_numpy(np.ascontiguousarray(values)).to(self.flat.dtype)
+        return (leaf.detach() if leaf.requires_grad else leaf).requires_grad_()
+
+    def forward(self, embeddings: Mapping[str, Floats]) -> Floats:
+        """The scores of the joined rows of a batch."""
+        self._leaves = {alias: self.leaf(values) for alias, values in embeddings.items()}
+        found = self.run(self._leaves)
+        self._found = found if isinstance(found, tuple) else (found,)
+        self.added = float(self._found[1].detach()) if len(self._found) > 1 else 0.0
+        return np.asarray(self._found[0].detach().numpy())
+
+    def backward(self, gradient: Floats, wanted: Collection[str]) -> dict[str, Floats]:
+        """Gradients by embeddings, by autograd."""
+        torch = need_torch()
+        given = torch.from_numpy(np.ascontiguousarray(gradient)).to(self.flat.dtype)
+        torch.autograd.backward(self._found, [given, None][: len(self._found)])
+        return {alias: leaf.grad.numpy() for alias, leaf in self._leaves.items() if alias in wanted}
+
+    def _gradient(self) -> Array:
+        assert self._flat is not None, "forward comes first"
+        assert self._flat.grad is not None, "so does backward"
+        return np.asarray(self._flat.grad.numpy().astype(np.float64))
+
+    def _applied(self, embeddings: Mapping[str, Floats]) -> Floats:
+        torch = need_torch()
+        with torch.no_grad():
+            given = {alias: torch.from_numpy(values).to(self.flat.dtype) for alias, values in embeddings.items()}
+            found = self.flat(self.flat.tensor(self.theta), given)
+            return np.asarray((found[0] if isinstance(found, tuple) else found).numpy())
+
+
+class SideBySide(Top):
     """Embeddings of tables side by side, then layers with ReLU, then scores; these begin at a ``constant``.
 
     Those of the tables in ``unit`` are divided by their length first.
     """
-    torch = need_torch()
-    aliases = list(widths)
 
-    class SideBySide(torch.nn.Module):  # type: ignore[misc, name-defined]
-        """A network over the embeddings of tables."""
+    def __init__(
+        self, widths: Mapping[str, int], hidden: Sequence[int], constant: Array, seed: int, *, double: bool = False,
+        unit: Collection[str] = (),
+    ):  # fmt: skip
+        self.widths, self.unit = widths, unit
+        self._dense = Dense((sum(widths.values()), *hidden, len(constant)))
+        self._number = np.float64 if double else np.float32
+        self._lengths: dict[str, Floats] = {}
+        self._passed: Passed | None = None
+        self._theta_gradient: Array | None = None
+        with one_thread(need_torch()):
+            super().__init__(FlatModule(seeded(seed, "", self._module), double=double), len(constant))
+        self.theta[-len(constant) :] = constant
 
-        def __init__(self) -> None:
-            super().__init__()
-            layers: list[Any] = []
-            for into, out in pairwise((sum(widths.values()), *hidden, len(constant))):
-                layers += [torch.nn.Linear(into, out), torch.nn.ReLU()]
-            self.layers = torch.nn.Sequential(*layers[:-1])
-            with torch.no_grad():
-                layers[-2].bias.copy_(torch.from_numpy(constant))
+    def _module(self) -> nn.Module:
+        """The layers in torch, whose first parameters we take."""
+        torch = need_torch()
+        layers: list[Any] = []
+        for into, out in pairwise(self._dense.sizes):
+            layers += [torch.nn.Linear(into, out), torch.nn.ReLU()]
+        return torch.nn.Sequential(*layers[:-1])  # type: ignore[no-any-return]
 
-        def forward(self, embeddings: Mapping[str, Any]) -> Any:
-            """The scores of joined rows."""
-            return self.layers(torch.cat([self._of(alias, embeddings[alias]) for alias in aliases], dim=1))
+    def forward(self, embeddings: Mapping[str, Floats]) -> Floats:
+        """The scores of the joined rows of a batch."""
+        self._passed = self._dense.forward(self.theta.astype(self._number), self._beside(embeddings))
+        return self._passed.outputs
 
-        def _of(self, alias: str, values: Any) -> Any:
-            return torch.nn.functional.normalize(values) if alias in unit else values
+    def backward(self, gradient: Floats, wanted: Collection[str]) -> dict[str, Floats]:
+        """Gradients by embeddings; through the length l of x: by x = l u it is (g - (g . u) u) / l."""
+        assert self._passed is not None, "forward comes first"
+        self._theta_gradient, slopes = self._passed.backward(gradient.astype(self._number, copy=False))
+        weights, beside, start = self._passed.layers[0][0], self._passed.inputs[0], 0
+        found: dict[str, Floats] = {}
+        for alias, width in self.widths.items():
+            here = slice(start, start := start + width)
+            if alias not in wanted:
+                continue
+            found[alias] = slopes @ weights[:, here]  # (rows, width)
+            if alias in self.unit:
+                unit = beside[:, here]
+                along = np.einsum("ij,ij->i", found[alias], unit)[:, None]
+                found[alias] = (found[alias] - along * unit) / self._lengths[alias]
+        return found
 
-    with one_thread(torch):
-        return Top(seeded(seed, "", SideBySide), len(constant), double=double)
+    def _gradient(self) -> Array:
+        assert self._theta_gradient is not None, "backward comes first"
+        return self._theta_gradient
+
+    def _applied(self, embeddings: Mapping[str, Floats]) -> Floats:
+        return self._dense.forward(self.theta.astype(self._number), self._beside(embeddings)).outputs
+
+    def _beside(self, embeddings: Mapping[str, Floats]) -> Floats:
+        """(rows, sum of widths)."""
+        found: NDArray[Any] = np.concatenate([embeddings[a] for a in self.widths], axis=1, dtype=self._number)
+        start = 0
+        for alias, width in self.widths.items():
+            here = slice(start, start := start + width)
+            if alias in self.unit:
+                lengths = np.sqrt(np.einsum("ij,ij->i", found[:, here], found[:, here]))[:, None]
+                self._lengths[alias] = np.maximum(lengths, SHORTEST)
+                found[:, here] /= self._lengths[alias]
+        return found

@@ -1,13 +1,12 @@
 """Split learning by mini-batches of joined rows: the loop that SplitNN and what builds on it have in common.
 
 A batch of joined rows has some distinct base rows of every table. Their embeddings, one each, are gathered to the
-joined rows; the top network and the loss follow; the gather, backwards, sums the gradient by embeddings at base rows.
+joined rows; the top network and the loss follow; the gradient by them is summed at base rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +45,7 @@ def _learn(
     top, l2, rows = exchange.model.top, exchange.model.l2, loss.rows
     rows.reserve(SCORES)
     total = added = 0.0
-    upcoming = numbered_batches(rows.mapping, [*exchange.tables, *known], size, seed, len(rates))
+    upcoming = numbered_batches(rows.mapping, exchange.tables, size, seed, len(rates))
     epoch, current, is_last = next(upcoming)
     batch: Numbered | None = current
     found = exchange(None, {}, batch, rates[0])
@@ -71,23 +70,27 @@ def _learn_batch(
     top: Top, loss: JoinedLoss, batch: Batch, found: Mapping[str, Floats], known: Embeddings
 ) -> tuple[float, Array, dict[str, Floats]]:
     """(Sum of losses, scores, gradients by embeddings of distinct base rows) of a batch; gradients of ``top`` too."""
-    torch = need_torch()
-    leaves = {alias: with_gradient(top, values) for alias, values in found.items()}
-    gathered = {alias: leaf.index_select(0, torch.from_numpy(batch.index[alias])) for alias, leaf in leaves.items()}
+    gathered = {alias: values[batch.index[alias]] for alias, values in found.items()}
     for alias, values in known.items():
-        gathered[alias] = torch.from_numpy(values[batch.places[alias][batch.index[alias]]]).to(top.flat.dtype)
-    scores, added = top.forward(gathered)
-    plain = scores.detach().numpy().astype(np.float64)
-    plain = plain[:, 0] if plain.shape[1] == 1 else plain
+        table = loss.rows.mapping.tables[alias]
+        gathered[alias] = values[batch.rows if table.is_identity else table.index[batch.rows]]
+    scores = top.forward(gathered).astype(np.float64)
+    plain = scores[:, 0] if scores.shape[1] == 1 else scores
     here = loss.pointwise.evaluate(plain, loss.rows.labels_of(batch.rows))
-    top.backward(scores, added, here.gradient / len(batch.rows))
-    return here.value, plain, {alias: leaf.grad.numpy() for alias, leaf in leaves.items()}
+    joined = top.backward((here.gradient / len(batch.rows)).reshape(scores.shape), found)
+    return here.value, plain, {alias: at_base_rows(batch, alias, values) for alias, values in joined.items()}
 
 
-def with_gradient(top: Top, values: Floats) -> Any:
-    """Embeddings as a tensor that gradients are computed for."""
-    leaf = need_torch().from_numpy(np.ascontiguousarray(values)).to(top.flat.dtype)
-    return (leaf.detach() if leaf.requires_grad else leaf).requires_grad_()
+def at_base_rows(batch: Batch, alias: str, values: Floats) -> Floats:
+    """Values of the joined rows of a batch, (rows, width), summed at their base rows."""
+    index, rows = batch.index[alias], len(batch.places[alias])
+    sums = np.zeros((rows, values.shape[1]), values.dtype)
+    if rows == len(index):  # each base row once
+        sums[index] = values
+        return sums
+    torch = need_torch()
+    torch.from_numpy(sums).index_add_(0, torch.from_numpy(index), torch.from_numpy(values))
+    return sums
 
 
 def numbered_batches(
