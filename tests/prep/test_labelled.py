@@ -558,7 +558,10 @@ def test_under_privacy_it_is_refused(tmp_path: Path) -> None:
     rel = fed.sql(SQL.format(label="b"), label="b", prep=prep.Pipeline([prep.TargetEncode()]))
     for privacy, message in (
         (tp.Privacy(label_epsilon=1.0), r"step TargetEncode: it learns from true labels, and has no form with noise"),
-        (tp.Privacy(feature_epsilon=1.0), r"step TargetEncode: it has no form with noise \(feature_epsilon\)"),
+        (
+            tp.Privacy(feature_epsilon=1.0),
+            r"step TargetEncode: it has no form with noise \(feature_epsilon\): it learns from true",
+        ),
     ):
         with pytest.raises(tp.PrivacyError, match=message):
             tp.LogisticRegression(privacy=privacy).fit(rel)

@@ -43,6 +43,7 @@ from tablepuppet.prep.steps.curves import Log, Power
 from tablepuppet.prep.steps.dates import DateParts
 from tablepuppet.prep.steps.drops import DropConstant, DropMissing
 from tablepuppet.prep.steps.impute import Impute
+from tablepuppet.prep.steps.labelled import LabelStep
 from tablepuppet.prep.steps.map import Map
 from tablepuppet.prep.steps.products import Polynomial
 from tablepuppet.prep.steps.scale import MinMax, Robust, Standardize
@@ -76,6 +77,8 @@ def _instead(step: Step) -> str:
             return "names of categories have none; use OneHot or Recode"
         case DropConstant() | DropMissing():
             return "leave such columns out of SELECT"
+        case LabelStep():
+            return "it learns from true labels; use OneHot or Recode"
         case (
             Bin() | Clip() | DateParts() | Hash() | Impute() | Log() | Map() | MinMax() | OneHot() | Outliers()
             | Polynomial() | Power() | Recode() | Standardize()
