@@ -141,6 +141,15 @@ def explored(fed: tp.Federation, folder: Path) -> None:
     assert "\x1b" not in "".join(str(each) + each._repr_html_() for each in found)
 
 
+def with_noise(fed: tp.Federation, folder: Path) -> None:
+    bounds = {"price": (-3, 3), "size": (0, 9), "paid": (-3, 3)}
+    asked: dict[str, Any] = {"privacy": FEATURES, "bounds": bounds}
+    for sql in (ONE.format("paid"), SEVERAL.format("paid")):
+        relation = fed.sql(sql)
+        found = [relation.describe(**asked), relation.quantile(0.5, ["price"], **asked), relation.profile(**asked)]
+        assert "\x1b" not in "".join(str(each) + each._repr_html_() for each in found)
+
+
 def prepared(fed: tp.Federation, folder: Path) -> None:
     steps = [
         tp.prep.Outliers("iqr", "null", columns=["price"]), tp.prep.Impute("median"),
@@ -229,6 +238,7 @@ def multiplied(fed: tp.Federation, folder: Path) -> None:
 USES: dict[str, Callable[[tp.Federation, Path], None]] = {
     "describe": described,
     "explore": explored,
+    "noisy statistics": with_noise,
     "prepare": prepared,
     "whole way": whole_way,
     "at party": at_party,
