@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import threading
@@ -9,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from tablepuppet.pieces import on_all_cores, over_pieces, pieces
+from tablepuppet.pieces import cores, on_all_cores, over_pieces, pieces
 
 
 @pytest.mark.parametrize(("rows", "width", "size"), [(0, 1, 4), (1, 1, 4), (9, 1, 4), (9, 3, 4), (9, 100, 4)])
@@ -84,3 +85,9 @@ def test_nothing_runs_after_an_interruption() -> None:
     threading.Event().wait(0.1)
     assert running.is_set()
     assert len(seen) == done < 10_000
+
+
+def test_cores_are_those_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is bound to one core of many works on one."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3}, raising=False)
+    assert cores() == 1

@@ -99,6 +99,28 @@ def test_what_is_planned_is_what_is_drawn(
         assert charge["epsilon"] >= least + (plan.report["label_epsilon"] or 0.0 if table["label"] else 0.0)
 
 
+def test_a_pipeline_costs_what_encoders_cost(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its noisy releases are in the plan, with the same number and noise as without it; what has no form with noise is
+    refused by the plan too.
+    """
+    without = plan_privacy(job(folder, "feature_epsilon = 1.0\n"))
+    some = '[[prep]]\nkind = "Power"\ncolumns = ["x"]\n[[prep]]\nkind = "Bin"\ncolumns = ["w"]\n'
+    steps = f'{some}[[prep]]\nkind = "Standardize"\n'
+    path = job(folder, f"feature_epsilon = 1.0\n{steps}")
+    plan = plan_privacy(path)
+    assert [each.to_dict() for each in plan.releases] == [each.to_dict() for each in without.releases]
+    collect_garbage()
+    messages = record_wire(monkeypatch)
+    Run.to_train(path, lambda event: None).train()
+    planned: Counter[tuple[str, str, float]] = Counter()
+    for each in plan.releases:
+        planned[{"orders": "o", "items": "i"}[each.table], "sums", round(each.multiplier or 0.0, 9)] += each.releases
+    assert planned == drawn(messages)
+    job(folder, 'feature_epsilon = 1.0\n[[prep]]\nkind = "Robust"\n')
+    with pytest.raises(tp.PrivacyError, match="prep, step Robust: it has no form with noise"):
+        plan_privacy(path)
+
+
 def test_it_is_told_for_several_rows(folder: Path) -> None:
     """The command prints releases, charges and what holds for 1, 2 and 10 rows, and says what counts are; JSON too."""
     job(folder, BOTH)

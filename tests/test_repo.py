@@ -31,6 +31,7 @@ LAYERS = [
     {"operators"},
     {"prep"},
     {"algebra"},
+    {"session"},
     {"relation"},
     {"learn.__init__", "learn.registry", "learn.rounds", "learn.settings", "learn.threads"},
     {"learn.labels", "learn.loss", "learn.noise"},

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tablepuppet.party.ops import REGISTRY
+from tablepuppet.party.ops import REGISTRY, Op
 from tablepuppet.party.policy import Policy
 
 from .worlds import CANARY, Seen, World, difference, neighbour, prepare, random_table, size_of, strict
@@ -43,7 +43,7 @@ def run_private(folder: Path, seed: int, counts: Counter[tuple[str, str]], reque
     worlds = [World(folder / "a", cells, strict()), World(folder / "b", neighbour(rng, cells, labels), strict())]
     _compare("open", {}, [world.open() for world in worlds], labels, counts)
     maker, begin = prepare(worlds, rng)
-    private = [op for op in REGISTRY.values() if op.private]
+    private = [op for op in _ops() if op.private]
     begin += [(op.name, given) for op in private for given in maker.of_each_kind(op)]
     again = [op for op in private for _ in range(OTHER_SHAPES)]
     for number in range(len(begin) + len(again) + requests):
@@ -78,7 +78,12 @@ def run_open(folder: Path, seed: int, counts: Counter[tuple[str, str]], requests
 
 
 def _any(rng: np.random.Generator) -> Any:
-    return list(REGISTRY.values())[int(rng.integers(len(REGISTRY)))]
+    return _ops()[int(rng.integers(len(REGISTRY)))]
+
+
+def _ops() -> list[Op]:
+    """All ops in the order of their names, whatever was imported first."""
+    return [REGISTRY[name] for name in sorted(REGISTRY)]
 
 
 def _mild(cells: dict[str, list[Any]]) -> dict[str, list[Any]]:

@@ -22,6 +22,20 @@ from msgspec import Meta
 from tablepuppet.party.arguments import LARGEST, Within, fits
 from tablepuppet.party.ops import Op
 from tablepuppet.party.spec import AnySpec, Bottom, Linear, Network
+from tablepuppet.prep.specs import (
+    Cut,
+    Exponent,
+    Fill,
+    FillCode,
+    Hashed,
+    Logarithm,
+    Missing,
+    Other,
+    Product,
+    Scale,
+    Spec,
+)
+from tablepuppet.prep.specs import Shapes as StepShapes
 
 FLOATS = (
     0.0, -0.0, 5e-324, -5e-324, 1e-300, 1e-168, 1e-154, 1e-100, 1e-12, 1.0, -1.0, 1e6, 1e30, 1e100, -1e100, 1e154,
@@ -30,7 +44,8 @@ FLOATS = (
 WHOLE = (0, -1, 1, 2, 255, 2**31, 2**53, 2**63, -(2**63), 2**64, 10**30)
 TEXTS = ("", "v", "a/b", "../../etc", "x" * 70_000, "\0", "kept", "'; --")
 WILD = 0.2  # how often an argument is hostile
-RARELY = 0.2  # how often rows are prepared by steps, which have no form with noise
+RARELY = 0.2  # how often rows are prepared by steps of any kind
+CALM = 6  # requests with nothing hostile, of an op that works on no model
 AGAIN = 0.25  # how often a request is an earlier one, changed
 
 
@@ -144,6 +159,27 @@ class Maker:
                 step["column"] = str(self._one(self.columns))
         return list(found)
 
+    def prepared(self, given: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """Arguments of ``encode.build`` with steps that fit its columns, and how many columns come of them."""
+        columns, draw = [str(name) for name in given["columns"]], self.rng.random
+        steps: list[Spec] = []
+        for name in columns:
+            steps += [Missing(name, f"{name}_missing")] if draw() < 0.5 else []
+            steps += [Fill(name, float(self._one([0.0, -7.0, 1e155])))] if draw() < 0.5 else []
+            steps += [Logarithm(name, 1.0)] if draw() < 0.3 else []
+            steps += [Exponent(name, float(self._one([0.5, 1e-3, 1e3])))] if draw() < 0.3 else []
+            steps += [Scale(name, 1.0, float(self._one([1.0, 1e-155, 1e155])))] if draw() < 0.3 else []
+            steps += [Product([name, columns[0]], f"{name}*")] if draw() < 0.3 else []
+            steps += [Cut(name, [-1e9, 0.0, 1.0, 1e9])] if draw() < 0.2 and name != columns[0] else []
+        for name in (str(name) for name, _ in given["categories"]):
+            steps += [self._one([FillCode(name, 0), Other(name), Hashed(name, 5)])] if draw() < 0.7 else []
+        sizes = {str(name): len(given[f"digests{place}"]) for place, (name, _) in enumerate(given["categories"])}
+        steps = [step for step in steps if not (isinstance(step, FillCode) and not sizes[step.column])]
+        shapes = StepShapes.of(columns, sizes, steps)
+        numbers = len(shapes.numbers)
+        changed = {"steps": msgspec.to_builtins(steps), "means": np.zeros(numbers), "scales": np.ones(numbers)}
+        return {**given, **changed}, numbers + sum(shapes.coded.values())
+
     def _shape(self, name: str) -> tuple[int, ...]:
         """The shape that an array of this name has in this project; else one of the sizes that there are."""
         rows, width = self.shapes.rows, self.shapes.widths.get(self.encoding, 1)
@@ -190,7 +226,7 @@ class Maker:
         Of networks with embeddings over all encodings: few ops work on them, and an encoding may have been refused.
         """
         if "model" not in op.parameters.hints:
-            return [self.arguments(op, wild=0.0, **noise) for noise in self.noises(op)]
+            return [self.arguments(op, wild=0.0, **noise) for noise in self.noises(op) for _ in range(CALM)]
         models = self.shapes.models.items()
         kinds = {n if isinstance(spec, Bottom) else n[:-1]: (n, encoding) for n, (encoding, spec) in models}.values()
         found = []

@@ -222,6 +222,8 @@ def prepare(worlds: list[World], rng: np.random.Generator) -> tuple[Maker, list[
         maker.shapes.widths[f"e{number}"] = len(given["columns"]) + sum(
             len(digests) for name, digests in given.items() if name.startswith("digests")
         )
+        if number == 2:
+            given, maker.shapes.widths["e2"] = calm.prepared(given)
         asked.append(("encode.build", given))
         for kind, spec in MODELS.items():
             name = f"{kind}{number}"

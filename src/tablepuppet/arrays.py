@@ -61,3 +61,19 @@ def mark(size: int, index: NDArray[np.integer[Any]], shift: int = 0) -> NDArray[
         places = index[start : start + CHUNK].astype(np.intp)
         marked[places - shift if shift else places] = True
     return marked
+
+
+def are_within(values: NDArray[Any], size: float) -> bool:
+    """Whether all numbers are finite, and none is larger than ``size``.
+
+    >>> are_within(np.array([1.0, -2.0]), 2.0), are_within(np.array([3.0]), 2.0), are_within(np.array([np.nan]), 2.0)
+    (True, False, False)
+    """
+    if not values.size:
+        return True
+    if values.dtype.kind == "f" and (values.flags.c_contiguous or values.flags.f_contiguous):
+        flat = values.ravel(order="K")
+        with np.errstate(over="ignore", invalid="ignore"):
+            if float(np.dot(flat, flat)) <= min(size, 1e150) ** 2:  # reads them once; NaN is not below
+                return True
+    return bool(float(values.min()) >= -size and float(values.max()) <= size)

@@ -32,10 +32,11 @@ from tablepuppet.prep.fit import Settings as FitSettings
 from tablepuppet.prep.fit import foresee, selecting
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.privacy.trial_identity import TrialAuthority
-from tablepuppet.relation import Relation, Session, Settings
+from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Events, Reader
 from tablepuppet.runs.notebook_progress import default_readers
 from tablepuppet.runs.table_view import Records
+from tablepuppet.session import Session, Settings
 from tablepuppet.spelling import class_checked, names_checked
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.parse import parse

@@ -23,12 +23,13 @@ from tablepuppet.federation import Federation
 from tablepuppet.learn.learners import LEARNERS, load
 from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.learners.search import GridSearch, RandomSearch
+from tablepuppet.learn.learners.search_prep import PREP, plain
 from tablepuppet.learn.private.budget_check import check_budget, funds_of
 from tablepuppet.learn.private.planned_releases import Planning
 from tablepuppet.learn.settings import SettingError
 from tablepuppet.party.request import Request
 from tablepuppet.party.settings_file import read_settings
-from tablepuppet.prep.pipeline import Pipeline
+from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.relation import Relation, check_split
 from tablepuppet.run_folder import RunFolder
 from tablepuppet.runs import interrupts
@@ -83,17 +84,29 @@ class SearchSection(msgspec.Struct, forbid_unknown_fields=True):
             "folds": self.folds, "seed": self.seed, "groups": self.groups, "stratified": self.stratified,
             "metric": self.metric,
         }  # fmt: skip
+        settings = dict(self.settings)
+        if isinstance(given := settings.get(PREP), list):
+            settings[PREP] = [_pipeline(each) for each in given]
         if self.kind == "random":
             drawn = {
                 name: given.distribution(name) if isinstance(given, Between) else given
-                for name, given in self.settings.items()
+                for name, given in settings.items()
             }
             return RandomSearch(learner, drawn, self.candidates, halving=self.halving, **folding)
-        listed = {name: given for name, given in self.settings.items() if not isinstance(given, Between)}
+        listed = {name: given for name, given in settings.items() if not isinstance(given, Between)}
         for name in self.settings:
             if name not in listed:
                 raise ConfigError(f'[search.settings] {name}: a grid needs a list of values; or set kind = "random"')
         return GridSearch(learner, listed, **folding)
+
+
+def _pipeline(given: Any) -> Pipeline | None:
+    """A pipeline to try, as a job file writes it."""
+    if given == "default":
+        return None
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        raise ConfigError('[search.settings] prep: each pipeline is a list of steps, or "default"')
+    return Pipeline.of_plain(given)
 
 
 @dataclass(frozen=True)
@@ -145,7 +158,7 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
             left = (1 - split.test) * (1 - split.validation)
             rows[label.alias] = round(rows[label.alias] * left)
         learner.predictions_to_come = 1 + (split.test != 0) + (split.validation != 0)  # `train` measures each side
-        planning = learner.check_rounds(plan, rows, self.max_categories)
+        planning = learner.check_rounds(plan, rows, self.max_categories, self.pipeline or DEFAULT)
         if learner.promise_ is None or not learner.promise_.is_sampled:  # else costs depend on the rows that take part
             check_budget(learner, planning, funds_of(plan))
         return planning
@@ -301,7 +314,7 @@ class Run:
         else:
             search = self.job.search.of(learner).fit(sides.train)
             learner, results = search.best_model_, list(search.results_)
-            searched = {"best": search.best_params_, "score": search.best_score_, "metric": search.metric_}
+            searched = {"best": plain(search.best_params_), "score": search.best_score_, "metric": search.metric_}
         metrics = {name: learner.evaluate(side) for name, side in sides.named().items()}
         written: dict[str, Any] = {"history.json": learner.history_, "metrics.json": metrics}
         if searched:

@@ -18,15 +18,16 @@ Found = TypeVar("Found")
 @cache
 def _workers() -> ThreadPoolExecutor:
     """One thread for each core; kept, since a pass over the rows takes only milliseconds."""
-    return ThreadPoolExecutor(max_workers=_cores())
+    return ThreadPoolExecutor(max_workers=cores())
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_workers.cache_clear)  # threads do not survive a fork
 
 
-def _cores() -> int:
-    return os.cpu_count() or 1
+def cores() -> int:
+    """The cores that this process may use, which may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def on_all_cores(work: Callable[[Item], Found], items: Sequence[Item]) -> list[Found]:
@@ -46,7 +47,7 @@ def on_all_cores(work: Callable[[Item], Found], items: Sequence[Item]) -> list[F
 
     # Not on the thread that asks: glibc gives memory that the main thread frees back to the kernel at once, and what a
     # piece needs for a moment would have to be mapped again for every piece.
-    workers = [_workers().submit(take_turns) for _ in range(min(len(items), _cores()))]
+    workers = [_workers().submit(take_turns) for _ in range(min(len(items), cores()))]
     try:
         wait(workers)
     except BaseException:  # who interrupts the wait may change what the pieces are made of

@@ -155,7 +155,12 @@ def plan_privacy(path: Path, tell: Callable[[str], None] = lambda _: None) -> Pr
     learner = make_learner(job.learner)
     federation = Federation.load(path.parent / job.federation)
     planned = federation.plan(
-        job.sql, job.label, categorical=job.categorical, drop=job.drop, max_categories=job.max_categories
+        job.sql,
+        job.label,
+        categorical=job.categorical,
+        drop=job.drop,
+        max_categories=job.max_categories,
+        prep=job.pipeline,
     )
     planning = job.check(learner, planned.plan)
     here = not any(map(federation.engine.is_service, planned.plan.parties))

@@ -6,189 +6,54 @@ question needs it; what is known afterwards is the mapping, never a row.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import cached_property
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tablepuppet.errors import LearnError, PartyError, PrivacyError, TablePuppetError
-from tablepuppet.mapping.join import JoinBranch, ShardKeys, join
+from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.rosters import make_rosters
-from tablepuppet.operators.secure_sum import SecureTables
-from tablepuppet.party.reply_check import check_reply, keys_returned
-from tablepuppet.party.request import Request, Step
-from tablepuppet.party.returns import Asked
-from tablepuppet.party.snapshot import MOST_ROWS
+from tablepuppet.party.request import Request
 from tablepuppet.prep.correlation import ColumnMatrix, correlation, covariance
 from tablepuppet.prep.crosstab import Crosstab, crosstab
 from tablepuppet.prep.describe import Description, describe
 from tablepuppet.prep.encode import Encoding
-from tablepuppet.prep.fit import Foresight, fit_encoding, foresee, refuse_with_noise
+from tablepuppet.prep.fit import Foresight, fit_encoding, foresee
 from tablepuppet.prep.fit import Settings as FitSettings
 from tablepuppet.prep.groups import GroupMeans, group_means
 from tablepuppet.prep.histograms import Histogram, histogram
 from tablepuppet.prep.label import joined_labels
+from tablepuppet.prep.noisy_describe import NoisyDescription, noisy_describe, noisy_histogram, noisy_quantile
+from tablepuppet.prep.noisy_profile import noisy_profile
+from tablepuppet.prep.noisy_statistics import Noise
 from tablepuppet.prep.outliers import Outliers, outlier_by_iqr, outlier_by_sd
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.prep.private_encode import EncoderNoise, fit_private_encoding
+from tablepuppet.prep.private_fit import fit_private_pipeline
 from tablepuppet.prep.profile import Profile, profile
 from tablepuppet.prep.quantiles import Quantiles, quantile
+from tablepuppet.prep.selected import find_columns
 from tablepuppet.privacy.funds import PartysFunds
+from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.events import Events
+from tablepuppet.session import Session
 from tablepuppet.spelling import names_checked
 from tablepuppet.sql.explain import Explanation, ShardSize, Sizes, explain
-from tablepuppet.sql.plan import Plan, Scan
+from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import Query
-from tablepuppet.wire.closing import closer
-from tablepuppet.wire.engine import Engine, call_all
-from tablepuppet.wire.outbox import Outbox, WhenLost
+from tablepuppet.wire.engine import call_all
 
 if TYPE_CHECKING:
     from tablepuppet.algebra.array import LazyArray
     from tablepuppet.algebra.places import PlanName
     from tablepuppet.algebra.preparation import Prepared
-
-GROWTH, SLACK = 2, 1000  # a table may have so many times its rows in the catalog, and so many more, when it is read
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a federation decides for all its relations."""
-
-    wire: str
-    memory_limit: int | None
-    max_categories: int
-    when_lost: WhenLost
-    prep: Pipeline = DEFAULT
-
-
-class Session:
-    """The snapshots of one query at all its parties, freed when nothing refers to them any more."""
-
-    def __init__(self, plan: Plan, engine: Engine, events: Events, settings: Settings, nonces: Mapping[str, str]):
-        self.plan, self.engine, self.events, self.settings = plan, engine, events, settings
-        self._nonces = tuple(sorted(nonces[party] for party in plan.parties if party in nonces))
-        self.id = engine.new_session()
-        self._views = itertools.count()
-        closer().wait()  # so that limits of parties do not count what is no longer used
-        self._close = partial(_close, engine, plan.parties, self.id)
-        self._finalizer = weakref.finalize(self, closer().later, self._close)
-        self.outbox = Outbox(engine, self.id, settings.when_lost)
-        self.secured = SecureTables()
-        self.rows_read: dict[tuple[str, str], int] = {}
-        self._keys: dict[tuple[str, str], dict[str, NDArray[np.integer]]] = {}
-        self._open()
-
-    def _open(self) -> None:
-        """Let parties read their tables and blind their keys, in one trip."""
-        calls = [(party, self._opening(party)) for party in self.plan.parties]
-        done = self.events.progress("open", "reading tables and blinding keys at their parties", len(calls))
-        for (party, request), reply in zip(calls, call_all(self.engine, calls, done), strict=True):
-            opened, *blinded = reply
-            self.rows_read |= self._rows_read(party, opened.get("rows"))
-            for step, keys in zip(request.steps, blinded, strict=True):
-                self._keys[party, step.table] = self._checked_keys(party, step, keys)
-        self.events.emit("info", "opened", f"{sum(self.rows_read.values()):,} rows are read where they live")
-
-    def _rows_read(self, party: str, told: object) -> dict[tuple[str, str], int]:
-        """How many rows a party has read by alias; PartyError unless it can be, by what the catalog said."""
-        scans = {scan.alias: scan for scan in self.plan.of_party(party)}
-        if not isinstance(told, dict) or told.keys() != scans.keys():
-            raise PartyError(f"party {party!r} does not say how many rows it has read of each table")
-        found = {}
-        for alias, scan in scans.items():
-            known = next(s.rows for s in self.plan.tables[alias].shards if s.party == party)
-            most, rows = min(GROWTH * known + SLACK, MOST_ROWS), told[alias]
-            if not isinstance(rows, int) or isinstance(rows, bool) or not 0 <= rows <= most:
-                shown = f"{rows:,}" if isinstance(rows, int) else "no number of"
-                raise PartyError(
-                    f"party {party!r}: it claims {shown} rows of table {scan.table!r}, which had {known:,} "
-                    "when the catalog was asked for; if the table has grown so much, run the query again"
-                )
-            found[party, alias] = rows
-        return found
-
-    def _checked_keys(self, party: str, step: Step, reply: Any) -> dict[str, NDArray[np.integer]]:
-        """Blinded keys that fit the rows that were read."""
-        scan = next(scan for scan in self.plan.of_party(party) if scan.alias == step.table)
-        returns = keys_returned(len(scan.keys), len(scan.filters), reply)
-        asked = Asked(rows=self.rows_read[party, step.table])
-        check_reply(party, f"table {scan.table!r}", step.op, returns, reply, asked)
-        return dict(reply)
-
-    def _opening(self, party: str) -> Request:
-        scans = self.plan.of_party(party)
-        blind = tuple(Step("keys.blind", scan.alias) for scan in scans)
-        arguments = {"scans": scans, "wire": self.settings.wire, "nonces": self._nonces}
-        return Request("open", self.id, arguments, blind)
-
-    def close(self) -> None:
-        """Free the snapshots now."""
-        if self._finalizer.detach():
-            self._close()
-
-    def new_view(self) -> str:
-        """A name for the rows of one relation over these snapshots."""
-        return f"v{next(self._views)}"
-
-    def join(self) -> TableMapping:
-        """Join the blinded keys, which are not needed after that."""
-        told, self._keys = self._keys, {}
-        done = self.events.progress("join", "joining blinded keys", 1)
-        tables = {
-            alias: [self._shard_keys(scan, told[scan.party, alias]) for scan in self.plan.of_alias(alias)]
-            for alias in self.plan.tables
-        }
-        branches = [self._branch(number, told) for number in range(len(self.plan.query.branches))]
-        mapping = join(tables, branches, self.plan.query.distinct, self.settings.memory_limit)
-        done(1)
-        self.events.emit("info", "joined", f"{len(mapping):,} joined rows")
-        return mapping
-
-    def _shard_keys(self, scan: Scan, reply: dict[str, NDArray[np.integer]]) -> ShardKeys:
-        labels = [key.label for key in scan.keys]
-        return ShardKeys(
-            scan.party,
-            self.rows_read[scan.party, scan.alias],
-            {label: reply[f"digests{i}"].view(np.uint8) for i, label in enumerate(labels)},
-            {label: reply[f"codes{i}"] for i, label in enumerate(labels)},
-        )
-
-    def _branch(self, number: int, told: dict[tuple[str, str], dict[str, NDArray[np.integer]]]) -> JoinBranch:
-        keys = self.plan.query.branches[number].keys
-        rows = {alias: self._rows_of_branch(alias, number, told) for alias in self.plan.tables}
-        return JoinBranch(tuple(key.label for key in keys), {key.label: frozenset(key.members) for key in keys}, rows)
-
-    def _rows_of_branch(
-        self, alias: str, number: int, told: dict[tuple[str, str], dict[str, NDArray[np.integer]]]
-    ) -> NDArray[np.bool_] | None:
-        """Which rows of a vertical table a branch of the union reads; None for all."""
-        parts = []
-        for scan in self.plan.of_alias(alias):
-            branch, rows = scan.branches[number], self.rows_read[scan.party, alias]
-            passes = None if branch is None else told[scan.party, alias].get(f"passes{branch.filter}")
-            if passes is None:
-                parts.append(np.full(rows, branch is not None))
-            else:
-                parts.append(np.unpackbits(passes.view(np.uint8), count=rows).astype(bool))
-        alive = np.concatenate(parts)
-        return None if alive.all() else alive
-
-
-def _close(engine: Engine, parties: tuple[str, ...], session: str) -> None:
-    for party in parties:
-        with contextlib.suppress(TablePuppetError):  # a party that is gone has nothing to free
-            engine.call(party, Request("close", session))
 
 
 class Relation:
@@ -197,11 +62,13 @@ class Relation:
     Made by `Federation.sql` and by `split`.
     """
 
-    def __init__(self, session: Session, mapping: TableMapping | None = None):
-        self._session = session
+    def __init__(self, session: Session, mapping: TableMapping | None = None, prep: Pipeline | None = None):
+        self._session, self._prep = session, session.settings.prep if prep is None else prep
         self._view = session.new_view()
         self._shares = False  # whether all learners over it have the same encoders
         self._shared: Encoding | None = None
+        self._to_learn: Relation | None = None
+        self._information: Mapping[str, float] = {}  # values of columns, as the last fit of its pipeline found them
         if mapping is not None:
             self.mapping = mapping
 
@@ -257,12 +124,37 @@ class Relation:
 
     def without_reduction(self) -> Relation:
         """The same joined rows with duplicates kept: every party computes and sends as many rows as the join has."""
-        return Relation(self._session, self.mapping.unreduced())
+        return Relation(self._session, self.mapping.unreduced(), self.prep)
 
     @property
     def prep(self) -> Pipeline:
         """The steps by which columns become features."""
-        return self._session.settings.prep
+        return self._prep
+
+    @names_checked
+    def with_prep(self, prep: Pipeline | None) -> Relation:
+        """The same joined rows, prepared by other steps, by default the usual ones; no table is read again.
+
+        Raises LearnError if a step does not fit its columns, or if expressions (`Map`) are not those that were
+        evaluated when tables were read.
+        """
+        pipeline = DEFAULT if prep is None else prep
+        if not isinstance(pipeline, Pipeline):
+            raise LearnError(f"prep is a pipeline, such as tp.prep.Pipeline([...]), not {type(prep).__name__}")
+        if pipeline.maps != self.prep.maps:
+            raise LearnError(
+                "Map is evaluated where columns are read: a pipeline for rows that are read already begins with the "
+                "Map steps of fed.sql(..., prep=...), and has no others"
+            )
+        found = Relation(self._session, self.mapping, pipeline)
+        found._shares = self._shares
+        found._foreseen()
+        return found
+
+    def check_prep(self) -> None:
+        """PrivacyError or LearnError if its pipeline cannot be fitted, as far as the catalog tells."""
+        if self.prep is not DEFAULT:
+            self._foreseen().check_policies(self.plan)
 
     def _foreseen(self) -> Foresight:
         """What the fit of its pipeline will ask."""
@@ -280,21 +172,31 @@ class Relation:
         )  # fmt: skip
         if self._shares:
             self._shared = found
+        self._information = found.iv_
         return found
+
+    def to_learn(self) -> Relation:
+        """The same joined rows to learn from; apart from those to predict, if both are prepared differently."""
+        if not self.prep.leaves_out:
+            return self
+        if self._to_learn is None:
+            self._to_learn = Relation(self._session, self.mapping, self.prep)
+            self._to_learn._shares = self._shares
+        return self._to_learn
 
     def sharing_encoders(self) -> Relation:
         """The same joined rows, whose encoders are fitted once for all learners that learn from them."""
-        found = Relation(self._session, self.mapping)
+        found = Relation(self._session, self.mapping, self.prep)
         found._shares = True
         return found
 
     def fit_private_encoding(self, noise: EncoderNoise) -> Encoding:
         """The same from a policy's bounds and lists, or from statistics with noise."""
-        settings = self._session.settings
-        refuse_with_noise(self.prep)
-        return fit_private_encoding(
-            self.client, self.query.features, self.query.categorical, settings.max_categories, self.events, noise
-        )
+        query, most = self.query, self._session.settings.max_categories
+        if self.prep is not DEFAULT:
+            settings = FitSettings(query.features, query.categorical, most)
+            return fit_private_pipeline(self.client, settings, self.prep, self.events, noise)
+        return fit_private_encoding(self.client, query.features, query.categorical, most, self.events, noise)
 
     def __len__(self) -> int:
         return len(self.mapping)
@@ -319,21 +221,93 @@ class Relation:
         wire_bytes = np.dtype(self._session.settings.wire).itemsize
         local = frozenset(party for party in self.plan.parties if not self._session.engine.is_service(party))
         sizes = Sizes(len(self), self.mapping.nbytes, shards, wire_bytes)
-        return explain(self.plan, sizes, local, () if self.prep is DEFAULT else self._foreseen().lines(self.prep))
+        return explain(self.plan, sizes, local, () if self.prep is DEFAULT else self._prepared_by())
 
-    def describe(self) -> Description:
-        """Statistics of every selected column over the joined rows, computed at the parties."""
-        return describe(self.client, self.query.outputs, self.query.categorical, self._session.events)
+    def _prepared_by(self) -> list[str]:
+        """The steps of its pipeline for people, with what was learned of the label when it was fitted."""
+        foreseen, fitted = self._foreseen(), self if self._to_learn is None else self._to_learn
+        values = [f"  information value of {name}: {value:.4g}" for name, value in fitted._information.items()]
+        return [*foreseen.lines(self.prep), *foreseen.passed_on(self.plan), *values]
+
+    @overload
+    def describe(self, columns: Sequence[str] | None = None) -> Description: ...
+
+    @overload
+    def describe(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        privacy: Privacy,
+        bounds: Mapping[str, Any] | None = None,
+        max_times: int | None = None,
+    ) -> NoisyDescription: ...
 
     @names_checked
-    def quantile(self, q: float | Sequence[float] = 0.5, columns: Sequence[str] | None = None) -> Quantiles:
-        """Quantiles of numeric columns over the joined rows, as NumPy's ``linear``; exact of public columns."""
+    def describe(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        privacy: Privacy | None = None,
+        bounds: Mapping[str, Any] | None = None,
+        max_times: int | None = None,
+    ) -> Description | NoisyDescription:
+        """Statistics of every selected column over the joined rows, computed at the parties.
+
+        With ``privacy=tp.Privacy(feature_epsilon=...)``: count, mean, standard deviation and quartiles of features with
+        noise. ``bounds`` gives numbers between which values are expected, such as ``{"age": (0, 120)}``, where policies
+        do not; a row counts as often as it is joined, and at most ``max_times`` times.
+        """
+        if privacy is not None:
+            return noisy_describe(
+                self.client, self._noise(privacy, max_times, "describe"), columns, bounds, self.events
+            )
+        _check_plain(bounds, max_times, "describe")
+        outputs = self.query.outputs if columns is None else find_columns(self.plan, columns, "describe")
+        return describe(self.client, outputs, self.query.categorical, self._session.events)
+
+    @names_checked
+    def quantile(
+        self,
+        q: float | Sequence[float] = 0.5,
+        columns: Sequence[str] | None = None,
+        *,
+        privacy: Privacy | None = None,
+        bounds: Mapping[str, Any] | None = None,
+        max_times: int | None = None,
+    ) -> Quantiles:
+        """Quantiles of numeric columns over the joined rows, as NumPy's ``linear``; exact of public columns.
+
+        With ``privacy`` they are estimated from noisy histograms between ``bounds``, as for `describe`.
+        """
+        if privacy is not None:
+            noise = self._noise(privacy, max_times, "quantile")
+            return noisy_quantile(self.client, noise, q, columns, bounds, self.events)
+        _check_plain(bounds, max_times, "quantile")
         return quantile(self.client, q, columns)
 
     @names_checked
-    def histogram(self, column: str, bins: int = 50) -> Histogram:
-        """How the values of a numeric column are spread over the joined rows, as `numpy.histogram`."""
+    def histogram(
+        self,
+        column: str,
+        bins: int = 50,
+        *,
+        privacy: Privacy | None = None,
+        bounds: Sequence[Any] | None = None,
+        max_times: int | None = None,
+    ) -> Histogram:
+        """How the values of a numeric column are spread over the joined rows, as `numpy.histogram`.
+
+        With ``privacy`` counts have noise, and bins lie between ``bounds``, such as ``(0, 120)``; a value beyond is in
+        the first or last bin.
+        """
+        if privacy is not None:
+            noise = self._noise(privacy, max_times, "histogram")
+            return noisy_histogram(self.client, noise, column, bins, bounds, self.events)
+        _check_plain(bounds, max_times, "histogram")
         return histogram(self.client, column, bins)
+
+    def _noise(self, privacy: Privacy, max_times: int | None, step: str) -> Noise:
+        return Noise.of(privacy, max_times, self.funds, step)
 
     @names_checked
     def outlier_by_iqr(self, columns: Sequence[str] | None = None, k: float = 1.5) -> Outliers:
@@ -365,9 +339,27 @@ class Relation:
         """Count, mean and standard deviation of a numeric column for each category of another column."""
         return group_means(self.client, column, by, self.max_categories)
 
-    def profile(self) -> Profile:
-        """All at once: histograms, missing values, correlations and warnings; a page by ``.save("page.html")``."""
-        return profile(self.client, self.query, self.max_categories, self.events)
+    @names_checked
+    def profile(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        privacy: Privacy | None = None,
+        bounds: Mapping[str, Any] | None = None,
+        max_times: int | None = None,
+    ) -> Profile:
+        """All at once: histograms, missing values, correlations and warnings; a page by ``.save("page.html")``.
+
+        With ``privacy``, only what has a form with noise, as for `describe`.
+        """
+        if privacy is not None:
+            return noisy_profile(self.client, self._noise(privacy, max_times, "profile"), columns, bounds, self.events)
+        _check_plain(bounds, max_times, "profile")
+        query = self.query
+        if columns is not None:
+            chosen = find_columns(self.plan, columns, "profile")
+            query = replace(query, outputs=chosen, label=query.label if query.label in chosen else None)
+        return profile(self.client, query, self.max_categories, self.events)
 
     def matrix(self, secure_sum: bool = False, like: Prepared | None = None, plan: PlanName = "cost") -> LazyArray:
         """The prepared features as a matrix X that is never built, one row per joined row: a SciPy `LinearOperator`,
@@ -375,18 +367,20 @@ class Relation:
 
         With ``secure_sum`` tables of several shards reach the coordinator as a sum only, where what they answer is one.
         ``like`` is another matrix, or a model of `tp.linalg`: columns are prepared as there, not anew. ``plan`` says
-        where steps run: ``"heuristic"`` (at parties), ``"collect"`` (here) or ``"cost"``, the cheapest.
+        where steps run: ``"parties"`` (there, and vectors stay there), ``"heuristic"`` (at parties), ``"collect"``
+        (here) or ``"cost"``, the cheapest.
         """
         from tablepuppet.algebra.matrix import RelationMatrix  # with SciPy, which takes a while to load
 
+        rows = self.to_learn() if like is None else self
         if secure_sum:
-            make_rosters(self.client, dict.fromkeys(column.alias for column in self.query.features))
+            make_rosters(rows.client, dict.fromkeys(column.alias for column in self.query.features))
         if like is None:
-            encoding = self.fit_encoding()
+            encoding = rows.fit_encoding()
         else:
             like.preparation.check(self.client, self.query.features)
             encoding = like.preparation.encoding
-        found = RelationMatrix(self.client, encoding, self.wire, self, plan)
+        found = RelationMatrix(rows.client, encoding, self.wire, rows, plan)
         return found if like is None else found.made(like.preparation.recipe)
 
     def label(self) -> NDArray[Any]:
@@ -459,8 +453,16 @@ class Relation:
 
     def parted(self, alias: str, chosen: NDArray[np.bool_]) -> tuple[Relation, Relation]:
         """(the joined rows of other rows of a table, those of the chosen ones)."""
-        rest, those = (Relation(self._session, self.mapping.where(alias, side)) for side in (~chosen, chosen))
+        rest, those = (
+            Relation(self._session, self.mapping.where(alias, side), self.prep) for side in (~chosen, chosen)
+        )
         return rest, those
+
+
+def _check_plain(bounds: object, max_times: object, step: str) -> None:
+    """LearnError if settings of noise are given without noise."""
+    if bounds is not None or max_times is not None:
+        raise LearnError(f"{step}: bounds and max_times are for noise: set privacy=tp.Privacy(feature_epsilon=...) too")
 
 
 def check_split(test: float, seed: int) -> None:

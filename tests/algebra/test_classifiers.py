@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.optimize import minimize
-from sklearn import linear_model, svm
+from sklearn import linear_model, metrics, svm
 
 import tablepuppet as tp
 from tests.learn.materialised import ALL, JOIN, Array, shop
@@ -57,6 +57,10 @@ def test_machines_have_the_least_loss(matrix: Any, dense: Array, grades: Any) ->
     theirs = svm.LinearSVC(C=1 / (2 * l2 * len(y)), dual=False, intercept_scaling=100.0, tol=1e-8).fit(dense, y)
     assert np.mean(model.predict(matrix) == theirs.predict(dense)) > 0.99
     np.testing.assert_allclose(model.scores(matrix), dense @ ours[1:] + ours[0], atol=1e-9)
+    assert model.objective == pytest.approx(loss(ours))
+    assert model.accuracy == pytest.approx(np.mean(model.predict(matrix) == y))
+    assert model.support == np.sum(signs * model.scores(matrix) < 1)
+    assert all(word in str(model.summary()) for word in ("intercept", matrix.columns[-1], f"{ours[1]:.4g}", "margin"))
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -71,6 +75,9 @@ def test_probabilities_are_scikit_learns(matrix: Any, dense: Array, grades: Any,
     expected = known.coef_[0] if classes == 2 else known.coef_.T
     np.testing.assert_allclose(np.asarray(model.coef), expected, atol=1e-4)
     assert np.array_equal(model.predict(matrix), known.predict(dense))
+    assert model.log_likelihood == pytest.approx(-metrics.log_loss(y, known.predict_proba(dense), normalize=False))
+    assert model.accuracy == pytest.approx(known.score(dense, y))
+    assert "log-likelihood" in str(model.summary())
 
 
 @pytest.mark.parametrize("program", ["l2svm", "multilogreg"])

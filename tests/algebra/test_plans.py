@@ -193,7 +193,7 @@ def test_weights_hide_among_min_rows(tmp_path: Path) -> None:
 
 def test_a_plan_that_is_none(tmp_path: Path) -> None:
     """Is refused with those that are."""
-    with pytest.raises(tp.LearnError, match=r"plan is one of 'cost', 'collect', 'heuristic', not 'best'"):
+    with pytest.raises(tp.LearnError, match=r"plan is one of 'cost', 'collect', 'heuristic', 'parties', not 'best'"):
         in_process(tmp_path, shop(1)).sql(SQL).matrix(plan="best")  # type: ignore[arg-type]
 
 

@@ -160,3 +160,17 @@ def test_groups_and_classes_need_what_policies_allow(tmp_path: Path) -> None:
     relation = policed(open_party(write_file(tmp_path))).sql("SELECT region, credit, fraud FROM cards", label="fraud")
     with pytest.raises(tp.PrivacyError, match=r"groups: .*column 'region'.*rule cross_statistics"):
         tp.cross_validate(tp.LogisticRegression(), relation, groups="region")
+
+
+def test_a_metric_that_a_fold_does_not_have(tmp_path: Path) -> None:
+    """A class with one order is in one fold's test only: a search by auc is refused, one by accuracy is not."""
+    parties = tables()
+    rare = np.zeros(240, np.int64)
+    rare[[3, 30]] = 1
+    for party, part in (("east", slice(0, 100)), ("west", slice(100, 240))):
+        parties[party]["orders"] = parties[party]["orders"].append_column("rare", pa.array(rare[part]))
+    relation = federation(tmp_path, parties, wire="float64").sql(SQL.format("rare"), label="rare")
+    with pytest.raises(tp.LearnError, match="auc cannot be measured on every fold"):
+        tp.GridSearch(tp.LogisticRegression(), {"l2": [0.1, 1.0]}, folds=6, metric="auc").fit(relation)
+    found = tp.GridSearch(tp.LogisticRegression(), {"l2": [0.1, 1.0]}, folds=6).fit(relation)
+    assert np.isnan(found.results_["mean_test_auc"]).all()

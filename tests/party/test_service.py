@@ -37,6 +37,7 @@ def test_describe_tells_the_schema(party: Party) -> None:
     columns = {"k": "BIGINT", "x": "DOUBLE"}
     open_to_all: Any = {
         "cross_statistics": True, "embeddings": (None, None), "matrix": True, "values": ("k", "x"),
+        "label_means": True,
     }  # fmt: skip
     assert party.describe(HERE) == [Shard("p0", "t", columns, 4, public=("k", "x"), **open_to_all)]
 

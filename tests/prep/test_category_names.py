@@ -31,6 +31,34 @@ def policed(folder: Path, uses: Any, table: str = "") -> tp.Federation:
     return called(opened(first), opened(second))
 
 
+def test_equally_frequent_categories_keep_their_order(tmp_path: Path) -> None:
+    """Of public columns: in every fit, federation and shard alike. Of others nothing is sent to tell them by."""
+    kinds = [f"kind{each}" for each in range(12)]
+    orders_: list[list[str | None]] = []
+    for number, shards in enumerate(([kinds], [kinds], [kinds[:5], kinds[5:]])):
+        place = tmp_path / str(number)
+        place.mkdir()
+        urls = {
+            f"p{at}": write_party(
+                place, f"p{at}", {"t": pa.table({"c": part * 2, "y": [float(len(c)) for c in part * 2]})}
+            )
+            for at, part in enumerate(shards)
+        }
+        rel = tp.Federation(urls).sql("SELECT c, y FROM t", label="y", categorical=["c"])
+        for _ in range(2):
+            orders_.append(tp.LinearRegression().fit(rel).categories_["t.c"])
+    assert all(each == orders_[0] for each in orders_)
+    assert sorted(map(str, orders_[0])) == sorted(kinds)
+    asked = {"column": "kind", "family": "text", "blinding": "b", "most": 100, "ties": True}
+    for level, length in (("public", 3), ("aggregate", 0)):
+        place = tmp_path / level
+        place.mkdir()
+        rel = policed(place, {"uses": ["feature"], "level": level}).sql(SQL)
+        [reply] = rel.client.ask_table("statistics.categories", "i", asked)
+        assert len(reply["ties"]) == (len(reply["digests"]) if length else 0)
+        assert len(reply["digests"])
+
+
 def test_names_in_the_order_of_codes(tmp_path: Path) -> None:
     """The weight of a code belongs to the category of that name, for the model and once it is loaded."""
     fed = federation(tmp_path)

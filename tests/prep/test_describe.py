@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 
 import tablepuppet as tp
 from tablepuppet.federation import PartyEntry
+from tablepuppet.prep import describe as describe_module
 from tests.relations import COLUMNS, World, federation, oracle, statistics, worlds, write_party
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -60,7 +61,7 @@ def check_column(told: dict[str, Any], values: Sequence[Any], tolerance: float =
                 name
             )
         assert told["top_share"] is None
-    assert told["distinct"] == (None if told["type"] in ("DOUBLE", "FLOAT") else len(set(known)))
+    assert told["distinct"] == len(set(known))
 
 
 @settings(
@@ -181,7 +182,7 @@ def test_one_row_and_none(tmp_path: Path) -> None:
         assert [row["count"] for row in told] == [count] * 4
         assert [row["missing"] for row in told] == [0] * 4
         assert [row["std"] for row in told] == [None] * 4
-        assert [row["distinct"] for row in told] == [None, count, count, count]
+        assert [row["distinct"] for row in told] == [count] * 4
         assert [row["mean"] for row in told] == ([0.5, None, 1.0, 1.0] if count else [None] * 4)
         assert told[1]["top_share"] == (1.0 if count else None)
     assert "0.5" in str(fed.sql("SELECT x FROM t WHERE k = 1").describe())
@@ -194,6 +195,24 @@ def test_what_is_not_finite_has_no_statistics(tmp_path: Path) -> None:
     assert [told[name]["mean"] for name in "xyz"] == [None, None, 2.0]
     assert [told[name]["std"] for name in "xyz"] == [None, None, 1.0]
     assert [told[name]["count"] for name in "xyz"] == [3, 2, 3]
+
+
+def test_distinct_floats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted exactly, in one place and over shards of several types: both zeros are one number, and NaN is one. If
+    shards have too many to be compared, their number is not known.
+    """
+    first, second = [0.5, -0.0, 0.0, math.nan, 0.1 + 0.2], [0.3, 1e300, math.nan, 0.5, None]
+    whole = {"p0": {"t": pa.table({"x": first + second})}}
+    (tmp_path / "one").mkdir()
+    assert described(tmp_path / "one", whole, "SELECT x FROM t")["x"]["distinct"] == 6
+    shards = {"p0": {"t": pa.table({"x": first})}, "p1": {"t": pa.table({"x": pa.array(second)})}}
+    fed = federation(tmp_path, shards)
+    assert fed.sql("SELECT x FROM t").describe().to_arrow()["distinct"].to_pylist() == [6]
+    small = {"p0": {"t": pa.table({"x": pa.array([0.5, 0.1], pa.float32())})}, "p1": {"t": pa.table({"x": [0.5, 0.1]})}}
+    (tmp_path / "two").mkdir()
+    assert described(tmp_path / "two", small, "SELECT x FROM t")["x"]["distinct"] == 3  # 0.1 is another number there
+    monkeypatch.setattr(describe_module, "MOST_FLOATS", 3)
+    assert fed.sql("SELECT x FROM t").describe().to_arrow()["distinct"].to_pylist() == [None]
 
 
 def test_categorical_numbers_have_a_top_share(tmp_path: Path) -> None:

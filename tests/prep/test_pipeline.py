@@ -97,6 +97,8 @@ def test_the_default_is_a_pipeline(tmp_path: Path, shop: Parties, monkeypatch: p
         ([prep.Bin(3, columns=["w"]), prep.Hash(4, columns=["c"])], 2),
         ([prep.Recode(columns=["c"]), prep.Standardize()], 1),
         ([prep.Ordinal(columns=["c", "g"])], 2),
+        ([prep.TargetEncode(), prep.Standardize()], 2),
+        ([prep.Bin(3, columns=["w", "v"]), prep.TargetEncode(columns=["w", "v"])], 2),
     ],
 )
 def test_trips(tmp_path: Path, shop: Parties, steps: list[Any], trips: int) -> None:
@@ -250,12 +252,10 @@ def test_other_bad_input(tmp_path: Path, shop: Parties) -> None:
 
 
 def test_noise_and_pipelines(tmp_path: Path, shop: Parties) -> None:
-    """With feature privacy pipelines are refused, by name of the step, before anything is charged."""
+    """With feature privacy a step without a form with noise is refused by its name, before anything is charged."""
     fed = federation(tmp_path, shop)
     rel = fed.sql(SQL, label="y", prep=prep.Pipeline([prep.Robust()]))
-    with pytest.raises(
-        tp.PrivacyError, match=r"prep, step Robust: with feature_epsilon columns are prepared from bounds"
-    ):
+    with pytest.raises(tp.PrivacyError, match=r"prep, step Robust: it has no form with noise .*: use Standardize"):
         tp.LinearRegression(privacy=tp.Privacy(feature_epsilon=1.0)).fit(rel)
 
 

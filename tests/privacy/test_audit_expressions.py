@@ -18,7 +18,9 @@ from benchmarks.fuzz.worlds import CALLER, SESSION, World
 from tablepuppet.learn.tables.parameters import first_parameters
 from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
 from tablepuppet.party.policy import Policy
-from tablepuppet.party.spec import Linear, Network, Spec
+from tablepuppet.party.spec import Linear, Network
+from tablepuppet.party.spec import Spec as Model
+from tablepuppet.prep.specs import Fill, Missing, Scale, Spec
 from tablepuppet.privacy.accountant import gaussian_epsilon
 from tablepuppet.privacy.noise import gaussian_sigma
 from tests.privacy.audit import least_gaussian_epsilon
@@ -28,15 +30,19 @@ MODELS = pytest.mark.parametrize("hidden", [None, [2]], ids=["linear", "network"
 
 
 def begun(folder: Path, x: float | None, feature: str) -> World:
-    """A session with one feature, encoded."""
+    """A session with one feature, encoded; ``steps`` is one that a pipeline fills, flags and scales."""
+    steps: list[Spec] = []
+    if feature == "steps":
+        feature, steps = "x", [Missing("x", "flag"), Fill("x", -9.0), Scale("x", 0.0, 2.0)]
     ones: list[Any] = [1.0] * (ROWS - 1)
     cells = {"id": list(range(ROWS)), "x": [x, *ones], "z": [None if x is None else 1, *[1] * (ROWS - 1)]}
     cells |= {"t": ["a"] * ROWS, "d": [0] * ROWS, "y": ["a"] * ROWS, "s": [0.5] * ROWS}
     world = World(folder, cells, Policy())
     assert world.open().error is None
     ask(world, "rows.use", chosen=None, counts=np.ones(ROWS, np.int32))
-    means, scales = np.zeros(1), np.ones(1)
-    ask(world, "encode.build", encoding="e", columns=[feature], means=means, scales=scales, categories=[], private=True)
+    means, scales = np.zeros(1 + bool(steps)), np.ones(1 + bool(steps))
+    given = {"columns": [feature], "means": means, "scales": scales, "categories": [], "private": True, "steps": steps}
+    ask(world, "encode.build", encoding="e", **given)
     return world
 
 
@@ -44,14 +50,15 @@ def ask(world: World, op: str, **arguments: Any) -> Any:
     return world.party.run(CALLER, SESSION, op, "t", {"view": "v", **arguments})
 
 
-def spec_of(hidden: list[int] | None) -> Spec:
+def spec_of(hidden: list[int] | None) -> Model:
     return Linear(1) if hidden is None else Network(hidden, 1)
 
 
 def gradients(world: World, hidden: list[int] | None) -> NDArray[Any]:
     """Of a step in which only the first row is asked for anything, far more than clipping allows."""
     spec, noise = spec_of(hidden), SampleNoise(ROWS, 1.0, MULTIPLIER, 1.0)
-    theta = first_parameters(spec, 0, "t", 1, 1, zero=True).theta + 0.5
+    width = world.table.state["v/e"].data.width
+    theta = first_parameters(spec, 0, "t", width, width, zero=True).theta + 0.5
     asked = {"encoding": "e", "model": "m", "spec": spec, "theta": theta, "pull": 0.0, "noise": noise}
     rows = np.append(-50.0, np.zeros(ROWS - 1))
     told = [ask(world, "steps.gradient", **asked, rows=rows)["sums"] for _ in range(RUNS)]
@@ -73,7 +80,7 @@ def audited(folder: Path, feature: str, hidden: list[int] | None, seen: Any) -> 
     return least_gaussian_epsilon(here, there, DELTA)
 
 
-@pytest.mark.parametrize("feature", ["x", "coalesce", "case", "missing"])
+@pytest.mark.parametrize("feature", ["x", "coalesce", "case", "missing", "steps"])
 @MODELS
 def test_gradients_keep_what_is_stated(tmp_path: Path, feature: str, hidden: list[int] | None) -> None:
     """A row whose cells are NULL adds nothing, so that no attack finds more than the noise promises."""
@@ -101,8 +108,11 @@ def test_half_the_noise_of_predictions_is_found_out(tmp_path: Path, monkeypatch:
     assert audited(tmp_path, "coalesce", None, predictions) > gaussian_epsilon(MULTIPLIER, DELTA)
 
 
-def test_without_null_records_the_audit_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were COALESCE taken as it is, the row would move by twice its bound, and the attack would see it."""
+@pytest.mark.parametrize("feature", ["coalesce", "steps"])
+def test_without_null_records_the_audit_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, feature: str) -> None:
+    """Were COALESCE, or what a pipeline fills, taken as it is, the row would move by twice its bound, and the attack
+    would see it.
+    """
     nobody = np.zeros(ROWS, bool)
     monkeypatch.setattr("tablepuppet.party.local_table.LocalTable.null_rows", lambda *_: nobody)
-    assert audited(tmp_path, "coalesce", None, gradients) > gaussian_epsilon(MULTIPLIER, DELTA)
+    assert audited(tmp_path, feature, None, gradients) > gaussian_epsilon(MULTIPLIER, DELTA)

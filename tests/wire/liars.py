@@ -150,6 +150,13 @@ def prepared(fed: tp.Federation, folder: Path) -> None:
     for sql in (ONE, SEVERAL):
         relation = fed.sql(sql.format("paid"), label="paid", prep=tp.prep.Pipeline(steps))
         tp.LinearRegression(rounds=2).fit(relation).predict(relation)
+    labelled = [
+        tp.prep.Bin(2, columns=["size"]),
+        tp.prep.TargetEncode(columns=["code", "kind"]),
+        tp.prep.WOE(columns=["size"]),
+    ]
+    relation = fed.sql(ONE.format("returned"), label="returned", prep=tp.prep.Pipeline(labelled))
+    str(tp.LogisticRegression(rounds=2).fit(relation).encoding_.iv_)
 
 
 def whole_way(fed: tp.Federation, folder: Path) -> None:
@@ -210,7 +217,13 @@ def multiplied(fed: tp.Federation, folder: Path) -> None:
         matrix.gram()
         matrix.gram(np.ones(matrix.shape[0]))
         matrix.std(axis=0)
+        matrix.max(axis=1)
         relation.matrix(plan="collect").column_sums()
+    kept: Any = fed.sql("SELECT v.price, v.code FROM visits v").matrix(plan="parties")
+    vectors = kept @ np.ones((kept.shape[1], 2))
+    vectors.sum(axis=0)
+    kept.T @ vectors
+    np.asarray(vectors)
 
 
 USES: dict[str, Callable[[tp.Federation, Path], None]] = {

@@ -24,10 +24,11 @@ from scipy.sparse.linalg import LinearOperator
 
 from tablepuppet.algebra.explain import Explanation, explain_array
 from tablepuppet.algebra.functions import MOST_STEPS, OF_ONE, OF_TWO, Function
+from tablepuppet.algebra.kept import Keeper, KeptArray
 from tablepuppet.algebra.operator import ProductOperator, RowScaled
 from tablepuppet.algebra.places import Places
 from tablepuppet.algebra.preparation import Preparation, Recipe
-from tablepuppet.algebra.products import Derived, DerivedTable, Result, TableProducts, checked
+from tablepuppet.algebra.products import Derived, DerivedTable, Nearest, Result, TableProducts, checked
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.party.arguments import LARGEST
 from tablepuppet.prep.encode import Encoding
@@ -59,6 +60,10 @@ class Source(Protocol):
         self, places: NDArray[np.intp], function: Function
     ) -> tuple[dict[str, DerivedTable], NDArray[np.intp]]:
         """(what tables must compute for a function of some columns, where each column then stands)."""
+
+    @property
+    def keeper(self) -> Keeper | None:
+        """Who keeps vectors at parties, if they stay there."""
 
     def extremes(self, places: NDArray[np.intp]) -> tuple[Array, Array]:
         """(the least, the largest number) of some columns."""
@@ -139,12 +144,23 @@ class LazyArray(NDArrayOperatorsMixin, ProductOperator):
             )
         return Derived(source.places, source.encoding.id, parts), pick
 
+    def kept_times(self, directions: ArrayLike) -> KeptArray | Array:
+        """A V, which stays at the parties where that is the plan (`kept.py`); else as `times`."""
+        keeper, wanted = self.source.keeper, checked("V of X @ V", directions, self.shape[1], "columns")
+        products, pick = self._basis
+        if keeper is None or not products.tables or not wanted.size:
+            return self.times(wanted)
+        columns = wanted[:, None] if wanted.ndim == 1 else wanted  # (d, k)
+        slot = keeper.times(products, self._expanded(self.recipe.scale[:, None] * columns, products, pick))
+        found, shift = KeptArray(self.source, slot, (self.shape[0], *wanted.shape[1:])), self.recipe.shift @ wanted
+        return found + shift if shift.any() else found
+
     def times(self, directions: ArrayLike) -> Array:
         """A V: (d,) to (N,), (d, k) to (N, k); one trip."""
         return self.ask_times(directions).read()
 
-    def transposed_times(self, values: ArrayLike) -> Array:
-        """A^T U: (N,) to (d,), (N, k) to (d, k); one trip."""
+    def transposed_times(self, values: ArrayLike | KeptArray) -> Array:
+        """A^T U: (N,) to (d,), (N, k) to (d, k); one trip. U may be at the parties (`kept_times`)."""
         return self.ask_transposed_times(values).read()
 
     def ask_times(self, directions: ArrayLike) -> Result:
@@ -162,6 +178,13 @@ class LazyArray(NDArrayOperatorsMixin, ProductOperator):
             return found[:, 0] if wanted.ndim == 1 else found
 
         return Result(finish)
+
+    def ask_nearest(self, centres: Array) -> Nearest:
+        """Ask for the nearest of some centres, (k, d), of every joined row: where x c - |c|^2 / 2 is largest."""
+        products, pick = self._basis
+        columns = centres.T
+        constants = self.recipe.shift @ columns - (centres**2).sum(axis=1) / 2
+        return products.ask_nearest(self._expanded(self.recipe.scale[:, None] * columns, products, pick), constants)
 
     def _expanded(self, columns: Array, products: TableProducts, pick: NDArray[np.intp]) -> Array:
         if self._is_plain:
@@ -181,8 +204,10 @@ class LazyArray(NDArrayOperatorsMixin, ProductOperator):
             and not recipe.shift.any()
         )
 
-    def ask_transposed_times(self, values: ArrayLike) -> Result:
+    def ask_transposed_times(self, values: ArrayLike | KeptArray) -> Result:
         """Ask for A^T U; U must not change before the result is read."""
+        if isinstance(values, KeptArray) and values.keeper is self.source.keeper and self._basis[0].tables:
+            return self._ask_kept_transposed_times(values)
         wanted = checked("U of X.T @ U", values, self.shape[0], "joined rows")
         columns = wanted[:, None] if wanted.ndim == 1 else wanted  # (N, k)
         products, pick = self._basis
@@ -193,6 +218,18 @@ class LazyArray(NDArrayOperatorsMixin, ProductOperator):
         def finish() -> Array:
             found = self._affine(asked.read(), pick, sums)
             return found[:, 0] if flat else found
+
+        return Result(finish)
+
+    def _ask_kept_transposed_times(self, values: KeptArray) -> Result:
+        """Ask for A^T U, where U is at the parties."""
+        products, pick = self._basis
+        asked = values.keeper.ask_transposed_times(products, values.slot, values.columns)
+        sums = values.ask_sums() if self.recipe.shift.any() else None
+
+        def finish() -> Array:
+            found = self._affine(asked.read(), pick, np.zeros(1) if sums is None else np.atleast_1d(sums.read()))
+            return found[:, 0] if values.ndim == 1 else found
 
         return Result(finish)
 
@@ -318,17 +355,23 @@ class LazyArray(NDArrayOperatorsMixin, ProductOperator):
         return np.sqrt(self.var(axis, ddof, keepdims))
 
     def min(self, axis: int | None = None, keepdims: bool = False) -> Any:
-        """The least number of columns (axis 0) or of everything; one trip. Only of public columns."""
-        return self._extreme(axis, keepdims, np.min)
+        """The least number of columns (axis 0), of rows (axis 1) or of everything; one trip.
+
+        Of columns, and of everything, only where columns are public.
+        """
+        return -(-self)._row_largest(keepdims) if _axis(axis) == 1 else self._extreme(axis, keepdims, np.min)
 
     def max(self, axis: int | None = None, keepdims: bool = False) -> Any:
-        """The largest number of columns (axis 0) or of everything; one trip. Only of public columns."""
-        return self._extreme(axis, keepdims, np.max)
+        """The largest number, as `min`."""
+        return self._row_largest(keepdims) if _axis(axis) == 1 else self._extreme(axis, keepdims, np.max)
+
+    def _row_largest(self, keepdims: bool) -> Array:
+        self._count(1)
+        products, pick = self._basis
+        return _kept(products.ask_row_largest(pick, self.recipe.scale, self.recipe.shift).read(), 1, keepdims)
 
     def _extreme(self, axis: int | None, keepdims: bool, which: Callable[..., Any]) -> Any:
         self._count(axis)
-        if _axis(axis) == 1:
-            _refuse("the least or largest number of each row", "(X @ np.eye(X.shape[1])).min(axis=1)")
         ends = self._ends()  # (2, d)
         found = which(ends, axis=0)
         return _kept(found, 0, keepdims) if axis is not None else _all(which(found), keepdims)
@@ -434,7 +477,9 @@ class LazyArray(NDArrayOperatorsMixin, ProductOperator):
         return LinearOperator.__sub__(self, other) if _is_foreign(other) else super().__sub__(other)
 
     def __matmul__(self, other: Any) -> Any:
-        return ProductOperator.__matmul__(self, other)
+        if self.source.keeper is None or np.isscalar(other) or isinstance(other, LinearOperator):
+            return ProductOperator.__matmul__(self, other)
+        return self.kept_times(other)
 
     def __rmatmul__(self, other: Any) -> Any:
         return ProductOperator.__rmatmul__(self, other)
@@ -473,7 +518,9 @@ class LazyArray(NDArrayOperatorsMixin, ProductOperator):
     def explain(self, vectors: int = 1) -> Explanation:
         """Where each step on this array runs, its trips and bytes, and what steps have cost so far."""
         products, _ = self._basis
-        return explain_array(self.source.places, products, vectors)
+        keeper = self.source.keeper
+        kept = keeper.steps(products, vectors) if keeper is not None and products.tables else []
+        return explain_array(self.source.places, products, vectors, kept)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tablepuppet.algebra.places import ENVELOPE, Asked, Places
@@ -46,13 +47,15 @@ class Explanation(ShownAsTable):
         return TableView(f"Steps by plan {self.plan!r}", sides, rows)
 
 
-def explain_array(places: Places, products: TableProducts, vectors: int) -> Explanation:
-    """The steps that can be asked of a matrix, with so many vectors."""
+def explain_array(places: Places, products: TableProducts, vectors: int, kept: Sequence[Asked] = ()) -> Explanation:
+    """The steps that can be asked of a matrix, with so many vectors; ``kept`` are those on vectors at parties."""
     many = dict.fromkeys(products.tables, vectors)
     steps = [
         Asked.times(many, products), Asked.transposed(many, products), Asked.statistic("sums", products),
         Asked.statistic("squares", products), Asked.gram(products, weighted=False), Asked.gram(products, weighted=True),
+        Asked.extremes(products.tables, products),
     ]  # fmt: skip
+    steps = [each for each in steps if each.step not in {other.step for other in kept}] + list(kept)
     if products.tables:
         steps.append(places.collecting(products.tables))
     return Explanation(places.plan, [_cost(places, each) for each in steps])
@@ -64,7 +67,7 @@ def _cost(places: Places, asked: Asked) -> StepCost:
     first = sorted(there)
     trips, size, where = asked.trips if there else 0, 0, "here"
     if there:
-        where = "at parties"
+        where = "kept at parties" if asked.is_kept and not asked.trips else "at parties"
         size = sum(asked.down[alias] + asked.up[alias] + ENVELOPE * places.sizes[alias].shards for alias in there)
     try:
         collected = places.would_collect(asked, there)

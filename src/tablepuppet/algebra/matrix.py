@@ -5,14 +5,17 @@ Products are in `products.py`, NumPy's side of it in `array.py`, where tables co
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+import tablepuppet.algebra.kept_ops
 import tablepuppet.algebra.ops  # noqa: F401 - registers the parties' half
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.functions import Function
+from tablepuppet.algebra.kept import Keeper
 from tablepuppet.algebra.places import Places
 from tablepuppet.algebra.preparation import Recipe
 from tablepuppet.algebra.products import DerivedTable, TableProducts
@@ -66,6 +69,11 @@ class RelationMatrix(LazyArray):
     def is_secure(self) -> bool:
         """Whether sums over the shards of some table are masked."""
         return any(alias in self.places.client.secured.parties for alias in self.blocks)
+
+    @cached_property
+    def keeper(self) -> Keeper | None:
+        """Who keeps vectors at parties, if they stay there."""
+        return Keeper.of(self.places)
 
     def made(self, recipe: Recipe | None) -> LazyArray:
         """The array of a recipe over these rows."""

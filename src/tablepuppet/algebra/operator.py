@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse.linalg import LinearOperator
 
+from tablepuppet.algebra.kept import KeptArray
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
@@ -100,6 +101,8 @@ class Transposed(ProductOperator):
         if isinstance(x, RowScaled):
             weights = x.weights if weights is None else weights * x.weights
             x = x.operator
+        if isinstance(x, KeptArray) and weights is None:
+            return left.transposed_times(x)
         if hasattr(left, "gram_with") and hasattr(x, "gram_with"):
             return left.gram_with(x, weights)
         return super().dot(x)

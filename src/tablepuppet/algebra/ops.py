@@ -4,6 +4,7 @@ T (rows x width) are the shard's encoded rows, w says how often each of them is 
 
     matrix.times               T V                      one number per row and direction
     matrix.transposed_times    T^T U                    one sum per encoded column and direction
+    matrix.sums_by             T^T U                    for the 0/1 matrix U of groups of rows
     matrix.column_sums         T^T w
     matrix.column_squares      (T * T)^T w
     matrix.gram                T^T diag(w) T / N        with noise if that is asked for
@@ -35,7 +36,7 @@ from tablepuppet.algebra.functions import FunctionSteps, check_steps, evaluate
 from tablepuppet.errors import PartyError
 from tablepuppet.party.added_noise import GramNoise
 from tablepuppet.party.allowance import check_memory, check_reply
-from tablepuppet.party.arguments import Name, Positive, Within
+from tablepuppet.party.arguments import Name, Positive, Some, Within
 from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
@@ -47,6 +48,7 @@ from tablepuppet.privacy.clip import blocks, kept_shares
 
 Array = NDArray[np.float64]
 Places = Annotated[NDArray[np.int64], Within(dimensions=(1,), size=10_000)]
+Labels = Annotated[NDArray[np.integer], Within(dimensions=(1,))]
 Constants = Annotated[NDArray[np.float64], Within(dimensions=(2,))]
 
 
@@ -74,11 +76,32 @@ def transposed_times(table: LocalTable, view: str, encoding: str, rows: Array) -
     """T^T U: (width,) for one direction, else (width, directions); each weighs no row, or at least ``min_rows``."""
     data = encoded(table, view, encoding)
     check_length("values", rows, len(data.dense))
-    _check_weighed(table, table.view(view), rows)
-    return {"sums": data.transposed_times(rows.astype(np.float64))}
+    check_weighed(table, table.view(view), rows)
+    return {"sums": data.transposed_times(rows)}
 
 
-def _check_weighed(table: LocalTable, view: RelationRows, rows: Array) -> None:
+@op(
+    "matrix.sums_by",
+    asked="the relation as a matrix",
+    releases=Release.GRADIENT_SUMS,
+    directions="groups",
+    summed=("sums",),
+    returns={"sums": Numbers((WIDTH, OUTPUTS))},
+)
+def sums_by(table: LocalTable, view: str, encoding: str, labels: Labels, groups: Some) -> Values:
+    """T^T U for the 0/1 matrix U of groups of rows, by the number of each row's group; of ``min_rows`` rows or none."""
+    data, rows = encoded(table, view, encoding), table.view(view)
+    check_length("values", labels, len(data.dense))
+    if len(labels) and (labels.min() < 0 or labels.max() >= groups):
+        raise PartyError(f"labels must be at least 0 and below {groups:,}")
+    if table.grant.rules.min_rows:
+        check_memory(len(labels) * groups)
+        check_weighed(table, rows, labels[:, None] == np.arange(groups))
+    found = data.sums_by(labels, groups)
+    return {"sums": found[:, 0] if groups == 1 else found}
+
+
+def check_weighed(table: LocalTable, view: RelationRows, rows: Array) -> None:
     """PrivacyError if a direction weighs some rows, but too few to hide among; by what was asked alone."""
     least = table.grant.rules.min_rows
     if not least:
@@ -140,7 +163,7 @@ def weighted_gram(
     """T^T diag(u) T / N, where u weighs no row, or at least ``min_rows``."""
     data = encoded(table, view, encoding)
     check_length("values", rows, len(data.dense))
-    _check_weighed(table, table.view(view), rows)
+    check_weighed(table, table.view(view), rows)
     return {"gram": data.gram(rows.astype(np.float64)) / joined_rows}
 
 

@@ -2,6 +2,7 @@
 
 A plan says how that is decided (paper "Federated Data Preparation, Learning, and Debugging in Apache SystemDS", 2.2):
 
+    parties      at the parties, and vectors that have a number for each row of one table stay there (`kept.py`)
     heuristic    at the parties; what they answer is collected: vectors are here
     collect      cells are collected when they are first needed (release VALUES), and everything is computed here
     cost         as heuristic, until what that has cost would have paid for collecting the cells
@@ -31,7 +32,7 @@ from tablepuppet.prep.encoded_table import EncodedTable
 from tablepuppet.sql.catalog import Shard
 from tablepuppet.sql.expression import columns_of
 
-PlanName = Literal["cost", "collect", "heuristic"]
+PlanName = Literal["cost", "collect", "heuristic", "parties"]
 PLANS: tuple[str, ...] = get_args(PlanName)
 SLOTS = 8  # functions of columns that parties keep for a matrix
 LATENCY = 1e-3  # seconds of a trip, before one was measured
@@ -59,6 +60,7 @@ class Asked:
     up: Mapping[str, int]
     trips: int = 1
     chosen: frozenset[str] = frozenset()  # tables that are multiplied with vectors of the caller's choice
+    is_kept: bool = False  # whether it is about a vector that stays at parties
 
     @property
     def bytes(self) -> int:
@@ -80,6 +82,14 @@ class Asked:
         down = {a: sizes[a].rows * k * products.places.wire_bytes for a, k in vectors.items()}
         up = {a: 8 * products.width(a) * k * sizes[a].shards for a, k in vectors.items()}
         return cls("X.T @ U", down, up, int(bool(vectors)), frozenset(vectors))
+
+    @classmethod
+    def extremes(cls, aliases: Iterable[str], products: ByTables) -> Asked:
+        """The least or largest number of every row, of some tables."""
+        sizes = products.places.sizes
+        down = {alias: 24 * products.width(alias) * sizes[alias].shards for alias in aliases}
+        up = {alias: sizes[alias].rows * products.places.wire_bytes for alias in down}
+        return cls("X.max(axis=1)", down, up, int(bool(up)), frozenset(up))
 
     @classmethod
     def statistic(cls, kind: str, products: ByTables) -> Asked:
@@ -276,6 +286,17 @@ class Places:
             f"choice; use a learner, or ask its operator to set matrix = true (policy rule matrix){other}",
             rule="matrix",
         )
+
+    def so_far(self) -> dict[str, Any]:
+        """What decisions have come to, and what they depend on: for a program that goes on elsewhere (`go_on`)."""
+        return {"collected": sorted(self.collected), "spent": self._spent}
+
+    def go_on(self, before: Mapping[str, Any]) -> None:
+        """Collect what was collected before, so that the same steps run at the same places."""
+        missing = [alias for alias in before["collected"] if alias in self.sizes and alias not in self.collected]
+        if missing:
+            self._collect(missing)
+        self._spent = max(self._spent, float(before["spent"]))
 
     def _collect(self, aliases: Sequence[str]) -> None:
         """Fetch the encoded cells of tables; one trip."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -27,15 +28,18 @@ from scipy.sparse import coo_array
 from tablepuppet.algebra.functions import Function
 from tablepuppet.algebra.ops import applied, squares_of
 from tablepuppet.algebra.places import Asked, Places
+from tablepuppet.algebra.row_ops import largest_of_rows
+from tablepuppet.arrays import are_within
 from tablepuppet.errors import LearnError
-from tablepuppet.mapping.table_mapping import Floats, TableMapping
+from tablepuppet.mapping.table_mapping import SCATTER_CHUNK, Floats, MappedTable, ShardRows, TableMapping
 from tablepuppet.operators.client import Pending
 from tablepuppet.party.arguments import LARGEST
-from tablepuppet.pieces import over_pieces
+from tablepuppet.pieces import on_all_cores, over_pieces, pieces
 from tablepuppet.prep.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
 Number = TypeVar("Number", bound=np.floating[Any])
+NARROW = 2  # columns that are quicker to move by themselves than by a matrix of counts
 ByTable = Callable[[], dict[str, Any]]
 
 
@@ -52,6 +56,62 @@ class Result:
             self._found = self._finish()
             self._finish = None  # and with it the replies, and what was asked
         return self._found
+
+
+class Nearest:
+    """The column in which S_1 A_1 + ... + S_M A_M + constants is largest, of every joined row: a piece at a time.
+
+    It is computed in the precision of the images A_i, which is that of the wire.
+    """
+
+    def __init__(self, mapping: TableMapping, replies: ByTable, constants: Array):
+        self._mapping, self._replies, self._constants = mapping, replies, constants  # (k,)
+
+    @cached_property
+    def _images(self) -> list[tuple[MappedTable, Floats]]:
+        """Images by table; constants are a part of the smallest."""
+        found = [(self._mapping.tables[alias], image) for alias, image in self._replies().items()]
+        found.sort(key=lambda each: each[0].rows)
+        if not found:
+            return []
+        table, image = found[0]
+        return [(table, (image + self._constants).astype(image.dtype)), *found[1:]]
+
+    def _scores(self, part: slice) -> Floats:
+        """Those of some joined rows, (rows, k)."""
+        total: Floats = np.zeros((part.stop - part.start, len(self._constants)), np.float32)
+        for place, (table, image) in enumerate(self._images):
+            here = image[part] if table.is_identity else image.take(table.index[part], 0, mode="clip")
+            total = here if not place else total + here
+        return total
+
+    def labels(self) -> NDArray[np.integer]:
+        """The number of the column, (N,); the first `labels` or `gain` makes the trip."""
+        width = len(self._constants)
+        labels = np.empty(len(self._mapping), np.min_scalar_type(width))
+        _ = self._images
+
+        def assign(part: slice) -> None:
+            columns = np.ascontiguousarray(self._scores(part).T)  # (k, rows): a column at a time is quick
+            largest, found = columns.max(axis=0), labels[part]
+            found[:] = 0
+            for place, column in enumerate(columns):  # the first of several counts from the end
+                np.maximum(found, (column == largest) * found.dtype.type(width - place), out=found)
+            np.subtract(width, found, out=found, casting="unsafe")
+
+        over_pieces(assign, len(labels), width)
+        return labels
+
+    def gain(self, labels: NDArray[np.integer]) -> float:
+        """The sum of these columns over the joined rows."""
+        _ = self._images
+
+        def add(part: slice) -> float:
+            scores = self._scores(part)
+            places = labels[part] + scores.shape[1] * np.arange(len(scores))
+            return float(scores.ravel().take(places).sum(dtype=np.float64))
+
+        return sum(found for _, found in over_pieces(add, len(labels), len(self._constants)))
 
 
 class TableProducts:
@@ -95,48 +155,94 @@ class TableProducts:
         replies = self._ask_images({alias: directions[self.blocks[alias]][:, used[alias]] for alias in used}, asked)
 
         def finish() -> Array:
-            images = {alias: image.astype(np.float64, copy=False) for alias, image in replies().items()}
-            width = directions.shape[1]
-            whole = next((alias for alias, image in images.items() if image.shape[1] == width), None)
-            order = sorted(images, key=lambda alias: alias != whole)  # one that fills all columns is the first
-            found = np.empty((self.shape[0], width)) if whole else np.zeros((self.shape[0], width))  # (N, k)
+            images, width = replies(), directions.shape[1]
+            full = [alias for alias, image in images.items() if image.shape[1] == width]  # which fill all columns
+            still = next((alias for alias in full if self.mapping.tables[alias].is_identity), None)
+            first = full[0] if full and still is None else None
+            if still is not None:
+                found = images.pop(still).astype(np.float64)  # (N, k): nothing is to be moved
+            else:
+                found = np.empty((self.shape[0], width)) if full else np.zeros((self.shape[0], width))
+            order = sorted(images, key=lambda alias: alias != first)
+            images = {alias: image.astype(np.float64, copy=False) for alias, image in images.items()}
 
             def gather(part: slice) -> None:
                 for alias in order:
                     image, table = images[alias], self.mapping.tables[alias]
-                    if alias == whole and not table.is_identity:
+                    if alias == first:
                         image.take(table.index[part], 0, out=found[part], mode="clip")  # which skips the bounds check
                         continue
                     here = image[part] if table.is_identity else image.take(table.index[part], 0, mode="clip")
-                    if alias == whole:
-                        found[part] = here
-                    elif image.shape[1] == width:
+                    if image.shape[1] == width:
                         found[part] += here
                     else:
                         found[part, used[alias]] += here
 
+            if not order:
+                return found
             over_pieces(gather, len(found), max(directions.shape[1], 1))
             return found
 
         return Result(finish)
 
+    def ask_nearest(self, directions: Array, constants: Array) -> Nearest:
+        """Ask for the column in which X V + constants is largest, of every joined row; X V is not built."""
+        width = directions.shape[1]
+        asked = Asked.times(dict.fromkeys(self.tables, width), self)
+        replies = self._ask_images({alias: directions[self.blocks[alias]] for alias in self.tables}, asked)
+        return Nearest(self.mapping, replies, constants)
+
     def ask_transposed_times(self, values: Array) -> Result:
         """Ask for X^T U, (N, k) to (d, k); U must not change before the result is read."""
-        asked = self.tables if values.size else ()
-        return self._by_blocks(self._ask_sums({alias: self.scattered(alias, values) for alias in asked}), values)
+        asked = self.tables if values.size else []
+        if values.shape[1] > 1:  # one column is cut into pieces
+            rows = on_all_cores(lambda alias: self.scattered(alias, values), asked)
+        else:
+            rows = [self.scattered(alias, values) for alias in asked]
+        return self._by_blocks(self._ask_sums(dict(zip(asked, rows, strict=True))), values)
 
     def ask_sums_by(self, labels: NDArray[np.integer], groups: int) -> Result:
         """Ask for X^T U, (d, groups), for the 0/1 matrix U of ``labels``, (N,), numbers of groups. U is not built."""
-        rows = {}
+        tables = self.mapping.tables
+        still = {alias for alias in self.tables if tables[alias].is_identity}  # whose rows are the joined rows
+        small, rows = labels.astype(np.min_scalar_type(groups)), dict[str, Floats]()
         for alias in self.tables:
-            table = self.mapping.tables[alias]
-            if table.is_identity:
-                rows[alias] = np.equal(labels[:, None], np.arange(groups)).astype(np.float64)
-                continue
-            pairs = table.index * np.int64(groups) + labels
-            counts = np.bincount(pairs, minlength=table.rows * groups)
-            rows[alias] = counts.reshape(table.rows, groups).astype(np.float64)
-        return self._by_blocks(self._ask_sums(rows), np.zeros((0, groups)))
+            if alias not in still:
+                rows[alias] = self._counts_by(alias, small, groups)
+
+        def ask(aliases: Iterable[str]) -> Pending:
+            chosen = still & set(aliases)
+
+            def arguments(alias: str, shard: ShardRows) -> dict[str, Any] | None:
+                given = {**self.named(alias), "labels": small[shard.slice], "groups": groups}
+                return given if alias in chosen else None
+
+            grouped = self.places.client.ask(
+                "matrix.sums_by", arguments,
+                bounds=lambda alias: {"sums": self.shape[0] * math.sqrt(self._square(alias))},
+            )  # fmt: skip
+            return grouped.and_of(self._ask_products([alias for alias in aliases if alias in rows], rows))
+
+        def compute(alias: str, data: EncodedTable) -> Array:
+            return (
+                data.sums_by(small, groups) if alias in still else data.transposed_times(rows[alias].astype(np.float64))
+            )
+
+        asked = Asked.transposed(dict.fromkeys(self.tables, groups), self)
+        return self._by_blocks(self._asked(asked, self.tables, ask, "sums", compute), np.zeros((0, groups)))
+
+    def _counts_by(self, alias: str, labels: NDArray[np.integer], groups: int) -> Floats:
+        """How often each base row of a table is joined within each group, (n_i, groups), in the wire's precision."""
+        table = self.mapping.tables[alias]
+
+        def count(part: slice) -> NDArray[np.intp]:
+            pairs = table.index[part] * np.int64(groups) + labels[part]
+            return np.bincount(pairs, minlength=table.rows * groups)
+
+        bins = table.rows * groups
+        found = on_all_cores(count, pieces(len(labels), size=max(SCATTER_CHUNK, 4 * bins)))
+        total = found[0] if len(found) == 1 else np.sum(found, axis=0)
+        return total.reshape(table.rows, groups).astype(self._lou.wire)
 
     def _by_blocks(self, replies: ByTable, like: Array) -> Result:
         def finish() -> Array:
@@ -169,6 +275,35 @@ class TableProducts:
 
         asked = Asked.statistic(op.rpartition("_")[2], self)
         return _flattened(self._by_blocks(self._asked(asked, self.tables, ask, "sums", compute), np.zeros((0, 1))))
+
+    def ask_row_largest(self, places: NDArray[np.intp], scale: Array, shift: Array) -> Result:
+        """Ask for the largest of ``scale * X[:, places] + shift`` in every joined row, (N,)."""
+        inside = {
+            alias: np.flatnonzero((places >= self.blocks[alias].start) & (places < self.blocks[alias].stop))
+            for alias in self.tables
+        }
+        told = {
+            alias: {"places": places[each] - self.blocks[alias].start, "scale": scale[each], "shift": shift[each]}
+            for alias, each in inside.items()
+            if len(each)
+        }
+
+        def ask(aliases: Iterable[str]) -> Pending:
+            by_alias = {alias: {**self.named(alias), **told[alias]} for alias in aliases}
+            return self._lou.ask("matrix.row_largest", by_alias, by_alias=by_alias)
+
+        def compute(alias: str, data: EncodedTable) -> Array:
+            return largest_of_rows(data, **told[alias])
+
+        replies = self._asked(Asked.extremes(list(told), self), list(told), ask, "image", compute)
+
+        def finish() -> Array:
+            found = np.full(self.shape[0], -np.inf)
+            for alias, image in replies().items():
+                np.maximum(found, self.mapping.gather(alias, image[:, 0]), out=found)
+            return found
+
+        return Result(finish)
 
     def gram(self, weights: Array | None = None) -> Array:
         """X^T X, or X^T diag(weights) X, (d, d); one trip for one table, else two.
@@ -236,18 +371,17 @@ class TableProducts:
     def _ask_sums(self, rows: Mapping[str, Array], counted: bool = True) -> ByTable:
         """Ask for T_i^T U_i of some tables, (d_i, k)."""
 
-        def ask(aliases: Iterable[str]) -> Pending:
-            return self._lou.ask(
-                "matrix.transposed_times", aliases, {alias: _flat(rows[alias]) for alias in aliases},
-                self._named(aliases),
-                bounds=lambda alias: {"sums": self._lou.bound(rows[alias]) * math.sqrt(self._square(alias))},
-            )  # fmt: skip
-
         def compute(alias: str, data: EncodedTable) -> Array:
             return data.transposed_times(rows[alias])
 
         asked = Asked.transposed({alias: each.shape[1] for alias, each in rows.items()}, self) if counted else None
-        return self._asked(asked, list(rows), ask, "sums", compute)
+        return self._asked(asked, list(rows), lambda aliases: self._ask_products(aliases, rows), "sums", compute)
+
+    def _ask_products(self, aliases: Iterable[str], rows: Mapping[str, Floats]) -> Pending:
+        return self._lou.ask(
+            "matrix.transposed_times", aliases, {alias: _flat(rows[alias]) for alias in aliases}, self._named(aliases),
+            bounds=lambda alias: {"sums": self._lou.bound(rows[alias]) * math.sqrt(self._square(alias))},
+        )  # fmt: skip
 
     def _asked(
         self, asked: Asked | None, aliases: list[str], ask: Callable[[Iterable[str]], Pending], name: str,
@@ -278,8 +412,12 @@ class TableProducts:
 
         return read
 
+    def named(self, alias: str) -> dict[str, str]:
+        """The argument of ops that says what a table's rows are encoded as; after `ready`."""
+        return {"encoding": self._ids[alias]}
+
     def _named(self, aliases: Iterable[str]) -> dict[str, dict[str, Any]]:
-        return {alias: {"encoding": self._ids[alias]} for alias in aliases}
+        return {alias: self.named(alias) for alias in aliases}
 
     def scattered(self, alias: str, columns: Array) -> Array:
         """S_i^T U, (n_i, k)."""
@@ -348,8 +486,8 @@ def moved(mapping: TableMapping, source: str, target: str, values: Floats, weigh
     here, there = mapping.tables[source], mapping.tables[target]
     if weights is None and there.is_identity:
         return np.asarray(mapping.gather(source, values), np.float64)
-    if weights is None and here.is_identity:
-        return mapping.scatter_sum(target, values)
+    if weights is None and (here.is_identity or values.shape[1] <= NARROW):
+        return mapping.scatter_sum(target, mapping.gather(source, values))
     data = np.ones(len(mapping), np.int32) if weights is None else weights
     counted = coo_array((data, (there.index, here.index)), shape=(there.rows, here.rows)).tocsr()
     return np.asarray(counted @ values.astype(np.float64))
@@ -364,7 +502,7 @@ def _wide(values: NDArray[Number]) -> NDArray[Number]:
     return values[:, None] if values.ndim == 1 else values
 
 
-def _flat(values: Array) -> Array:
+def _flat(values: Floats) -> Floats:
     """Without a second dimension of one: so ops take and answer a single vector."""
     return values[:, 0] if values.shape[1] == 1 else values
 
@@ -384,6 +522,6 @@ def checked(what: str, given: ArrayLike, length: int, unit: str) -> Array:
     if values.ndim not in (1, 2) or len(values) != length:
         raise LearnError(f"{what} has shape {values.shape}, and X has {length:,} {unit}: ({length},) or ({length}, k)")
     values = values.astype(np.float64, copy=False)
-    if values.size and not (values.min() >= -LARGEST and values.max() <= LARGEST):  # nor NaN
+    if not are_within(values, LARGEST):
         raise LearnError(f"{what} has numbers that are not finite, or above {LARGEST:g}")
     return values

@@ -59,7 +59,7 @@ class Centralized(BaseEstimator):  # type: ignore[misc]
         learner.check_settings()
         need_relation(relation, "fit")
         learner.check_promise(relation)
-        label = label_of(relation)
+        label, relation = label_of(relation), relation.to_learn()
         asked = learner._ask_labels(relation.client, label)
         encoding = relation.fit_encoding()
         loss = learner._prepare(relation.client, label, asked)

@@ -42,6 +42,7 @@ class PooledEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         if self.task not in ("classification", "regression"):
             raise LearnError(f"task {self.task!r}: it is 'classification' or 'regression'")
         self.tables_ = self._tables(label.alias)
+        relation = relation.to_learn()
         self.encoding_ = relation.fit_encoding()
         labels = relation.label()
         if self.task == "classification":

@@ -13,6 +13,7 @@ import typer
 
 from tablepuppet import __version__
 from tablepuppet.cli.keys import certs, keys
+from tablepuppet.cli.noise_options import BoundsOption, DeltaOption, EpsilonOption, TimesOption, noise_of
 from tablepuppet.cli.output import JsonOption, Screen, check_output, print_json, print_table, write_output
 from tablepuppet.cli.party import party
 from tablepuppet.cli.privacy import privacy
@@ -108,12 +109,17 @@ def describe(
     label: LabelOption = None,
     categorical: CategoricalOption = None,
     drop: DropOption = None,
+    epsilon: EpsilonOption = None,
+    delta: DeltaOption = 1e-5,
+    bounds: BoundsOption = None,
+    max_times: TimesOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print statistics of a query's joined rows, computed where the rows are."""
     with Screen() as screen:
+        noise = noise_of(epsilon, delta, bounds, max_times)
         relation = _relation(federation, sql, label, categorical, drop, screen.reader)
-        found = relation.describe()
+        found = relation.describe(**noise)
         screen.json(found.to_arrow().to_pylist()) if as_json else screen.print(found)
 
 
@@ -125,11 +131,16 @@ def profile(
     categorical: CategoricalOption = None,
     drop: DropOption = None,
     output: Annotated[Path, typer.Option(help="The page to write.")] = Path("profile.html"),
+    epsilon: EpsilonOption = None,
+    delta: DeltaOption = 1e-5,
+    bounds: BoundsOption = None,
+    max_times: TimesOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a page about a query's joined rows: histograms, missing values, correlations, warnings."""
     with Screen() as screen:
-        found = _relation(federation, sql, label, categorical, drop, screen.reader).profile()
+        noise = noise_of(epsilon, delta, bounds, max_times)
+        found = _relation(federation, sql, label, categorical, drop, screen.reader).profile(**noise)
         place = found.save(output)
         if as_json:
             screen.json({"page": str(place), "warnings": found.table_view().rows})

@@ -109,7 +109,8 @@ def _show(report: PartyReport, screen: Console) -> None:
         secure = "; sums leave within a sum over shards only" if table.secure_sum else ""
         rows = f"at least {table.min_rows} rows, groups of at least {table.min_group} rows"
         chosen = "; callers may multiply it with vectors of their choice" if table.matrix else ""
-        screen.print(f"  {rows}{secure}{chosen}", markup=False)
+        passed = "; means of its labels may reach other parties" if table.label_means else ""
+        screen.print(f"  {rows}{secure}{chosen}{passed}", markup=False)
         if table.keys:
             screen.print(f"  expressions that may be joined by: {'; '.join(table.keys)}", markup=False)
         screen.print(f"  privacy budget: {_budget(table.budget)}", markup=False)

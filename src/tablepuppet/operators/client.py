@@ -40,6 +40,10 @@ class Pending:
         """The replies, by alias. If they have not arrived, one trip sends all queued steps, also those of others."""
         return {alias: [answer.read() for answer in answers] for alias, answers in self._answers.items()}
 
+    def and_of(self, other: Pending) -> Pending:
+        """These replies and those of another op, asked of other tables."""
+        return Pending({alias: [*answers, *other._answers[alias]] for alias, answers in self._answers.items()})
+
     def missed(self, alias: str) -> list[bool]:
         """For each reply that was read, whether it is a substitute because the party is lost."""
         return [answer.missed for answer in self._answers[alias]]
@@ -170,6 +174,9 @@ def _outputs(arguments: Mapping[str, Any], spec: AnySpec | None) -> int | None:
     if spec is not None:
         return spec.outputs
     rows = arguments.get("directions", arguments.get("rows"))
+    if rows is None:  # so many vectors that are at the party, or groups of rows
+        rows = arguments.get("vectors", arguments.get("groups"))
+        return rows if isinstance(rows, int) else None
     return (1 if rows.ndim == 1 else rows.shape[1]) if isinstance(rows, np.ndarray) else None
 
 

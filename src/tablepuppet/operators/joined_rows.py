@@ -19,7 +19,7 @@ from tablepuppet.pieces import on_all_cores, pieces
 
 Array = NDArray[np.float64]
 Column = str | tuple[str, int]  # a name, or a name and a slot of a column that has several
-LABELS, SCORES = "labels", "scores"
+LABELS, SCORES, WEIGHTS = "labels", "scores", "weights"
 Arguments = ParamSpec("Arguments")
 Found = TypeVar("Found")
 
@@ -54,22 +54,46 @@ class Block:
         """The labels of these rows."""
         return self._columns[LABELS][self.part]
 
+    @property
+    def weights(self) -> Array | None:
+        """How many joined rows each of these stands for; None: itself."""
+        found = self._columns.get(WEIGHTS)
+        return None if found is None else found[self.part]
+
+    @property
+    def joined(self) -> float:
+        """How many joined rows these stand for."""
+        return float(len(self)) if self.weights is None else float(self.weights.sum())
+
 
 class JoinedRows:
     """The joined rows of a relation, with named columns; a row has ``outputs`` scores.
+
+    With ``weights`` a row stands for several joined rows that have the same label and scores (operators/merged.py).
 
     >>> rows = JoinedRows(TableMapping({}, 4), labels=np.array([1.0, 2.0, 3.0, 4.0]))
     >>> rows.total(lambda block, shift: float((block.labels + shift).sum()), 10.0)
     50.0
     """
 
-    def __init__(self, mapping: TableMapping, outputs: int = 1, labels: NDArray[Any] | None = None):
+    def __init__(
+        self, mapping: TableMapping, outputs: int = 1, labels: NDArray[Any] | None = None, weights: Array | None = None
+    ):
         self.mapping, self.outputs = mapping, outputs
-        self._columns: dict[str, NDArray[Any]] = {} if labels is None else {LABELS: labels}
+        self.joined = len(mapping) if weights is None else int(weights.sum())  # joined rows that these stand for
+        given = {LABELS: labels, WEIGHTS: weights}
+        self._columns: dict[str, NDArray[Any]] = {name: each for name, each in given.items() if each is not None}
         self._relabelled: list[JoinedRows] = []
 
     def __len__(self) -> int:
         return len(self.mapping)
+
+    def counts(self, alias: str) -> NDArray[Any] | None:
+        """How often each base row of a table occurs among the joined rows; None if each occurs once."""
+        weights = self._columns.get(WEIGHTS)
+        if weights is not None:
+            return self.mapping.scatter_sum(alias, weights)
+        return None if self.mapping.tables[alias].is_identity else self.mapping.counts(alias)
 
     # Columns.
 

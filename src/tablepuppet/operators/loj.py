@@ -59,10 +59,9 @@ class LearningOverJoin:
         sums = self.scatter(column, aliases)
         total = next(iter(sums.values())).sum(axis=0) if sums else 0.0
         for alias, found in sums.items():
-            if self.mapping.tables[alias].is_identity:
-                found -= total / len(self.mapping)
-            else:
-                found -= np.multiply.outer(self.mapping.counts(alias), total / len(self.mapping))
+            counts = self.rows.counts(alias)
+            mean = total / self.rows.joined
+            found -= mean if counts is None else np.multiply.outer(counts, mean)
         return sums
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import are_within
 from tablepuppet.errors import PartyError
 from tablepuppet.privacy.accountant import LEAST_MULTIPLIER, MOST_MULTIPLIER
 
@@ -286,6 +287,8 @@ def _array(declared: Any, limits: Within) -> Check:
             return False
         if number is np.uint8 or kinds == "iu":
             return value.dtype == np.uint8 if number is np.uint8 else value.dtype.kind in kinds
+        if value.dtype.kind in kinds and -limits.least == limits.most:
+            return are_within(value, limits.most)
         # NaN fails both comparisons; a minimum and a maximum need no memory
         return value.dtype.kind in kinds and bool(
             not value.size or (float(value.min()) >= limits.least and float(value.max()) <= limits.most)

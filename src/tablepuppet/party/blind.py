@@ -23,10 +23,11 @@ from tablepuppet.privacy.cmac import cmac
 from tablepuppet.sql.scratch import scratch
 
 Codes = NDArray[np.integer]
-_TAGS = {"number": "n", "text": "t", "date": "d", "timestamp": "s", "boolean": "b", "uuid": "u"}
+_TAGS = {"number": "n", "float": "f", "text": "t", "date": "d", "timestamp": "s", "boolean": "b", "uuid": "u"}
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary)
 _TYPES = {
     "number": (pa.types.is_integer, pa.types.is_decimal),
+    "float": (pa.types.is_floating,),
     "text": _TEXT,
     "date": (pa.types.is_date,),
     "timestamp": (pa.types.is_timestamp,),
@@ -122,6 +123,8 @@ def _canonical_sql(column: str, type_: pa.DataType, family: str) -> str:
     text = f"CAST({column} AS VARCHAR)"
     if family == "timestamp":
         return f"CASE WHEN isfinite({column}) THEN {_epoch_sql(column, type_)} ELSE {text} END"
+    if family == "float":  # as the shortest text that means this very number
+        return f"CAST(CAST({column} AS DOUBLE) AS VARCHAR)"
     if pa.types.is_decimal(type_) and type_.scale > 0:
         short = f"rtrim(rtrim({text}, '0'), '.')"  # DuckDB writes 0.50 as .50 where no digit can precede the point
         return (
@@ -146,6 +149,8 @@ def factorise(column: pa.ChunkedArray) -> Factor:
         dense = _factorise_dense(column)
         if dense is not None:
             return dense
+    if pa.types.is_floating(column.type):
+        column = pc.add(column, 0.0)  # one zero: -0.0 equals it
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     encoded = pa.concat_arrays(column.chunks).dictionary_encode() if column.num_chunks else _nothing(column.type)

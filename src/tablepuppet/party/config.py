@@ -119,6 +119,13 @@ class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
     cross_statistics: Annotated[
         bool, Meta(description="its columns may be sent, one number per row, for statistics across tables")
     ] = False
+    label_means: Annotated[
+        bool,
+        Meta(
+            description="means of its labels may reach other parties, as the numbers that stand for categories there "
+            "(`TargetEncode`, `WOE`)"
+        ),
+    ] = False
     predictions: Annotated[
         PredictionsEntry | None, Meta(description="where predictions about its rows are written; if absent, nowhere")
     ] = None
@@ -397,6 +404,7 @@ def _table_rule(name: str, table: TableEntry, deliver: tuple[str, ...]) -> Table
         budget=table.budget,
         deliver=frozenset(deliver if table.deliver is None else table.deliver),
         cross_statistics=table.cross_statistics,
+        label_means=table.label_means,
         embeddings=None
         if table.embeddings is None
         else Embeddings(table.embeddings.max_width, table.embeddings.max_epochs),

@@ -72,16 +72,32 @@ class Grant:
             self._check_directions()
         if op.releases & Release.EMBEDDINGS:
             self._check_embeddings()
-        for name in self._fields(op, arguments):
-            self._hold(op, self.rules.column(name), [name])
-        for name in self._involved(op, arguments):
-            output = self.outputs[name]
-            self._hold(op, output.rule, self._strictest(output))
+        self._check_columns(op, arguments)
         if op.releases & Release.COLUMNS and not self.rules.cross_statistics:
             reason = "is not sent, one number per row, for statistics across tables"
             raise refusal(self.party, "cross_statistics", reason, self.table, self._involved(op, arguments)[:1])
         if op.receiver:
             self._check_receiver(arguments.get(op.receiver))
+
+    def _check_columns(self, op: Op, arguments: Mapping[str, Any]) -> None:
+        """Raise PrivacyError unless every column that the op works on allows its use and its releases.
+
+        An op that names no columns works on every feature, whatever its arguments: it is checked once.
+        """
+        if op.name in self._allowed:
+            return
+        for name in self._fields(op, arguments):
+            self._hold(op, self.rules.column(name), [name])
+        for name in self._involved(op, arguments):
+            output = self.outputs[name]
+            self._hold(op, output.rule, self._strictest(output))
+        if not op.columns and not op.fields:
+            self._allowed.add(op.name)
+
+    @cached_property
+    def _allowed(self) -> set[str]:
+        """Ops that every feature allows."""
+        return set()
 
     def _hold(self, op: Op, rule: ColumnRule | None, columns: Iterable[str]) -> None:
         """Raise PrivacyError unless a rule allows the op's use and releases of these columns."""
@@ -124,7 +140,7 @@ class Grant:
             reason = f"does not release {(bare & HAVE_NO_NOISE).label}, which has no form with noise"
             raise self.refusal("require_dp", reason)
         if bare:
-            reason = f"releases {bare.label} only with noise; set the privacy of the learner, as docs/privacy.md says"
+            reason = f"releases {bare.label} only with noise; set privacy=tp.Privacy(...), as docs/privacy.md says"
             raise self.refusal("require_dp", reason)
 
     def _strictest(self, output: Output) -> list[str]:

@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ class Guard:
     def _count_directions(self, caller: str, session: str, grant: Grant, given: object) -> None:
         """Count the columns of vectors that the caller chose."""
         most = self.policy.max_matrix_columns
-        columns = 1
+        columns = int(given) if isinstance(given, Integral) else 1  # as many as the op says it releases
         if isinstance(given, np.ndarray):  # vectors, or places of columns that a function is applied to
             columns = given.shape[1] if given.ndim == 2 else len(given) if given.dtype.kind in "iu" else 1
         if not self._counters.use("columns", caller, session, grant.table, most, max(columns, 1)):

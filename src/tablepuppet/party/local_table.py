@@ -79,6 +79,11 @@ class RelationRows:
         return bool(self.firsts.all())
 
     @cached_property
+    def is_each_joined_once(self) -> bool:
+        """Whether no row is joined more than once."""
+        return not len(self.counts) or int(self.counts.max()) == 1
+
+    @cached_property
     def firsts(self) -> NDArray[np.bool_]:
         """A mask of the first occurrence of each row: a repeated row does not count towards group sizes."""
         if np.all(self.row_ids[1:] > self.row_ids[:-1]):  # as the rows of a mapping stand

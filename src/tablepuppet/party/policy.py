@@ -128,6 +128,7 @@ class TableRule:
     deliver: frozenset[str] | None = None  # parties that may get predictions made with its features; None: all
     cross_statistics: bool = True  # columns may be sent, one number per row, for statistics across tables
     embeddings: Embeddings | None = Embeddings()  # of its rows; None: none are released
+    label_means: bool = True  # means of its labels may reach other parties, as numbers that stand for categories
 
     def column(self, name: str) -> ColumnRule | None:
         """The rule of one column; None if it is hidden."""

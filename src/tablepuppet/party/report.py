@@ -56,6 +56,7 @@ class TableReport(msgspec.Struct, frozen=True):
     keys: list[str]  # expressions that may be joined by
     deliver: list[str]  # parties that may get predictions made with its features
     predictions: PredictionsEntry | None  # where predictions about its rows are written
+    label_means: bool  # means of its labels may reach other parties
 
 
 class PartyReport(msgspec.Struct, frozen=True):
@@ -172,6 +173,7 @@ def _table_report(settings: PartyFile, policy: Policy, table: SourceTable) -> Ta
         sorted(rules.keys or ()),
         sorted(rules.deliver or ()),
         entry.predictions,
+        rules.label_means,
     )
 
 
@@ -216,6 +218,8 @@ def _budget_warnings(table: TableReport) -> list[str]:
         )
     if table.matrix and table.budget.require_dp:
         found.append(f"table {table.name}: matrix has no effect: under require_dp such products are refused")
+    if table.label_means and table.budget.require_dp:
+        found.append(f"table {table.name}: label_means has no effect: under require_dp means of labels are refused")
     told = {"key", "filter"}
     for column in table.columns if table.budget.require_dp else ():
         if told & set(column.uses) and {"label", "feature"} & set(column.uses):

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tablepuppet.arrays import are_within
 from tablepuppet.party.arguments import LARGEST, LONGEST
 
 ROWS = "rows"  # of the shard in the relation
@@ -324,7 +325,7 @@ SQUARE = Plain(float, 0.0, size=LARGEST_SQUARE)
 
 def _is_ordinary(value: np.ndarray[Any, Any], size: float) -> bool:
     """Whether all numbers are finite and none is larger: NaN is neither above nor below."""
-    return not value.size or bool(float(value.min()) >= -size and float(value.max()) <= size)
+    return are_within(value, size)
 
 
 def _is_same(value: Any, known: Any) -> bool:

@@ -258,6 +258,8 @@ class Party:
                 for name, rule in rule_of.items()
                 if rule is not None and rule.allows(Release.VALUES) and not rules.budget.require_dp
             ),
+            rules.label_means and not rules.budget.require_dp,
+            rules.min_group,
         )
 
     def open(

@@ -12,7 +12,6 @@ reveal that there is such a row. In the analyst's own process it is an error tha
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from tablepuppet.errors import PartyError
 from tablepuppet.party.allowance import check_time, current
 from tablepuppet.party.blind import Blinded, blind, derive_key
 from tablepuppet.party.database import POSITION, Reader, Source
+from tablepuppet.pieces import cores
 from tablepuppet.privacy.noise import SecureStream
 from tablepuppet.sql.expression import checked, columns_of, is_column, render
 from tablepuppet.sql.growth import MOST_IN_SCAN, letters, letters_of_all
@@ -57,7 +57,7 @@ class Order(NamedTuple):
 RowIds = NDArray[np.int32]
 MOST_ROWS = 2**31 - 1
 BATCH = 1 << 16  # rows
-_BACKGROUND = ThreadPoolExecutor(max(2, os.cpu_count() or 1), thread_name_prefix="tablepuppet-snapshot")
+_BACKGROUND = ThreadPoolExecutor(max(2, cores()), thread_name_prefix="tablepuppet-snapshot")
 
 
 @dataclass

@@ -23,6 +23,8 @@ from tablepuppet.prep.steps.dates import DateParts as DateParts
 from tablepuppet.prep.steps.drops import DropConstant as DropConstant
 from tablepuppet.prep.steps.drops import DropMissing as DropMissing
 from tablepuppet.prep.steps.impute import Impute as Impute
+from tablepuppet.prep.steps.labelled import WOE as WOE
+from tablepuppet.prep.steps.labelled import TargetEncode as TargetEncode
 from tablepuppet.prep.steps.map import Map as Map
 from tablepuppet.prep.steps.products import Interactions as Interactions
 from tablepuppet.prep.steps.products import Polynomial as Polynomial

@@ -20,6 +20,7 @@ from tablepuppet.errors import LearnError
 from tablepuppet.party.arguments import Means, fits
 from tablepuppet.prep.encode import NO_DIGESTS, TableSteps
 from tablepuppet.prep.known import Statistics, Wanted
+from tablepuppet.prep.label_sums import Folds, LabelSums
 from tablepuppet.prep.moments import Moments, NotYetKnown, Ranks
 from tablepuppet.prep.selected import is_date, is_public
 from tablepuppet.prep.specs import FARTHEST, Spec, needed_for
@@ -148,6 +149,8 @@ class Attempt:
         self.dropped: dict[str, tuple[Column, str]] = {}  # with reasons
         self.sources: dict[str, Column] = {}
         self.used: list[tuple[str, list[OutputColumn]]] = []  # by step, the selected columns that it works on
+        self.labelled: list[tuple[str, OutputColumn]] = []  # by step, a column whose categories get means of the label
+        self.information: dict[str, float] = {}  # values of columns for the label, by ``alias.column``
         for column in features:
             self._select(column)
 
@@ -272,8 +275,12 @@ class Attempt:
         self.moments(column)  # it may be empty
         if column.ranks is None:
             found = self._derived(column.alias, column.name, self.chain(column.name, column.alias))
-            return _Ends(step, column.column, found, self.statistics.owners(column.alias))
+            return self.ends(step, column, found)
         return column.ranks()
+
+    def ends(self, step: str, column: Column, found: NumberSummary) -> Ranks:
+        """The least and the largest value of a column, as all that is known of its order."""
+        return _Ends(step, column.column, found, self.statistics.owners(column.alias))
 
     def chain(self, name: str, alias: str, *more: Spec) -> TableSteps:
         """The steps that a column depends on, and what they read."""
@@ -292,10 +299,13 @@ class Attempt:
 
     def _derived(self, alias: str, name: str, chain: TableSteps, size: int | None = None) -> Any:
         """Statistics after steps: wanted only if no number in them stands in for another."""
+        self._refuse_guesses(name, chain)
+        return self.statistics.derived(Wanted(alias, name, chain, size))
+
+    def _refuse_guesses(self, name: str, chain: TableSteps) -> None:
         read = {name, *(each for step in chain.steps for each in step.reads)}
         if any(each in self.columns and self.columns[each].is_guessed for each in read):
             raise NotYetKnown
-        return self.statistics.derived(Wanted(alias, name, chain, size))
 
     def weights(self, column: Column) -> NDArray[np.float64]:
         """How many joined rows have each code."""
@@ -303,6 +313,13 @@ class Attempt:
             chain = self.chain(column.name, column.alias)
             column.weights = self._derived(column.alias, column.name, chain, column.size)
         return column.weights
+
+    def label_sums(self, step: str, column: Column, folds: Folds) -> LabelSums:
+        """Sums of the label by code."""
+        self.labelled.append((step, column.column))
+        chain = self.chain(column.name, column.alias)
+        self._refuse_guesses(column.name, chain)
+        return self.statistics.label_sums(Wanted(column.alias, column.name, chain, column.size), folds)
 
     # What steps do
 

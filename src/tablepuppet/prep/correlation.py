@@ -29,7 +29,7 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import Asked, Numbers, Wrong
 from tablepuppet.prep.selected import check_across, check_without_noise, find_numbers
-from tablepuppet.prep.sent_columns import SentColumn, SentNumbers
+from tablepuppet.prep.sent_columns import SentColumn, SentOnce
 from tablepuppet.prep.statistics import NumberStatistics, NumberSummary
 from tablepuppet.prep.values import numbers
 from tablepuppet.privacy.clip import blocks
@@ -129,10 +129,14 @@ class ColumnMatrix(ShownAsTable):
 
 
 def correlation(
-    client: Client, names: Sequence[str] | None, across: bool, events: Events, step: str = "correlation"
-) -> ColumnMatrix:
-    """Pearson's correlation of each pair of columns; constant ones are left out, if none was named."""
-    found = _Pairs.ask(client, find_numbers(client.plan, names, step), across, step)
+    client: Client, names: Sequence[str] | None, across: bool, events: Events, step: str = "correlation",
+    numbers_: NumberStatistics | None = None, sent: SentOnce | None = None,
+) -> ColumnMatrix:  # fmt: skip
+    """Pearson's correlation of each pair of columns; constant ones are left out, if none was named.
+
+    ``numbers_`` are statistics of the columns, and ``sent`` columns, that were asked for before.
+    """
+    found = _Pairs.ask(client, find_numbers(client.plan, names, step), across, step, numbers_, sent)
     constant = [c.name for c in found.columns if not found.known[c.name].count or not found.known[c.name].squares > 0]
     if constant and names is not None:
         raise LearnError(f"{step}: column {constant[0]!r} is constant or empty, so it has no correlation; leave it out")
@@ -160,14 +164,17 @@ class _Pairs:
     sums: Floats  # (4, columns, columns)
 
     @classmethod
-    def ask(cls, client: Client, columns: list[OutputColumn], across: bool, step: str) -> _Pairs:
+    def ask(
+        cls, client: Client, columns: list[OutputColumn], across: bool, step: str,
+        numbers_: NumberStatistics | None = None, sent: SentOnce | None = None,
+    ) -> _Pairs:  # fmt: skip
         """Two trips: means and scales, then products, and columns that are compared across tables."""
         check_without_noise(client.plan, columns, step)
         aliases = list(dict.fromkeys(column.alias for column in columns))
         across = across and len(aliases) > 1
         if across:
             check_across(client.plan, columns, step)
-        known = NumberStatistics(client, columns).read()
+        known = (numbers_ or NumberStatistics(client, columns)).read()
         for column in columns:
             _check_values(column, known[column.name], step)
         means = np.array([np.nan_to_num(known[column.name].mean) for column in columns])
@@ -180,13 +187,15 @@ class _Pairs:
                 "means": means[places[alias]], "scales": scales[places[alias]],
             } if alias in places else None,
         )  # fmt: skip
-        sent = SentNumbers(client, columns if across else [])
+        sent = sent or SentOnce(client)
+        sent.ask_numbers(columns if across else [])
         sums = np.full((4, len(columns), len(columns)), np.nan)
         for alias, own in places.items():
             block = np.sum([reply["sums"] for reply in replies.read()[alias]], axis=0)
             sums[:, np.array(own)[:, None], own] = block
         if across:
-            _fill_across(client, columns, sent.read(), means, scales, places, sums)
+            told = {column.name: sent.numbers(column) for column in columns}
+            _fill_across(client, columns, told, means, scales, places, sums)
         return cls(columns, known, scales, sums)
 
     def covariances(self) -> Floats:

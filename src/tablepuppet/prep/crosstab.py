@@ -29,7 +29,7 @@ from tablepuppet.party.returns import JOINED, ROWS, Asked, Digests, Numbers, Pla
 from tablepuppet.prep.category_names import CategoryNames, Coded
 from tablepuppet.prep.pooled import Grid, pool_lines, rare
 from tablepuppet.prep.selected import check_across, check_without_noise, find_category, is_public
-from tablepuppet.prep.sent_columns import SentCodes
+from tablepuppet.prep.sent_columns import SentOnce
 from tablepuppet.prep.statistics import KeyFamily, categories_of, check_family, key_family
 from tablepuppet.runs.table_view import Align, ShownAsTable, TableView
 from tablepuppet.sql.query import OutputColumn
@@ -104,6 +104,32 @@ def among(digests: NDArray[np.uint8], given: NDArray[np.uint8]) -> NDArray[np.bo
     return np.isin(first, second)
 
 
+def expected_counts(counts: Floats) -> Floats:
+    """What the counts would be if the columns had nothing to do with each other."""
+    return np.outer(counts.sum(axis=1), counts.sum(axis=0)) / max(float(counts.sum()), 1.0)
+
+
+def degrees_of_freedom(counts: Floats) -> int:
+    """Of a test of independence."""
+    rows, columns = (int(np.count_nonzero(counts.sum(axis=axis))) for axis in (1, 0))
+    return max(rows - 1, 0) * max(columns - 1, 0)
+
+
+def chi_squared(counts: Floats) -> float:
+    """The statistic of a test of independence; NaN with fewer than two categories of a column."""
+    if not degrees_of_freedom(counts):
+        return math.nan
+    expected = expected_counts(counts)
+    some = expected > 0
+    return float(np.sum((counts[some] - expected[some]) ** 2 / expected[some]))
+
+
+def cramers_v(counts: Floats) -> float:
+    """The strength of an association, from 0 to 1; NaN with fewer than two categories of a column."""
+    fewest = min(int(np.count_nonzero(counts.sum(axis=axis))) for axis in (0, 1))
+    return math.sqrt(chi_squared(counts) / (float(counts.sum()) * (fewest - 1))) if fewest > 1 else math.nan
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Crosstab(ShownAsTable):
     """Joined rows by the categories of two columns, ``(other)`` those that are pooled; rows without a value are left
@@ -126,22 +152,17 @@ class Crosstab(ShownAsTable):
     @property
     def expected(self) -> Floats:
         """What the counts would be if the columns had nothing to do with each other."""
-        return np.outer(self.counts.sum(axis=1), self.counts.sum(axis=0)) / max(self.total, 1.0)
+        return expected_counts(self.counts)
 
     @property
     def chi2(self) -> float:
         """The chi-squared statistic; NaN with fewer than two categories of a column."""
-        if not self.dof:
-            return math.nan
-        expected = self.expected
-        some = expected > 0
-        return float(np.sum((self.counts[some] - expected[some]) ** 2 / expected[some]))
+        return chi_squared(self.counts)
 
     @property
     def dof(self) -> int:
         """Degrees of freedom."""
-        rows, columns = (int(np.count_nonzero(self.counts.sum(axis=axis))) for axis in (1, 0))
-        return max(rows - 1, 0) * max(columns - 1, 0)
+        return degrees_of_freedom(self.counts)
 
     @property
     def p_value(self) -> float:
@@ -153,8 +174,7 @@ class Crosstab(ShownAsTable):
     @property
     def cramers_v(self) -> float:
         """The strength of the association, from 0 to 1."""
-        fewest = min(int(np.count_nonzero(self.counts.sum(axis=axis))) for axis in (0, 1))
-        return math.sqrt(self.chi2 / (self.total * (fewest - 1))) if self.dof else math.nan
+        return cramers_v(self.counts)
 
     @property
     def mutual_information(self) -> float:
@@ -205,29 +225,33 @@ def _unique(labels: Sequence[str]) -> list[str]:
 class Counted:
     """Joined rows by digests of two columns, the last line of each being those that are pooled."""
 
+    columns: Sequence[OutputColumn]
     digests: tuple[NDArray[np.uint8], NDArray[np.uint8]]
     counts: Floats
     is_pooled: tuple[bool, bool]
+    blindings: tuple[str, str]  # the names that digests are made under
 
 
 def crosstab(client: Client, first: str, second: str, most: int) -> Crosstab:
     """Joined rows by the categories of two different columns."""
+    return _named(client, count_pairs(client, first, second, most, SentOnce(client)))
+
+
+def count_pairs(client: Client, first: str, second: str, most: int, sent: SentOnce) -> Counted:
+    """Joined rows by the categories of two columns; ``sent`` are columns that were asked for before."""
     columns = [find_category(client.plan, name, "crosstab") for name in (first, second)]
     if columns[0] == columns[1]:
         raise LearnError("crosstab: name two different columns")
     check_without_noise(client.plan, columns, "crosstab")
-    blinding = client.new_name()
     if columns[0].alias == columns[1].alias:
-        found = _within(client, columns, blinding, most)
-    else:
-        check_across(client.plan, columns, "crosstab")
-        found = _across(client, columns, blinding, most)
-    return _named(client, columns, blinding, found)
+        return _within(client, columns, most)
+    check_across(client.plan, columns, "crosstab")
+    return _across(client, columns, most, sent)
 
 
-def _within(client: Client, columns: Sequence[OutputColumn], blinding: str, most: int) -> Counted:
+def _within(client: Client, columns: Sequence[OutputColumn], most: int) -> Counted:
     """Ask the shards of one table, again if they have pooled different categories."""
-    pools = [np.zeros((0, 16), np.uint8)] * 2
+    pools, blinding = [np.zeros((0, 16), np.uint8)] * 2, client.new_name()
     while True:
         asked = {
             "columns": [column.name for column in columns], "families": [key_family(column) for column in columns],
@@ -238,7 +262,7 @@ def _within(client: Client, columns: Sequence[OutputColumn], blinding: str, most
             check_number(columns[axis], max((reply[f"{name}_count"] for reply in replies), default=0), most, "crosstab")
         rare_ = [distinct([r[f"{name}_rare"] for r in replies]) for name in ("first", "second")]
         if all(_agree(replies, name, pool) for name, pool in zip(("first", "second"), rare_, strict=True)):
-            return _added(replies, (bool(len(rare_[0])), bool(len(rare_[1]))), columns, most)
+            return _added(replies, (bool(len(rare_[0])), bool(len(rare_[1]))), columns, blinding, most)
         pools = rare_
 
 
@@ -255,8 +279,9 @@ def distinct(lists: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
 
 
 def _added(
-    replies: Sequence[Mapping[str, Any]], is_pooled: tuple[bool, bool], columns: Sequence[OutputColumn], most: int
-) -> Counted:
+    replies: Sequence[Mapping[str, Any]], is_pooled: tuple[bool, bool], columns: Sequence[OutputColumn], blinding: str,
+    most: int,
+) -> Counted:  # fmt: skip
     """The sum of tables, whose categories may differ."""
     digests = tuple(distinct([reply[name] for reply in replies]) for name in ("first", "second"))
     for column, each in zip(columns, digests, strict=True):
@@ -265,7 +290,7 @@ def _added(
     for reply in replies:
         places = [_places(reply[name], all_) for name, all_ in zip(("first", "second"), digests, strict=True)]
         counts[np.ix_(*places)] += reply["weights"]
-    return Counted((digests[0], digests[1]), counts, is_pooled)
+    return Counted(columns, (digests[0], digests[1]), counts, is_pooled, (blinding, blinding))
 
 
 def _places(digests: NDArray[np.uint8], known: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -283,29 +308,35 @@ def check_number(column: OutputColumn, found: int, most: int, step: str) -> None
         )
 
 
-def _across(client: Client, columns: Sequence[OutputColumn], blinding: str, most: int) -> Counted:
+def _across(client: Client, columns: Sequence[OutputColumn], most: int, sent: SentOnce) -> Counted:
     """Count the joined rows of two tables by the categories of their base rows."""
-    asked = [SentCodes(client, column, blinding) for column in columns]
-    sent = [each.read() for each in asked]
-    for each in sent:
+    sent.ask_codes(columns)
+    first, second = (sent.codes(column) for column in columns)
+    for each in (first, second):
         check_number(each.column, len(each.digests), most, "crosstab")
-    shape = (len(sent[0].digests) + 1, len(sent[1].digests) + 1)
-    first, second = (client.mapping.gather(each.column.alias, each.codes) for each in sent)
-    cells = first * shape[1] + second  # (joined_rows,)
-    counts = np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
-    least = max(each.least for each in sent)
+    shape = (len(first.digests) + 1, len(second.digests) + 1)
+    meet = sent.meetings(second.column, first.column.alias)
+    cells = first.codes[meet.rows] * shape[1] + meet.categories
+    counts = np.bincount(cells, meet.counts, minlength=shape[0] * shape[1]).reshape(shape)
+    least = max(first.least, second.least)
     pools = [np.zeros(length - 1, bool) for length in shape]
     if least > 1:
+        there = [client.mapping.gather(each.column.alias, each.codes) for each in (first, second)]
+        joined = there[0] * shape[1] + there[1]  # (joined_rows,)
         merges = ((np.add.reduce, np.maximum.reduce), (np.maximum.reduce, np.add.reduce))
         grids = [
-            Grid(different_rows(client, each.column.alias, cells, shape), merge)
-            for each, merge in zip(sent, merges, strict=True)
+            Grid(different_rows(client, each.column.alias, joined, shape), merge)
+            for each, merge in zip((first, second), merges, strict=True)
         ]
         pools = rare(grids, least)
     for axis, pool in enumerate(pools):
         counts = pool_lines(counts, pool, axis)
-    kept = (sent[0].digests[~pools[0]], sent[1].digests[~pools[1]])
-    return Counted(kept, counts[:-1, :-1].astype(np.float64), (bool(pools[0].any()), bool(pools[1].any())))
+    kept, is_pooled = (
+        (first.digests[~pools[0]], second.digests[~pools[1]]),
+        (bool(pools[0].any()), bool(pools[1].any())),
+    )
+    blindings = (sent.blinding(first.column), sent.blinding(second.column))
+    return Counted(columns, kept, counts[:-1, :-1].astype(np.float64), is_pooled, blindings)
 
 
 def different_rows(client: Client, alias: str, cells: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.int64]:
@@ -320,12 +351,12 @@ def label_lines(column: OutputColumn, names: Sequence[str | None]) -> list[str]:
     return [f"{column.name}={number}" if name is None else name for number, name in enumerate(names)]
 
 
-def _named(client: Client, columns: Sequence[OutputColumn], blinding: str, found: Counted) -> Crosstab:
+def _named(client: Client, found: Counted) -> Crosstab:
     """The table with the names of categories, the most frequent first, and those that are pooled last."""
-    labels, counts = [], found.counts
+    columns, labels, counts = found.columns, [], found.counts
     asked = CategoryNames(client, [
         Coded(column, blinding, digests)
-        for column, digests in zip(columns, found.digests, strict=True)
+        for column, blinding, digests in zip(columns, found.blindings, found.digests, strict=True)
         if len(digests) and is_public(client.plan, column)
     ])  # fmt: skip
     names = {each.column.name: told for each, told in zip(asked.coded, asked.read(), strict=True)}

@@ -15,7 +15,7 @@ from tablepuppet.operators.client import Client
 from tablepuppet.prep.category_names import CategoryNames, Coded
 from tablepuppet.prep.days import as_date, shown_date
 from tablepuppet.prep.quantiles import QuantileStatistics
-from tablepuppet.prep.selected import is_public
+from tablepuppet.prep.selected import check_without_noise, is_public
 from tablepuppet.prep.shape import ShapeStatistics
 from tablepuppet.prep.statistics import CategoryStatistics, CategorySummary, NumberStatistics
 from tablepuppet.runs.events import Events
@@ -23,6 +23,8 @@ from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import KEY_LIKE, NUMERIC, Family, family
 
+COUNTED = (*KEY_LIKE, Family.FLOAT)  # families whose values can be told apart by digests
+MOST_FLOATS = 1 << 17  # of a shard whose different floats are compared with those of others
 _QUARTILES = {"q25": 0.25, "median": 0.5, "q75": 0.75}
 _DATES = {name: f"{name}_date" for name in ("mean", "min", *_QUARTILES, "max")}
 _SCHEMA = pa.schema(
@@ -87,15 +89,18 @@ def _for_people(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe(
-    client: Client, columns: Iterable[OutputColumn], categorical: frozenset[str], events: Events
-) -> Description:
-    """Statistics of every column, over joined rows."""
+    client: Client, columns: Iterable[OutputColumn], categorical: frozenset[str], events: Events,
+    numbers: NumberStatistics | None = None,
+) -> Description:  # fmt: skip
+    """Statistics of every column, over joined rows; ``numbers`` are those of numeric ones, if they were asked for."""
     listed = list(columns)
+    check_without_noise(client.plan, listed, "describe")
     done = events.progress("describe", "computing statistics at the parties", len(listed))
     numeric = [column for column in listed if family(column.type) in NUMERIC]
-    asked_numbers, asked_shape = NumberStatistics(client, numeric), ShapeStatistics(client, numeric)
+    asked_numbers = numbers or NumberStatistics(client, numeric)
+    asked_shape = ShapeStatistics(client, numeric)
     asked_quartiles = QuantileStatistics(client, numeric, list(_QUARTILES.values()))
-    asked = {column.name: _ask_categories(client, column) for column in listed if family(column.type) in KEY_LIKE}
+    asked = {column.name: _ask_categories(client, column) for column in listed if family(column.type) in COUNTED}
     summaries, rows = asked_numbers.read(), []
     names = _ask_tops(client, [c for c in listed if c.name in asked and _is_category(c, categorical)], asked)
     shapes, quartiles = asked_shape.read(), asked_quartiles.read()
@@ -113,7 +118,10 @@ def describe(
                 row |= {place: as_date(row[name]) for name, place in _DATES.items()}
         if column.name in asked:
             with_share = _is_category(column, categorical)
-            row |= _categories(asked[column.name].read(), len(client.mapping), row.get("count"), with_share)
+            told, shards = asked[column.name].read(), len(client.shards(column.alias))
+            row |= _categories(told, len(client.mapping), row.get("count"), with_share)
+            if shards > 1 and len(told.digests) < told.distinct:
+                row["distinct"] = None  # shards were not compared
             row |= {"top": tops.get(column.name)}
         rows.append(row)
         done(len(rows))
@@ -137,8 +145,9 @@ def _ask_tops(
 
 
 def _ask_categories(client: Client, column: OutputColumn) -> CategoryStatistics:
-    """Distinct values; digests are asked for only where shards must be compared."""
-    most = None if len(client.shards(column.alias)) > 1 else 0
+    """Distinct values; digests are asked for only where shards must be compared, of floats not too many."""
+    several = MOST_FLOATS if family(column.type) is Family.FLOAT else None
+    most = several if len(client.shards(column.alias)) > 1 else 0
     return CategoryStatistics(client, column, client.new_name(), most)
 
 

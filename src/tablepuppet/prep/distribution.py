@@ -31,12 +31,14 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Level
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, Asked, Numbers, Returns, Wrong
-from tablepuppet.prep.ordered import DEPTHS, FAN, INFINITY, Bucket, Words, image, values_of
+from tablepuppet.pieces import over_pieces
+from tablepuppet.prep.ordered import DEPTHS, FAN, INFINITY, Bucket, Words, around, image, values_of
 from tablepuppet.prep.values import numbers
 from tablepuppet.sql.query import OutputColumn
 
 Depth = Annotated[int, Meta(ge=0, le=DEPTHS - 1)]
 LISTED = 1024  # values of a public column that are listed rather than cut further
+SAMPLED = 4 * LISTED  # values that are looked at first, to see whether they are few
 LEAST = 5  # base rows of a cell of a column that is not public, where the policy's min_group is lower
 MOST_BUCKETS = 1 << 16  # that one request may ask for
 NEXT_NONE = -1  # a cell that is not cut further
@@ -97,8 +99,9 @@ def buckets(
     found: list[Cells] = [Cells.of([])] * len(places)
     size = 0
     for place in np.unique(places).tolist():
-        values = _Column.of(table, view, columns[place])
-        for number in np.flatnonzero(places == place).tolist():
+        numbered = np.flatnonzero(places == place).tolist()
+        values = _Column.of(table, view, columns[place], [asked[number] for number in numbered])
+        for number in numbered:
             check_time()
             found[number] = values.cells(asked[number])
             check_reply(size := size + found[number].nbytes)
@@ -185,26 +188,36 @@ class _Column:
     """The values that rows of a relation have in a column."""
 
     words: Words
-    weights: NDArray[np.float64]
-    firsts: NDArray[np.bool_]  # of rows that are listed again, only the first counts
+    weights: NDArray[np.float64] | None  # None: one for each
+    firsts: NDArray[np.bool_]  # of rows that are listed again, only the first counts; not needed of a public column
     least: int | None  # different rows of a cell; None: any
 
     @classmethod
-    def of(cls, table: LocalTable, view: str, name: str) -> _Column:
+    def of(cls, table: LocalTable, view: str, name: str, asked: Sequence[Bucket]) -> _Column:
+        """A column, of which a public one needs no rows that lie outside of the buckets that are asked for."""
         rows = table.view(view)
         values, present = numbers(table.column(name, view))
         if not table.grant.is_group(int(np.count_nonzero(present & rows.firsts))):
             present = np.zeros_like(present)
-        chosen = slice(None) if present.all() else present
         least = None if table.level(name) is Level.PUBLIC else max(table.grant.rules.min_group, LEAST)
-        return cls(image(values[chosen]), rows.counts[chosen].astype(np.float64), rows.firsts[chosen], least)
+        near = None if least is not None else around(values, asked)
+        chosen = present if near is None else present & near
+        part = slice(None) if chosen.all() else chosen
+        weights = None if rows.is_each_joined_once else rows.counts[part].astype(np.float64)
+        return cls(image(values[part]), weights, rows.firsts if least is None else rows.firsts[part], least)
+
+    def _sums(self, places: NDArray[np.integer], chosen: NDArray[np.bool_] | slice, size: int) -> NDArray[np.float64]:
+        """The joined rows of chosen rows, by their places."""
+        weights = None if self.weights is None else self.weights[chosen]
+        return np.bincount(places, weights, minlength=size).astype(np.float64)
 
     def cells(self, bucket: Bucket) -> Cells:
         """The cells of one bucket; none of a bucket that was not released before."""
         if self.least is None:
             return self._exact(bucket)
         whole = int(np.count_nonzero(self.firsts))
-        run = _Run(0, Bucket().high, float(self.weights.sum()), Bucket()) if whole >= self.least else None
+        total = len(self.words) if self.weights is None else self.weights.sum()
+        run = _Run(0, Bucket().high, float(total), Bucket()) if whole >= self.least else None
         for depth in range(bucket.depth):
             if run is None:
                 break
@@ -214,17 +227,25 @@ class _Column:
 
     def _exact(self, bucket: Bucket) -> Cells:
         """Values, if they are few, else the buckets one byte deeper."""
-        chosen = bucket.chosen(self.words)
-        words, weights = self.words[chosen], self.weights[chosen]
-        few = _few(words)
-        if few is not None:
-            listed, places = few
-            order = np.argsort(listed)
-            sums = np.bincount(places, weights, minlength=len(listed)).astype(np.float64)[order]
-            return Cells(listed[order], listed[order], np.full(len(listed), NEXT_NONE, np.int16), sums)
-        sums = np.bincount(bucket.next_bytes(words), weights, minlength=FAN).astype(np.float64)
-        children = [(bucket.child(byte), float(sums[byte])) for byte in np.flatnonzero(sums).tolist()]
-        return Cells.of([_Run(child.low, child.high, weight, child) for child, weight in children])
+        some = self.words[:: max(1, len(self.words) // SAMPLED)]
+        if len(np.unique(some[bucket.chosen(some)])) <= LISTED:  # else they are not few
+            chosen = bucket.chosen(self.words)
+            few = _few(self.words[chosen])
+            if few is not None:
+                listed, places = few
+                order = np.argsort(listed)
+                sums = self._sums(places, chosen, len(listed))[order]
+                return Cells(listed[order], listed[order], np.full(len(listed), NEXT_NONE, np.int16), sums)
+
+        def count(part: slice) -> NDArray[np.float64]:
+            return self._sums(bucket.children(self.words[part]), part, FAN + 1)
+
+        sums = np.sum([np.zeros(FAN + 1), *(each for _, each in over_pieces(count, len(self.words)))], axis=0)[:FAN]
+        bytes_ = np.flatnonzero(sums)
+        width = np.uint64(1 << (56 - 8 * bucket.depth))  # words of a child
+        lows = np.uint64(bucket.low) + bytes_.astype(np.uint64) * width
+        nexts = bytes_ if bucket.depth + 1 < DEPTHS else np.full(len(bytes_), NEXT_NONE)
+        return Cells(lows, lows + (width - np.uint64(1)), nexts.astype(np.int16), sums[bytes_])
 
     def _cut(self, run: _Run) -> list[_Run]:
         """The runs that the heavy bucket of a run is cut into, left to right; those at the ends take its edges."""
@@ -232,7 +253,7 @@ class _Column:
         assert self.least is not None
         chosen = run.heavy.chosen(self.words)
         bytes_ = run.heavy.next_bytes(self.words[chosen])
-        weights = np.bincount(bytes_, self.weights[chosen], minlength=FAN)
+        weights = self._sums(bytes_, chosen, FAN)
         rows = np.bincount(bytes_[self.firsts[chosen]], minlength=FAN)
         found: list[_Run] = []
         low, before, heavy = run.low if run.left.rows else None, run.left, None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from tablepuppet.prep.category_names import CategoryNames, Coded
 from tablepuppet.prep.encoded_table import EncodedTable, KnownCategories
 from tablepuppet.prep.frame import Frame, inverse
 from tablepuppet.prep.selected import is_public
-from tablepuppet.prep.specs import Shapes, Spec
+from tablepuppet.prep.specs import Shapes, Spec, to_predict
 from tablepuppet.prep.statistics import KeyFamily, check_family, key_family
 from tablepuppet.prep.values import numbers
 from tablepuppet.runs.events import Events
@@ -110,6 +110,12 @@ class Encoding:
     private: bool = False
     steps: Mapping[str, TableSteps] = field(default_factory=dict)
     described: tuple[str, ...] = ()
+    iv_: Mapping[str, float] = field(default_factory=dict)  # information values of columns that `WOE` has encoded
+
+    def to_predict(self) -> Encoding:
+        """The same for rows that were not learned from."""
+        tables = {alias: replace(table, steps=to_predict(table.steps)) for alias, table in self.steps.items()}
+        return replace(self, steps=tables)
 
     def names(self, alias: str) -> list[str]:
         """Encoded columns of a table: numbers, then categories."""
@@ -226,11 +232,6 @@ def read_arguments(table: TableSteps) -> dict[str, Any]:
     return found | ({"steps": list(table.steps)} if table.steps else {})
 
 
-def within_bounds(values: NDArray[np.float64], bounds: tuple[float, float] | None) -> NDArray[np.float64]:
-    """Values clipped to the policy's bounds, where it has some."""
-    return values if bounds is None else np.clip(values, *bounds)
-
-
 @dataclass(frozen=True)
 class Encoded:
     """What ``encode.build`` keeps at a party: encoded rows, the rows they are, and whether they may get noise.
@@ -266,17 +267,17 @@ def build(
     """Run ``steps`` over the rows of a relation, encode them, and keep them for the learner's ops.
 
     ``digests`` are the known categories. There is a mean and a scale for each column of numbers that the steps leave.
-    Rows of a table whose policy demands noise are encoded for noise, whatever the caller says: without steps.
+    Rows of a table whose policy demands noise are encoded for noise, whatever the caller says. What steps make of a row
+    depends on its own cells and on arguments only, and null records are all zeros after them: so a row's part of what
+    noise is added to is bounded as without steps.
     """
     shapes = check_read(table, "encode.build", columns, categories, steps, digests)
     if means.shape != (len(shapes.numbers),) or scales.shape != means.shape:
         raise PartyError(f"party {table.grant.party!r}: encode.build needs a mean and a scale for each of its columns")
     private, named = private or table.must_hide, [*columns, *(name for name, _ in categories)]
-    if private and steps:
-        raise table.grant.refusal("require_dp", "steps of a pipeline have no form with noise; leave prep out")
     rows = len(table.view(view).row_ids)
     check_memory(rows * (8 * len(shapes.numbers) + 4 * len(shapes.coded)))
-    frame = frame_of(table, view, encoding, categories, digests)
+    frame = frame_of(table, view, encoding, categories, digests, private)
     frame.run(steps)
     dense = np.empty((rows, len(shapes.numbers)))
     for place, name in enumerate(shapes.numbers):
@@ -284,7 +285,6 @@ def build(
         values, present = column.values, column.present
         if private:
             present = present & np.isfinite(values)
-            values = within_bounds(values, table.grant.outputs[name].rule.bounds)
         with np.errstate(over="ignore", invalid="ignore"):
             dense[:, place] = np.where(present, (values - means[place]) / scales[place], 0.0)
         frame.drop(name)
@@ -306,11 +306,11 @@ def build(
 
 def frame_of(
     table: LocalTable, view: str, blinding: str, categories: Sequence[tuple[str, str]],
-    digests: Mapping[str, NDArray[np.uint8]],
+    digests: Mapping[str, NDArray[np.uint8]], private: bool = False,
 ) -> Frame:  # fmt: skip
     """The columns that an op reads."""
     known = {name: (kind, digests[f"digests{place}"]) for place, (name, kind) in enumerate(categories)}
-    return Frame(table, view, blinding, known)
+    return Frame(table, view, blinding, known, private)
 
 
 def check_read(

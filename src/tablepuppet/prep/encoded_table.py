@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from tablepuppet.pieces import pieces
 from tablepuppet.privacy.clip import lengths_of
 
 MOST_IN_GRAM = 1 << 14  # columns: the Gram matrix then takes 2 GiB
+SMALL = 1 << 19  # multiplications of a product of matrices that BLAS makes without copying them first
 
 
 @dataclass(frozen=True)
@@ -71,26 +73,38 @@ class EncodedTable:
         check_length("parameters", theta, self.width)
         check_reply(8 * len(self.dense) * math.prod(theta.shape[1:]))
         numbers = self.dense.shape[1]
-        if theta.ndim == 1 or not self.codes:
+        if theta.ndim == 1:
             product: NDArray[np.float64] = self.dense @ theta[:numbers]
             for codes, block in self._blocks(theta):
                 product += take(np.append(block, 0.0), codes % (len(block) + 1))
             return product
         product = np.empty((len(self.dense), theta.shape[1]))
         blocks = [(codes, np.concatenate([block, np.zeros((1, len(block.T)))])) for codes, block in self._blocks(theta)]
-        for part in pieces(len(product), max(theta.shape[1], 1)):  # each stays in the cache until it is complete
+        wide = max(theta.shape[1], 1)
+        parts = pieces(len(product), wide) if blocks else pieces(len(product), wide * max(numbers, 1), SMALL)
+        for part in parts:  # each stays in the cache until it is complete
             here = np.matmul(self.dense[part], theta[:numbers], out=product[part])
             for codes, known in blocks:
                 here += known.take(codes[part] % len(known), 0, mode="clip")
         return product
 
-    def transposed_times(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """T^T values: sums over base rows, one per encoded column and output."""
+    def transposed_times(self, values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """T^T values: sums over base rows, one per encoded column and output; values may be of the wire's precision."""
         check_length("values", values, len(self.dense))
         check_reply(8 * self.width * math.prod(values.shape[1:]))
-        parts = [self.dense.T @ values]
+        parts = [_transposed_product(self.dense, values)]
+        wide = values.astype(np.float64, copy=False) if self.codes else self.dense
         for codes, size in zip(self.codes, self.sizes, strict=True):
-            parts.append(sums_by_code(codes, size, values))
+            parts.append(sums_by_code(codes, size, wide))
+        return np.concatenate(parts)
+
+    def sums_by(self, labels: NDArray[np.integer], groups: int) -> NDArray[np.float64]:
+        """The sums of each encoded column over the rows of each group, (width, groups), by numbers of groups."""
+        check_reply(8 * self.width * groups)
+        parts = [sums_by_code(labels.astype(np.int32), groups, self.dense).T]
+        for codes, size in zip(self.codes, self.sizes, strict=True):
+            pairs = (codes % (size + 1)).astype(np.int64) * groups + labels
+            parts.append(np.bincount(pairs, minlength=(size + 1) * groups).reshape(-1, groups)[:-1].astype(np.float64))
         return np.concatenate(parts)
 
     def gram(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -139,6 +153,16 @@ class EncodedTable:
         for codes, size in zip(self.codes, self.sizes, strict=True):
             blocks.append(np.eye(size + 1, size)[codes])  # the code -1 finds the last row, all zeros
         return np.concatenate(blocks, axis=1)
+
+
+def _transposed_product(one: NDArray[np.float64], two: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    """one^T two, where both are much longer than wide: a block of rows at a time, each a small product."""
+    if two.ndim == 1 or two.shape[1] == 1:
+        return np.asarray(one.T @ two.astype(np.float64, copy=False))
+    found = np.zeros((one.shape[1], two.shape[1]))
+    for part in pieces(len(one), max(found.size, 1), SMALL):
+        found += one[part].T @ two[part].astype(np.float64, copy=False)
+    return found
 
 
 def check_length(what: str, values: NDArray[np.float64], length: int) -> None:

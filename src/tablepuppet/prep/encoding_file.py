@@ -30,6 +30,7 @@ def encoding_facts(encoding: Encoding) -> dict[str, Any]:
         "id": encoding.id,
         "private": encoding.private,
         "described": encoding.described,
+        "iv": dict(encoding.iv_),
         "numbers": {
             alias: [
                 _column(e.column) | {"mean": e.mean, "scale": e.scale, "centre": e.centre, "square": e.square}
@@ -86,4 +87,5 @@ def read_encoding(facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> Encodi
         facts["private"],
         {alias: table(alias, entry) for alias, entry in facts["steps"].items()},
         tuple(facts["described"]),
+        dict(facts.get("iv", {})),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tablepuppet.errors import PrivacyError
+from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.attempt import Attempt, Column, Dropped
 from tablepuppet.prep.encode import (
@@ -23,7 +23,7 @@ from tablepuppet.prep.encode import (
 )
 from tablepuppet.prep.known import MOST_TRIPS, Foreseen, Known, Needs, Statistics
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
-from tablepuppet.prep.selected import check_without_noise
+from tablepuppet.prep.selected import LABELLED, check_across, check_label_means, check_without_noise
 from tablepuppet.prep.specs import Drop, Fill, Scale, Shapes, Spec, needed_for
 from tablepuppet.prep.steps.categories import ID_HELP, check_few, is_id, list_categories
 from tablepuppet.prep.steps.drops import drop_if_same
@@ -50,6 +50,8 @@ class Foresight:
     trips: int
     columns: list[str]  # encoded ones, if no column is left out and each text has two categories
     used: list[tuple[str, list[OutputColumn]]]  # by step, the selected columns that it works on
+    labelled: list[tuple[str, OutputColumn]]  # by step, a column whose categories get means of the label
+    widths: dict[str, int]  # encoded columns at most, by alias
 
     def lines(self, pipeline: Pipeline) -> list[str]:
         """For people: what is done with which columns, and in how many trips it is learned."""
@@ -60,10 +62,35 @@ class Foresight:
             found.append(f"  {place}. {step}{': ' if names else ''}{names}")
         return found
 
+    def passed_on(self, plan: Plan) -> list[str]:
+        """For people: whose labels reach whom, as numbers that stand for categories."""
+        label, found = plan.query.label, []
+        if label is None:
+            return []
+        for step, column in self.labelled:
+            owners = {shard.party for shard in plan.tables[label.alias].shards}
+            readers = [shard.party for shard in plan.tables[column.alias].shards if owners != {shard.party}]
+            back = f", and means of {label.qualified} by category to party {', '.join(map(repr, readers))}"
+            found.append(f"  {step} sends the category of each row of {column.qualified} here{back * bool(readers)}")
+        return found
+
     def check_policies(self, plan: Plan) -> None:
-        """PrivacyError if a party tells of a step's columns only with noise."""
+        """PrivacyError if a party tells of a step's columns only with noise, or may not pass on means of the label.
+
+        LearnError if a step learns from the label, and there is none.
+        """
         for step, columns in self.used:
             check_without_noise(plan, columns, f"prep, step {step}")
+        for step, column in self.labelled:
+            label = plan.query.label
+            if label is None:
+                raise LearnError(
+                    f"prep, step {step}: it learns from the label, and the query has none: name a selected column, "
+                    "fed.sql(..., label='column')"
+                )
+            check_without_noise(plan, [label], f"prep, step {step}")
+            check_label_means(plan, label, column, f"prep, step {step}")
+            check_across(plan, [column], f"prep, step {step}", LABELLED)
 
 
 def foresee(pipeline: Pipeline, plan: Plan, settings: Settings) -> Foresight:
@@ -72,12 +99,14 @@ def foresee(pipeline: Pipeline, plan: Plan, settings: Settings) -> Foresight:
     attempt = settle(pipeline, statistics, settings)
     trips = 1 + statistics.trips + (MOST_TRIPS - 2) * statistics.refined
     aliases = list(dict.fromkeys(column.alias for column in settings.columns))
-    tables = [encoders(attempt, alias) for alias in aliases]
-    names = []
-    for numbers, categories, _ in tables:
+    names, widths = [], {}
+    for alias in aliases:
+        numbers, categories, _ = encoders(attempt, alias)
         names += [name for number in numbers for name in number.names]
         names += [name for category in categories for name in category.names]
-    return Foresight(statistics.needs, trips, names, attempt.used)
+        lists = sum(len(each.digests) > 0 for each in categories)
+        widths[alias] = len(numbers) + sum(len(each.more) for each in categories) + lists * settings.max_categories
+    return Foresight(statistics.needs, trips, names, attempt.used, list(dict.fromkeys(attempt.labelled)), widths)
 
 
 def selecting(pipeline: Pipeline, plan: Plan, max_categories: int) -> Query:
@@ -125,18 +154,18 @@ def fit_encoding(
         {alias: categories for alias, (_, categories, _) in found.items()},
         steps={alias: table for alias, (_, _, table) in found.items() if table.steps},
         described=() if pipeline is DEFAULT else tuple(map(str, pipeline)),
+        iv_=attempt.information,
     )
     build_encoding(client, encoding)
-    return encoding
+    return encoding.to_predict()
 
 
-def refuse_with_noise(pipeline: Pipeline) -> None:
-    """PrivacyError for a pipeline under feature privacy, whose encoders have a form of their own."""
-    if pipeline is not DEFAULT:
+def refuse_noisy_labels(pipeline: Pipeline) -> None:
+    """PrivacyError for steps that learn from the label, under label privacy."""
+    for step in pipeline.labelled:
         raise PrivacyError(
-            f"prep, step {pipeline.steps[0].name if pipeline.steps else 'none'}: with feature_epsilon columns are "
-            "prepared from bounds and categories in policies, or from statistics with noise, in one fixed way; leave "
-            "prep out, and compute what you need in SELECT"
+            f"prep, step {step.name}: it learns from true labels, and has no form with noise; with label_epsilon leave "
+            "it out, or use OneHot"
         )
 
 

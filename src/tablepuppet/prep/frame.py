@@ -23,6 +23,7 @@ from tablepuppet.prep.specs import (
     Fill,
     FillCode,
     Fitted,
+    FoldLookup,
     Hashed,
     Logarithm,
     Lookup,
@@ -34,6 +35,7 @@ from tablepuppet.prep.specs import (
     Scale,
     Spec,
     Without,
+    fold_numbers,
 )
 from tablepuppet.prep.values import numbers
 
@@ -68,6 +70,7 @@ class Frame:
     view: str
     blinding: str
     categories: Mapping[str, tuple[str, NDArray[np.uint8]]]  # family, and the digests that have codes
+    private: bool = False  # numbers are within the policy's bounds, and those that are not finite are missing
     _numbers: dict[str, NumberColumn] = field(default_factory=dict, init=False)
     _coded: dict[str, CodedColumn] = field(default_factory=dict, init=False)
 
@@ -81,9 +84,14 @@ class Frame:
 
     def number(self, name: str) -> NumberColumn:
         """A column of numbers."""
-        if name not in self._numbers:
-            return NumberColumn(*numbers(self.table.column(name, self.view)))
-        return self._numbers[name]
+        if name in self._numbers:
+            return self._numbers[name]
+        values, present = numbers(self.table.column(name, self.view))
+        if self.private:
+            bounds = self.table.grant.outputs[name].rule.bounds
+            present = present & np.isfinite(values)
+            values = values if bounds is None else np.clip(values, *bounds)
+        return NumberColumn(values, present)
 
     def coded(self, name: str) -> CodedColumn:
         """A column of codes."""
@@ -216,6 +224,16 @@ def _lookup(step: Lookup, frame: Frame) -> None:
     if step.missing is not None:
         values = np.where(column.missing, step.missing, values)
     frame.put(step.column, NumberColumn(values, present))
+
+
+@_run.register
+def _fold_lookup(step: FoldLookup, frame: Frame) -> None:
+    column = frame.coded(step.column)
+    folds = fold_numbers(frame.table.view(frame.view).row_ids, step.folds, step.seed, step.shuffle)
+    other, missing = np.array(step.other), np.array(step.missing)
+    told = np.column_stack([np.reshape(step.values, (step.folds, -1)), other])  # the code -1 finds the last
+    values = np.where(column.missing, missing[folds], told[folds, column.codes])
+    frame.put(step.column, NumberColumn(values, np.ones(len(values), bool)))
 
 
 @_run.register

@@ -35,7 +35,7 @@ from tablepuppet.prep.crosstab import (
 )
 from tablepuppet.prep.pooled import Grid, rare
 from tablepuppet.prep.selected import check_across, check_without_noise, find_category, find_number, is_public
-from tablepuppet.prep.sent_columns import SentCodes, SentNumbers
+from tablepuppet.prep.sent_columns import SentOnce
 from tablepuppet.prep.statistics import KeyFamily, categories_of, check_family, key_family
 from tablepuppet.prep.values import numbers
 from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
@@ -187,24 +187,36 @@ class GroupMeans(ShownAsTable):
 
 def group_means(client: Client, name: str, by: str, most: int) -> GroupMeans:
     """The mean of one column for each category of another."""
+    return _named(client, sums_by_group(client, name, by, most, SentOnce(client)))
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Sums of a number by digests of another column, the last line being those that are pooled."""
+
+    column: OutputColumn
+    by: OutputColumn
+    digests: NDArray[np.uint8]
+    sums: Floats  # (groups, 3): count, mean, squares about it
+    is_pooled: bool
+    blinding: str  # the name that digests are made under
+
+
+def sums_by_group(client: Client, name: str, by: str, most: int, sent: SentOnce) -> Grouped:
+    """The sums of a number by the categories of another column; ``sent`` are columns that were asked for before."""
     column, category = find_number(client.plan, name, "group_means"), find_category(client.plan, by, "group_means")
     if column == category:
         raise LearnError("group_means: name two different columns")
     check_without_noise(client.plan, [column, category], "group_means")
-    blinding = client.new_name()
     if column.alias == category.alias:
-        digests, sums, is_pooled = _within(client, column, category, blinding, most)
-    else:
-        check_across(client.plan, [column, category], "group_means")
-        digests, sums, is_pooled = _across(client, column, category, blinding, most)
-    return _named(client, column, category, blinding, digests, sums, is_pooled)
+        return _within(client, column, category, most)
+    check_across(client.plan, [column, category], "group_means")
+    return _across(client, column, category, most, sent)
 
 
-def _within(
-    client: Client, column: OutputColumn, by: OutputColumn, blinding: str, most: int
-) -> tuple[NDArray[np.uint8], Floats, bool]:
+def _within(client: Client, column: OutputColumn, by: OutputColumn, most: int) -> Grouped:
     """Ask the shards of one table, again if they have pooled different categories."""
-    pool, missing = np.zeros((0, 16), np.uint8), False
+    pool, missing, blinding = np.zeros((0, 16), np.uint8), False, client.new_name()
     while True:
         asked = {
             "columns": [column.name, by.name], "family": key_family(by), "blinding": blinding, "most": most,
@@ -218,7 +230,7 @@ def _within(
             break
     digests = distinct([reply["digests"] for reply in replies])
     check_number(by, len(digests), most, "group_means")
-    return digests, _added(replies, digests), bool(len(pool)) or missing
+    return Grouped(column, by, digests, _added(replies, digests), bool(len(pool)) or missing, blinding)
 
 
 def _added(replies: Sequence[Mapping[str, Any]], digests: NDArray[np.uint8]) -> Floats:
@@ -238,19 +250,18 @@ def _added(replies: Sequence[Mapping[str, Any]], digests: NDArray[np.uint8]) -> 
     return np.stack([total, mean, (squares + counts * away**2).sum(axis=0)], 1)
 
 
-def _across(
-    client: Client, column: OutputColumn, by: OutputColumn, blinding: str, most: int
-) -> tuple[NDArray[np.uint8], Floats, bool]:
+def _across(client: Client, column: OutputColumn, by: OutputColumn, most: int, sent: SentOnce) -> Grouped:
     """Groups of joined rows, from both columns over base rows."""
-    asked, codes = SentNumbers(client, [column]), SentCodes(client, by, blinding)
-    sent, found = asked.read()[column.name], codes.read()
+    sent.ask_numbers([column])
+    found, numbers_ = sent.codes(by), sent.numbers(column)
     check_number(by, len(found.digests), most, "group_means")
-    size, least = len(found.digests), max(sent.least, found.least)
-    values = client.mapping.gather(column.alias, sent.values)
-    groups = client.mapping.gather(by.alias, found.codes)
-    present = ~np.isnan(values)
+    size, least = len(found.digests), max(numbers_.least, found.least)
+    there = ~np.isnan(numbers_.values)
     pool = np.zeros(size + 1, bool)
     if least > 1:
+        groups, present = (
+            client.mapping.gather(by.alias, found.codes), client.mapping.gather(column.alias, there)
+        )  # fmt: skip
         cells, shape = groups * 2 + ~present, (size + 1, 2)
         merges = {by.alias: np.add.reduce, column.alias: np.maximum.reduce}
         grids = [
@@ -258,19 +269,19 @@ def _across(
             for alias, merge in merges.items()
         ]
         pool = _rare(grids, least)
-    weights = np.ones(np.count_nonzero(present))
-    sums = _sums(values[present], weights, _places(pool)[groups[present]], pool)
-    return found.digests[~pool[:-1]], sums, bool(pool.any())
+    meet = sent.meetings(by, column.alias)
+    some = there[meet.rows]
+    rows, groups, counts = meet.rows[some], meet.categories[some], meet.counts[some]
+    sums = _sums(numbers_.values[rows], counts.astype(np.float64), _places(pool)[groups], pool)
+    return Grouped(column, by, found.digests[~pool[:-1]], sums, bool(pool.any()), sent.blinding(by))
 
 
-def _named(
-    client: Client, column: OutputColumn, by: OutputColumn, blinding: str, digests: NDArray[np.uint8], sums: Floats,
-    is_pooled: bool,
-) -> GroupMeans:  # fmt: skip
+def _named(client: Client, found: Grouped) -> GroupMeans:
     """The groups with their names, if the category's column is public."""
-    kept = [Coded(by, blinding, digests)] if len(digests) and is_public(client.plan, by) else []
+    by, digests, sums, is_pooled = found.by, found.digests, found.sums, found.is_pooled
+    kept = [Coded(by, found.blinding, digests)] if len(digests) and is_public(client.plan, by) else []
     told = next(iter(CategoryNames(client, kept).read()), [None] * len(digests))
     order = np.argsort(-sums[:-1, 0], kind="stable").tolist()
     labels = label_lines(by, [told[place] for place in order])
     lines = [*order, *([len(digests)] if is_pooled else [])]
-    return GroupMeans(column.name, by.name, labels + ([OTHER] if is_pooled else []), sums[lines])
+    return GroupMeans(found.column.name, by.name, labels + ([OTHER] if is_pooled else []), sums[lines])

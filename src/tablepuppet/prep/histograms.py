@@ -31,6 +31,7 @@ from tablepuppet.prep.distribution import Distribution, Distributions
 from tablepuppet.prep.ordered import values_of
 from tablepuppet.prep.selected import check_without_noise, find_number, is_date, is_public
 from tablepuppet.prep.statistics import NumberStatistics, NumberSummary, present_numbers
+from tablepuppet.prep.statistics_promise import Spent
 from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import family
@@ -81,7 +82,8 @@ class Histogram(ShownAsTable):
     """Joined rows by bins: ``counts[i]`` of ``edges[i]`` up to ``edges[i + 1]``, in the last bin including it.
 
     ``exact``: bins are equally wide and counts are those of `numpy.histogram`; else each bin has enough rows to be
-    told of, and where a table has several shards rows are taken to lie evenly in theirs.
+    told of, and where a table has several shards rows are taken to lie evenly in theirs. With a `Privacy` bins are
+    equally wide, ``noise`` is the standard deviation of noise in every count, and ``spent`` what it has cost.
     """
 
     column: OutputColumn
@@ -89,6 +91,8 @@ class Histogram(ShownAsTable):
     counts: NDArray[np.float64]
     missing: int
     exact: bool
+    noise: float = 0.0
+    spent: Spent | None = None
 
     def to_arrow(self) -> pa.Table:
         """One row per bin: low, high, count."""
@@ -98,11 +102,12 @@ class Histogram(ShownAsTable):
         """One row per bin, with a bar."""
         most = max(self.counts.max(initial=0.0), 1.0)
         rows = [
-            [self.label(low), self.label(high), f"{count:,.0f}", "█" * round(BAR * count / most)]
+            [self.label(low), self.label(high), f"{round(count):,}", "█" * round(BAR * max(count, 0.0) / most)]
             for low, high, count in zip(self.edges[:-1], self.edges[1:], self.counts, strict=True)
         ]
         sides: dict[str, Align] = {"from": "right", "to": "right", "joined rows": "right", "": "left"}
-        return TableView(self.column.name, sides, rows)
+        noise = f", each count ± {self.noise:,.3g}; {self.spent}" if self.spent else ""
+        return TableView(f"{self.column.name}{noise}", sides, rows)
 
     def label(self, value: float) -> str:
         """A value as it is shown."""
@@ -118,7 +123,8 @@ def histogram(client: Client, name: str, bins: int) -> Histogram:
     return found
 
 
-def _checked_bins(bins: Any) -> int:
+def checked_bins(bins: Any) -> int:
+    """LearnError unless it is a number of bins."""
     if not isinstance(bins, Integral) or isinstance(bins, bool) or not 1 <= int(bins) <= MOST_BINS:
         raise LearnError(f"histogram: bins is a whole number from 1 to {MOST_BINS:,}, not {bins!r}")
     return int(bins)
@@ -127,11 +133,14 @@ def _checked_bins(bins: Any) -> int:
 class HistogramStatistics:
     """Histograms of several columns: ranges are asked for when made, counts when read."""
 
-    def __init__(self, client: Client, columns: Iterable[OutputColumn], bins: int):
-        self._client, self._bins = client, _checked_bins(bins)
+    def __init__(
+        self, client: Client, columns: Iterable[OutputColumn], bins: int, numbers: NumberStatistics | None = None
+    ):
+        """``numbers`` are statistics of the columns, if they were asked for before."""
+        self._client, self._bins = client, checked_bins(bins)
         self._columns = list(columns)
         self._public = [column for column in self._columns if is_public(client.plan, column)]
-        self._numbers = NumberStatistics(client, self._columns)
+        self._numbers = numbers or NumberStatistics(client, self._columns)
         self._cells = Distributions(client, [column for column in self._columns if column not in self._public])
 
     def read(self) -> dict[str, Histogram]:

@@ -23,10 +23,12 @@ from tablepuppet.operators.client import Client, Pending
 from tablepuppet.prep.category_names import CategoryNames, Coded
 from tablepuppet.prep.distribution import Distribution, Distributions
 from tablepuppet.prep.encode import TableSteps, read_arguments
+from tablepuppet.prep.label_sums import AskedLabels, Folds, LabelSums, SentCodes, made_up_sums, read_codes
 from tablepuppet.prep.moments import NotYetKnown
 from tablepuppet.prep.ordered import values_of
 from tablepuppet.prep.selected import is_public
 from tablepuppet.prep.statistics import (
+    NO_TIES,
     CategoryStatistics,
     CategorySummary,
     NumberStatistics,
@@ -87,6 +89,7 @@ class Statistics(ABC):
         self.wanted_ranks: dict[str, tuple[OutputColumn, set[float]]] = {}
         self.wanted: dict[tuple[str, str, bytes], Wanted] = {}
         self.wanted_names: dict[str, Coded] = {}
+        self.wanted_codes: dict[tuple[str, str, bytes], Wanted] = {}
 
     def owners(self, alias: str) -> str:
         """The parties that own a table's rows, as the end of an error."""
@@ -99,7 +102,7 @@ class Statistics(ABC):
     @property
     def is_complete(self) -> bool:
         """Whether nothing is wanted."""
-        return not (self.wanted_ranks or self.wanted or self.wanted_names)
+        return not (self.wanted_ranks or self.wanted or self.wanted_names or self.wanted_codes)
 
     @abstractmethod
     def number(self, column: OutputColumn) -> NumberSummary:
@@ -140,6 +143,10 @@ class Statistics(ABC):
             raise NotYetKnown
         return self._derived[wanted.key]
 
+    @abstractmethod
+    def label_sums(self, wanted: Wanted, folds: Folds) -> LabelSums:
+        """Sums of the label by the codes of a column after steps."""
+
     def names(self, column: OutputColumn, digests: NDArray[np.uint8]) -> list[str | None]:
         """What categories of a public column are called."""
         if column.name not in self._names:
@@ -157,12 +164,15 @@ class Known(Statistics):
         self.plan, self.rows = client.plan, float(len(client.mapping))
         self._numbers = NumberStatistics(client, needs.numbers)
         self._categories = {
-            name: CategoryStatistics(client, column, blinding, most)
+            name: CategoryStatistics(client, column, blinding, most, ties=True)
             for name, (column, most) in needs.categories.items()
         }
         self._distributions = Distributions(client, needs.ranks.values()) if needs.ranks else None
         self._summaries: dict[str, NumberSummary] | None = None
         self._read: dict[str, CategorySummary] = {}
+        self._codes: dict[tuple[str, str, bytes], SentCodes] = {}
+        self._labels: AskedLabels | None = None
+        self._label_sums: dict[tuple[tuple[str, str, bytes], Folds], LabelSums] = {}
 
     def owners(self, alias: str) -> str:
         """The parties that own a table's rows, as the end of an error."""
@@ -196,6 +206,16 @@ class Known(Statistics):
         words, places = np.unique(lows, return_inverse=True)
         return float(values_of(words[[np.bincount(places, weights).argmax()]])[0])
 
+    def label_sums(self, wanted: Wanted, folds: Folds) -> LabelSums:
+        """Sums of the label by the codes of a column after steps."""
+        if wanted.key not in self._codes:
+            self.wanted_codes[wanted.key] = wanted
+            raise NotYetKnown
+        if (wanted.key, folds) not in self._label_sums:
+            assert self._labels is not None, "they were asked for with the codes"
+            self._label_sums[wanted.key, folds] = self._labels.of(self._codes[wanted.key], folds)
+        return self._label_sums[wanted.key, folds]
+
     def _distribution(self, column: OutputColumn) -> Distribution:
         assert self._distributions is not None, "it was foreseen"
         return self._distributions.read()[column.name]
@@ -203,17 +223,27 @@ class Known(Statistics):
     def fetch(self) -> None:
         """Ask for whatever is wanted: one trip, and as many more as ranks need."""
         wanted, ranks, coded = list(self.wanted.values()), dict(self.wanted_ranks), list(self.wanted_names.values())
+        codes, self.wanted_codes = list(self.wanted_codes.values()), {}
         self.wanted, self.wanted_ranks, self.wanted_names = {}, {}, {}
-        asked = [(listed, self._ask(listed)) for listed in merged(wanted)]
+        asked = [(listed, self._ask("prep.sums", listed)) for listed in merged(wanted)]
+        sent = [(listed, self._ask("prep.codes", listed)) for listed in merged(codes)]
+        label = self.plan.query.label
+        if sent and self._labels is None and label is not None:
+            self._labels = AskedLabels(self._client, label)
         named = CategoryNames(self._client, [Coded(each.column, self._blinding, each.digests) for each in coded])
         if ranks:
             self._refine(ranks)
         for listed, pending in asked:
             self._store(listed, pending.read()[listed[0].alias])
+        for listed, pending in sent:
+            replies = pending.read()[listed[0].alias]
+            for place, each in enumerate(listed):
+                assert each.size is not None, "it has codes"
+                self._codes[each.key] = read_codes(self._client, each.alias, replies, place, each.size)
         for each_coded, told in zip(coded, named.read(), strict=True):
             self._names[each_coded.column.name] = told
 
-    def _ask(self, listed: Sequence[Wanted]) -> Pending:
+    def _ask(self, op: str, listed: Sequence[Wanted]) -> Pending:
         """Ask the shards of a table."""
         alias, tables = listed[0].alias, [each.table for each in listed]
         table = TableSteps(
@@ -222,7 +252,7 @@ class Known(Statistics):
             tuple(step for each in tables for step in each.steps),
         )
         given = {"blinding": self._blinding, "wanted": [each.name for each in listed], **read_arguments(table)}
-        return self._client.ask("prep.sums", lambda name, _: given if name == alias else None)
+        return self._client.ask(op, lambda name, _: given if name == alias else None)
 
     def _store(self, listed: Sequence[Wanted], replies: Sequence[Mapping[str, Any]]) -> None:
         place = start = 0
@@ -279,6 +309,7 @@ class Foreseen(Statistics):
         super().__init__()
         self.plan, self.rows, self.needs, self.trips = plan, 1000.0, Needs(), 0
         self.refined = 0  # how often ranks were asked for
+        self._coded: set[tuple[str, str, bytes]] = set()
 
     def base_rows(self, alias: str) -> int:
         """Many."""
@@ -296,12 +327,19 @@ class Foreseen(Statistics):
         more = None if before is None or most is None else max(before, most)
         self.needs.categories[column.name] = (column, more)
         digests = np.arange(32, dtype=np.uint8).reshape(2, 16)
-        return CategorySummary(2, 500.0, 100.0, digests, np.array([500.0, 400.0]), digests[:1])
+        return CategorySummary(2, 500.0, 100.0, digests, np.array([500.0, 400.0]), digests[:1], NO_TIES)
 
     def mode(self, column: OutputColumn) -> float:
         """A number."""
         self.needs.ranks[column.name] = column
         return 2.0
+
+    def label_sums(self, wanted: Wanted, folds: Folds) -> LabelSums:
+        """Some, after a trip."""
+        if wanted.key not in self._coded:
+            self.wanted_codes[wanted.key] = wanted
+            raise NotYetKnown
+        return made_up_sums(wanted.size or 0, folds)
 
     def fetch(self) -> None:
         """Count a trip."""
@@ -315,4 +353,6 @@ class Foreseen(Statistics):
             self._derived[key] = summary if each.size is None else np.full(each.size, 900.0 / each.size)
         for name, each_named in self.wanted_names.items():
             self._names[name] = [str(place) for place in range(len(each_named.digests))]
+        self._coded |= self.wanted_codes.keys()
+        self.wanted_codes = {}
         self.wanted, self.wanted_ranks, self.wanted_names = {}, {}, {}

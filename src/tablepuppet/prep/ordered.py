@@ -6,14 +6,18 @@ values needs no minimum or maximum, and no outlier makes a bucket wide: eight cu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.pieces import over_pieces
+
 Words = NDArray[np.uint64]
 DEPTHS = 8  # cuts of 8 bits until a bucket is one word
 FAN = 256
+MOST_COMPARED = 8  # buckets whose ends are compared with all values
 SIGN = np.uint64(1 << 63)
 
 
@@ -23,12 +27,18 @@ def image(values: NDArray[np.float64]) -> Words:
     >>> image(np.array([-1.0, -0.0, 0.0, 2.5])).argsort(kind="stable").tolist()
     [0, 1, 2, 3]
     """
-    whole = values + 0.0  # one zero
-    odd = np.isnan(whole)
-    if odd.any():
-        whole[odd] = np.nan  # one NaN
-    flips = (whole.view(np.int64) >> 63).view(np.uint64) | SIGN  # all bits of negative numbers, else the first
-    return whole.view(np.uint64) ^ flips
+    found = np.empty(len(values), np.uint64)
+
+    def write(part: slice) -> None:
+        whole = values[part] + 0.0  # one zero
+        odd = np.isnan(whole)
+        if odd.any():
+            whole[odd] = np.nan  # one NaN
+        flips = (whole.view(np.int64) >> 63).view(np.uint64) | SIGN  # all bits of negative numbers, else the first
+        np.bitwise_xor(whole.view(np.uint64), flips, out=found[part])
+
+    over_pieces(write, len(values))
+    return found
 
 
 def values_of(words: Words) -> NDArray[np.float64]:
@@ -41,6 +51,30 @@ def values_of(words: Words) -> NDArray[np.float64]:
 
 
 INFINITY = int(image(np.array([np.inf]))[0])
+
+
+def around(values: NDArray[np.float64], buckets: Sequence[Bucket]) -> NDArray[np.bool_] | None:
+    """Which values may be in one of some buckets, found without their words; None if that is not worth the while.
+
+    Some more may be marked, such as zero for the bucket that ends at the other zero.
+
+    >>> around(np.array([-1.0, 1.0, 1.9, 7.0]), [Bucket(0xBFF0, 2)]).tolist()
+    [False, True, False, False]
+    """
+    if not buckets or len(buckets) > MOST_COMPARED or not all(bucket.depth for bucket in buckets):
+        return None
+    ends = values_of(np.array([[bucket.low, bucket.high] for bucket in buckets], np.uint64))
+    if np.isnan(ends).any():
+        return None
+    found = np.zeros(len(values), bool)
+
+    def mark(part: slice) -> None:
+        here = values[part]
+        for low, high in ends:
+            found[part] |= (here >= low) & (here <= high)
+
+    over_pieces(mark, len(values))
+    return found
 
 
 @dataclass(frozen=True)
@@ -67,6 +101,11 @@ class Bucket:
     def chosen(self, words: Words) -> NDArray[np.bool_] | slice:
         """Which words are in it."""
         return (words >> np.uint64(64 - 8 * self.depth)) == np.uint64(self.prefix) if self.depth else slice(None)
+
+    def children(self, words: Words) -> NDArray[np.intp]:
+        """The byte after the prefix, and `FAN` for words that are not in it."""
+        away = words - np.uint64(self.low)  # of words below it, beyond all that are in it
+        return np.asarray(np.minimum(away >> np.uint64(56 - 8 * self.depth), np.uint64(FAN)), np.intp)
 
     def next_bytes(self, words: Words) -> NDArray[np.intp]:
         """The byte after the prefix, of words that are in it."""

@@ -20,6 +20,7 @@ from tablepuppet.prep.steps.curves import Log, Power
 from tablepuppet.prep.steps.dates import DateParts
 from tablepuppet.prep.steps.drops import DropConstant, DropMissing
 from tablepuppet.prep.steps.impute import Impute
+from tablepuppet.prep.steps.labelled import WOE, LabelStep, TargetEncode
 from tablepuppet.prep.steps.map import Map
 from tablepuppet.prep.steps.products import Interactions, Polynomial
 from tablepuppet.prep.steps.scale import MinMax, Robust, Standardize
@@ -30,7 +31,7 @@ STEPS: Mapping[str, type[Step]] = {
     each.__name__: each
     for each in (
         Bin, Clip, DateParts, DropConstant, DropMissing, Hash, Impute, Interactions, Log, Map, MinMax, OneHot, Ordinal,
-        Outliers, Polynomial, Power, Recode, Robust, Standardize, Winsorize,
+        Outliers, Polynomial, Power, Recode, Robust, Standardize, TargetEncode, Winsorize, WOE,
     )
 }  # fmt: skip
 
@@ -61,6 +62,16 @@ class Pipeline:
     def maps(self) -> list[Map]:
         """The steps that are evaluated where columns are read."""
         return [step for step in self.steps if isinstance(step, Map)]
+
+    @property
+    def labelled(self) -> list[LabelStep]:
+        """The steps that learn from the label."""
+        return [step for step in self.steps if isinstance(step, LabelStep)]
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether rows to learn from are prepared by other numbers than rows to predict."""
+        return any(step.leaves_out for step in self.labelled)
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)

@@ -11,9 +11,9 @@ policy gives the bounds of a number, or lists the categories of a column, nothin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,9 @@ from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import Asked, Digests, Numbers, Plain, Wrong
 from tablepuppet.prep.encode import CategoryEncoder, Encoding, NumberEncoder, build_encoding, drop_column
-from tablepuppet.prep.statistics import KeyFamily, check_family, key_family, merge_categories
-from tablepuppet.prep.values import numbers
+from tablepuppet.prep.frame import codes_of
+from tablepuppet.prep.rows_once import RowsOnce, Times, is_group
+from tablepuppet.prep.statistics import CategorySummary, KeyFamily, check_family, key_family, merge_categories
 from tablepuppet.privacy.clip import blocks
 from tablepuppet.privacy.noise import gaussian_sigma
 from tablepuppet.privacy.shares import TAIL, TAIL_DELTA
@@ -39,11 +40,14 @@ from tablepuppet.runs.events import Events
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import Family, family
 
+MOMENTS, CATEGORIES = "private.moments", "private.categories"
 SMALLEST, LARGEST = -32, 63  # powers of two between which ranges are looked for
 BINS = 2 * (LARGEST - SMALLEST + 1) + 1  # negative ones, zero, positive ones
 SURE = 5.0  # standard deviations above zero at which a bin is taken to have rows
 FARTHEST_BOUND = 1e100  # of a policy's bounds
 MOST_LISTED = 1_000_000  # categories of a column
+HIDDEN_RANGE = "has no range that noise does not hide, or one value only"
+NO_CATEGORY = "has no category that enough rows have"
 UNIFORM = math.sqrt(12)  # the width of an even spread, in standard deviations
 
 
@@ -83,7 +87,7 @@ class DistinctDigests:
 )
 def ranges(table: LocalTable, view: str, columns: Sequence[str], multiplier: Multiplier) -> Values:
     """The policy's bounds of columns, or NaN and noisy counts of rows by powers of two."""
-    rows = _Rows.of(table, view, columns)
+    rows = RowsOnce.of(table, view, columns)
     known, counts = np.full((len(columns), 2), np.nan), np.zeros((len(columns), BINS))
     for place, name in enumerate(columns):
         bounds = table.grant.outputs[name].rule.bounds
@@ -96,39 +100,8 @@ def ranges(table: LocalTable, view: str, columns: Sequence[str], multiplier: Mul
             yield np.bincount(bins_of(values[present]), minlength=BINS).astype(np.float64)
 
         told = table.noisy(found, (BINS,), 1.0, multiplier, "ranges")
-        counts[place] = told if _is_group(table, told) else 0.0
+        counts[place] = told if is_group(table, told) else 0.0
     return {"known": known, "counts": counts}
-
-
-def _is_group(table: LocalTable, counts: NDArray[np.float64]) -> bool:
-    """Whether a column with such noisy counts may be released: with next to no noise, ``min_group`` still holds."""
-    least = table.grant.rules.min_group
-    return not least or bool((counts > least - 0.5).any())
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The rows of a relation, each once, of which null records are left out; refused by types alone."""
-
-    table: LocalTable
-    view: str
-    columns: Sequence[str]
-
-    @classmethod
-    def of(cls, table: LocalTable, view: str, columns: Sequence[str]) -> _Rows:
-        table.rows_once(view)
-        for name in columns:
-            numbers(table.snapshot.outputs[name].slice(0, 0))
-        return cls(table, view, columns)
-
-    @cached_property
-    def _kept(self) -> NDArray[np.bool_]:
-        return ~self.table.null_rows(self.columns, self.view)
-
-    def values(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """(the numbers of a column, which rows have a finite one and are no null records)."""
-        values, present = numbers(self.table.column(name, self.view))
-        return values, present & self._kept & np.isfinite(values)
 
 
 def bins_of(values: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -157,8 +130,8 @@ def range_of(counts: NDArray[np.float64], noise: float) -> tuple[float, float] |
 
 
 @op(
-    "private.moments",
-    asked="encoders with `feature_epsilon`",
+    MOMENTS,
+    asked="encoders and statistics with `feature_epsilon`",
     releases=Release.STATISTICS,
     columns=("columns",),
     use=Use.FEATURE,
@@ -166,31 +139,41 @@ def range_of(counts: NDArray[np.float64], noise: float) -> tuple[float, float] |
     returns={"sums": Numbers(("columns", 3))},
 )
 def moments(
-    table: LocalTable, view: str, columns: Sequence[str], lows: List, highs: List, multiplier: Multiplier
+    table: LocalTable,
+    view: str,
+    columns: Sequence[str],
+    lows: List,
+    highs: List,
+    multiplier: Multiplier,
+    times: Times = 1,
 ) -> Values:
-    """Noisy counts, sums and sums of squares of columns, where lows and highs are -1 and 1."""
+    """Noisy counts, sums and sums of squares of columns, where lows and highs are -1 and 1.
+
+    A row counts as often as it is joined, and at most ``times`` times.
+    """
     if lows.shape != (len(columns),) or highs.shape != lows.shape or not (lows < highs).all():
         raise PartyError(
             f"party {table.grant.party!r}: private.moments needs a low and a higher number for each column"
         )
-    rows, sums = _Rows.of(table, view, columns), np.zeros((len(columns), 3))
+    rows, sums = RowsOnce.of(table, view, columns, times), np.zeros((len(columns), 3))
     for place, (name, low, high) in enumerate(zip(columns, lows, highs, strict=True)):
 
         def found(name: str = name, low: float = low, high: float = high) -> Iterator[NDArray[np.float64]]:
             values, present = rows.values(name)
             for block in blocks(len(values)):
                 inside = np.clip((values[block] - low) / (high - low) * 2 - 1, -1.0, 1.0)  # overflows are clipped
-                inside = inside[present[block]]
-                yield np.array([len(inside), inside.sum(), inside @ inside])
+                inside, weights = inside[present[block]], rows.weights[block][present[block]]
+                weighted = weights * inside
+                yield np.array([weights.sum(), weighted.sum(), weighted @ inside])
 
-        told = table.noisy(found, (3,), math.sqrt(3.0), multiplier, "moments")
-        sums[place] = told if _is_group(table, told[:1]) else 0.0
+        told = table.noisy(found, (3,), math.sqrt(3.0) * times, multiplier, "moments")
+        sums[place] = told if is_group(table, told[:1], times) else 0.0
     return {"sums": sums}
 
 
 @op(
-    "private.categories",
-    asked="encoders with `feature_epsilon`",
+    CATEGORIES,
+    asked="encoders and statistics with `feature_epsilon`",
     releases=Release.KEY_DIGESTS | Release.HISTOGRAMS,
     columns=("column",),
     use=Use.FEATURE,
@@ -203,30 +186,52 @@ def moments(
     },
 )
 def categories(
-    table: LocalTable, view: str, column: str, family: KeyFamily, blinding: str, multiplier: Multiplier
+    table: LocalTable,
+    view: str,
+    column: str,
+    family: KeyFamily,
+    blinding: str,
+    multiplier: Multiplier,
+    times: Times = 1,
+    counted: bool = False,
 ) -> Values:
     """Digests of the categories that the policy lists, or of those that enough rows have, with noisy counts.
 
-    Noise and cost are those of one category for each row, so that they do not tell how many there are.
+    Noise and cost are those of one category for each row, so that they do not tell how many there are. Listed ones are
+    ``counted`` only if that is asked for. A row counts as often as it is joined, and at most ``times`` times.
     """
-    most = len(table.rows_once(view).row_ids)
+    rows = RowsOnce.of_any(table, view, [column], times)
     check_family(table, column, family)
     key, listed = table.category_key(blinding, column), table.grant.outputs[column].rule.categories
-    if listed is not None:
-        digests = blind([_as_column(table, column, listed)], [family], key).digests
-        return {"distinct": len(digests), "digests": digests, "weights": np.ones(len(digests)), "known": True}
 
     @cache
     def found() -> Blinded:
         return blind([table.column(column, view)], [family], key)
 
-    def rows() -> Iterator[NDArray[np.float64]]:
-        codes = found().codes[~table.null_rows([column], view)]
-        yield np.bincount(codes, minlength=len(found().digests) + 1)[:-1].astype(np.float64)
+    def by_category(size: int, codes: NDArray[np.integer]) -> NDArray[np.float64]:
+        counts = np.bincount(codes[rows.kept], rows.weights[rows.kept], minlength=size + 1)
+        return np.asarray(counts[:size], np.float64)
 
-    noisy = table.noisy(rows, (most,), 1.0, multiplier, "categories", tail=TAIL_DELTA, is_most=True)
+    if listed is not None:
+        digests = blind([_as_column(table, column, listed)], [family], key).digests
+        weights, told = np.ones(len(digests)), {"distinct": len(digests), "digests": digests, "known": True}
+        if counted:
+
+            def of_listed() -> Iterator[NDArray[np.float64]]:
+                places = np.append(codes_of(found().digests, digests), -1)[found().codes]
+                yield by_category(len(digests), np.where(places < 0, len(digests), places))
+
+            weights = table.noisy(of_listed, (len(digests),), float(times), multiplier, "categories")
+            weights = weights if is_group(table, weights.sum(keepdims=True), times) else np.zeros(len(digests))
+        return {**told, "weights": weights}
+
+    def of_all() -> Iterator[NDArray[np.float64]]:
+        yield by_category(len(found().digests), found().codes)
+
+    most = len(rows.weights)
+    noisy = table.noisy(of_all, (most,), float(times), multiplier, "categories", tail=TAIL_DELTA, is_most=True)
     others = max(1, table.grant.rules.min_group - 1)  # rows that a category which is not told may have
-    kept = noisy > others + TAIL * gaussian_sigma(multiplier, 1.0, most)
+    kept = noisy > times * others + TAIL * gaussian_sigma(multiplier, float(times), most)
     return {"distinct": int(kept.sum()), "digests": found().digests[kept], "weights": noisy[kept], "known": False}
 
 
@@ -262,26 +267,37 @@ def is_category(column: OutputColumn, categorical: frozenset[str]) -> bool:
     return column.name in categorical or family(column.type) in (Family.TEXT, Family.UUID)
 
 
+@dataclass(frozen=True)
+class NoisyNumber:
+    """What is known of a column of numbers: mean and scale, and bounds between which its values are expected."""
+
+    mean: float
+    scale: float
+    low: float
+    high: float
+
+
 def fit_private_encoding(
     client: Client, columns: Sequence[OutputColumn], categorical: frozenset[str], max_categories: int, events: Events,
     noise: EncoderNoise,
 ) -> Encoding:  # fmt: skip
     """Encoders for ``columns``; those whose statistics drown in noise are left out with a warning event."""
     identity = client.new_name()
-    asked = {c.name: _ask_categories(client, c, identity, noise) for c in columns if is_category(c, categorical)}
-    fitted = _fit_numbers(client, [c for c in columns if not is_category(c, categorical)], noise, events)
+    texts = NoisyTexts(client, [c for c in columns if is_category(c, categorical)], identity, noise)
+    fitted = fit_numbers(client, [c for c in columns if not is_category(c, categorical)], noise)
     numbers_of: dict[str, list[NumberEncoder]] = {alias: [] for alias in client.mapping.tables}
     categories_of: dict[str, list[CategoryEncoder]] = {alias: [] for alias in client.mapping.tables}
     for column in columns:
-        if column.name not in asked:
-            numbers_of[column.alias] += fitted.get(column.name, [])
+        if not is_category(column, categorical):
+            known = fitted[column.name]
+            if known is None:
+                drop_column(column, HIDDEN_RANGE, events)
+            else:
+                numbers_of[column.alias].append(NumberEncoder(column, known.mean, known.scale))
             continue
-        replies = asked[column.name].read()[column.alias]
-        if not all(reply["known"] for reply in replies):
-            noise.use(column.alias, tail=True)
-        found = merge_categories([{**reply, "missing": 0.0, "top": 0.0} for reply in replies])
+        found = texts.read(column)
         if not 1 <= found.distinct <= max_categories:
-            reason = "has no category that enough rows have" if not found.distinct else "has too many categories"
+            reason = NO_CATEGORY if not found.distinct else "has too many categories"
             drop_column(column, reason, events)
             continue
         order = np.lexsort((np.arange(found.distinct), -found.weights))
@@ -294,16 +310,31 @@ def fit_private_encoding(
     return encoding
 
 
+class NoisyTexts:
+    """The categories of texts that policies list, or that enough rows have: asked for when made."""
+
+    def __init__(self, client: Client, columns: Iterable[OutputColumn], blinding: str, noise: EncoderNoise):
+        self._noise, self._read = noise, dict[str, CategorySummary]()
+        self._asked = {column.name: _ask_categories(client, column, blinding, noise) for column in columns}
+
+    def read(self, column: OutputColumn) -> CategorySummary:
+        """Over all shards; how many rows have none is not known."""
+        if column.name not in self._read:
+            replies = self._asked[column.name].read()[column.alias]
+            if not all(reply["known"] for reply in replies):
+                self._noise.use(column.alias, tail=True)
+            self._read[column.name] = merge_categories([{**reply, "missing": 0.0, "top": 0.0} for reply in replies])
+        return self._read[column.name]
+
+
 def _ask_categories(client: Client, column: OutputColumn, blinding: str, noise: EncoderNoise) -> Pending:
     asked: dict[str, Any] = {"column": column.name, "family": key_family(column), "blinding": blinding}
     asked["multiplier"] = noise.multipliers[column.alias]
-    return client.ask("private.categories", lambda alias, _: asked if alias == column.alias else None)
+    return client.ask(CATEGORIES, lambda alias, _: asked if alias == column.alias else None)
 
 
-def _fit_numbers(
-    client: Client, columns: Sequence[OutputColumn], noise: EncoderNoise, events: Events
-) -> dict[str, list[NumberEncoder]]:
-    """By name; none for a column that is left out."""
+def fit_numbers(client: Client, columns: Sequence[OutputColumn], noise: EncoderNoise) -> dict[str, NoisyNumber | None]:
+    """By name, from policies' bounds or with noise; None for a column whose range noise hides."""
     by_alias: dict[str, list[OutputColumn]] = {}
     for column in columns:
         by_alias.setdefault(column.alias, []).append(column)
@@ -313,7 +344,7 @@ def _fit_numbers(
             "columns": [column.name for column in by_alias[alias]], "multiplier": noise.multipliers[alias],
         } if alias in by_alias else None,
     ).read()  # fmt: skip
-    found: dict[str, list[NumberEncoder]] = {}
+    found: dict[str, NoisyNumber | None] = {}
     open_: dict[str, list[tuple[OutputColumn, float, float]]] = {}
     for alias, listed in by_alias.items():
         for place, column in enumerate(listed):
@@ -327,9 +358,9 @@ def _fit_numbers(
                 ranges += [] if seen is None else [seen]
             low, high = min((low for low, _ in ranges), default=0.0), max((high for _, high in ranges), default=0.0)
             if is_known:
-                found[column.name] = [NumberEncoder(column, (low + high) / 2, (high - low) / UNIFORM)]
+                found[column.name] = NoisyNumber((low + high) / 2, (high - low) / UNIFORM, low, high)
             elif low == high:
-                drop_column(column, "has no range that noise does not hide, or one value only", events)
+                found[column.name] = None
             else:
                 open_.setdefault(alias, []).append((column, low, high))
     return found | _fit_moments(client, open_, noise)
@@ -353,9 +384,9 @@ def mean_and_spread(count: float, total: float, squares: float, sigma: float) ->
 
 def _fit_moments(
     client: Client, columns: Mapping[str, Sequence[tuple[OutputColumn, float, float]]], noise: EncoderNoise
-) -> dict[str, list[NumberEncoder]]:
+) -> dict[str, NoisyNumber | None]:
     replies = client.ask(
-        "private.moments",
+        MOMENTS,
         lambda alias, _: {
             "columns": [column.name for column, _, _ in columns[alias]],
             "lows": np.array([low for _, low, _ in columns[alias]]),
@@ -363,7 +394,7 @@ def _fit_moments(
             "multiplier": noise.multipliers[alias],
         } if alias in columns else None,
     ).read()  # fmt: skip
-    found = {}
+    found: dict[str, NoisyNumber | None] = {}
     for alias, listed in columns.items():
         sums = np.sum([reply["sums"] for reply in replies[alias]], axis=0)
         sigma = math.sqrt(3.0 * len(replies[alias])) * noise.multipliers[alias]
@@ -371,5 +402,5 @@ def _fit_moments(
             noise.use(alias)
             mean, spread = mean_and_spread(count, total, squares, sigma)
             half = (high - low) / 2
-            found[column.name] = [NumberEncoder(column, low + half * (1 + mean), half * spread)]
+            found[column.name] = NoisyNumber(low + half * (1 + mean), half * spread, low, high)
     return found

@@ -8,6 +8,7 @@ public.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,23 @@ from tablepuppet.errors import ConfigError, LearnError, PrivacyError
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.category_names import CategoryNames, Coded
 from tablepuppet.prep.correlation import ColumnMatrix, correlation
-from tablepuppet.prep.crosstab import crosstab, label_lines
+from tablepuppet.prep.crosstab import count_pairs, cramers_v, label_lines
 from tablepuppet.prep.describe import Description, describe
-from tablepuppet.prep.groups import GroupMeans, group_means
+from tablepuppet.prep.groups import sums_by_group
 from tablepuppet.prep.histograms import Histogram, HistogramStatistics
+from tablepuppet.prep.noisy_describe import NoisyDescription
 from tablepuppet.prep.profile_page import CategoryBars, Page, Warned, fragment, page
-from tablepuppet.prep.selected import is_number, is_public, sends_across
-from tablepuppet.prep.statistics import CategoryStatistics, CategorySummary
+from tablepuppet.prep.selected import (
+    check_across,
+    check_without_noise,
+    find_category,
+    is_number,
+    is_public,
+    sends_across,
+)
+from tablepuppet.prep.sent_columns import SentOnce
+from tablepuppet.prep.statistics import CategoryStatistics, CategorySummary, NumberStatistics
+from tablepuppet.prep.statistics_promise import Spent
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.table_view import ShownAsTable, TableView
 from tablepuppet.sql.query import OutputColumn, Query
@@ -41,17 +52,19 @@ Row = dict[str, Any]
 class Profile(ShownAsTable):
     """What there is to know of the joined rows before learning from them.
 
-    ``description``, ``histograms`` and ``correlations`` are the statistics; ``warnings`` what to watch out for.
+    ``description``, ``histograms`` and ``correlations`` are the statistics; ``warnings`` what to watch out for. With a
+    `Privacy`, ``spent`` is what they have cost, and there are no correlations.
     """
 
     def __init__(
-        self, query: Query, joined_rows: int, description: Description, histograms: Mapping[str, Histogram],
-        categories: Mapping[str, CategoryBars], correlations: ColumnMatrix | None, warnings: Sequence[Warned],
+        self, query: Query, joined_rows: int, description: Description | NoisyDescription,
+        histograms: Mapping[str, Histogram], categories: Mapping[str, CategoryBars], correlations: ColumnMatrix | None,
+        warnings: Sequence[Warned], note: str = "", spent: Spent | None = None,
     ):  # fmt: skip
         self.description, self.histograms, self.correlations = description, dict(histograms), correlations
-        self.warnings = list(warnings)
+        self.warnings, self.spent = list(warnings), spent
         self._page = Page(
-            query.sql, joined_rows, description, self.histograms, dict(categories), correlations, warnings
+            query.sql, joined_rows, description, self.histograms, dict(categories), correlations, warnings, note
         )
 
     def save(self, path: str | Path) -> Path:
@@ -69,6 +82,7 @@ class Profile(ShownAsTable):
         title = (
             f"Profile of {self._page.joined_rows:,} joined rows: {len(rows)} warnings; save('page.html') has all of it"
         )
+        title += "" if self.spent is None else f"; with noise: {self.spent}"
         return TableView(title, {"column": "left", "warning": "left", "": "left"}, rows)
 
     def _repr_html_(self) -> str:
@@ -78,21 +92,24 @@ class Profile(ShownAsTable):
 def profile(client: Client, query: Query, max_categories: int, events: Events) -> Profile:
     """Ask for everything that a profile shows."""
     columns, joined = query.outputs, len(client.mapping)
-    description = describe(client, columns, query.categorical, events)
+    known, sent = NumberStatistics(client, [column for column in columns if is_number(column)]), SentOnce(client)
+    asked = {c.name: _ask_categories(client, c, max_categories) for c in columns if _is_category(c, query)}
+    description = describe(client, columns, query.categorical, events, known)
     rows: dict[str, Row] = {row["column"]: row for row in description.to_arrow().to_pylist()}
     numbers = [
         c for c in columns if is_number(c) and c.name not in query.categorical and rows[c.name]["std"] is not None
     ]
     finite = [c for c in numbers if np.isfinite(rows[c.name]["std"]) and abs(rows[c.name]["mean"]) < 1e150]
-    asked = {c.name: _ask_categories(client, c, max_categories) for c in columns if _is_category(c, query)}
-    histograms = HistogramStatistics(client, finite, BINS).read()
     counted = {name: each.read() for name, each in asked.items()}
-    bars = _bars(client, query, asked, counted)
+    names = _ask_names(client, query, asked, counted)
+    _ask_across(client, query, rows, sent)
+    histograms = HistogramStatistics(client, finite, BINS, known).read()
+    bars = _bars(query, counted, names)
     varied = [c for c in finite if rows[c.name]["std"] > 0]
-    correlations = _correlations(client, varied, events)
+    correlations = _correlations(client, varied, events, known, sent)
     warnings = [each for column in columns for each in _column_warnings(rows[column.name], histograms, joined)]
     warnings += list(_category_warnings(client, query, counted, max_categories))
-    warnings += list(_label_warnings(client, query, rows, correlations, max_categories))
+    warnings += list(_label_warnings(client, query, rows, correlations, max_categories, sent))
     return Profile(query, joined, description, histograms, bars, correlations, warnings)
 
 
@@ -104,34 +121,48 @@ def _ask_categories(client: Client, column: OutputColumn, most: int) -> Category
     return CategoryStatistics(client, column, client.new_name(), most)
 
 
-def _bars(
+def _most_frequent(found: CategorySummary) -> NDArray[np.intp]:
+    return np.argsort(-found.weights, kind="stable")[:SHOWN]
+
+
+def _ask_names(
     client: Client, query: Query, asked: Mapping[str, CategoryStatistics], counted: Mapping[str, CategorySummary]
-) -> dict[str, CategoryBars]:
-    """The most frequent categories, by name where the column is public."""
-    columns = [column for column in query.outputs if column.name in counted and len(counted[column.name].digests)]
-    places = {c.name: np.argsort(-counted[c.name].weights, kind="stable")[:SHOWN] for c in columns}
-    public = [column for column in columns if is_public(client.plan, column)]
-    names = CategoryNames(
-        client, [Coded(c, asked[c.name].blinding, counted[c.name].digests[places[c.name]]) for c in public]
+) -> CategoryNames:
+    """Ask for the names of the most frequent categories of public columns."""
+    public = [column for column in query.outputs if column.name in counted and is_public(client.plan, column)]
+    digests = {column.name: counted[column.name].digests for column in public}
+    return CategoryNames(
+        client,
+        [
+            Coded(column, asked[column.name].blinding, digests[column.name][_most_frequent(counted[column.name])])
+            for column in public
+            if len(digests[column.name])
+        ],
     )
+
+
+def _bars(query: Query, counted: Mapping[str, CategorySummary], names: CategoryNames) -> dict[str, CategoryBars]:
+    """The most frequent categories, by name where it is known."""
     told = {each.column.name: found for each, found in zip(names.coded, names.read(), strict=True)}
-    return {
-        column.name: CategoryBars(
-            label_lines(column, told.get(column.name, [None] * len(places[column.name]))),
-            counted[column.name].weights[places[column.name]].tolist(),
-            float(counted[column.name].weights.sum()),
-        )
-        for column in columns
-    }
+    bars = {}
+    for column in query.outputs:
+        found = counted.get(column.name)
+        if found is not None and len(found.digests):
+            places = _most_frequent(found)
+            lines = label_lines(column, told.get(column.name, [None] * len(places)))
+            bars[column.name] = CategoryBars(lines, found.weights[places].tolist(), float(found.weights.sum()))
+    return bars
 
 
-def _correlations(client: Client, columns: Sequence[OutputColumn], events: Events) -> ColumnMatrix | None:
+def _correlations(
+    client: Client, columns: Sequence[OutputColumn], events: Events, known: NumberStatistics, sent: SentOnce
+) -> ColumnMatrix | None:
     """Of pairs in one table only, where tables do not allow more; None where nothing is allowed."""
     if len(columns) < 2:
         return None
     across = sends_across(client.plan, {column.alias for column in columns})
     try:
-        return correlation(client, [column.name for column in columns], across, events, "profile")
+        return correlation(client, [column.name for column in columns], across, events, "profile", known, sent)
     except (PrivacyError, LearnError) as error:
         events.emit("warning", "profile.part", f"the profile has no correlations: {error}", part="correlation")
         return None
@@ -187,22 +218,45 @@ def _category_warnings(
             yield Warned(column.name, "rare categories", message)
 
 
+def _is_class(label: OutputColumn, query: Query, row: Row) -> bool:
+    """Whether a label counts as classes."""
+    distinct = row["distinct"]
+    return not is_number(label) or label.name in query.categorical or (distinct is not None and distinct <= FEW_CLASSES)
+
+
+def _ask_across(client: Client, query: Query, rows: Mapping[str, Row], sent: SentOnce) -> None:
+    """Ask for columns that are compared with the label across tables, as far as parties send them, in one trip."""
+    label = query.label
+    if label is None or not rows[label.name]["count"]:
+        return
+    is_class = _is_class(label, query, rows[label.name])
+    for column in query.features:
+        pair, is_category = (column, label), _is_category(column, query)
+        if column.alias == label.alias or not (is_category or is_class):
+            continue
+        coded = [each for each, is_coded in zip(pair, (is_category, is_class), strict=True) if is_coded]
+        with suppress(PrivacyError, LearnError):  # then nothing is asked for
+            check_without_noise(client.plan, pair, "profile")
+            check_across(client.plan, pair, "profile")
+            for each in coded:
+                find_category(client.plan, each.name, "profile")
+            sent.ask_codes(coded)
+            sent.ask_numbers([each for each in pair if each not in coded])
+
+
 def _label_warnings(
-    client: Client, query: Query, rows: Mapping[str, Row], correlations: ColumnMatrix | None, most: int
+    client: Client, query: Query, rows: Mapping[str, Row], correlations: ColumnMatrix | None, most: int, sent: SentOnce
 ) -> Iterator[Warned]:
     """Features that predict the label almost perfectly: usually they were made from it, or are known only after it."""
     label = query.label
     if label is None or not rows[label.name]["count"]:
         return
-    distinct = rows[label.name]["distinct"]
-    is_class = (
-        not is_number(label) or label.name in query.categorical or (distinct is not None and distinct <= FEW_CLASSES)
-    )
+    is_class = _is_class(label, query, rows[label.name])
     for column in query.features:
         if column.alias != label.alias and not sends_across(client.plan, (column.alias, label.alias)):
             continue
         try:
-            told = _association(client, query, column, label, is_class, correlations, most)
+            told = _association(client, query, column, label, is_class, correlations, most, sent)
         except (PrivacyError, LearnError):  # too many categories, or not allowed: nothing is known then
             continue
         if told is not None and told[1] > TELLS:
@@ -211,25 +265,24 @@ def _label_warnings(
 
 def _association(
     client: Client, query: Query, column: OutputColumn, label: OutputColumn, is_class: bool,
-    correlations: ColumnMatrix | None, most: int,
+    correlations: ColumnMatrix | None, most: int, sent: SentOnce,
 ) -> tuple[str, float] | None:  # fmt: skip
     """(the measure, how closely a feature and the label go together, from 0 to 1); None if it cannot be told."""
     category = _is_category(column, query)
     if category and is_class:
-        return "Cramér's V", crosstab(client, column.name, label.name, most).cramers_v
+        return "Cramér's V", cramers_v(count_pairs(client, column.name, label.name, most, sent).counts)
     if category:
-        return "correlation ratio", _ratio(group_means(client, label.name, column.name, most))
+        return "correlation ratio", _ratio(sums_by_group(client, label.name, column.name, most, sent).sums)
     if is_class:
-        return "correlation ratio", _ratio(group_means(client, column.name, label.name, most))
+        return "correlation ratio", _ratio(sums_by_group(client, column.name, label.name, most, sent).sums)
     if correlations is None or not {column.name, label.name} <= set(correlations.columns):
         return None
     return "correlation", abs(correlations[column.name, label.name])
 
 
-def _ratio(found: GroupMeans) -> float:
+def _ratio(sums: NDArray[np.float64]) -> float:
     """The share of a number's variance that lies between groups, as a square root; NaN where there is none."""
-    some: NDArray[np.bool_] = found.counts > 0
-    counts, means, within = found.sums[some].T
+    counts, means, within = sums[sums[:, 0] > 0].T
     mean = float(counts @ means) / max(float(counts.sum()), 1.0)
     between = float(counts @ (means - mean) ** 2)
     total = between + float(within.sum())

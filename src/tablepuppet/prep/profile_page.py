@@ -16,6 +16,7 @@ from tablepuppet.errors import without_controls
 from tablepuppet.prep.correlation import ColumnMatrix
 from tablepuppet.prep.describe import Description
 from tablepuppet.prep.histograms import Histogram
+from tablepuppet.prep.noisy_describe import NoisyDescription
 
 WIDTH, HEIGHT = 300, 90  # of a drawing
 MOST_PAIRS = 40  # columns of a heat map
@@ -68,11 +69,12 @@ class Page:
 
     sql: str
     joined_rows: int
-    description: Description
+    description: Description | NoisyDescription
     histograms: Mapping[str, Histogram]
     categories: Mapping[str, CategoryBars]
     correlations: ColumnMatrix | None
     warnings: Sequence[Warned]
+    note: str = ""
 
 
 def page(found: Page) -> str:
@@ -93,6 +95,7 @@ def fragment(found: Page) -> str:
         f"<h1>Profile of {found.joined_rows:,} joined rows</h1>",
         f'<div class="small">{len(rows)} columns of {len({row["table"] for row in rows})} tables</div>',
         f"<pre>{_text(found.sql.strip())}</pre>",
+        f'<div class="small">{_text(found.note)}</div>' if found.note else "",
         _warnings(found.warnings),
         '<h2>Columns</h2><div class="cards">',
         *(_card(row, found) for row in rows),
@@ -117,7 +120,7 @@ def _warnings(warnings: Sequence[Warned]) -> str:
 
 
 def _card(row: Mapping[str, Any], found: Page) -> str:
-    name, share = row["column"], row["missing"] / max(found.joined_rows, 1)
+    name, share = row["column"], row["missing"] / max(row["count"] + row["missing"], 1)
     shown_facts = found.description.facts(name)
     facts = "".join(
         f"<dt>{fact.replace('_', ' ')}</dt><dd>{_text(shown_facts[fact])}</dd>"
@@ -130,7 +133,7 @@ def _card(row: Mapping[str, Any], found: Page) -> str:
     elif name in found.categories:
         drawing = _bars(found.categories[name])
     missing = f'<div class="missing" title="{share:.1%} missing"><i style="width: {share:.2%}"></i></div>'
-    missing += f'<div class="small">{row["count"]:,} values, {row["missing"]:,} missing</div>'
+    missing += f'<div class="small">{_text(shown_facts["count"])} values, {_text(shown_facts["missing"])} missing</div>'
     head = f'<h3>{_text(name)} <span class="small">{_text(row["table"])} · {_text(row["type"])}</span></h3>'
     return f'<div class="card">{head}{drawing}{missing}<dl>{facts}</dl></div>'
 
@@ -144,7 +147,7 @@ def _histogram(found: Histogram) -> str:
         first, last = max(first, float(edges[1]) - inner / 8), min(last, float(edges[-2]) + inner / 8)
     span = max(last - first, 1e-300)
     widths = np.maximum(np.diff(edges) / span, 1e-9)
-    heights = counts / widths
+    heights = np.maximum(counts, 0.0) / widths  # noise may make a count negative
     heights = heights / max(float(heights.max()), 1e-300) * HEIGHT
     bars = []
     for low, high, height in zip(edges[:-1], edges[1:], heights, strict=True):

@@ -21,6 +21,7 @@ from tablepuppet.operators.client import Client
 from tablepuppet.prep.days import as_date, shown_date
 from tablepuppet.prep.distribution import Distribution, Distributions, has_odd
 from tablepuppet.prep.selected import check_without_noise, find_numbers, is_date
+from tablepuppet.prep.statistics_promise import Spent
 from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import family
@@ -36,21 +37,29 @@ _SCHEMA = pa.schema(
         ("date", pa.timestamp("us")),
     ]
 )
+_NOISY = pa.schema([*_SCHEMA, ("low", pa.float64()), ("high", pa.float64())])
 
 
 @dataclass(frozen=True)
 class Quantile:
-    """The value below which a share of the joined rows lies; NaN if no row has a value."""
+    """The value below which a share of the joined rows lies; NaN if no row has a value.
+
+    With a `Privacy`, ``low`` and ``high`` are how far noise may have moved it, at two standard deviations.
+    """
 
     value: float
     exact: bool
+    low: float | None = None
+    high: float | None = None
 
 
 class Quantiles(ShownAsTable):
     """Quantiles by column: ``found["price"]`` is an array in the order that was asked for; `to_arrow` has all."""
 
-    def __init__(self, shares: Sequence[float], found: Mapping[OutputColumn, Sequence[Quantile]]):
-        self.shares, self._found = list(shares), dict(found)
+    def __init__(
+        self, shares: Sequence[float], found: Mapping[OutputColumn, Sequence[Quantile]], spent: Spent | None = None
+    ):
+        self.shares, self._found, self.spent = list(shares), dict(found), spent
 
     def __getitem__(self, column: str) -> NDArray[np.float64]:
         for each, values in self._found.items():
@@ -59,17 +68,21 @@ class Quantiles(ShownAsTable):
         raise KeyError(column)
 
     def to_arrow(self) -> pa.Table:
-        """One row per column and quantile; dates are days since 1970-01-01, and timestamps in ``date``."""
+        """One row per column and quantile; dates are days since 1970-01-01, and timestamps in ``date``.
+
+        With a `Privacy` there are ``low`` and ``high`` too.
+        """
         rows = [
             {
                 "column": column.name, "table": column.alias, "type": column.type, "quantile": share,
-                "value": None if math.isnan(each.value) else each.value, "exact": each.exact,
-                "date": as_date(each.value) if is_date(column) else None,
+                "value": _known(each.value), "exact": each.exact,
+                "date": as_date(each.value) if is_date(column) else None, "low": _known(each.low),
+                "high": _known(each.high),
             }
             for column, values in self._found.items()
             for share, each in zip(self.shares, values, strict=True)
         ]  # fmt: skip
-        return pa.Table.from_pylist(rows, schema=_SCHEMA)
+        return pa.Table.from_pylist(rows, schema=_SCHEMA if self.spent is None else _NOISY)
 
     def table_view(self) -> TableView:
         """One row per column, one column per quantile; estimates are marked."""
@@ -78,14 +91,26 @@ class Quantiles(ShownAsTable):
             for column, values in self._found.items()
         ]
         sides: dict[str, Any] = {"column": "left", "table": "left"}
-        return TableView("Quantiles of the joined rows", sides | {f"{s:g}": "right" for s in self.shares}, rows)
+        title = "Quantiles of the joined rows" + ("" if self.spent is None else f" with noise: {self.spent}")
+        return TableView(title, sides | {f"{s:g}": "right" for s in self.shares}, rows)
 
 
 def _cell(column: OutputColumn, found: Quantile) -> str:
     if math.isnan(found.value):
-        return ""
-    date = as_date(found.value) if is_date(column) else None
-    return ("" if found.exact else "≈ ") + (shown_date(date, family(column.type)) if date else shown(found.value))
+        return "hidden by noise" if found.low is not None else ""
+    if found.low is not None and found.high is not None:
+        return f"{as_shown(column, found.value)} ({as_shown(column, found.low)} to {as_shown(column, found.high)})"
+    return ("" if found.exact else "≈ ") + as_shown(column, found.value)
+
+
+def as_shown(column: OutputColumn, value: float) -> str:
+    """A value of a column for people: a date as a date."""
+    date = as_date(value) if is_date(column) else None
+    return shown_date(date, family(column.type)) if date else shown(value)
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value
 
 
 def quantile(client: Client, shares: float | Sequence[float], columns: Sequence[str] | None) -> Quantiles:

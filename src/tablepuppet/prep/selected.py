@@ -17,6 +17,7 @@ from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import KEY_LIKE, NUMERIC, Family, family
 
 DATES = (Family.DATE, Family.TIMESTAMP)
+WITH_NOISE = ("describe", "quantile", "histogram", "profile")  # statistics that have a form with noise
 
 
 def find_column(plan: Plan, name: str, step: str) -> OutputColumn:
@@ -27,6 +28,13 @@ def find_column(plan: Plan, name: str, step: str) -> OutputColumn:
             return column
     known = [column.name for column in outputs]
     raise LearnError(f"{step}: {name!r} is no selected column{did_you_mean(str(name), known)}")
+
+
+def find_columns(plan: Plan, names: Sequence[str], step: str) -> tuple[OutputColumn, ...]:
+    """The named columns, each once."""
+    if isinstance(names, str):
+        raise LearnError(f"{step}: columns is a list of names, such as columns=[{names!r}]")
+    return tuple(dict.fromkeys(find_column(plan, name, step) for name in names))
 
 
 def find_number(plan: Plan, name: str, step: str) -> OutputColumn:
@@ -51,8 +59,7 @@ def find_numbers(plan: Plan, names: Sequence[str] | None, step: str) -> list[Out
     """The named columns, each once; every numeric one, the label too, if none is named."""
     if names is None:
         return [column for column in plan.query.outputs if is_number(column)]
-    if isinstance(names, str):
-        raise LearnError(f"{step}: columns is a list of names, such as columns=[{names!r}]")
+    find_columns(plan, names, step)
     return list(dict.fromkeys(find_number(plan, name, step) for name in names))
 
 
@@ -67,28 +74,54 @@ def is_date(column: OutputColumn) -> bool:
 
 
 def check_without_noise(plan: Plan, columns: Iterable[OutputColumn], step: str) -> None:
-    """PrivacyError if a party releases these columns only with noise, which the statistic does not have."""
+    """PrivacyError if a party releases these columns only with noise, which was not asked for."""
+    advice = (
+        "ask for noise by privacy=tp.Privacy(feature_epsilon=...)"
+        if step in WITH_NOISE
+        else f"and this statistic has no form with noise; {', '.join(WITH_NOISE)} have"
+    )
     for column in columns:
         for shard in plan.tables[column.alias].shards:
             if shard.require_dp:
                 raise PrivacyError(
-                    f"{_where(step, shard, column)}: is told of only with noise, and this statistic has no form with "
-                    "noise (policy rule require_dp)",
+                    f"{_where(step, shard, column)}: is released only with noise; {advice} (policy rule require_dp)",
                     rule="require_dp",
                 )
 
 
-def check_across(plan: Plan, columns: Iterable[OutputColumn], step: str) -> None:
+COMPARED = (
+    "comparing columns of two tables sends each as one number per row, which the table does not allow; compare columns "
+    "of one table, or ask the party's operator"
+)
+LABELLED = (
+    "learning from the label sends the category of each row as one number, which the table does not allow; use OneHot, "
+    "or ask the party's operator to set cross_statistics = true"
+)
+
+
+def check_across(plan: Plan, columns: Iterable[OutputColumn], step: str, reason: str = COMPARED) -> None:
     """PrivacyError if a party does not send one of these columns, one number per row, to compare it across tables."""
     for column in columns:
         for shard in plan.tables[column.alias].shards:
             if not shard.cross_statistics:
                 raise PrivacyError(
-                    f"{_where(step, shard, column)}: comparing columns of two tables sends each as one number per row, "
-                    "which the table does not allow; compare columns of one table, or ask the party's operator (policy "
-                    "rule cross_statistics)",
+                    f"{_where(step, shard, column)}: {reason} (policy rule cross_statistics)",
                     rule="cross_statistics",
                 )
+
+
+def check_label_means(plan: Plan, label: OutputColumn, column: OutputColumn, step: str) -> None:
+    """PrivacyError if means of labels would reach a party, as numbers for its categories, that may not have them."""
+    readers = dict.fromkeys(shard.party for shard in plan.tables[column.alias].shards)
+    for shard in plan.tables[label.alias].shards:
+        others = ", ".join(repr(party) for party in readers if party != shard.party)
+        if others and not shard.label_means:
+            raise PrivacyError(
+                f"{_where(step, shard, label)}: means of the label by category of {column.qualified} would reach party "
+                f"{others}, which the label's table does not allow; use OneHot, or ask the party's operator to set "
+                "label_means = true (policy rule label_means)",
+                rule="label_means",
+            )
 
 
 def _where(step: str, shard: Shard, column: OutputColumn) -> str:

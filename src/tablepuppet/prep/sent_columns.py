@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ROWS, Codes, Digests, Numbers, Plain
+from tablepuppet.pieces import PIECE, on_all_cores, pieces
 from tablepuppet.prep.statistics import KeyFamily, categories_of, check_family, key_family
 from tablepuppet.prep.values import numbers
 from tablepuppet.sql.query import OutputColumn
@@ -56,6 +58,9 @@ def sent_codes(table: LocalTable, view: str, column: str, family: KeyFamily, bli
     found = categories_of(table, view, column, family, blinding)
     least = table.grant.rules.min_group
     return {"digests": found.digests, "codes": found.codes.astype(np.int32), "least": least}
+
+
+MOST_CELLS = 4  # times the joined rows: of more combinations of categories and base rows, few would be filled
 
 
 @dataclass(frozen=True)
@@ -123,3 +128,81 @@ class SentCodes:
             start = end
         first = np.unique(codes, return_index=True)[1]
         return SentCategories(self._column, found, digests[first], max((r["least"] for r in replies), default=0))
+
+
+@dataclass(frozen=True)
+class Meetings:
+    """Which categories of one column meet which base rows of a table, and in how many joined rows."""
+
+    categories: NDArray[np.integer[Any]]
+    rows: NDArray[np.integer[Any]]
+    counts: NDArray[np.integer[Any]]
+
+
+class SentOnce:
+    """Columns that are sent once, however many statistics need them: asked for at first, read when looked at."""
+
+    def __init__(self, client: Client):
+        self._client = client
+        self._numbers: dict[str, SentNumbers] = {}
+        self._read_numbers: dict[str, SentColumn] = {}
+        self._codes: dict[str, SentCodes] = {}
+        self._read_codes: dict[str, SentCategories] = {}
+        self._meetings: dict[tuple[str, str], Meetings] = {}
+
+    def ask_numbers(self, columns: Iterable[OutputColumn]) -> None:
+        """Ask for numeric columns that have not been asked for."""
+        new = [column for column in columns if column.name not in self._numbers]
+        if new:
+            self._numbers |= dict.fromkeys((column.name for column in new), SentNumbers(self._client, new))
+
+    def ask_codes(self, columns: Iterable[OutputColumn]) -> None:
+        """Ask for categories that have not been asked for; digests of each column have a blinding of their own."""
+        for column in columns:
+            if column.name not in self._codes:
+                self._codes[column.name] = SentCodes(self._client, column, self._client.new_name())
+
+    def numbers(self, column: OutputColumn) -> SentColumn:
+        """A numeric column."""
+        self.ask_numbers([column])
+        if column.name not in self._read_numbers:
+            self._read_numbers |= self._numbers[column.name].read()
+        return self._read_numbers[column.name]
+
+    def codes(self, column: OutputColumn) -> SentCategories:
+        """The categories of a column."""
+        self.ask_codes([column])
+        if column.name not in self._read_codes:
+            self._read_codes[column.name] = self._codes[column.name].read()
+        return self._read_codes[column.name]
+
+    def blinding(self, column: OutputColumn) -> str:
+        """The name that digests of a column are made under."""
+        return self._codes[column.name].blinding
+
+    def meetings(self, column: OutputColumn, alias: str) -> Meetings:
+        """The categories of a column, the missing one too, and the base rows of another table that they are joined to.
+
+        Statistics of any column of that table follow from it, without another pass over the joined rows.
+        """
+        if (column.name, alias) not in self._meetings:
+            codes = self.codes(column)
+            self._meetings[column.name, alias] = _meetings(self._client, codes, alias)
+        return self._meetings[column.name, alias]
+
+
+def _meetings(client: Client, found: SentCategories, alias: str) -> Meetings:
+    near, far = client.mapping.tables[found.column.alias], client.mapping.tables[alias]
+    cells = (len(found.digests) + 1) * far.rows
+    if cells >= MOST_CELLS * len(client.mapping):  # few of them would be filled, or there are no rows
+        groups = client.mapping.gather(found.column.alias, found.codes)
+        return Meetings(groups, far.index, np.ones(len(groups), np.int64))
+    starts = found.codes * far.rows  # (base rows of the column's table,): where the cells of its category begin
+
+    def count(part: slice) -> NDArray[np.int64]:
+        return np.bincount(starts.take(near.index[part], mode="clip") + far.index[part], minlength=cells)
+
+    parts = pieces(len(client.mapping), size=max(PIECE, 4 * cells))
+    counts = np.asarray(np.sum(on_all_cores(count, parts), axis=0, dtype=np.int64))
+    filled = np.flatnonzero(counts)
+    return Meetings(*np.divmod(filled, far.rows), counts[filled])

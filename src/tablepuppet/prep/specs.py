@@ -13,7 +13,9 @@ from itertools import pairwise
 from typing import Annotated, Literal
 
 import msgspec
+import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
 
@@ -26,6 +28,8 @@ Width = Annotated[float, Meta(ge=1 / FARTHEST, le=FARTHEST)]
 Code = Annotated[int, Meta(ge=0, le=MOST_CODES)]
 Size = Annotated[int, Meta(ge=1, le=MOST_CODES)]
 Values = Annotated[Sequence[Value], Meta(max_length=MOST_CODES)]
+Folds = Annotated[int, Meta(ge=2, le=100)]
+Seed = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 Factors = Annotated[Sequence[str], Meta(min_length=1, max_length=16)]
 DatePart = Literal["year", "quarter", "month", "week", "day", "weekday", "yearday", "hour", "minute", "second"]
 
@@ -154,6 +158,23 @@ class Lookup(Fitted, frozen=True, tag="lookup"):
     missing: Value | None
 
 
+class FoldLookup(Fitted, frozen=True, tag="fold_lookup"):
+    """As a lookup, with other numbers for the rows of each fold: those that were learned without these rows.
+
+    Folds are parts of the base rows of a shard that take part (`fold_numbers`). ``values`` has the numbers of one fold
+    after those of another, ``other`` and ``missing`` one number for each fold. ``full`` is for rows to predict.
+    """
+
+    column: str
+    folds: Folds
+    seed: Seed
+    shuffle: bool
+    values: Values
+    other: Values
+    missing: Values
+    full: Lookup
+
+
 class Hashed(Fitted, frozen=True, tag="hashed"):
     """Categories as one of ``size`` codes, by their digests."""
 
@@ -193,10 +214,10 @@ class Drop(Fitted, frozen=True, tag="drop"):
 
 
 Spec = (
-    Fill | FillCode | Missing | Scale | Clip | Outside | Without | Logarithm | Exponent | Cut | Other | Lookup | Hashed
-    | Product | Part | Drop
+    Fill | FillCode | Missing | Scale | Clip | Outside | Without | Logarithm | Exponent | Cut | Other | Lookup
+    | FoldLookup | Hashed | Product | Part | Drop
 )  # fmt: skip
-_OF_CODES = (FillCode, Other, Lookup, Hashed)
+_OF_CODES = (FillCode, Other, Lookup, FoldLookup, Hashed)
 
 
 @dataclass
@@ -273,9 +294,34 @@ class Shapes:
                     raise PartyError(f"column {name[:100]!r} needs a number for each of its codes")
                 self.sizes.pop(name)
                 self.sizes[name] = NUMBERS
+            case FoldLookup(folds=folds, values=values, full=full):
+                if {len(step.other), len(step.missing)} != {folds} or len(values) != folds * self.sizes[name]:
+                    raise PartyError(f"column {name[:100]!r} needs numbers for each of its folds")
+                self._change(full, name)
             case _:
                 return
         self.hashable.discard(name)
+
+
+def to_predict(steps: Iterable[Spec]) -> tuple[Spec, ...]:
+    """The steps for rows that were not learned from: what folds have of their own is for training rows."""
+    return tuple(step.full if isinstance(step, FoldLookup) else step for step in steps)
+
+
+def fold_numbers(row_ids: NDArray[np.integer], folds: int, seed: int, shuffle: bool) -> NDArray[np.intp]:
+    """The fold of each row, as scikit-learn's `KFold` deals rows in the order of their ids; equal ids are one row.
+
+    >>> fold_numbers(np.array([7, 3, 9, 3, 5]), 2, 0, shuffle=False).tolist()
+    [1, 0, 1, 0, 0]
+    """
+    known, places = np.unique(row_ids, return_inverse=True)
+    order = np.arange(len(known))
+    if shuffle:
+        np.random.RandomState(seed).shuffle(order)
+    found = np.empty(len(known), np.intp)
+    for number, part in enumerate(np.array_split(order, folds)):
+        found[part] = number
+    return found[places]
 
 
 def needed_for(steps: Sequence[Spec], names: Iterable[str]) -> list[Spec]:

@@ -13,22 +13,26 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
 from tablepuppet.mapping.digests import number_digests
 from tablepuppet.operators.client import Client
-from tablepuppet.party.blind import Blinded, blind, check_families
+from tablepuppet.party.blind import Blinded, blind, canonical, check_families, factorise
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Level
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, ROWS, Asked, Digests, Numbers, Plain, Returns, Wrong
 from tablepuppet.prep.values import numbers
+from tablepuppet.privacy.cmac import cmac
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import Family, family
 
-KeyFamily = Literal["number", "text", "date", "timestamp", "boolean", "uuid"]  # as `blind` knows them
+KeyFamily = Literal["number", "float", "text", "date", "timestamp", "boolean", "uuid"]  # as `blind` knows them
+ORDER = b"the order of equal frequencies.."  # a key that everybody knows: public categories have one order everywhere
+NO_TIES = np.zeros(0, np.uint64)
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,21 @@ class CategoryWeights:
             raise Wrong("has counts of other rows than those that are joined")
 
 
+@dataclass(frozen=True)
+class Ties:
+    """A word for each category that is sent, by which equally frequent ones have an order; or none."""
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is such an array."""
+        if not isinstance(value, np.ndarray) or value.dtype != np.uint64 or value.ndim != 1:
+            raise Wrong("is no array of words")
+        if len(value) not in (0, len(reply["digests"])):
+            raise Wrong("has more or fewer words than categories")
+
+
 CATEGORIES: Returns = {
     "distinct": Plain(int, 0, ROWS), "top": Plain(float, 0.0, JOINED), "missing": Plain(float, 0.0, JOINED),
-    "top_digest": Digests(1), "digests": Digests(), "weights": CategoryWeights(),
+    "top_digest": Digests(1), "digests": Digests(), "weights": CategoryWeights(), "ties": Ties(),
 }  # fmt: skip
 
 
@@ -131,21 +147,55 @@ def centred_sums(values: NDArray[np.float64], weights: NDArray[np.float64]) -> t
     returns=CATEGORIES,
 )
 def category_statistics(
-    table: LocalTable, view: str, column: str, family: KeyFamily, blinding: str, most: int | None
+    table: LocalTable, view: str, column: str, family: KeyFamily, blinding: str, most: int | None, ties: bool = False
 ) -> Values:
-    """How often each category occurs, by digest; no digests of a column with more than ``most`` categories."""
+    """How often each category occurs, by digest; no digests of a column with more than ``most`` categories.
+
+    With ``ties``, of a public column, also a hash of each category's name that is the same in every fit.
+    """
     check_family(table, column, family)
+    if most is not None and (few := _too_many(table, view, column, family, blinding, most)):
+        return few
     blinded = categories_of(table, view, column, family, blinding)
     weights = np.bincount(blinded.codes, table.view(view).counts, minlength=len(blinded.digests) + 1)
-    told = most is None or len(blinded.digests) <= most
     return {
         "distinct": len(blinded.digests),
         "top": float(weights[:-1].max(initial=0.0)),
         "missing": float(weights[-1]),
         "top_digest": blinded.digests[weights[:-1].argmax()][None] if len(blinded.digests) else blinded.digests,
-        "digests": blinded.digests if told else blinded.digests[:0],
-        "weights": weights[:-1] if told else weights[:0],
+        "digests": blinded.digests,
+        "weights": weights[:-1],
+        "ties": _ties(table, view, column, family, blinded) if ties else NO_TIES,
     }
+
+
+def _too_many(table: LocalTable, view: str, column: str, family: str, blinding: str, most: int) -> Values | None:
+    """What is sent of a column with more than ``most`` categories, of which one is blinded; None if there are fewer."""
+    found, rows = factorise(table.column(column, view)), table.view(view)
+    codes, size = found.codes, len(found.distinct)
+    kept = table.grant.is_group(np.bincount(codes[rows.firsts], minlength=size + 1)[:-1])
+    distinct = int(np.count_nonzero(kept))
+    if not distinct or distinct <= most:
+        return None
+    weights = np.bincount(codes, rows.counts, minlength=size + 1).astype(np.float64)
+    missing, weights = float(weights[-1] + weights[:-1][~kept].sum()), np.where(kept, weights[:-1], 0.0)
+    value = pa.chunked_array([found.distinct.slice(int(weights.argmax()), 1)])
+    return {
+        "distinct": distinct, "top": float(weights.max(initial=0.0)), "missing": missing,
+        "top_digest": blind([value], [family], table.category_key(blinding, column)).digests,
+        "digests": np.zeros((0, 16), np.uint8), "weights": np.zeros(0), "ties": NO_TIES,
+    }  # fmt: skip
+
+
+def _ties(table: LocalTable, view: str, column: str, family: str, blinded: Blinded) -> NDArray[np.uint64]:
+    """A word for each category of a public column; none of others, whose names are nobody's business."""
+    if table.level(column) is not Level.PUBLIC:
+        return NO_TIES
+    first = np.zeros(len(blinded.digests) + 1, np.int64)
+    first[blinded.codes] = np.arange(len(blinded.codes))
+    values = table.column(column, view).take(pa.array(first[:-1]))
+    hashes = cmac(ORDER, canonical(pa.table({"c0": values}), [family]))
+    return np.ascontiguousarray(hashes[:, :8]).view("<u8").ravel()
 
 
 def check_family(table: LocalTable, column: str, family: str) -> None:
@@ -206,6 +256,7 @@ class CategorySummary:
     digests: NDArray[np.uint8]  # (told, 16) in digest order; empty where there are too many
     weights: NDArray[np.float64]
     top_digest: NDArray[np.uint8]  # (1, 16), of the most frequent; empty where it is not known
+    ties: NDArray[np.uint64]  # (told,): a word for each, the same in every fit; none where the column is not public
 
 
 class NumberStatistics:
@@ -250,8 +301,9 @@ def merge_numbers(shards: Sequence[NDArray[np.float64]]) -> NumberSummary:
 class CategoryStatistics:
     """Distinct values of one column: asked for when made; `read` may make a trip."""
 
-    def __init__(self, client: Client, column: OutputColumn, blinding: str, most: int | None):
+    def __init__(self, client: Client, column: OutputColumn, blinding: str, most: int | None, ties: bool = False):
         asked = {"column": column.name, "family": key_family(column), "blinding": blinding, "most": most}
+        asked |= {"ties": True} if ties else {}
         self._alias, self.blinding = column.alias, blinding
         self._pending = client.ask("statistics.categories", lambda alias, _: asked if alias == column.alias else None)
 
@@ -268,14 +320,16 @@ def merge_categories(shards: Sequence[Mapping[str, Any]]) -> CategorySummary:
         distinct, top = (largest["distinct"], largest["top"]) if largest else (0, 0.0)
         nothing = np.zeros((0, 16), np.uint8)
         only = shards[0].get("top_digest", nothing) if len(shards) == 1 else nothing
-        return CategorySummary(distinct, top, missing, nothing, np.zeros(0), only)
+        return CategorySummary(distinct, top, missing, nothing, np.zeros(0), only, NO_TIES)
     digests = np.concatenate([reply["digests"] for reply in shards])
     [numbers], size = number_digests([digests])
     told = np.concatenate([reply["weights"] for reply in shards])
     weights = np.bincount(numbers, told, minlength=size).astype(np.float64)
     first = np.unique(numbers, return_index=True)[1]
     most = digests[first][weights.argmax()][None] if size else digests[:0]
-    return CategorySummary(size, float(weights.max(initial=0.0)), missing, digests[first], weights, most)
+    told_ties = np.concatenate([NO_TIES, *(reply.get("ties", NO_TIES) for reply in shards)])
+    ties = told_ties[first] if len(told_ties) == len(digests) else NO_TIES
+    return CategorySummary(size, float(weights.max(initial=0.0)), missing, digests[first], weights, most, ties)
 
 
 def key_family(column: OutputColumn) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
+from typing import Any
 
 import pyarrow as pa
 
@@ -16,6 +17,7 @@ from tablepuppet.errors import CatalogError
 from tablepuppet.privacy.funds import Funds
 from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
 from tablepuppet.spelling import did_you_mean
+from tablepuppet.sql.expression import columns_of, is_column
 from tablepuppet.sql.types import widest
 
 
@@ -40,6 +42,8 @@ class Shard:
     embeddings: tuple[int | None, int | None] | None = None  # how wide, how often of one row; None: none are released
     matrix: bool = False  # callers may multiply it with vectors of their own choice
     values: tuple[str, ...] = ()  # columns whose cells may be collected as features
+    label_means: bool = False  # means of its labels may reach other parties, as numbers that stand for categories
+    min_group: int = 0  # rows that a group must have to be told of
 
 
 @dataclass(frozen=True)
@@ -171,3 +175,11 @@ def _agreed_columns(shards: list[Shard]) -> dict[str, str]:
             )
         agreed[name] = agreement
     return agreed
+
+
+def described(expression: str, known: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...] | None:
+    """The policy's bounds or categories of an expression; None unless the expression is a single column."""
+    if not known or not is_column(expression):
+        return None
+    column = columns_of(expression)[0].lower()
+    return next((values for name, values in known.items() if name.lower() == column), None)

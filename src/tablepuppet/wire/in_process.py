@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from os import cpu_count
 from threading import BoundedSemaphore
 
 import numpy as np
@@ -11,9 +10,10 @@ from numpy.typing import NDArray
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.service import HERE, Party
+from tablepuppet.pieces import cores
 from tablepuppet.wire.transport import Capabilities, Transport
 
-_CORES = BoundedSemaphore(cpu_count() or 1)  # parties in this process share its cores; those elsewhere have their own
+_CORES = BoundedSemaphore(cores())  # parties in this process share its cores; those elsewhere have their own
 
 
 class InProcessTransport(Transport):

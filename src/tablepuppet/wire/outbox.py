@@ -55,6 +55,8 @@ class Answer:
 
     def read(self) -> Values:
         """The answer, or its substitute; raises what went wrong on its trip. Sends what waits unless it is there."""
+        if self.is_open and self._outbox.let_others is not None:
+            self._outbox.let_others()
         if self.is_open:
             self._outbox.fetch(self, self._party)
         if self.is_open:
@@ -141,6 +143,7 @@ class Outbox:
         self._names = itertools.count()
         self._sent: Counter[str] = Counter()
         self.replies: Counter[tuple[str, str]] = Counter()  # by party and alias: asked for, of those a policy counts
+        self.let_others: Callable[[], None] | None = None  # lets those that share trips ask too, before one is made
         self._patience: float | None = None  # seconds of a call, while parties are hurried
         self._lock = threading.RLock()
 

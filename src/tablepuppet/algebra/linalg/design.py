@@ -5,13 +5,16 @@ With an intercept, all columns of a group would be one too many: they add up to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse.linalg import LinearOperator, cg
 
 from tablepuppet.algebra.array import LazyArray
+from tablepuppet.algebra.kept import KeptArray
+from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.algebra.operator import ProductOperator
 from tablepuppet.algebra.products import Result
 from tablepuppet.errors import LearnError
@@ -51,12 +54,19 @@ class Design(ProductOperator):
         given = np.asarray(directions, np.float64)
         return np.asarray(self.matrix.times(self.expanded(given)) + given[0])
 
-    def transposed_times(self, values: ArrayLike) -> Array:
-        """[1, X]^T U; one trip."""
+    def kept_times(self, directions: Array) -> Any:
+        """[1, X] V, which stays at the parties where that is the plan; an array for NumPy in either case."""
+        return self.matrix.kept_times(self.expanded(directions)) + directions[0]
+
+    def transposed_times(self, values: ArrayLike | KeptArray) -> Array:
+        """[1, X]^T U; one trip. U may be at the parties."""
         return self.ask_transposed_times(values).read()
 
-    def ask_transposed_times(self, values: ArrayLike) -> Result:
+    def ask_transposed_times(self, values: ArrayLike | KeptArray) -> Result:
         """Ask for [1, X]^T U."""
+        if isinstance(values, KeptArray):
+            sums, products = values.ask_sums(), self.matrix.ask_transposed_times(values)
+            return Result(lambda: np.concatenate([sums.read()[None], products.read()[self.kept]]))
         given = np.asarray(values, np.float64)
         asked = self.matrix.ask_transposed_times(given)
         return Result(lambda: np.concatenate([given.sum(axis=0)[None], asked.read()[self.kept]]))
@@ -66,6 +76,15 @@ class Design(ProductOperator):
         asked = self.matrix.ask_column_sums()
         within = self.matrix.gram()[np.ix_(self.kept, self.kept)]
         return _bordered(float(self.shape[0]), asked.read()[self.kept], within)
+
+    def equations(self, values: Array, progress: Progress) -> tuple[Array, Array]:
+        """([1, X]^T [1, X], [1, X]^T values), which a program that goes on has; trips as `gram`."""
+        state = progress.read()
+        if not state:
+            asked = self.ask_transposed_times(values)
+            state = {"gram": self.gram(), "products": asked.read()}
+            progress.write(**state)
+        return state["gram"], state["products"]
 
     def weighted_gram(self, weights: Array) -> Array:
         """[1, X]^T diag(weights) [1, X]; one trip for one table, else two."""
@@ -89,18 +108,20 @@ class Design(ProductOperator):
         return np.asarray((vectors / values) @ vectors.T / np.outer(scale, scale))
 
     def solve(
-        self, right: Array, weights: Array | float = 1.0, near: Array | None = None, tol: float = 1e-10, l2: float = 0.0
-    ) -> Array:
+        self, right: Array, weights: Array | float = 1.0, near: Array | None = None, tol: float = 1e-10,
+        l2: float = 0.0, start: Array | None = None, keep: Callable[[Array], None] | None = None,
+    ) -> Array:  # fmt: skip
         """([1, X]^T diag(weights) [1, X] + l2 I) b = right by conjugate gradients; ``near`` is about its inverse.
 
-        Two trips a step. The intercept has no part in ``l2``. LearnError if it does not converge.
+        It begins at ``start``, and calls ``keep`` with each b. Two trips a step. The intercept has no part in ``l2``.
+        LearnError if it does not converge.
         """
         width = self.shape[1]
         penalty = np.append(0.0, np.full(width - 1, l2))
         operator = LinearOperator(
             (width, width), lambda b: self.transposed_times(weights * self.times(b)) + penalty * b, dtype=np.float64
         )
-        found, failed = cg(operator, right, rtol=tol, maxiter=10 * width, M=near)
+        found, failed = cg(operator, right, start, rtol=tol, maxiter=10 * width, M=near, callback=keep)
         if failed:
             raise LearnError(
                 f"conjugate gradients did not converge in {10 * width:,} steps; columns may depend on each other"

@@ -62,10 +62,7 @@ class Estimates:
             [name, *(_cell(number, *how) for number, how in zip(row, DECIMALS, strict=True))]
             for name, row in zip(self.names, numbers, strict=True)
         ]
-        return Summary(
-            TableView(title, {"": "left", "value": "right"}, [[name, shown(value)] for name, value in facts.items()]),
-            TableView("", sides, rows),
-        )
+        return Summary(facts_view(title, facts), TableView("", sides, rows))
 
 
 @dataclass(frozen=True)
@@ -83,6 +80,11 @@ class Summary:
 
     def _repr_html_(self) -> str:
         return self.facts.html() + self.coefficients.html()
+
+
+def facts_view(title: str, facts: Mapping[str, object]) -> TableView:
+    """The upper table of a summary."""
+    return TableView(title, {"": "left", "value": "right"}, [[name, shown(value)] for name, value in facts.items()])
 
 
 def _cell(number: float, decimals: int, by_size: bool) -> str:

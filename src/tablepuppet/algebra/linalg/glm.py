@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Integral
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,11 +32,13 @@ from tablepuppet.algebra.linalg.estimates import Estimates, Summary
 from tablepuppet.algebra.linalg.family import LINKS, Family, FamilyName, Link, LinkName, find_family
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column, matrix_of
 from tablepuppet.algebra.linalg.lm import SOLVERS, Solver
+from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
 HALVINGS = 30
 SLACK = 1e-12  # by which rounding may raise a deviance
+NOTHING: Array = np.zeros(())
 SEPARATED = 1e-6  # of the null deviance: so little is left only if classes can be told apart exactly
 
 
@@ -79,12 +82,14 @@ def glm(
     solver: Solver = "auto",
     max_iter: int = 50,
     tol: float = 1e-12,
+    folder: str | Path | None = None,
 ) -> GLM:
     """A generalised linear model of a label on the columns of X; ``offset``, (joined rows,), is added to the scores.
 
     Links are canonical, but for ``gamma`` and ``tweedie``: log. ``power`` is that of a tweedie family's variance.
     ``solver="gram"`` begins with the Gram matrix, which makes steps cheap, and gives standard errors. ``"cg"`` needs
-    products only and gives none; ``"auto"`` takes it beyond 2,000 columns.
+    products only and gives none; ``"auto"`` takes it beyond 2,000 columns. With a ``folder`` it goes on after a crash:
+    its state is kept there after every step, with a score for every joined row.
 
     Raises LearnError for labels that the family cannot have, for columns that depend on each other, and if the deviance
     still changes by more than ``tol`` of itself after ``max_iter`` steps.
@@ -102,7 +107,12 @@ def glm(
     shift = _offset(offset, len(y))
     point = _null(_Point.at(kind, LINKS[link or kind.links[0]], y, shift), shift)
     null_deviance, by_gram = point.deviance, solver == "gram" or (solver == "auto" and design.shape[1] <= WIDEST)
-    near = design.inverse(design.gram(), "glm") if by_gram else None
+    settings = {"family": family, "link": point.link.name, "power": power, "solver": solver}
+    progress = Progress(folder, "glm", matrix, y, shift, **settings)
+    state = progress.read()
+    near = state.get("near") if state else None
+    if by_gram and near is None:
+        near = design.inverse(design.gram(), "glm")
     found = np.zeros(design.shape[1])
     found[0] = point.intercept
 
@@ -112,7 +122,12 @@ def glm(
         moved = design.solve(design.transposed_times(at.slopes), at.weights, near, tol=1e-9)
         return moved, design.times(moved)
 
-    moved, point, iterations = _climb(point, step, int(max_iter), tol)
+    def keep(total: Array, at: _Point, steps: int) -> None:
+        progress.write(total=total, eta=at.eta, steps=steps, **({} if near is None else {"near": near}))
+
+    begun = (state["total"], int(state["steps"])) if state else (np.zeros(design.shape[1]), 0)
+    point = replace(point, eta=state["eta"]) if state else point
+    moved, point, iterations = _climb(point, step, int(max_iter), tol, begun, keep)
     found = found + moved
     left = len(y) - design.shape[1]
     dispersion = point.pearson / left if kind.dispersion is None else kind.dispersion
@@ -185,16 +200,22 @@ class _Point:
 
 
 def _climb(
-    point: _Point, step: Callable[[_Point], tuple[Array, Array]], max_iter: int, tol: float
+    point: _Point,
+    step: Callable[[_Point], tuple[Array, Array]],
+    max_iter: int,
+    tol: float,
+    begun: tuple[Array, int] = (NOTHING, 0),
+    keep: Callable[[Array, _Point, int], None] = lambda *_: None,
 ) -> tuple[Array, _Point, int]:
     """(the sum of all steps, where they lead, how many they are), until the deviance stays as it is.
 
-    ``step`` gives a change of coefficients, and what it changes in the scores.
+    ``step`` gives a change of coefficients, and what it changes in the scores. ``begun`` are the sum and the number of
+    steps that were made before; ``keep`` is called with each.
     """
     if not point.is_valid:
         raise LearnError("glm: the mean label and this offset give means that the family cannot have; try link='log'")
-    total: Array | float = 0.0
-    for number in range(1, max_iter + 1):
+    total, steps = begun
+    for number in range(min(steps, max_iter - 1) + 1, max_iter + 1):
         before, (change, image) = point.deviance, step(point)
         share = 1.0
         for _ in range(HALVINGS):
@@ -204,9 +225,10 @@ def _climb(
             share /= 2
         else:
             raise LearnError("glm: no step lowers the deviance; another link may fit")
-        point, total = trial, total + share * change
+        point, total = trial, np.asarray(total + share * change)
+        keep(total, point, number)
         if abs(before - point.deviance) <= tol * (abs(point.deviance) + 0.1):
-            return np.asarray(total), point, number
+            return total, point, number
     raise LearnError(f"glm: the deviance still changes after {max_iter:,} steps; raise max_iter, or check the family")
 
 

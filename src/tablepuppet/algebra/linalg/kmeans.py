@@ -9,16 +9,21 @@ projections of the rows to a few random directions: no single row is asked for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
+from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.algebra.linalg.saved import SavedModel
 from tablepuppet.algebra.preparation import Preparation
+from tablepuppet.algebra.products import Nearest
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
@@ -38,31 +43,44 @@ class KMeans(SavedModel):
 
     def predict(self, rows: Rows) -> NDArray[np.intp]:
         """The nearest centre of every row of a relation, or of its matrix; one trip."""
-        return nearest(matrix_of(rows, self).times(self.centres.T), self.centres)[0]
+        return matrix_of(rows, self).ask_nearest(self.centres).labels().astype(np.intp)
 
 
-def kmeans(matrix: LazyArray, k: int = 8, runs: int = 10, max_iter: int = 20, seed: int = 0) -> KMeans:
+def kmeans(
+    matrix: LazyArray, k: int = 8, runs: int = 10, max_iter: int = 20, seed: int = 0, folder: str | Path | None = None
+) -> KMeans:
     """The best of several runs of k-means, by its inertia; two trips a round for all runs together.
+
+    With a ``folder`` it goes on after a crash: its state is kept there after every round, with the cluster of every
+    joined row.
 
     Raises LearnError for settings that are out of range, and PrivacyError where a party's policy does not allow sums
     over as few rows as a cluster has there (``min_rows``).
     """
     _check(matrix, k, runs, max_iter)
     square = matrix.ask_squared_norm()
-    found = [_Run(matrix, k, labels) for labels in _first_labels(matrix, k, runs, np.random.default_rng(seed))]
-    for _ in range(max_iter):
+    progress = Progress(folder, "kmeans", matrix, k=k, runs=runs, seed=seed)
+    if state := progress.read():
+        found = [_Run.restored(matrix, state, place) for place in range(runs)]
+    else:
+        found = [_Run(matrix, k, labels) for labels in _first_labels(matrix, k, runs, np.random.default_rng(seed))]
+    for _ in range(max(run.rounds for run in found), max_iter):
         active = [run for run in found if not run.is_done]
         sums = [matrix.ask_sums_by(run.labels, k) for run in active]
         for run, each in zip(active, sums, strict=True):
             run.move(each.read())
-        images = [matrix.ask_times(run.centres.T) for run in active]
-        for run, image in zip(active, images, strict=True):
-            run.assign(image.read())
+        asked = [matrix.ask_nearest(run.centres) for run in active]
+        for run, each in zip(active, asked, strict=True):
+            run.assign(each)
+        progress.write(**_Run.state(found))
         if all(run.is_done for run in found):
             break
-    best = max(found, key=lambda run: run.gain)
-    inertia = max(float(square.read()[0] - best.gain), 0.0)
-    return KMeans(best.centres, best.labels, inertia, best.rounds, list(matrix.columns), matrix.preparation)
+    gains = [run.gain(matrix) for run in found]
+    best = found[int(np.argmax(gains))]
+    inertia = max(float(square.read()[0]) - max(gains), 0.0)
+    return KMeans(
+        best.centres, best.labels.astype(np.intp), inertia, best.rounds, list(matrix.columns), matrix.preparation
+    )
 
 
 def _check(matrix: LazyArray, k: int, runs: int, max_iter: int) -> None:
@@ -77,9 +95,34 @@ def _check(matrix: LazyArray, k: int, runs: int, max_iter: int) -> None:
 class _Run:
     """One run: its centres, and the clusters of all joined rows."""
 
-    def __init__(self, matrix: LazyArray, k: int, labels: NDArray[np.intp]):
+    def __init__(self, matrix: LazyArray, k: int, labels: NDArray[np.integer]):
         self.labels, self.centres = labels, np.zeros((k, matrix.shape[1]))
-        self.gain, self.rounds, self.is_done = -np.inf, 0, False
+        self.rounds, self.is_done = 0, False
+        self._gain: float | None = None
+        self._asked: Nearest | None = None
+
+    @staticmethod
+    def state(runs: Sequence[_Run]) -> dict[str, NDArray[Any]]:
+        """What runs go on from."""
+        small = np.min_scalar_type(len(runs[0].centres))
+        return {
+            "labels": np.array([run.labels for run in runs], small), "centres": np.array([run.centres for run in runs]),
+            "rounds": np.array([run.rounds for run in runs]), "done": np.array([run.is_done for run in runs]),
+        }  # fmt: skip
+
+    @classmethod
+    def restored(cls, matrix: LazyArray, state: Mapping[str, NDArray[Any]], place: int) -> _Run:
+        """One of the runs that have come so far."""
+        found = cls(matrix, len(state["centres"][place]), state["labels"][place])
+        found.centres, found.rounds = state["centres"][place], int(state["rounds"][place])
+        found.is_done = bool(state["done"][place])
+        return found
+
+    def gain(self, matrix: LazyArray) -> float:
+        """By how much the centres make the sum of squares smaller; a trip for a run that was restored as it ended."""
+        if self._gain is None:
+            self._gain = 2 * (self._asked or matrix.ask_nearest(self.centres)).gain(self.labels)
+        return self._gain
 
     def move(self, sums: Array) -> None:
         """Move every centre to the mean of its rows; one without rows stays where it is."""
@@ -87,17 +130,11 @@ class _Run:
         means = sums.T / np.maximum(sizes, 1)[:, None]  # (k, columns)
         self.centres = np.where(sizes[:, None] > 0, means, self.centres)
 
-    def assign(self, image: Array) -> None:
+    def assign(self, asked: Nearest) -> None:
         """Assign every row to its nearest centre; the run is over when none changes."""
-        labels, self.gain = nearest(image, self.centres)
+        labels = asked.labels()
         self.is_done, self.labels, self.rounds = np.array_equal(labels, self.labels), labels, self.rounds + 1
-
-
-def nearest(image: Array, centres: Array) -> tuple[NDArray[np.intp], float]:
-    """(the nearest centre of every row by X C^T, by how much that makes the sum of squares smaller)."""
-    scores = image - (centres**2).sum(axis=1) / 2  # (rows, k)
-    labels = np.argmax(scores, axis=1)
-    return labels, 2 * float(np.take_along_axis(scores, labels[:, None], axis=1).sum())
+        self._asked, self._gain = (None, 2 * asked.gain(labels)) if self.is_done else (asked, None)
 
 
 def _first_labels(matrix: LazyArray, k: int, runs: int, rng: np.random.Generator) -> list[NDArray[np.intp]]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,6 +17,7 @@ from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import Design
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
 from tablepuppet.algebra.linalg.newton import check_settings, classes_of, minimise
+from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
@@ -25,10 +28,21 @@ class L2SVM(LinearFit):
     """A support vector machine for two classes."""
 
     classes: NDArray[np.generic]  # sorted; scores above zero are the second
+    rows: int
+    objective: float  # mean loss and penalty
+    accuracy: float  # on the rows of the fit
+    support: int  # rows within the margin
 
     def predict(self, rows: Rows) -> NDArray[np.generic]:
         """The class of every row of a relation; one trip."""
         return np.asarray(self.classes[(self.scores(rows) > 0).astype(int)])
+
+    def facts(self) -> dict[str, object]:
+        """How well the fit separates its own rows."""
+        return {
+            "observations": self.rows, "class above zero": str(self.classes[1]), "objective": self.objective,
+            "accuracy": self.accuracy, "rows within the margin": self.support,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,25 +50,31 @@ class SquaredHinge:
     """The loss for signs -1 and 1, (rows, 1)."""
 
     signs: Array
+    is_elementwise: ClassVar[bool] = True
 
-    def value(self, scores: Array) -> float:
+    def value(self, scores: Any) -> float:
         """The mean over rows."""
         return float(np.mean(np.maximum(1 - self.signs * scores, 0) ** 2)) / 2
 
-    def slopes(self, scores: Array) -> Array:
+    def slopes(self, scores: Any) -> Any:
         """Zero for rows beyond the margin."""
-        return np.asarray(-self.signs * np.maximum(1 - self.signs * scores, 0))
+        return -self.signs * np.maximum(1 - self.signs * scores, 0)
 
-    def curvature(self, scores: Array) -> Callable[[Array], Array]:
+    def curvature(self, scores: Any) -> Callable[[Array], Array]:
         """One for rows within the margin, else zero."""
         within = self.signs * scores < 1
         return lambda change: within * change
 
 
-def l2svm(matrix: LazyArray, label: ArrayLike, l2: float = 1e-3, tol: float = 1e-6, max_iter: int = 100) -> L2SVM:
+def l2svm(
+    matrix: LazyArray, label: ArrayLike, l2: float = 1e-3, tol: float = 1e-6, max_iter: int = 100,
+    folder: str | Path | None = None,
+) -> L2SVM:  # fmt: skip
     """The least mean loss plus l2/2 |w|^2; scikit-learn's LinearSVC has C = 1 / (2 l2 N), and penalises its intercept.
 
-    Two trips for each step of conjugate gradients. Raises LearnError unless the label has two classes.
+    Two trips for each step of conjugate gradients; with ``plan="parties"`` one, and one for every loss that is tried on
+    the way. With a ``folder`` it goes on after a crash: coefficients are kept there after each step of Newton's method.
+    Raises LearnError unless the label has two classes.
     """
     check_settings("l2svm", l2, tol, max_iter)
     classes, numbers = classes_of("l2svm", label, matrix.shape[0])
@@ -62,5 +82,11 @@ def l2svm(matrix: LazyArray, label: ArrayLike, l2: float = 1e-3, tol: float = 1e
         raise LearnError(f"l2svm: y has {len(classes):,} classes; it takes two, multilogreg takes more")
     design = Design(matrix, all_columns=True)
     loss = SquaredHinge(np.where(numbers == 1, 1.0, -1.0)[:, None])
-    found = minimise("l2svm", design, loss, 1, l2, tol, max_iter)[:, 0]
-    return L2SVM(by_column(matrix, design.expanded(found)), float(found[0]), matrix.preparation, classes)
+    progress = Progress(folder, "l2svm", matrix, numbers, l2=l2)
+    least = minimise("l2svm", design, loss, 1, l2, tol, max_iter, progress)
+    found, signs = least.coefficients[:, 0], loss.signs
+    right = np.mean(signs * (2 * (least.scores > 0) - 1) > 0)  # means and sums, since scores may be at the parties
+    return L2SVM(
+        by_column(matrix, design.expanded(found)), float(found[0]), matrix.preparation, classes, len(signs),
+        least.objective, float(right), round(float(np.sum(signs * least.scores < 1))),
+    )  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import Design, check_numbers, check_positive
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
+from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.algebra.linalg.saved import SavedModel
 from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.errors import LearnError
@@ -33,6 +35,10 @@ class Lasso(LinearFit):
     def predict(self, rows: Rows) -> Array:
         """The predicted label of every row of a relation; one trip."""
         return self.scores(rows)
+
+    def facts(self) -> dict[str, object]:
+        """Its penalty, and how many columns it left."""
+        return {"alpha": self.alpha, "coefficients that are not zero": int(np.count_nonzero(np.asarray(self.coef)))}
 
 
 @dataclass(frozen=True)
@@ -59,11 +65,13 @@ def lasso(
     l1_ratio: float = 1.0,
     eps: float = 1e-3,
     tol: float = 1e-8,
+    folder: str | Path | None = None,
 ) -> LassoPath:
     """The lasso for falling penalties; with ``l1_ratio`` below 1 the elastic net. One trip over one table, else two.
 
     ``alphas`` are penalties, or how many: then from the least one that sets all coefficients to zero down to ``eps``
     of it. Coordinates are changed until none moves by more than ``tol``, in standard deviations of the label.
+    With a ``folder`` it goes on after a crash: the Gram matrix, of which all follows, is kept there.
     """
     for name, value in (("l1_ratio", l1_ratio), ("eps", eps), ("tol", tol)):
         check_positive("lasso", name, value)
@@ -73,10 +81,9 @@ def lasso(
     rows = len(y)
     if rows < 2:
         raise LearnError(f"lasso: two joined rows or more are needed, and X has {rows:,}")
-    asked = design.ask_transposed_times(y - y.mean())
-    gram = design.gram()
+    gram, products = design.equations(y - y.mean(), Progress(folder, "lasso", matrix, y))
     means = gram[0, 1:] / rows
-    centred, products = gram[1:, 1:] / rows - np.outer(means, means), asked.read()[1:] / rows
+    centred, products = gram[1:, 1:] / rows - np.outer(means, means), products[1:] / rows
     penalties = _penalties(alphas, float(np.abs(products).max(initial=0.0)) / l1_ratio, eps)
     found, start = [], np.zeros(len(products))
     for alpha in penalties:

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.array import LazyArray
+from tablepuppet.algebra.linalg.estimates import Summary, facts_view
 from tablepuppet.algebra.linalg.saved import SavedModel
 from tablepuppet.algebra.preparation import Preparation, Prepared
 from tablepuppet.errors import LearnError
-from tablepuppet.runs.table_view import NamedNumbers
+from tablepuppet.runs.table_view import Align, NamedNumbers, TableView
 
 Array = NDArray[np.float64]
 
@@ -39,6 +40,19 @@ class LinearFit(SavedModel):
         """X @ coef + intercept over a relation, or over its matrix; one trip."""
         found = matrix_of(rows, self).times(np.asarray(self.coef, np.float64).reshape(len(self.coef), -1))
         return np.asarray((found[:, 0] if np.ndim(self.intercept) == 0 else found) + self.intercept)
+
+    def facts(self) -> dict[str, object]:
+        """What a summary says of the fit as a whole."""
+        return {}
+
+    def summary(self) -> Summary:
+        """The fit, and its coefficients, the intercept first; `lm` and `glm` have their standard errors too."""
+        sides: dict[str, Align] = {"": "left", **dict.fromkeys(self.coef.heads, "right")}
+        rows = [
+            [name, *(f"{number:.4g}" for number in np.ravel(values))]
+            for name, values in {"intercept": self.intercept, **self.coef}.items()
+        ]
+        return Summary(facts_view(type(self).__name__, self.facts()), TableView("", sides, rows))
 
 
 def matrix_of(rows: Rows, fitted: Prepared) -> LazyArray:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import WIDEST, Design, check_choice, check_numbers, check_rows
 from tablepuppet.algebra.linalg.estimates import Estimates, Summary
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
+from tablepuppet.algebra.linalg.progress import Progress
 
 Array = NDArray[np.float64]
 Solver = Literal["auto", "gram", "cg"]
@@ -89,23 +91,29 @@ class LM(LinearFit):
         return self.estimates.summary("Least squares", facts)
 
 
-def lm(matrix: LazyArray, label: ArrayLike, solver: Solver = "auto") -> LM:
+def lm(matrix: LazyArray, label: ArrayLike, solver: Solver = "auto", folder: str | Path | None = None) -> LM:
     """Least squares of a label on the columns of X.
 
     ``solver="gram"`` solves the normal equations: two trips over one table, else three. ``"cg"`` needs products only,
-    two trips a step, and gives no standard errors; ``"auto"`` takes it beyond 2,000 columns.
+    two trips a step, and gives no standard errors; ``"auto"`` takes it beyond 2,000 columns. With a ``folder`` it goes
+    on after a crash: the Gram matrix, or the coefficients so far, are kept there.
 
     Raises LearnError for a label that does not fit, and for columns that depend on each other.
     """
     check_choice("lm", "solver", solver, SOLVERS)
     design, y = Design(matrix), check_numbers("lm", label, matrix.shape[0])
     check_rows("lm", *design.shape)
-    asked = design.ask_transposed_times(y)
-    if solver == "cg" or (solver == "auto" and design.shape[1] > WIDEST):
-        found, spread = design.solve(asked.read()), np.full(design.shape[1], np.nan)
+    by_products = solver == "cg" or (solver == "auto" and design.shape[1] > WIDEST)
+    progress = Progress(folder, "lm", matrix, y, by_products=by_products)
+    if by_products:
+        start = progress.read().get("coefficients")
+        right = design.transposed_times(y)
+        found = design.solve(right, start=start, keep=lambda b: progress.write(coefficients=b))
+        spread = np.full(design.shape[1], np.nan)
     else:
-        inverse = design.inverse(design.gram(), "lm")
-        found, spread = inverse @ asked.read(), np.diag(inverse)
+        gram, products = design.equations(y, progress)
+        inverse = design.inverse(gram, "lm")
+        found, spread = inverse @ products, np.diag(inverse)
     return least_squares(design, y, found, spread)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +20,7 @@ from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import Design
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
 from tablepuppet.algebra.linalg.newton import check_settings, classes_of, minimise
+from tablepuppet.algebra.linalg.progress import Progress
 
 Array = NDArray[np.float64]
 
@@ -27,6 +30,9 @@ class MultiLogReg(LinearFit):
     """A logistic regression. For more than two classes, coefficients and intercepts have one number per class."""
 
     classes: NDArray[np.generic]  # sorted
+    rows: int
+    log_likelihood: float
+    accuracy: float  # on the rows of the fit
 
     def predict_proba(self, rows: Rows) -> Array:
         """The probability of every class, (rows, classes); one trip."""
@@ -37,6 +43,13 @@ class MultiLogReg(LinearFit):
         """The most likely class of every row of a relation; one trip."""
         return np.asarray(self.classes[np.argmax(self.predict_proba(rows), axis=1)])
 
+    def facts(self) -> dict[str, object]:
+        """How likely the fit makes the classes of its own rows."""
+        return {
+            "observations": self.rows, "classes": len(self.classes), "log-likelihood": self.log_likelihood,
+            "accuracy": self.accuracy,
+        }  # fmt: skip
+
 
 @dataclass(frozen=True)
 class LogLoss:
@@ -44,6 +57,7 @@ class LogLoss:
 
     numbers: NDArray[np.intp]
     classes: int
+    is_elementwise: ClassVar[bool] = False
 
     def value(self, scores: Array) -> float:
         """The mean of -log(probability of the class)."""
@@ -74,18 +88,25 @@ def _all_scores(scores: Array, classes: int) -> Array:
 
 
 def multilogreg(
-    matrix: LazyArray, label: ArrayLike, l2: float = 1e-6, tol: float = 1e-6, max_iter: int = 100
-) -> MultiLogReg:
+    matrix: LazyArray, label: ArrayLike, l2: float = 1e-6, tol: float = 1e-6, max_iter: int = 100,
+    folder: str | Path | None = None,
+) -> MultiLogReg:  # fmt: skip
     """The least mean log loss plus l2/2 |W|^2: scikit-learn's LogisticRegression with C = 1 / (l2 N).
 
-    Two trips for each step of conjugate gradients, whatever the number of classes.
+    Two trips for each step of conjugate gradients, whatever the number of classes. With a ``folder`` it goes on after a
+    crash: coefficients are kept there after every step of Newton's method.
     """
     check_settings("multilogreg", l2, tol, max_iter)
     classes, numbers = classes_of("multilogreg", label, matrix.shape[0])
     design, outputs = Design(matrix, all_columns=True), 1 if len(classes) == 2 else len(classes)
-    found = minimise("multilogreg", design, LogLoss(numbers, len(classes)), outputs, l2, tol, max_iter)
+    progress = Progress(folder, "multilogreg", matrix, numbers, l2=l2)
+    loss = LogLoss(numbers, len(classes))
+    least = minimise("multilogreg", design, loss, outputs, l2, tol, max_iter, progress)
+    found, rows = least.coefficients, len(numbers)
+    right = np.argmax(_all_scores(least.scores, len(classes)), axis=1) == numbers
+    of_rows = (rows, -rows * loss.value(least.scores), float(np.mean(right)))
     if outputs == 1:
         coef, intercept = by_column(matrix, design.expanded(found[:, 0])), float(found[0, 0])
-        return MultiLogReg(coef, intercept, matrix.preparation, classes)
-    heads = tuple(f"class {each}" for each in classes)
-    return MultiLogReg(by_column(matrix, design.expanded(found), heads), found[0], matrix.preparation, classes)
+        return MultiLogReg(coef, intercept, matrix.preparation, classes, *of_rows)
+    coef = by_column(matrix, design.expanded(found), tuple(f"class {each}" for each in classes))
+    return MultiLogReg(coef, found[0], matrix.preparation, classes, *of_rows)

@@ -9,14 +9,16 @@ D step is known then, so the length of the step is found without a trip.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from numbers import Integral
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse.linalg import LinearOperator, cg
 
 from tablepuppet.algebra.linalg.design import Design, check_positive
+from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
@@ -26,7 +28,12 @@ ROUNDING = 1e-4  # derivatives that rounding of float32 may leave
 
 
 class Loss(Protocol):
-    """A convex loss of scores, (rows, outputs)."""
+    """A convex loss of scores, (rows, outputs).
+
+    If it ``is_elementwise``, it is made of NumPy's elementwise functions and sums: scores may be at the parties then.
+    """
+
+    is_elementwise: ClassVar[bool]
 
     def value(self, scores: Array) -> float:
         """The mean over rows."""
@@ -38,22 +45,37 @@ class Loss(Protocol):
         """What multiplies each row's second derivatives with a change of its scores."""
 
 
-def minimise(program: str, design: Design, loss: Loss, outputs: int, l2: float, tol: float, max_iter: int) -> Array:
-    """The coefficients with the least penalised loss, (columns, outputs), the intercept first.
+@dataclass(frozen=True)
+class Minimum:
+    """Where the penalised loss is least."""
+
+    coefficients: Array  # (columns, outputs), the intercept first
+    scores: Any  # (rows, outputs); at the parties, if the plan has left them there
+    objective: float
+
+
+def minimise(
+    program: str, design: Design, loss: Loss, outputs: int, l2: float, tol: float, max_iter: int, progress: Progress
+) -> Minimum:
+    """The least penalised loss.
 
     Ends when no derivative is above ``tol``, or when rounding hides all decrease; LearnError after ``max_iter`` steps.
     """
     rows, shape = design.shape[0], (design.shape[1], outputs)
+    times = design.kept_times if loss.is_elementwise else design.times
     penalty = np.append(0.0, np.full(shape[0] - 1, l2))[:, None]
-    found, scores = np.zeros(shape), np.zeros((rows, outputs))
-    value = loss.value(scores)
-    for _ in range(max_iter):
+    found, scores, steps = np.zeros(shape), np.zeros((rows, outputs)), 0
+    if state := progress.read():
+        found, steps = state["coefficients"], int(state["steps"])
+        scores = times(found)
+    value = loss.value(scores) + float(np.sum(penalty * found**2)) / 2
+    for number in range(min(steps, max_iter - 1), max_iter):
         gradient = design.transposed_times(loss.slopes(scores)) / rows + penalty * found
         largest = float(np.abs(gradient).max())
         if largest <= tol:
-            return found
-        step = _newton_step(design, loss.curvature(scores), penalty, gradient, min(0.1, largest))
-        image, slope, share = design.times(step), float(np.sum(gradient * step)), 1.0
+            return Minimum(found, scores, value)
+        step = _newton_step(design, times, loss.curvature(scores), penalty, gradient, min(0.1, largest))
+        image, slope, share = times(step), float(np.sum(gradient * step)), 1.0
         for _ in range(HALVINGS):
             moved, there = found + share * step, scores + share * image
             reached = loss.value(there) + float(np.sum(penalty * moved**2)) / 2
@@ -63,22 +85,24 @@ def minimise(program: str, design: Design, loss: Loss, outputs: int, l2: float, 
         else:
             if largest > max(tol, ROUNDING):
                 raise LearnError(f"{program}: a derivative is {largest:.1e}, but no step lowers the loss; raise l2")
-            return found  # rounding, of products on the wire too, is larger than what a step brings
+            return Minimum(found, scores, value)  # rounding, also on the wire, is larger than what a step brings
         found, scores, value = moved, there, reached
+        progress.write(coefficients=found, steps=number + 1)
     raise LearnError(
         f"{program}: a derivative is still {largest:.1e} after {max_iter:,} steps; raise max_iter, tol or l2"
     )
 
 
 def _newton_step(
-    design: Design, curvature: Callable[[Array], Array], penalty: Array, gradient: Array, tol: float
-) -> Array:
-    """A step that solves H step = -gradient to ``tol`` of the gradient."""
+    design: Design, image: Callable[[Array], Array], curvature: Callable[[Array], Array], penalty: Array,
+    gradient: Array, tol: float,
+) -> Array:  # fmt: skip
+    """A step that solves H step = -gradient to ``tol`` of the gradient; ``image`` gives D step."""
     rows, shape = design.shape[0], gradient.shape
 
     def times(flat: Array) -> Array:
         step = flat.reshape(shape)
-        return np.ravel(design.transposed_times(curvature(design.times(step))) / rows + penalty * step)
+        return np.ravel(design.transposed_times(curvature(image(step))) / rows + penalty * step)
 
     operator = LinearOperator((gradient.size, gradient.size), times, dtype=np.float64)
     return np.reshape(cg(operator, -gradient.ravel(), rtol=tol, maxiter=gradient.size)[0], shape)

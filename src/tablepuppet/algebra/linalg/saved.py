@@ -96,7 +96,8 @@ def load(path: str | Path, engine: Engine) -> Any:
 
 def _secrets(preparation: Preparation) -> dict[str, str]:
     """The keys of categories by party, of databases that were opened in this process."""
-    if not any(preparation.encoding.categories.values()):
+    encoding = preparation.encoding
+    if not any(encoding.table(alias).categories for alias in encoding.numbers):
         return {}
     found = {}
     for party in preparation.engine.parties:

@@ -9,6 +9,7 @@ Everything follows from the Gram matrix A of centred columns and their products 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import LEAST, Design, check_numbers, check_rows
 from tablepuppet.algebra.linalg.lm import LM, least_squares
+from tablepuppet.algebra.linalg.progress import Progress
 
 Array = NDArray[np.float64]
 
@@ -28,12 +30,14 @@ class StepLM(LM):
     criteria: list[float]  # the criterion without columns, and after each that was added
 
 
-def steplm(matrix: LazyArray, label: ArrayLike) -> StepLM:
-    """Least squares on the columns of X that forward selection finds; trips as `lm`, however many columns there are."""
+def steplm(matrix: LazyArray, label: ArrayLike, folder: str | Path | None = None) -> StepLM:
+    """Least squares on the columns of X that forward selection finds; trips as `lm`, however many columns there are.
+
+    With a ``folder`` it goes on after a crash: the Gram matrix, of which all follows, is kept there.
+    """
     design, y = Design(matrix), check_numbers("steplm", label, matrix.shape[0])
     check_rows("steplm", design.shape[0], 2)
-    asked = design.ask_transposed_times(y - y.mean())
-    gram, products = design.gram(), asked.read()
+    gram, products = design.equations(y - y.mean(), Progress(folder, "steplm", matrix, y))
     rows, sums = design.shape[0], gram[0, 1:]
     centred = gram[1:, 1:] - np.outer(sums, sums) / rows
     least = max(LEAST, len(gram) * float(np.finfo(matrix.wire).eps)) * np.diag(gram)[1:]

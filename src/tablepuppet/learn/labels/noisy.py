@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -44,7 +44,7 @@ from tablepuppet.privacy.label import (
     noisy_numbers,
 )
 from tablepuppet.privacy.settings import Privacy
-from tablepuppet.sql.expression import columns_of, is_column
+from tablepuppet.sql.catalog import described
 from tablepuppet.sql.infer import arrow_type
 from tablepuppet.sql.plan import Plan
 
@@ -204,14 +204,6 @@ def check_label(privacy: Privacy, plan: Plan, *, classes: bool) -> None:
                     "bounds", described(label.expression, shard.bounds), None if given is None else tuple(given)
                 )
                 check_bounds((float(bounds[0]), float(bounds[1])), privacy.label_epsilon)
-
-
-def described(expression: str, known: Mapping[str, tuple[Any, ...]]) -> tuple[Any, ...] | None:
-    """The policy's bounds or categories of an expression; None unless the expression is a single column."""
-    if not known or not is_column(expression):
-        return None
-    column = columns_of(expression)[0].lower()
-    return next((values for name, values in known.items() if name.lower() == column), None)
 
 
 def _as_sorted(classes: Sequence[Category] | None) -> tuple[Category, ...] | None:

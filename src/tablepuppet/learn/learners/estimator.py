@@ -73,6 +73,7 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
             self.check_plan(relation.plan)
             if not len(relation):
                 raise LearnError("the relation has no joined rows; check the join keys and filters with explain()")
+            relation = relation.to_learn()
             self.encoding_ = relation.fit_encoding()
             self.check_features(relation)
             self.store_fit(relation, self.encoding_, self._learn(relation))

@@ -85,7 +85,8 @@ def measured(learner: Learner, fold: Fold, number: int) -> dict[str, float]:
     """A new learner with the same settings, fitted and measured on both sides of a fold."""
     began = time.perf_counter()
     with _named_fold(learner, number):
-        return _scores(clone(learner).fit(fold[0]), fold, began)
+        model = clone(learner).fit(fold[0])
+        return _scores(model.evaluate(fold[0]), model.evaluate(fold[1]), began)
 
 
 def measured_along_l2(
@@ -94,15 +95,14 @@ def measured_along_l2(
     """(l2, scores) of a new linear learner for each value of ``l2``, each fit going on from the one before."""
     with _named_fold(learner, number):
         began = time.perf_counter()
-        for model in clone(learner).along_l2(fold[0], values):
-            yield model.l2, _scores(model, fold, began)
+        for found in clone(learner).along_l2(fold[0], values, fold[1]):
+            yield found.l2, _scores(found.train, found.test, began)
             began = time.perf_counter()
 
 
-def _scores(model: Learner, fold: Fold, began: float) -> dict[str, float]:
-    train, test = fold
-    scores = {f"train_{name}": value for name, value in model.evaluate(train).items()}
-    scores |= {f"test_{name}": value for name, value in model.evaluate(test).items()}
+def _scores(train: Mapping[str, float], test: Mapping[str, float], began: float) -> dict[str, float]:
+    scores = {f"train_{name}": value for name, value in train.items()}
+    scores |= {f"test_{name}": value for name, value in test.items()}
     return scores | {"seconds": time.perf_counter() - began}
 
 

@@ -40,6 +40,7 @@ from tablepuppet.learn.settings import COUNT, NUMBER, setting
 from tablepuppet.learn.tables.saved import SavedModel
 from tablepuppet.learn.tables.stored import Model, Stored
 from tablepuppet.operators.client import Client, Pending
+from tablepuppet.operators.joined_rows import JoinedRows
 from tablepuppet.operators.rosters import make_rosters
 from tablepuppet.prep.encode import apply_encoding
 from tablepuppet.relation import Relation
@@ -100,8 +101,11 @@ class Learner(Planner):
         with self.unchanged_if_it_fails():
             try:
                 return self._fit(relation, validation, may_hold_out=validation is None)
-            except CannotHoldOutError:
-                pass  # learn from all rows: an error of the rows themselves comes again, and then by itself
+            except CannotHoldOutError as error:  # an error of the rows themselves comes again, and then by itself
+                message = (
+                    f"{type(self).__name__}: no rows can be held out to stop early by, so it learns from all: {error}"
+                )
+                self.emit(relation, "warning", "fit.whole", message, {"reason": str(error)})
             return self._fit(relation, validation)
 
     def _fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Self:
@@ -142,6 +146,7 @@ class Learner(Planner):
         """Choose a solver, ask for labels and fit encoders; the rows to stop early by are the learner's ``own`` choice
         or the user's.
         """
+        relation = relation.to_learn()
         if not self.reduce:
             relation = relation.without_reduction()
             validation = None if validation is None else validation.without_reduction()
@@ -203,8 +208,10 @@ class Learner(Planner):
         """The loss over the training rows."""
 
     @abstractmethod
-    def _held_out(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
-        """The loss over validation rows."""
+    def _held_out(
+        self, client: Client, label: OutputColumn, asked: Pending, where: str = "in the validation relation"
+    ) -> JoinedLoss:
+        """The loss over rows that are not learned from; an error says ``where`` they are."""
 
     @abstractmethod
     def metric(self, loss: JoinedLoss, value: float) -> float:
@@ -217,6 +224,10 @@ class Learner(Planner):
     @abstractmethod
     def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
         """Metrics over the joined rows."""
+
+    @abstractmethod
+    def measures(self, rows: JoinedRows) -> dict[str, float]:
+        """The metrics of `evaluate`, for rows with labels and scores."""
 
     @abstractmethod
     def row_errors(self, relation: Relation, kind: str) -> Array:

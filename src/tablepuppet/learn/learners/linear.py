@@ -5,13 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Self
+from dataclasses import dataclass, replace
 
 from tablepuppet.errors import PrivacyError, TablePuppetError
-from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL, Array, Learner
+from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL, Array, Learner, label_of
 from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
-from tablepuppet.learn.learners.validation import Watched
+from tablepuppet.learn.learners.validation import Watched, add_intercept
 from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.linear.consensus import CONSENSUS_TOL, Inner
 from tablepuppet.learn.linear.converged import has_converged
@@ -31,12 +31,24 @@ from tablepuppet.learn.solve.schedule import Usual
 from tablepuppet.learn.solve.sgd import Conditioned, Stochastic, descend_by_batches, falling
 from tablepuppet.learn.solve.solvers import ADMM, SGD, chosen_solver
 from tablepuppet.learn.threads import one_thread
+from tablepuppet.operators.merged import merged
 from tablepuppet.party.spec import Linear
+from tablepuppet.prep.alike import AlikeRows
+from tablepuppet.prep.encode import apply_encoding
 from tablepuppet.relation import Relation
 from tablepuppet.runs.table_view import NamedNumbers, Records
 
 MOMENTUM, FASTEST = 0.9, 0.3  # of sgd; of a Newton step: a row far from all others is in one batch of an epoch
 DAMPING = 0.3  # of steps along columns that few rows of a batch have, such as rare categories
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a model with one value of ``l2`` comes to, on rows that it has learned from and on others."""
+
+    l2: float
+    train: dict[str, float]
+    test: dict[str, float]
 
 
 class LinearLearner(Learner):
@@ -96,16 +108,25 @@ class LinearLearner(Learner):
             return False
         return chosen_solver(self.solver, "lbfgs", self.given_beside).sums_shards
 
-    def along_l2(self, relation: Relation, values: Sequence[float]) -> Iterator[Self]:
-        """Fit for one value of ``l2`` after another, and be that model until the next is asked for.
+    def along_l2(self, relation: Relation, values: Sequence[float], test: Relation) -> Iterator[Measured]:
+        """Fit for one value of ``l2`` after another, measured on both relations; be that model until the next one.
 
-        Labels, encoders, Gram matrices and their eigenvectors are those of the first. Each fit starts at the solution
-        before it, with its steps, and ends by the same tolerance as a fit of its own.
+        Labels, encoders, Gram matrices and their eigenvectors are those of the first. Joined rows that no model can
+        tell apart are merged. Each fit starts at the solution before it, with its steps, and ends by the same tolerance
+        as a fit of its own.
         """
         assert self.goes_along_l2(), "its caller has asked"
         self.l2 = values[0]
         begun = self._open_fit(relation, None)
-        model = LinearModel(begun.relation.client, begun.loss.rows, self.encoding_, relation.wire, self.l2)
+        apply_encoding(test.client, self.encoding_)
+        asked = self._ask_labels(test.client, label_of(test))
+        alike = [AlikeRows(client, self.encoding_) for client in (begun.relation.client, test.client)]
+        of_test = self._held_out(test.client, label_of(test), asked, "in the fold to measure on")
+        rows, held_out = (
+            merged(loss.rows, each.read()) for loss, each in zip((begun.loss, of_test), alike, strict=True)
+        )
+        begun = replace(begun, loss=replace(begun.loss, rows=rows))
+        model = LinearModel(begun.relation.client, rows, self.encoding_, relation.wire, self.l2)
         gradient = GradientRule(begun.loss)
         with one_thread():
             descent = Descent(model, begun.loss, gradient, gradient)
@@ -119,9 +140,11 @@ class LinearLearner(Learner):
                         self.most_rounds, self._tolerance(relation), watch.of(model)
                     )
                 self._close_fit(begun, watch, model, intercept)
-                yield self
+                model.score(test.client, held_out)
+                add_intercept(held_out, intercept, "the fold to measure on")
+                yield Measured(l2, self.measures(rows), self.measures(held_out))
         finally:
-            begun.loss.rows.drop()
+            rows.drop()
 
     def _solve_by_batches(
         self, model: LinearModel, loss: JoinedLoss, report: Callable[[Round], bool], solver: SGD

@@ -31,7 +31,9 @@ from tablepuppet.learn.solve.schedule import Schedule, Usual, schedule_of
 from tablepuppet.learn.solve.solvers import SHORT_FORMS, SOLVER, Solver, SolverName, Stepping, chosen_solver
 from tablepuppet.operators.client import Client
 from tablepuppet.party.spec import Spec
-from tablepuppet.prep.fit import refuse_with_noise
+from tablepuppet.prep.fit import refuse_noisy_labels
+from tablepuppet.prep.pipeline import DEFAULT, Pipeline
+from tablepuppet.prep.private_fit import refuse_with_noise
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.sql.plan import Plan
@@ -137,21 +139,28 @@ class Planner(Progress, Estimator):
         check_label_apart(relation.plan, self.privacy)
         if self.has_private_features:
             refuse_with_noise(relation.prep)
+        if self.privacy is not None and self.privacy.is_label_private:
+            refuse_noisy_labels(relation.prep)
         for known in known_otherwise(relation.plan, self.privacy):
             relation.events.emit("warning", "privacy.known", f"{known} Leave it out there if it is to be protected.")
 
-    def check_rounds(self, plan: Plan, rows: Mapping[str, int], max_categories: int) -> Planning:
-        """Plan a fit over ``rows`` rows by table; PrivacyError if parties do not allow its rounds.
+    def check_rounds(
+        self, plan: Plan, rows: Mapping[str, int], max_categories: int, prep: Pipeline = DEFAULT
+    ) -> Planning:
+        """Plan a fit over ``rows`` rows by table; PrivacyError if parties do not allow its rounds, or a step has no
+        form with the noise that was asked for.
 
         The number of batches is decided later, when the number of joined rows is known.
         """
         tables = tables_of(plan.query)
+        if self.has_private_features:
+            refuse_with_noise(prep)
         self._choose_solver({alias: len(plan.tables[alias].shards) for alias in tables}, max(rows.values()))
         self.promise_ = self.promise_for(plan, {alias: rows[alias] for alias in tables}, self.privacy)
         allowance = Allowance.of_plan(plan, self._costs(1))
         if self.promise_ is not None or self.solver_ != "sgd":
             self.plan_rounds(max(rows.values()), lambda _: allowance)
-        return Planning(self, plan, rows, max_categories, self.predictions_to_come, allowance.most_rounds())
+        return Planning(self, plan, rows, max_categories, self.predictions_to_come, allowance.most_rounds(), prep)
 
     @property
     def asked_solver(self) -> SolverName:
@@ -209,7 +218,7 @@ class Planner(Progress, Estimator):
         most = None if self.promise_ is None else self._allowance(relation, validation, 1).most_rounds()
         rows = {alias: table.rows for alias, table in relation.mapping.tables.items()}
         to_come = self.predictions_to_come
-        planning = Planning(self, relation.plan, rows, relation.max_categories, to_come, most)
+        planning = Planning(self, relation.plan, rows, relation.max_categories, to_come, most, relation.prep)
         return check_budget(self, planning, relation.funds(), labels_paid=labels_paid)
 
     def plan_rounds(self, rows: int, allowed: Callable[[int], Allowance]) -> None:

@@ -1,9 +1,9 @@
 """`GridSearch` and `RandomSearch`: the settings of a learner that do best on folds which it has not learned from.
 
-Every candidate learns from the same folds: tables are read, joined and encoded once for all of them, and linear models
-that differ in ``l2`` only share labels and Gram matrices and go on from each other's solutions. The best one is then
-fitted on the whole relation. With a folder, scores are written down as they come, and a search that was stopped goes
-on from there.
+Every candidate learns from the same folds: tables are read, joined and encoded once for all of them. Linear models that
+differ in ``l2`` only share labels and Gram matrices and go on from each other's solutions, on all folds in step: folds
+share their trips. The best one is then fitted on the whole relation. With a folder, scores are written down as they
+come, and a search that was stopped goes on from there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from numbers import Integral
 from pathlib import Path
@@ -22,19 +23,32 @@ from sklearn.base import BaseEstimator, clone
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
-from tablepuppet.learn.learners.folds import Folding, Results, measured, measured_along_l2
+from tablepuppet.learn.learners.folds import Fold, Folding, Results, measured, measured_along_l2
 from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.learners.linear import LinearLearner
 from tablepuppet.learn.learners.not_fitted import NotFittedError
 from tablepuppet.learn.learners.search_folder import Kept, SearchFolder
 from tablepuppet.learn.learners.search_plot import draw
+from tablepuppet.learn.learners.search_prep import (
+    PreparedFolds,
+    check_pipelines,
+    check_prep,
+    is_of_prep,
+    pipeline_of,
+    plain,
+    prepared,
+    told,
+)
+from tablepuppet.learn.solve.allowance import counts_replies
 from tablepuppet.relation import Relation
 from tablepuppet.spelling import did_you_mean, names_checked
+from tablepuppet.wire.in_step import in_step
 
 LOWER_IS_BETTER = ("log_loss", "rmse")
 MOST = 10_000  # candidates
 KEPT = 3  # of so many candidates one goes on, with so many times the rows
 FEWEST = 200  # rows of the table that is dealt to folds: fewer say too little of a candidate
+ROWS_IN_STEP = 10_000_000  # joined rows of folds that are fitted at a time: each takes memory
 Settings = dict[str, Any]
 
 
@@ -62,6 +76,10 @@ class Search(BaseEstimator):  # type: ignore[misc]
     def _candidates(self) -> list[Settings]:
         """The settings to try."""
 
+    @abstractmethod
+    def _listed(self, name: str) -> Sequence[Any]:
+        """The values of a setting to try, as they were given; none if it has no list."""
+
     def _rungs(self, candidates: int, rows: int) -> list[Rung]:
         """The stages, the last one on all rows."""
         return [Rung(candidates, 1.0)]
@@ -71,6 +89,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
         """Fit candidates on every fold, and the best one on all rows."""
         need_relation(relation, "fit")
         candidates = self.check()
+        check_pipelines(candidates, relation)
         folder = None if self.folder is None else SearchFolder(Path(self.folder), self._described(candidates, relation))
         folding = Folding(relation, self.folds, self.seed, groups=self.groups, stratified=self.stratified)
         rungs = self._rungs(len(candidates), folding.rows)
@@ -88,7 +107,8 @@ class Search(BaseEstimator):  # type: ignore[misc]
         best = left[0]
         self.best_params_, self.best_score_ = candidates[best], float(rows[best][f"mean_test_{self.metric_}"])
         self.results_ = Results(f"{len(rows)} settings by {self.metric_}", list(rows.values()))
-        self.best_model_ = self._with(self.best_params_).fit(relation)
+        best_rows = prepared(relation, pipeline_of(self.best_params_, relation.prep))
+        self.best_model_ = self._with(self.best_params_).fit(best_rows)
         return self
 
     def check(self) -> list[Settings]:
@@ -96,17 +116,24 @@ class Search(BaseEstimator):  # type: ignore[misc]
         candidates = self._candidates()
         for settings in candidates:
             self._with(settings).check_settings()
+            check_prep(settings)
         return candidates
 
     def _with(self, settings: Mapping[str, Any]) -> Learner:
-        found: Learner = clone(self.learner).set_params(**settings)
+        own = {name: value for name, value in settings.items() if not is_of_prep(name)}
+        found: Learner = clone(self.learner).set_params(**own)
         return found
 
     def _described(self, candidates: Sequence[Settings], relation: Relation) -> dict[str, Any]:
         """What a search is about: one that goes on must be the same."""
         return {
             "search": type(self).__name__, "learner": type(self.learner).__name__,
-            "candidates": [self._with(settings).plain_settings() for settings in candidates],
+            "candidates": [
+                self._with(settings).plain_settings()
+                | plain({name: value for name, value in settings.items() if is_of_prep(name)})
+                for settings in candidates
+            ],
+            "prep": relation.prep.plain(),
             "folds": self.folds, "seed": self.seed, "groups": self.groups, "stratified": self.stratified,
             "columns": [f"{column.qualified} {column.type}" for column in relation.query.outputs],
             "rows": len(relation),
@@ -118,20 +145,37 @@ class Search(BaseEstimator):  # type: ignore[misc]
         """Fit and measure candidates on every fold, as far as that is not known."""
         if all(scores.has(place, share, number) for place in places for number in range(self.folds)):
             return
-        folds = folding.sides(share)
+        sides = folding.sides(share)
+        by_pipeline, train = PreparedFolds(sides), sides[0][0]
+        at_a_time = 1 if counts_replies(train.plan) else max(1, ROWS_IN_STEP // len(train))
         for together in self._together(candidates, places):
-            for number, fold in enumerate(folds):
+            folds = by_pipeline.of(candidates[together[0]])
+
+            def measure(number: int, together: Sequence[int] = together, folds: Sequence[Fold] = folds) -> None:
                 new = [place for place in together if not scores.has(place, share, number)]
-                if len(new) > 1:
-                    by_l2: dict[float, list[int]] = {}  # a value may be listed twice
-                    for place in new:
-                        by_l2.setdefault(candidates[place]["l2"], []).append(place)
-                    linear: Any = self._with(candidates[new[0]])
-                    for l2, found in measured_along_l2(linear, sorted(by_l2, reverse=True), fold, number):
-                        for place in by_l2[l2]:
-                            scores.put(place, share, number, found)
-                elif new:
-                    scores.put(new[0], share, number, measured(self._with(candidates[new[0]]), fold, number))
+                self._measure_fold(folds[number], number, [(place, candidates[place]) for place in new], share, scores)
+
+            works = [partial(measure, number) for number in range(self.folds)]
+            size = at_a_time if len(together) > 1 else 1
+            for start in range(0, len(works), size):
+                in_step(train.client.outbox, works[start : start + size])
+
+    def _measure_fold(
+        self, fold: Fold, number: int, new: Sequence[tuple[int, Settings]], share: float, scores: _Scores
+    ) -> None:
+        """Fit and measure candidates on one fold: a single one, or some that differ in ``l2`` only."""
+        if not new:
+            return
+        learner: Any = self._with(new[0][1])
+        if len(new) == 1:
+            scores.put(new[0][0], share, number, measured(learner, fold, number))
+            return
+        by_l2: dict[float, list[int]] = {}  # a value may be listed twice
+        for place, settings in new:
+            by_l2.setdefault(settings["l2"], []).append(place)
+        for l2, found in measured_along_l2(learner, sorted(by_l2, reverse=True), fold, number):
+            for place in by_l2[l2]:
+                scores.put(place, share, number, found)
 
     def _together(self, candidates: Sequence[Settings], places: Sequence[int]) -> Iterator[list[int]]:
         """Candidates that are fitted one from another: linear models that differ in ``l2`` only; others alone."""
@@ -149,7 +193,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
 
     def _row(self, settings: Settings, share: float, scores: Sequence[Mapping[str, float]]) -> Settings:
         """One candidate: its settings, means and deviations over folds, and the time it took."""
-        row: Settings = dict(settings)
+        row: Settings = told(settings, self._listed("prep"))
         for name in scores[0]:
             values = np.array([each[name] for each in scores])
             if name == "seconds":
@@ -171,6 +215,11 @@ class Search(BaseEstimator):  # type: ignore[misc]
         self.metric_, sign = metric, 1.0 if metric in LOWER_IS_BETTER else -1.0
         places = sorted(rows)
         scores = np.array([sign * rows[place][f"mean_test_{metric}"] for place in places])
+        if np.isnan(scores).all():
+            raise LearnError(
+                f"{_kind(self)}: {metric} cannot be measured on every fold, as one has too few rows, or no row of some "
+                "class; take fewer folds, stratified=True, or another metric"
+            )
         order = np.argsort(np.where(np.isnan(scores), np.inf, scores), kind="stable")
         return [places[each] for each in order.tolist()]
 
@@ -198,7 +247,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
     def _check_names(self, names: Sequence[str]) -> None:
         known = sorted(self.learner.get_params(deep=False))
         for name in names:
-            if name not in known:
+            if name not in known and not is_of_prep(name):
                 raise LearnError(f"{_kind(self)}: {name!r} is no setting of the learner{did_you_mean(name, known)}")
 
 
@@ -225,6 +274,9 @@ class GridSearch(Search):
     ):  # fmt: skip
         self.learner, self.grid, self.folds, self.seed = learner, grid, folds, seed
         self.groups, self.stratified, self.metric, self.folder = groups, stratified, metric, folder
+
+    def _listed(self, name: str) -> Sequence[Any]:
+        return self.grid.get(name, ())
 
     def _candidates(self) -> list[Settings]:
         self._check_names(list(self.grid))
@@ -254,6 +306,10 @@ class RandomSearch(Search):
         self.learner, self.settings, self.candidates, self.folds = learner, settings, candidates, folds
         self.halving, self.seed, self.groups, self.stratified = halving, seed, groups, stratified
         self.metric, self.folder = metric, folder
+
+    def _listed(self, name: str) -> Sequence[Any]:
+        found = self.settings.get(name, ())
+        return found if _is_list(found) else ()
 
     def _candidates(self) -> list[Settings]:
         """Different settings, drawn one after another; fewer if there are not so many."""
@@ -292,7 +348,7 @@ class RandomSearch(Search):
         return [Rung(rung.candidates, float(KEPT) ** (place + 1 - len(found))) for place, rung in enumerate(found)]
 
     def _row(self, settings: Settings, share: float, scores: Sequence[Mapping[str, float]]) -> Settings:
-        return {**settings, "share": share, **super()._row({}, share, scores)}
+        return {**told(settings, self._listed("prep")), "share": share, **super()._row({}, share, scores)}
 
 
 def _drawn(values: Any, rng: np.random.Generator) -> Any:

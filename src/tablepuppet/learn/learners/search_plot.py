@@ -39,7 +39,7 @@ def draw(rows: Sequence[Mapping[str, Any]], settings: Sequence[str], metric: str
         if along and min(values) > 0 and max(values) > WIDE * min(values):
             axis.set_xscale("log")
         if not along:
-            axis.set_xticks(range(len(ends)), ends)
+            axis.set_xticks(range(len(ends)), [end.replace(" | ", "\n") for end in ends])
             axis.margins(x=0.2)
         axis.set_xlabel(name)
         axis.grid(alpha=0.3)

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, softmax
-from sklearn import metrics
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.labels.metrics import class_metrics, regression_metrics
@@ -19,6 +17,7 @@ from tablepuppet.learn.learners.predictions import Predictions
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.logistic import Logistic
 from tablepuppet.learn.loss.losses import Squared
+from tablepuppet.learn.loss.measures import class_measures, number_measures, probabilities
 from tablepuppet.learn.loss.softmax import Softmax
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.joined_rows import SCORES, Block, JoinedRows
@@ -58,7 +57,9 @@ class Regressor(Learner):
     def _prepare(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
         return JoinedLoss(Squared(), JoinedRows(client.mapping, 1, joined_numbers(client, label, asked)))
 
-    def _held_out(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
+    def _held_out(
+        self, client: Client, label: OutputColumn, asked: Pending, where: str = "in the validation relation"
+    ) -> JoinedLoss:
         return self._prepare(client, label, asked)
 
     def metric(self, loss: JoinedLoss, value: float) -> float:
@@ -75,11 +76,12 @@ class Regressor(Learner):
         if at_party:
             self._tell_measured_at_party()
             return regression_metrics(relation.client, label_of(relation), self.predict(relation))
-        labels, predicted = self._beside_labels(relation)
-        return {
-            "rmse": float(metrics.root_mean_squared_error(labels, predicted)),
-            "r2": float(metrics.r2_score(labels, predicted)),
-        }
+        return number_measures(*self._beside_labels(relation))
+
+    def measures(self, rows: JoinedRows) -> dict[str, float]:
+        """The metrics of `evaluate`, for rows with labels and scores."""
+        block = rows.whole()
+        return number_measures(block.labels, block[SCORES], block.weights)
 
     def _beside_labels(self, relation: Relation) -> tuple[Array, Array]:
         """(label, prediction) of every joined row."""
@@ -98,16 +100,18 @@ class Regressor(Learner):
         return away**2 if kind == "squared" else away
 
 
-def _right(block: Block) -> int:
-    """How many rows have their highest score at their true class."""
-    scores, numbers = block[SCORES], block.labels
+def _right(block: Block) -> float:
+    """How many joined rows have their highest score at their true class."""
+    scores, numbers, weights = block[SCORES], block.labels, block.weights
     if scores.ndim == 1:
-        return int(np.count_nonzero((scores > 0) == numbers))
-    highest, guess = scores[:, 0].copy(), np.zeros_like(numbers)
-    for number, column in enumerate(scores.T[1:], start=1):
-        np.copyto(guess, number, where=column > highest)
-        np.maximum(highest, column, out=highest)
-    return int(np.count_nonzero(guess == numbers))
+        right = (scores > 0) == numbers
+    else:
+        highest, guess = scores[:, 0].copy(), np.zeros_like(numbers)
+        for number, column in enumerate(scores.T[1:], start=1):
+            np.copyto(guess, number, where=column > highest)
+            np.maximum(highest, column, out=highest)
+        right = guess == numbers
+    return float(np.count_nonzero(right) if weights is None else weights @ right)
 
 
 class Classifier(Learner):
@@ -134,8 +138,10 @@ class Classifier(Learner):
         self.classes_ = found.values
         return self._log_loss(client, found.numbers)
 
-    def _held_out(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
-        return self._log_loss(client, self._known(client, label, asked, "in the validation relation"))
+    def _held_out(
+        self, client: Client, label: OutputColumn, asked: Pending, where: str = "in the validation relation"
+    ) -> JoinedLoss:
+        return self._log_loss(client, self._known(client, label, asked, where))
 
     def _log_loss(self, client: Client, numbers: NDArray[np.integer]) -> JoinedLoss:
         keep = kept(self.privacy, len(self.classes_)) if self.label_correction else 1.0
@@ -167,16 +173,12 @@ class Classifier(Learner):
         self.classes_ = np.array(facts["classes"] if read is None else [read(each) for each in facts["classes"]])
 
     def metric(self, loss: JoinedLoss, value: float) -> float:
-        return float(loss.rows.total(_right) / len(loss.rows))
+        return float(loss.rows.total(_right) / loss.rows.joined)
 
     def predict_proba(self, relation: Relation) -> Array:
         """(joined rows, classes): the probability of each class, in the order of ``classes_``."""
         self.check_relation(relation, "predict_proba")
-        scores = self._scores(relation)
-        if scores.ndim == 1:
-            probability = expit(scores)
-            return np.stack([1 - probability, probability], axis=1)
-        return np.asarray(softmax(scores, axis=1))
+        return probabilities(self._scores(relation))
 
     def predictions(self, relation: Relation) -> Predictions:
         """The probability of each class for every joined row; each party is asked once."""
@@ -195,13 +197,12 @@ class Classifier(Learner):
             self._tell_measured_at_party()
             probability = self.predict_proba(relation)
             return class_metrics(relation.client, label_of(relation), self.classes_, probability)
-        numbers, probability = self._beside_labels(relation)
-        known = np.arange(len(self.classes_))
-        return {
-            "accuracy": float(np.mean(probability.argmax(axis=1) == numbers)),
-            "auc": self._auc(numbers, probability) if len(np.unique(numbers)) == len(known) else np.nan,
-            "log_loss": float(metrics.log_loss(numbers, probability, labels=known)),
-        }
+        return class_measures(*self._beside_labels(relation))
+
+    def measures(self, rows: JoinedRows) -> dict[str, float]:
+        """The metrics of `evaluate`, for rows with labels and scores."""
+        block = rows.whole()
+        return class_measures(block.labels, probabilities(block[SCORES]), block.weights)
 
     def _beside_labels(self, relation: Relation) -> tuple[NDArray[np.integer], Array]:
         """(class number, probabilities) of every joined row."""
@@ -220,9 +221,3 @@ class Classifier(Learner):
             return np.asarray(probability.argmax(axis=1) != numbers, np.float64)
         own = np.take_along_axis(probability, numbers[:, None].astype(np.intp), axis=1)[:, 0]
         return np.asarray(-np.log(np.clip(own, np.finfo(own.dtype).eps, 1.0)))
-
-    def _auc(self, numbers: NDArray[np.integer], probability: Array) -> float:
-        if len(self.classes_) == 2:
-            return float(metrics.roc_auc_score(numbers, probability[:, 1]))
-        known = np.arange(len(self.classes_))
-        return float(metrics.roc_auc_score(numbers, probability, multi_class="ovr", labels=known))

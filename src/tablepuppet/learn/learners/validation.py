@@ -61,11 +61,7 @@ class Validation:
     def measure(self, model: Watched, done: Round) -> float:
         """The mean validation loss after a round; store the parameters if it is the best so far."""
         model.score(self.client, self.loss.rows, learning=True)
-        finite = self.loss.rows.each(_add, done.intercept)
-        if np.isfinite(done.loss) and not all(finite):
-            raise LearnError(
-                "the validation relation has feature values that are not finite (NaN or infinity); filter them in WHERE"
-            )
+        add_intercept(self.loss.rows, done.intercept, "the validation relation" if np.isfinite(done.loss) else None)
         value = self.loss.evaluate()
         if not self.best_round or value < self.best_loss:
             self.best_round, self.best_intercept = done.number, done.intercept
@@ -76,6 +72,13 @@ class Validation:
     def is_enough(self, done: Round) -> bool:
         """Whether the loss has not fallen for ``patience`` rounds."""
         return done.number - self.best_round >= self.patience
+
+
+def add_intercept(rows: JoinedRows, intercept: Array, where: str | None) -> None:
+    """Add the intercept to scores; LearnError naming ``where`` they are, unless that is None, if one is not finite."""
+    finite = rows.each(_add, intercept)
+    if where is not None and not all(finite):
+        raise LearnError(f"{where} has feature values that are not finite (NaN or infinity); filter them in WHERE")
 
 
 def _add(block: Block, intercept: Array) -> bool:

@@ -30,8 +30,8 @@ class GradientRule:
     def values(self, room: Column, before: Array | None) -> tuple[Column, Curvature]:
         """The gradient of the mean loss by scores, and the mean curvature by pairs of outputs."""
         rows = self.loss.rows
-        parts = rows.each(self._write_gradient, room, 1 / len(rows))
-        return room, np.sum(parts, axis=0) / len(rows)
+        parts = rows.each(self._write_gradient, room, 1 / rows.joined)
+        return room, np.sum(parts, axis=0) / rows.joined
 
     def _write_gradient(self, block: Block, room: Column, scale: float) -> Array:
         here = self.loss.evaluation(block)

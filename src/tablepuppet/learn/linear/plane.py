@@ -135,7 +135,7 @@ class Plane:
         ``along`` are the directions whose slopes are unknown, by default all.
         """
         directions, along = self.directions, self.directions.all if along is None else along
-        count, joined_rows = len(directions), len(self.rows)
+        count, joined_rows = len(directions), self.rows.joined
         found = self.rows.each(_slopes, self.loss, directions, weights, along, is_known=known is not None)
         values, slopes, constants = (sum(each) / joined_rows for each in zip(*found, strict=True))
         value = float(values) if known is None else known
@@ -148,8 +148,10 @@ class Plane:
     def _hessian(self, pairs: HessianPairs) -> Array:
         """The Hessian of the objective at the last evaluation of the loss."""
         found = self.rows.some(pairs.every, _hessian_products, self.loss, self.directions, pairs.of)
-        rows = sum(count for count, *_ in found)
-        self.directions.set_products(pairs.of, *(sum(each) / rows for each in list(zip(*found, strict=True))[1:]))
+        joined_rows = sum(count for count, *_ in found)
+        self.directions.set_products(
+            pairs.of, *(sum(each) / joined_rows for each in list(zip(*found, strict=True))[1:])
+        )
         total, count = self.directions.ordered_products(), len(self.directions)
         total[:count, :count] += self.l2 * self.inner
         if self.noise:
@@ -194,12 +196,12 @@ def _scores(block: Block, directions: Directions, weights: Array) -> Array:
 
 def _hessian_products(
     block: Block, loss: JoinedLoss, directions: Directions, of: slice
-) -> tuple[int, Array, Array, Array]:
-    """(rows, Hessian products of some directions with all and with constants, and of constants with constants)."""
+) -> tuple[float, Array, Array, Array]:
+    """(joined rows, Hessian products of some directions with all and with constants, and of constants)."""
     hessian, all_directions = loss.evaluation(block).hessian, directions.at(block)
     turned = hessian.times(all_directions[of])
     pairs = sum(np.dot(a, b.T) for a, b in zip(turned.swapaxes(0, 1), all_directions.swapaxes(0, 1), strict=True))
-    return len(block), np.asarray(pairs), turned.sum(axis=2), hessian.on_constants()
+    return block.joined, np.asarray(pairs), turned.sum(axis=2), hessian.on_constants()
 
 
 def _products(directions: Array, values: Array) -> Array:

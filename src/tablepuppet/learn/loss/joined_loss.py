@@ -42,8 +42,8 @@ class JoinedLoss:
 
     def best_constant(self) -> Array:
         """The constant scores, (outputs,), with the least loss."""
-        sums = self.rows.total(lambda block: self.pointwise.label_sums(block.labels))
-        return self.pointwise.best_constant(np.atleast_1d(sums), len(self.rows))
+        sums = self.rows.total(lambda block: self.pointwise.label_sums(block.labels, block.weights))
+        return self.pointwise.best_constant(np.atleast_1d(sums), self.rows.joined)
 
     def set_constant(self, constant: Array) -> None:
         """Set the scores of all rows to the same values."""
@@ -55,7 +55,7 @@ class JoinedLoss:
     def evaluate(self) -> float:
         """The mean loss at the scores; the evaluation is stored."""
         self.reserve()
-        return float(self.rows.total(lambda block: self.evaluate_at(block, block[SCORES]).value)) / len(self.rows)
+        return float(self.rows.total(lambda block: self.evaluate_at(block, block[SCORES]).value)) / self.rows.joined
 
     def reserve(self) -> None:
         """Reserve memory for evaluations."""
@@ -63,14 +63,14 @@ class JoinedLoss:
 
     def evaluate_at(self, block: Block, scores: Array) -> Evaluation:
         """Evaluate a block at these scores; the evaluation is stored."""
-        return self.pointwise.evaluate(scores, block.labels, block.stored(EVALUATION))
+        return self.pointwise.evaluate(scores, block.labels, block.stored(EVALUATION), block.weights)
 
     def evaluation(self, block: Block) -> Evaluation:
         """The stored evaluation of a block, without its value.
 
         A quadratic loss stores nothing: it is evaluated again at the scores.
         """
-        return self.pointwise.evaluated(block[SCORES], block.labels, block.stored(EVALUATION))
+        return self.pointwise.evaluated(block[SCORES], block.labels, block.stored(EVALUATION), block.weights)
 
     # Derivatives of the last evaluation.
 
@@ -81,23 +81,25 @@ class JoinedLoss:
 
     def _write_gradient(self, block: Block) -> Array:
         gradient = block[GRADIENT]
-        np.divide(self.evaluation(block).gradient, len(self.rows), out=gradient)
+        np.divide(self.evaluation(block).gradient, self.rows.joined, out=gradient)
         return np.asarray(gradient.sum(axis=0))
 
     def gradient_sum(self) -> Array:
         """The sum over rows of the gradient of the mean loss, (outputs,)."""
         return np.atleast_1d(
-            self.rows.total(lambda block: (self.evaluation(block).gradient / len(self.rows)).sum(axis=0))
+            self.rows.total(lambda block: (self.evaluation(block).gradient / self.rows.joined).sum(axis=0))
         )
 
     def mean_curvature(self) -> float:
         """The mean of the Hessian's diagonal over rows and outputs."""
         trace: float = self.rows.total(lambda block: self.evaluation(block).hessian.trace())
-        return trace / (len(self.rows) * self.outputs)
+        return trace / (self.rows.joined * self.outputs)
 
     def curvature_matrix(self) -> Array:
         """The mean Hessian of a row, (outputs, outputs)."""
-        return np.asarray(self.rows.total(lambda block: self.evaluation(block).hessian.on_constants()) / len(self.rows))
+        return np.asarray(
+            self.rows.total(lambda block: self.evaluation(block).hessian.on_constants()) / self.rows.joined
+        )
 
 
 def _fill(block: Block, constant: Array) -> None:

@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.loss.losses import (
-    Directions,
     Evaluation,
     Labels,
     Loss,
     Matrix,
+    RowWeights,
     Scores,
+    Weights,
     outweighs,
     small_step,
     sum_of_logs,
@@ -24,31 +25,13 @@ NEWTON_STEPS = 30
 
 
 @dataclass(frozen=True)
-class RowWeights:
-    """A diagonal second derivative: one weight per row."""
-
-    weights: Scores
-
-    def times(self, directions: Directions) -> Directions:
-        """Weighted directions."""
-        return np.asarray(directions * self.weights)
-
-    def on_constants(self) -> Matrix:
-        """The sum of all weights."""
-        return np.array([[self.weights.sum()]])
-
-    def trace(self) -> float:
-        """The sum of all weights."""
-        return float(self.weights.sum())
-
-
-@dataclass(frozen=True)
 class LogisticEvaluation:
     """Derivatives from the probability of the less likely class, with the sign of the score."""
 
     value: float
     signed: Scores
     targets: Scores
+    weights: Weights | None = None
 
     @property
     def gradient(self) -> Scores:
@@ -58,6 +41,8 @@ class LogisticEvaluation:
         np.copysign(gradient, self.signed, out=gradient)
         gradient += 0.5
         gradient -= self.targets
+        if self.weights is not None:
+            gradient *= self.weights
         return gradient
 
     @property
@@ -65,6 +50,8 @@ class LogisticEvaluation:
         """p (1 - p)."""
         weights = np.abs(self.signed)
         weights -= self.signed * self.signed
+        if self.weights is not None:
+            weights *= self.weights
         return RowWeights(weights)
 
 
@@ -88,17 +75,24 @@ class Logistic(Loss):
         """The target of each label."""
         return np.asarray(self._targets.take(labels) if self.keep < 1 else labels.astype(np.float64, copy=False))
 
-    def evaluate(self, scores: Scores, labels: Labels, kept: Scores | None = None) -> LogisticEvaluation:
+    def evaluate(
+        self, scores: Scores, labels: Labels, kept: Scores | None = None, weights: Weights | None = None
+    ) -> LogisticEvaluation:
         """log(1 + exp(z)) - y z; probability minus label; p (1 - p)."""
         signed = np.empty_like(scores) if kept is None else kept[0]
         whole, targets = _unlikely(scores, signed), self.targets(labels)
-        value = sum_of_logs(whole) + float(np.maximum(scores, 0, out=whole).sum()) - float(targets @ scores)
+        if weights is None:
+            value = sum_of_logs(whole) + float(np.maximum(scores, 0, out=whole).sum()) - float(targets @ scores)
+        else:
+            value = float(weights @ (np.log(whole) + np.maximum(scores, 0) - targets * scores))
         np.copysign(signed, scores, out=signed)
-        return LogisticEvaluation(value, signed, targets)
+        return LogisticEvaluation(value, signed, targets, weights)
 
-    def evaluated(self, scores: Scores, labels: Labels, kept: Scores) -> LogisticEvaluation:
+    def evaluated(
+        self, scores: Scores, labels: Labels, kept: Scores, weights: Weights | None = None
+    ) -> LogisticEvaluation:
         """The evaluation from its stored values."""
-        return LogisticEvaluation(float("nan"), kept[0], self.targets(labels))
+        return LogisticEvaluation(float("nan"), kept[0], self.targets(labels), weights)
 
     def proximal_step(
         self, start: Scores, away: Scores, rho: float, labels: Labels, known: Evaluation | None = None
@@ -127,9 +121,10 @@ class Logistic(Loss):
                 break
             known = None
 
-    def label_sums(self, labels: Labels) -> Matrix:
+    def label_sums(self, labels: Labels, weights: Weights | None = None) -> Matrix:
         """The sum of targets."""
-        return np.array([self.targets(labels).sum()])
+        targets = self.targets(labels)
+        return np.array([targets.sum() if weights is None else weights @ targets])
 
     def best_constant(self, sums: Matrix, rows: int) -> NDArray[np.float64]:
         """The log odds of class 1."""

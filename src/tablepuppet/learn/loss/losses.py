@@ -1,8 +1,8 @@
 """Losses of joined rows, as the coordinator computes them: values, gradients, Hessians, proximal steps.
 
 A loss is a function of scores and labels and stores neither: the caller passes those of a block of rows
-(operators/joined_rows.py). Scores are (rows,) for one output, (rows, classes) for softmax. `Logistic` and `Softmax` are
-in their own modules.
+(operators/joined_rows.py). Scores are (rows,) for one output, (rows, classes) for softmax. ``weights`` say how many
+joined rows each row stands for; without them each stands for itself. `Logistic` and `Softmax` are in their own modules.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Scores = NDArray[np.float64]
+Weights = NDArray[np.float64]
 Labels = NDArray[Any]  # numbers, or class numbers
 Directions = NDArray[np.float64]  # (directions, outputs, rows)
 Matrix = NDArray[np.float64]
@@ -65,11 +66,13 @@ class Loss(ABC):
     kept: int  # numbers per row that an evaluation stores: derivatives need them, labels and scores
 
     @abstractmethod
-    def evaluate(self, scores: Scores, labels: Labels, kept: Scores | None = None) -> Evaluation:
+    def evaluate(
+        self, scores: Scores, labels: Labels, kept: Scores | None = None, weights: Weights | None = None
+    ) -> Evaluation:
         """Value and derivatives; what derivatives need is written to ``kept``, (numbers per row, rows), if given."""
 
     @abstractmethod
-    def evaluated(self, scores: Scores, labels: Labels, kept: Scores) -> Evaluation:
+    def evaluated(self, scores: Scores, labels: Labels, kept: Scores, weights: Weights | None = None) -> Evaluation:
         """The evaluation that stored ``kept`` at these scores, without its value."""
 
     @abstractmethod
@@ -83,7 +86,7 @@ class Loss(ABC):
         """
 
     @abstractmethod
-    def label_sums(self, labels: Labels) -> Matrix:
+    def label_sums(self, labels: Labels, weights: Weights | None = None) -> Matrix:
         """The sums over labels that the best constant needs; sums of blocks can be added."""
 
     @abstractmethod
@@ -119,25 +122,45 @@ class EqualWeights:
 
 
 @dataclass(frozen=True)
+class RowWeights:
+    """A diagonal second derivative: one weight per row."""
+
+    weights: Scores
+
+    def times(self, directions: Directions) -> Directions:
+        """Weighted directions."""
+        return np.asarray(directions * self.weights)
+
+    def on_constants(self) -> Matrix:
+        """The sum of all weights."""
+        return np.array([[self.weights.sum()]])
+
+    def trace(self) -> float:
+        """The sum of all weights."""
+        return float(self.weights.sum())
+
+
+@dataclass(frozen=True)
 class SquaredEvaluation:
     """Value and derivatives from the errors."""
 
     error: Scores
+    weights: Weights | None = None
 
     @property
     def value(self) -> float:
         """Half their squares."""
-        return 0.5 * float(self.error @ self.error)
+        return 0.5 * float(self.error @ self.gradient)
 
     @property
     def gradient(self) -> Scores:
         """The errors."""
-        return self.error
+        return self.error if self.weights is None else self.error * self.weights
 
     @property
-    def hessian(self) -> EqualWeights:
+    def hessian(self) -> EqualWeights | RowWeights:
         """One for each row."""
-        return EqualWeights(len(self.error))
+        return EqualWeights(len(self.error)) if self.weights is None else RowWeights(self.weights)
 
 
 class Squared(Loss):
@@ -148,13 +171,17 @@ class Squared(Loss):
     most_curvature = 1.0
     kept = 0
 
-    def evaluate(self, scores: Scores, labels: Labels, kept: Scores | None = None) -> SquaredEvaluation:
+    def evaluate(
+        self, scores: Scores, labels: Labels, kept: Scores | None = None, weights: Weights | None = None
+    ) -> SquaredEvaluation:
         """Value and derivatives from the errors."""
-        return SquaredEvaluation(scores - labels)
+        return SquaredEvaluation(scores - labels, weights)
 
-    def evaluated(self, scores: Scores, labels: Labels, kept: Scores) -> SquaredEvaluation:
+    def evaluated(
+        self, scores: Scores, labels: Labels, kept: Scores, weights: Weights | None = None
+    ) -> SquaredEvaluation:
         """Value and derivatives from the errors."""
-        return SquaredEvaluation(scores - labels)
+        return SquaredEvaluation(scores - labels, weights)
 
     def proximal_step(
         self, start: Scores, away: Scores, rho: float, labels: Labels, known: Evaluation | None = None
@@ -164,9 +191,9 @@ class Squared(Loss):
         away -= labels
         away *= 1 / (1 + rho)
 
-    def label_sums(self, labels: Labels) -> Matrix:
+    def label_sums(self, labels: Labels, weights: Weights | None = None) -> Matrix:
         """The sum of labels."""
-        return np.array([labels.sum(dtype=np.float64)])
+        return np.array([labels.sum(dtype=np.float64) if weights is None else weights @ labels])
 
     def best_constant(self, sums: Matrix, rows: int) -> NDArray[np.float64]:
         """The mean label."""

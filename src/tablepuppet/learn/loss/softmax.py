@@ -19,6 +19,7 @@ from tablepuppet.learn.loss.losses import (
     Loss,
     Matrix,
     Scores,
+    Weights,
     outweighs,
     small_step,
     sum_of_logs,
@@ -33,24 +34,29 @@ TAME = 2.0**31  # up to this size, sums of exponentials need no shift, and produ
 
 @dataclass(frozen=True)
 class SoftmaxHessian:
-    """diag(p) - p p^T for every row."""
+    """diag(p) - p p^T for every row, times its weight."""
 
     probability: Scores  # (classes, rows)
+    weights: Weights | None = None
 
     def times(self, directions: Directions) -> Directions:
         """p_c (d_c - sum_e p_e d_e)."""
         found: Directions = directions - np.einsum("kcm,cm->km", directions, self.probability)[:, None]
-        found *= self.probability
+        found *= self._weighted
         return found
 
     def on_constants(self) -> Matrix:
         """The sum of diag(p) - p p^T."""
-        outer: Matrix = self.probability @ self.probability.T
-        return np.diag(self.probability.sum(axis=1)) - outer
+        outer: Matrix = self._weighted @ self.probability.T
+        return np.diag(self._weighted.sum(axis=1)) - outer
 
     def trace(self) -> float:
         """The sum of p (1 - p) over rows and classes."""
-        return float((self.probability * (1 - self.probability)).sum())
+        return float((self._weighted * (1 - self.probability)).sum())
+
+    @property
+    def _weighted(self) -> Scores:
+        return self.probability if self.weights is None else self.probability * self.weights
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,8 @@ class SoftmaxEvaluation:
         """Probabilities minus the one-hot label."""
         gradient = self.hessian.probability.copy()
         self.loss.add_targets(gradient, -1.0, self.labels)
+        if self.hessian.weights is not None:
+            gradient *= self.hessian.weights
         return gradient.T
 
 
@@ -83,19 +91,32 @@ class Softmax(Loss):
         self._own: float = inverse_transition(classes, keep)[0, 0] if keep < 1 else 1.0
         self._other: float = inverse_transition(classes, keep)[0, 1] if keep < 1 else 0.0
 
-    def evaluate(self, scores: Scores, labels: Labels, kept: Scores | None = None) -> SoftmaxEvaluation:
+    def evaluate(
+        self, scores: Scores, labels: Labels, kept: Scores | None = None, weights: Weights | None = None
+    ) -> SoftmaxEvaluation:
         """Value logsumexp(z) - z_y; gradient: probabilities minus the one-hot label; Hessian from the probabilities."""
         turned, probability = scores.T, np.empty(scores.shape[::-1])
         total, highest = _exponentials(turned, probability)
         np.divide(probability, total, out=probability)
-        value = self._value(turned, probability, total, highest, labels)
+        if weights is None:
+            value = self._value(turned, probability, total, highest, labels)
+        else:
+            value = float(weights @ self._values(turned, total, highest, labels))
         if kept is not None:
             kept[:] = probability
-        return SoftmaxEvaluation(value, SoftmaxHessian(probability), self, labels)
+        return SoftmaxEvaluation(value, SoftmaxHessian(probability, weights), self, labels)
 
-    def evaluated(self, scores: Scores, labels: Labels, kept: Scores) -> SoftmaxEvaluation:
+    def evaluated(
+        self, scores: Scores, labels: Labels, kept: Scores, weights: Weights | None = None
+    ) -> SoftmaxEvaluation:
         """The evaluation from its stored values."""
-        return SoftmaxEvaluation(float("nan"), SoftmaxHessian(kept), self, labels)
+        return SoftmaxEvaluation(float("nan"), SoftmaxHessian(kept, weights), self, labels)
+
+    def _values(self, turned: Scores, total: Scores, highest: Scores, labels: Labels) -> Scores:
+        """The value of each row."""
+        own = turned[labels, np.arange(len(labels))]
+        values = np.log(total) + highest - self._other * turned.sum(axis=0) - (self._own - self._other) * own
+        return np.asarray(values)
 
     def _value(self, turned: Scores, probability: Scores, total: Scores, highest: Scores, labels: Labels) -> float:
         of_labels = probability.take(_places(labels))
@@ -126,9 +147,9 @@ class Softmax(Loss):
         self.add_targets(gap, 1 / rho, labels)
         np.subtract(-1, gap, out=away.T)
 
-    def label_sums(self, labels: Labels) -> Matrix:
+    def label_sums(self, labels: Labels, weights: Weights | None = None) -> Matrix:
         """How many rows have each class."""
-        return np.bincount(labels, minlength=self.outputs).astype(np.float64)
+        return np.bincount(labels, weights, minlength=self.outputs).astype(np.float64)
 
     def best_constant(self, sums: Matrix, rows: int) -> NDArray[np.float64]:
         """Log shares of the classes, centred."""

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tablepuppet.learn.labels.noisy import described
 from tablepuppet.prep.private_encode import EncoderNoise, is_category
 from tablepuppet.privacy.shares import TAIL_DELTA, Shares, tail_delta
+from tablepuppet.sql.catalog import described
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import OutputColumn
 

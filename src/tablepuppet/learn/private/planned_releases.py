@@ -13,19 +13,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from tablepuppet.learn.labels.noisy import class_mechanism, described
+from tablepuppet.learn.labels.noisy import class_mechanism
 from tablepuppet.learn.private.encoder_promise import known_columns
 from tablepuppet.learn.private.feature_promise import FeaturePromise, PlannedNoise
 from tablepuppet.learn.private.usefulness import TableSize
 from tablepuppet.party.spec import Spec
+from tablepuppet.prep.fit import Settings, foresee
 from tablepuppet.prep.label import MOST_CLASSES
+from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.prep.private_encode import BINS, is_category
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.label import keep_probability, number_variance
 from tablepuppet.privacy.noise import sampling_epsilon
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.privacy.shares import TAIL_DELTA
-from tablepuppet.sql.catalog import Shard
+from tablepuppet.sql.catalog import Shard, described
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import OutputColumn
 
@@ -112,6 +114,7 @@ class Planning:
     max_categories: int = 256
     predictions: int = 0
     most_rounds: int | None = None  # that parties allow, where their number is left open
+    prep: Pipeline = DEFAULT
 
     def fit(self, privacy: Privacy) -> PlannedFit:
         """Plan the fit with this privacy. It may take seconds if parties sample rows."""
@@ -152,13 +155,20 @@ class Planning:
         return [column for column in self.plan.query.features if column.alias == alias]
 
     def _most(self, alias: str) -> Most:
-        query, privacy = self.plan.query, self.learner.privacy
-        lists = sum(is_category(column, query.categorical) for column in self._columns(alias))
-        width = len(self._columns(alias)) - lists + lists * self.max_categories
+        privacy, width = self.learner.privacy, self._width(alias)
         is_known = privacy is not None and privacy.is_label_private  # else labels say how many classes there are
         outputs = 1 if not self.learner.learns_classes else (self.classes or 1) if is_known else MOST_CLASSES
         rows = max(self.rows[alias], self.plan.tables[alias].rows)  # predictions may be for all of them
         return Most(rows, width, outputs, math.prod(self.learner.spec(outputs).theta_shape(width)))
+
+    def _width(self, alias: str) -> int:
+        """Encoded columns at most."""
+        query = self.plan.query
+        if self.prep is not DEFAULT:
+            settings = Settings(query.features, query.categorical, self.max_categories)
+            return foresee(self.prep, self.plan, settings).widths[alias]
+        lists = sum(is_category(column, query.categorical) for column in self._columns(alias))
+        return len(self._columns(alias)) - lists + lists * self.max_categories
 
     def _feature_releases(self, promise: FeaturePromise, alias: str, size: TableSize) -> Iterator[Releases]:
         most = self._most(alias)

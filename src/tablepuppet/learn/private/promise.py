@@ -6,7 +6,7 @@ Comes in: a learner's privacy and a plan. Goes out: a PrivacyError before anythi
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from tablepuppet.learn.private.report import PrivacyReport, in_one_line
 from tablepuppet.operators.secure_sum import check_shards
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.sql.expression import checked, columns_of
+from tablepuppet.sql.other_uses import known_of_features, uses_of_table
 from tablepuppet.sql.plan import Plan
 
 NOTHING = (
@@ -125,7 +126,7 @@ def check_label_apart(plan: Plan, privacy: Privacy | None) -> None:
     if privacy is None or not privacy.is_label_private or label is None:
         return
     table, own = plan.tables[label.alias].name, set(columns_of(label.expression))
-    for how, text in _uses_of_table(plan, table):
+    for how, text in uses_of_table(plan, table):
         shared = sorted(own & set(_revealed_columns(text) if how == "filter" else columns_of(text)))
         if shared and how != "label":
             raise PrivacyError(
@@ -141,32 +142,7 @@ def known_otherwise(plan: Plan, privacy: Privacy | None) -> list[str]:
     """
     if privacy is None or not privacy.is_feature_private:
         return []
-    found: dict[str, None] = {}
-    for feature in plan.query.features:
-        table, own = plan.tables[feature.alias].name, set(columns_of(feature.expression))
-        for how, text in _uses_of_table(plan, table):
-            for column in sorted(own & set(columns_of(text)) if how != "feature" else ()):
-                found[
-                    f"Column {column!r} of table {table!r} is a feature and a {how}: what that use reveals is known."
-                ] = None
-    return list(found)
-
-
-def _uses_of_table(plan: Plan, name: str) -> Iterator[tuple[str, str]]:
-    """(how, expression) for all that a query does with a table, under whatever alias."""
-    for alias in (alias for alias, other in plan.tables.items() if other.name.lower() == name.lower()):
-        yield from _uses(plan, alias)
-        if plan.query.label is not None and plan.query.label.alias == alias:
-            yield "label", plan.query.label.expression
-
-
-def _uses(plan: Plan, alias: str) -> Iterator[tuple[str, str]]:
-    """(how, expression) for all that a query does with a table but the label."""
-    yield from (("feature", column.expression) for column in plan.query.features if column.alias == alias)
-    for branch in plan.query.branches:
-        if branch.filters.get(alias):
-            yield "filter", branch.filters[alias]
-        yield from (("join key", text) for key in branch.keys for text in key.members.get(alias, ()))
+    return known_of_features(plan)
 
 
 def _revealed_columns(text: str) -> Iterable[str]:

@@ -112,6 +112,12 @@ class Allowance:
                 raise PrivacyError(_refusal(table, need, rounds, settings, advice), rule=RULE)
 
 
+def counts_replies(plan: Plan) -> bool:
+    """Whether a party limits the replies that a session gets of a table with features."""
+    aliases = dict.fromkeys(column.alias for column in plan.query.features)
+    return any(shard.max_rounds is not None for alias in aliases for shard in plan.tables[alias].shards)
+
+
 def _allowed(client: Client, aliases: Iterable[str], costs: Costs) -> Iterator[tuple[tuple[str, str, str], Allowed]]:
     """The limits of the tables that a client asks; a table that is joined twice is counted once for all its uses."""
     plan, replies = client.plan, client.outbox.replies

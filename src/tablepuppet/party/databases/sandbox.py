@@ -7,7 +7,6 @@ variable; and its configuration is locked.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import duckdb
 
 from tablepuppet.party.allowance import current, interrupted_in_time
 from tablepuppet.party.databases.names import text_literal
+from tablepuppet.pieces import cores
 from tablepuppet.sql.quiet_duckdb import connect
 
 # In this order: nothing can be set after the lock, and no file allowed after access is closed.
@@ -62,7 +62,7 @@ def _memory_settings() -> dict[str, str | bool]:
     if allowance is None or allowance.expression_bytes is None:
         return {}
     most = max(allowance.expression_bytes, LEAST)
-    threads = min(MOST_THREADS, os.cpu_count() or 1)  # each holds a step of its own
+    threads = min(MOST_THREADS, cores())  # each holds a step of its own
     return {"memory_limit": f"{most}B", "max_temp_directory_size": f"{SPILL * most}B", "threads": str(threads)}
 
 

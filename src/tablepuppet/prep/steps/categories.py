@@ -32,8 +32,8 @@ def is_id(distinct: int, rows: int) -> bool:
 
 
 def by_frequency(found: CategorySummary) -> NDArray[np.intp]:
-    """The order of codes: the most frequent first."""
-    return np.lexsort((np.arange(found.distinct), -found.weights))
+    """The order of codes: the most frequent first, equally frequent ones of public columns always alike."""
+    return np.lexsort((found.ties if len(found.ties) else np.arange(found.distinct), -found.weights))
 
 
 def check_few(found: CategorySummary, most: int) -> None:

@@ -1,0 +1,361 @@
+"""Vectors as long as the joined rows that stay at parties, under ``plan="parties"`` (kept_ops.py is the parties' half).
+
+`KeptArray` is what X @ V gives then: an array for NumPy code whose numbers are in shards, as the rows of its table are.
+Elementwise functions of it are computed there and stay there; a sum, a mean, a norm, an inner product or X.T @ u
+brings numbers here, one trip each. A function that parties do not have collects the vector, one trip, and is computed
+here.
+
+A joined row must be one row of one table for that, in its order: a vector over a join has no party that it belongs to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import ArrayLike, NDArray
+
+from tablepuppet.algebra.functions import OF_ONE, OF_TWO
+from tablepuppet.algebra.places import Asked, Places
+from tablepuppet.algebra.products import Result, TableProducts
+from tablepuppet.arrays import are_within
+from tablepuppet.errors import LearnError
+from tablepuppet.operators.client import Pending
+from tablepuppet.party.arguments import LARGEST
+
+Array = NDArray[np.float64]
+SENT = 8  # arrays of the caller's own that parties keep for when they are used again
+
+
+class Slot:
+    """A name under which parties keep a vector; another takes it over when nobody refers to it any more.
+
+    Steps reach a party in the order in which they were asked, so those before it have used the old vector by then.
+    """
+
+    def __init__(self, names: str, number: int, free: list[int]):
+        self.name, self._number, self._free = f"{names}.{number}", number, free
+
+    def __del__(self) -> None:
+        self._free.append(self._number)
+
+
+class Keeper:
+    """Asks the parties of one table to keep vectors, and for what is released of them."""
+
+    def __init__(self, places: Places, alias: str):
+        self.places, self.alias, self.rows = places, alias, len(places.client.mapping)
+        self._name, self._made, self._free = places.client.new_name(), 0, list[int]()
+        self._sent: OrderedDict[bytes, Slot] = OrderedDict()
+
+    @classmethod
+    def of(cls, places: Places) -> Keeper | None:
+        """That of a matrix; None if vectors stay at parties neither by its plan nor by its rows.
+
+        Sums that are masked need a bound of what is added up, which such vectors have not.
+        """
+        tables = places.client.mapping.tables
+        if places.plan != "parties" or len(tables) != 1 or places.client.secured.parties:
+            return None
+        [(alias, table)] = tables.items()
+        return cls(places, alias) if table.is_identity and places.client.shards(alias) else None
+
+    def steps(self, products: TableProducts, vectors: int) -> list[Asked]:
+        """What may be asked, for so many vectors."""
+        width, size = products.width(self.alias), self.places.sizes[self.alias]
+        rows = size.rows * vectors * self.places.wire_bytes
+        return [
+            self._step("X @ V", down=8 * width * vectors * size.shards, is_chosen=True),
+            self._step("send u", down=rows, is_chosen=True),
+            self._step("f(u)"),
+            self._step("u.sum()", up=8 * vectors * size.shards),
+            self._step("X.T @ u", up=8 * width * vectors * size.shards),
+            self._step("collect u", up=rows),
+        ]
+
+    def _step(self, name: str, down: int = 0, up: int = 0, is_chosen: bool = False) -> Asked:
+        chosen = frozenset([self.alias] if is_chosen else [])
+        return Asked(name, {self.alias: down}, {self.alias: up}, int(up > 0), chosen, is_kept=True)
+
+    def times(self, products: TableProducts, directions: Array) -> Slot:
+        """Keep X V; V is (d, k)."""
+        size = 8 * directions.size * self.places.sizes[self.alias].shards
+        self.places.prepare(self._step("X @ V", down=size, is_chosen=True))
+        products.ready()
+        return self._keep("matrix.keep_times", **products.named(self.alias), directions=directions)
+
+    def send(self, values: Array) -> Slot:
+        """Keep numbers that are here, (N,) or (N, k); those that were sent before are not sent again."""
+        digest = hashlib.sha256(values.tobytes()).digest() + bytes(str(values.shape), "ascii")
+        if digest not in self._sent:
+            self.places.prepare(self._step("send u", down=values.size * self.places.wire_bytes, is_chosen=True))
+            slot = self._slot()
+            self.places.lou.ask("matrix.keep_rows", [self.alias], {self.alias: values}, into=slot.name)
+            self._sent[digest] = slot
+            if len(self._sent) > SENT:
+                self._sent.popitem(last=False)
+        self._sent.move_to_end(digest)
+        return self._sent[digest]
+
+    def function(self, name: str, operands: list[Slot | float | Array]) -> Slot:
+        """Keep an elementwise function of vectors and numbers."""
+        self.places.prepare(self._step("f(u)"))
+        given = [each.name if isinstance(each, Slot) else each for each in operands]
+        return self._keep("matrix.keep_function", function=name, **dict(zip(("left", "right"), given, strict=False)))
+
+    def ask_sums(self, slot: Slot, columns: int) -> Result:
+        """Ask for the sums of a vector's columns, (k,)."""
+        step = self._step("u.sum()", up=8 * columns * self.places.sizes[self.alias].shards)
+        return self._summed(step, columns, "matrix.kept_sums", kept=slot.name)
+
+    def ask_transposed_times(self, products: TableProducts, slot: Slot, columns: int) -> Result:
+        """Ask for X^T u, (d, k)."""
+        shards = self.places.sizes[self.alias].shards
+        step = self._step("X.T @ u", up=8 * products.width(self.alias) * columns * shards)
+        products.ready()
+        named = products.named(self.alias)
+        return self._summed(step, columns, "matrix.kept_transposed_times", kept=slot.name, **named)
+
+    def collect(self, slot: Slot, columns: int) -> Array:
+        """The vector itself, (N, k); one trip."""
+        step = self._step("collect u", up=self.rows * columns * self.places.wire_bytes)
+        self.places.prepare(step)
+        pending = self._ask("matrix.kept_rows", kept=slot.name, vectors=columns)
+        replies = self.places.read(step, pending)[self.alias]
+        return self.places.lou.concatenate(replies, "image").astype(np.float64).reshape(self.rows, columns)
+
+    def _summed(self, step: Asked, columns: int, op: str, **values: Any) -> Result:
+        self.places.prepare(step)
+        pending = self._ask(op, vectors=columns, **values)
+
+        def finish() -> Array:
+            replies = self.places.read(step, pending)[self.alias]
+            return self.places.lou.add(replies, "sums").reshape(-1, columns)
+
+        return Result(finish)
+
+    def _keep(self, op: str, **values: Any) -> Slot:
+        slot = self._slot()
+        self._ask(op, into=slot.name, **values)
+        return slot
+
+    def _ask(self, op: str, **values: Any) -> Pending:
+        return self.places.lou.ask(op, [self.alias], **values)
+
+    def _slot(self) -> Slot:
+        if not self._free:
+            self._free.append(self._made)
+            self._made += 1
+        return Slot(self._name, self._free.pop(), self._free)
+
+
+class HasKeeper(Protocol):
+    """A matrix whose rows vectors are of."""
+
+    @property
+    def keeper(self) -> Keeper | None:
+        """Who keeps its vectors."""
+
+
+class KeptArray(NDArrayOperatorsMixin):
+    """Numbers for every joined row, (N,) or (N, k), at the parties of their rows; an array for NumPy.
+
+    ``owner`` is the matrix that keeps the session open. ``np.asarray`` collects it.
+    """
+
+    dtype = np.dtype(np.float64)
+    __hash__ = object.__hash__  # == is elementwise
+
+    def __init__(self, owner: HasKeeper, slot: Slot, shape: tuple[int, ...]):
+        self._owner, self.slot, self.shape = owner, slot, shape
+
+    @property
+    def keeper(self) -> Keeper:
+        """Who keeps it."""
+        found = self._owner.keeper
+        assert found is not None, "it has kept this"
+        return found
+
+    @property
+    def ndim(self) -> int:
+        """1 or 2."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return self.shape[0] * self.columns
+
+    @property
+    def columns(self) -> int:
+        """Numbers for each row."""
+        return self.shape[1] if self.ndim == 2 else 1
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<KeptArray of shape {self.shape} at parties; np.asarray collects it>"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Its numbers; one trip."""
+        if copy is False:
+            raise ValueError("its numbers are at parties, and a copy of them is needed")
+        return self.keeper.collect(self.slot, self.columns).reshape(self.shape).astype(dtype or np.float64)
+
+    def __getitem__(self, key: Any) -> Any:
+        return np.asarray(self)[key]
+
+    @property
+    def T(self) -> Any:  # noqa: N802 - NumPy's name
+        """Itself if it has one dimension; else it is collected."""
+        return self if self.ndim == 1 else np.asarray(self).T
+
+    # ---- what brings numbers here
+
+    def ask_sums(self) -> Result:
+        """Ask for the sum, (), or the sums of its columns, (k,)."""
+        asked = self.keeper.ask_sums(self.slot, self.columns)
+        return Result(lambda: asked.read()[0] if self.ndim == 2 else asked.read()[0, 0])
+
+    def sum(self, axis: int | None = None) -> Any:
+        """Its sum, or the sums of its columns (axis 0); one trip."""
+        if axis in (None, 0, -self.ndim):
+            found = self.ask_sums().read()
+            return found if axis is not None and self.ndim == 2 else float(found.sum())
+        return np.asarray(self).sum(axis)
+
+    def mean(self, axis: int | None = None) -> Any:
+        """Its mean, or those of its columns (axis 0); one trip."""
+        if axis in (None, 0, -self.ndim):
+            return self.sum(axis) / (self.size if axis is None else self.shape[0])
+        return np.asarray(self).mean(axis)
+
+    def dot(self, other: Any) -> Any:
+        """The inner product with another vector, one trip."""
+        return self @ other
+
+    # ---- what stays at the parties
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **settings: Any) -> Any:
+        """Functions of `functions.py`, products and sums; others collect the vector."""
+        found = self._of(ufunc, method, inputs, settings)
+        if found is None:
+            given = tuple(map(_here, inputs))
+            found = getattr(ufunc, method)(*given, **settings)
+        if out is None:
+            return found
+        [target] = out
+        if isinstance(target, KeptArray):
+            moved = found if isinstance(found, KeptArray) else self.placed(found)
+            if moved.shape != target.shape:
+                raise LearnError(f"an array of shape {moved.shape} does not fit one of shape {target.shape}")
+            target.slot = moved.slot
+        else:
+            np.copyto(target, np.asarray(found), casting="same_kind")
+        return target
+
+    def _of(self, ufunc: Any, method: str, inputs: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+        """The function at the parties; None if they do not have it."""
+        name = ufunc.__name__
+        if method == "reduce" and ufunc is np.add and settings.keys() <= {"axis"}:
+            return inputs[0].sum(settings.get("axis", 0))
+        if method != "__call__" or settings:
+            return None
+        if ufunc is np.matmul:
+            return self._product(*inputs)
+        if ufunc is np.positive:
+            return self
+        if name not in OF_ONE and name not in OF_TWO:
+            return None
+        shape = _shape(name, self, inputs)
+        slot = self.keeper.function(name, [self._operand(name, each, shape) for each in inputs])
+        return KeptArray(self._owner, slot, shape)
+
+    def _operand(self, name: str, given: Any, shape: tuple[int, ...]) -> Slot | float | Array:
+        """What a function takes: a vector at the parties, a number, or a number for each of its columns."""
+        if isinstance(given, KeptArray) and given.keeper is self.keeper:
+            return given.slot
+        values = np.asarray(given)
+        if values.dtype.kind not in "biuf":
+            raise LearnError(f"np.{name} of a vector at parties takes real numbers")
+        values = values.astype(np.float64)
+        if not are_within(values, LARGEST):
+            raise LearnError(f"np.{name} of a vector at parties takes finite numbers up to {LARGEST:g}")
+        if not values.ndim or (values.size == 1 and self.shape[0] != 1):
+            return float(values.reshape(()))
+        if values.ndim == len(shape) and len(values) == shape[0]:
+            return self.keeper.send(values)
+        return values.reshape(-1)
+
+    def _product(self, one: Any, two: Any) -> Any:
+        """The inner product of two vectors, or X^T u."""
+        if isinstance(one, KeptArray) and hasattr(two, "transposed_times"):
+            return two.transposed_times(one) if one.ndim == 1 else None
+        if np.shape(one) != np.shape(two) or len(np.shape(one)) != 1:
+            return None
+        return (one * two).sum()
+
+    def placed(self, values: ArrayLike) -> KeptArray:
+        """Numbers that are here as a vector at the same parties, sent with the next trip."""
+        given = np.asarray(values, np.float64)
+        slot = self._operand("add", given, given.shape)
+        if given.ndim not in (1, 2) or len(given) != len(self) or not isinstance(slot, Slot):
+            raise LearnError(f"an array of shape {given.shape} has no number for each of {len(self):,} joined rows")
+        return KeptArray(self._owner, slot, given.shape)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, settings: Any) -> Any:
+        """NumPy's own functions: some at the parties, others after the vector was collected."""
+        if function in _AT_PARTIES and not settings.keys() - {"axis"}:
+            return _AT_PARTIES[function](*args, **settings)
+        return function(*map(_here, args), **{name: _here(value) for name, value in settings.items()})
+
+
+def _shape(name: str, like: KeptArray, inputs: tuple[Any, ...]) -> tuple[int, ...]:
+    """The shape of a function of arrays; LearnError if it is none that has a number, or k, for every joined row."""
+    shapes = [np.shape(each) for each in inputs]
+    try:
+        found = np.broadcast_shapes(*shapes)
+    except ValueError:
+        found = ()
+    kept = [np.ndim(each) for each in inputs if isinstance(each, KeptArray)]
+    if found[:1] != like.shape[:1] or len(found) > 2 or any(each != len(found) for each in kept):
+        raise LearnError(f"np.{name}: arrays of shapes {', '.join(map(str, shapes))} do not fit each other")
+    return found
+
+
+def _here(value: Any) -> Any:
+    """Collected, if it is a vector at parties, or a list of such."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_here, value))
+    return np.asarray(value) if isinstance(value, KeptArray) else value
+
+
+def _where(condition: Any, one: Any, two: Any) -> Any:
+    chosen = np.not_equal(condition, 0)
+    return chosen * one + (1 - chosen) * two
+
+
+def _clip(values: Any, least: Any = None, most: Any = None) -> Any:
+    found = values if least is None else np.maximum(values, least)
+    return found if most is None else np.minimum(found, most)
+
+
+_AT_PARTIES: dict[Any, Callable[..., Any]] = {
+    np.sum: lambda values, axis=None: values.sum(axis),
+    np.mean: lambda values, axis=None: values.mean(axis),
+    np.count_nonzero: lambda values, axis=None: (values != 0).sum(axis),
+    np.linalg.norm: lambda values, axis=None: np.sqrt(np.square(values).sum(axis)),
+    np.dot: lambda one, two: one @ two,
+    np.where: _where,
+    np.clip: _clip,
+    np.shape: lambda values: values.shape,
+    np.ndim: lambda values: values.ndim,
+    np.size: lambda values: values.size,
+    np.zeros_like: lambda values: np.zeros(values.shape),
+    np.ones_like: lambda values: np.ones(values.shape),
+}

@@ -1,0 +1,100 @@
+"""The folder of a program that takes long: its state after the last round, so that it goes on after a crash.
+
+A state is what the program goes on from, as arrays: coefficients, Gram matrices, the clusters of joined rows. It holds
+nothing that parties have not released, and is readable for this user only. With it stands which tables were collected,
+so that a program that goes on computes where it did before, however fast the line to the parties is now. A state of
+another program, of other settings or of other rows is not mixed with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tablepuppet.algebra.array import LazyArray
+from tablepuppet.errors import LearnError
+
+ABOUT, PLAN = "about", "plan"  # what the state is of, and where tables computed
+State = dict[str, NDArray[Any]]
+
+
+class Progress:
+    """The state of one program; without a folder there is none, and nothing is kept.
+
+    ``label`` are further arrays that the program is about, ``settings`` plain values. LearnError if the folder holds
+    the state of something else.
+    """
+
+    def __init__(
+        self, folder: str | Path | None, program: str, matrix: LazyArray, *given: NDArray[Any] | None, **settings: Any
+    ):
+        self._file = None if folder is None else Path(folder) / f"{program}.npz"
+        self._places = matrix.source.places
+        self._about = {} if folder is None else _described(matrix, given) | {"settings": settings}
+
+    def read(self) -> State:
+        """The state after the last round; empty if there is none. Tables that were collected then are so again."""
+        if self._file is None or not self._file.exists():
+            return {}
+        try:
+            with np.load(self._file, allow_pickle=False) as found:
+                state = dict(found)
+            about, plan = (json.loads(str(state.pop(name))) for name in (ABOUT, PLAN))
+        except (OSError, ValueError, LookupError, zipfile.BadZipFile) as error:
+            raise LearnError(f"{str(self._file)!r} cannot be read: {type(error).__name__}; remove it") from error
+        known = json.loads(json.dumps(self._about, default=str))
+        changed = [name for name, value in known.items() if about.get(name) != value]
+        if changed:
+            raise LearnError(
+                f"{str(self._file)!r} is of another run ({', '.join(changed)} differ): name another folder, or remove "
+                "the file"
+            )
+        self._places.go_on(plan)
+        return state
+
+    def write(self, **state: Any) -> None:
+        """Keep the state of a round; that of the round before is replaced in one moment."""
+        if self._file is None:
+            return
+        texts = {ABOUT: json.dumps(self._about, default=str), PLAN: json.dumps(self._places.so_far())}
+        draft = self._file.with_suffix(".new")
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                np.savez(file, **texts, **state)
+            draft.replace(self._file)
+        except OSError as error:
+            raise LearnError(
+                f"the folder {str(self._file.parent)!r} cannot be written ({error.strerror}); name another one"
+            ) from error
+
+
+def _described(matrix: LazyArray, given: tuple[NDArray[Any] | None, ...]) -> dict[str, Any]:
+    """What a program is about, as digests: joined rows, columns and their values, labels."""
+    source, recipe = matrix.source, matrix.recipe
+    rows = [
+        part
+        for _, table in sorted(source.places.client.mapping.tables.items())
+        for part in (table.index, *(shard.row_ids for shard in table.shards))
+    ]
+    encoders = [(each.mean, each.scale) for listed in source.encoding.numbers.values() for each in listed]
+    function = repr(recipe.function and recipe.function.key)
+    columns = [matrix.columns, encoders, recipe.places, recipe.scale, recipe.shift, [function]]
+    return {"rows": _digest(rows), "columns": _digest(columns), "label": _digest(given), "plan": source.places.plan}
+
+
+def _digest(arrays: Iterable[ArrayLike | None]) -> str:
+    found = hashlib.sha256()
+    for each in arrays:
+        values = np.asarray([] if each is None else each)
+        found.update(f"{values.dtype} {values.shape} ".encode())
+        found.update(values.tobytes())
+    return found.hexdigest()

@@ -1,0 +1,101 @@
+"""The distribution of a column from two noisy histograms, a coarse and a fine one: quantiles, and a histogram to show.
+
+Comes in: noisy counts. Goes out: values with the interval that noise leaves open. All of it is computed from noisy
+counts only, so it costs no privacy. The sum of many fine bins has much noise; the coarse histogram, a second release,
+replaces it (Hay et al. 2010, with two levels).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+COARSE, FINE = 16, 256  # bins; each coarse one has FAN fine ones
+FAN = FINE // COARSE
+SURE = 2.0  # standard deviations of noise that an interval reaches to each side
+HIDDEN = 3.0  # standard deviations of noise below which a count says nothing
+
+
+@dataclass(frozen=True)
+class NoisyDistribution:
+    """Counts in `COARSE` and `FINE` equally wide bins between bounds, each with noise of deviation ``sigma``."""
+
+    low: float
+    high: float
+    coarse: NDArray[np.float64]
+    fine: NDArray[np.float64]
+    sigma: float
+
+    @cached_property
+    def edges(self) -> NDArray[np.float64]:
+        """Of the fine bins."""
+        return np.linspace(self.low, self.high, FINE + 1)
+
+    @cached_property
+    def counts(self) -> NDArray[np.float64]:
+        """The best unbiased estimate of the fine counts.
+
+        With c a coarse count and F the sum of its f fine ones, the weighted mean of both is (f c + F) / (f + 1); what
+        it differs from F is divided among the fine ones.
+        """
+        fine = self.fine.reshape(COARSE, FAN)
+        away = FAN / (FAN + 1) * (self.coarse - fine.sum(axis=1))
+        return np.asarray((fine + away[:, None] / FAN).ravel())
+
+    @cached_property
+    def below(self) -> NDArray[np.float64]:
+        """Rows below each edge: the rising sequence that is nearest to the sums, from 0 to the total."""
+        from scipy.optimize import isotonic_regression  # takes a while to load
+
+        sums = np.asarray(isotonic_regression(np.cumsum(self.counts)).x)
+        return np.concatenate([[0.0], np.clip(sums, 0.0, max(self.total, 0.0))])
+
+    @property
+    def total(self) -> float:
+        """Rows with a value."""
+        return float(self.counts.sum())
+
+    def _variance(self, edge: NDArray[np.float64] | float) -> NDArray[np.float64]:
+        """Of the sum of counts below a fine edge: coarse ones have f / (f + 1), b fine ones b (1 - b / (f + 1))."""
+        whole, part = np.divmod(np.asarray(edge, np.float64), FAN)
+        return np.asarray(self.sigma**2 * (whole * FAN / (FAN + 1) + part * (1 - part / (FAN + 1))))
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether noise leaves nothing to be said."""
+        return self.total <= HIDDEN * math.sqrt(float(self._variance(float(FINE))))
+
+    def rank_noise(self, share: float) -> float:
+        """The standard deviation of noise in how many rows lie below a quantile."""
+        whole = self._variance(float(FINE))
+        before = self._variance(float(np.searchsorted(self.below, share * self.total).clip(0, FINE)))
+        return math.sqrt(float((1 - share) ** 2 * before + share**2 * (whole - before)))
+
+    def quantile(self, share: float) -> tuple[float, float, float]:
+        """(value, lowest, highest): the last two at `SURE` deviations of noise, and a bin further; NaN if hidden."""
+        if self.is_hidden:
+            return math.nan, math.nan, math.nan
+        rank, noise, bin_width = share * self.total, SURE * self.rank_noise(share), (self.high - self.low) / FINE
+        low, value, high = (self._value(each) for each in (rank - noise, rank, rank + noise))
+        return value, max(low - bin_width, self.low), min(high + bin_width, self.high)
+
+    def _value(self, rank: float) -> float:
+        """The value at a rank: rows are taken to lie evenly in a bin."""
+        rank = min(max(rank, 0.0), float(self.below[-1]))
+        place = int(np.searchsorted(self.below, rank, side="left"))
+        if place == 0:
+            place = int(np.searchsorted(self.below, 0.0, side="right"))
+            return float(self.edges[min(place, FINE) - 1])
+        before, after = self.below[place - 1], self.below[place]
+        part = (rank - before) / (after - before) if after > before else 1.0
+        return float(self.edges[place - 1] + part * (self.edges[place] - self.edges[place - 1]))
+
+    def merged(self, bins: int) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+        """(edges, counts, their noise) of fewer bins, a divisor of `FINE` and a multiple of `COARSE`."""
+        size = FINE // bins
+        counts = self.counts.reshape(bins, size).sum(axis=1)
+        return self.edges[::size], counts, math.sqrt(float(self._variance(float(size))))

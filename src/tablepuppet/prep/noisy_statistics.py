@@ -1,0 +1,269 @@
+"""Statistics of the joined rows with noise: what `describe`, `quantile`, `histogram`, `profile` ask with a `Privacy`.
+
+Comes in: columns, bounds that are not taken from the data, a promise. Goes out: noisy counts, sums and histograms of
+columns, with the noise of each. All of a call is asked in one trip, after it is known that budgets allow it. Only
+features are counted: a label has noise by `label_epsilon`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.operators.client import Client, Pending
+from tablepuppet.party.arguments import MOST_ITEMS
+from tablepuppet.prep.given_bounds import Bounds
+from tablepuppet.prep.noisy_distribution import COARSE, FINE, HIDDEN, NoisyDistribution
+from tablepuppet.prep.private_bins import BINS, COUNTS
+from tablepuppet.prep.private_encode import CATEGORIES, MOMENTS
+from tablepuppet.prep.rows_once import MOST_TIMES
+from tablepuppet.prep.selected import find_columns
+from tablepuppet.prep.statistics import key_family, merge_categories
+from tablepuppet.prep.statistics_promise import PlannedRelease, Spent, StatisticsPromise, check_privacy
+from tablepuppet.privacy.funds import PartysFunds
+from tablepuppet.privacy.noise import gaussian_sigma
+from tablepuppet.privacy.settings import Privacy
+from tablepuppet.runs.events import Events
+from tablepuppet.sql.catalog import described
+from tablepuppet.sql.other_uses import known_of_features
+from tablepuppet.sql.query import OutputColumn
+
+SUMS = 3  # numbers of a release of moments
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What a caller asks for: the promise, how often a row counts at most (None: as often as it is joined), and where
+    to look up what is left of budgets.
+    """
+
+    privacy: Privacy
+    max_times: int | None
+    funds: Callable[[], PartysFunds]
+
+    @classmethod
+    def of(cls, privacy: object, max_times: Any, funds: Callable[[], PartysFunds], step: str) -> Noise:
+        """PrivacyError or LearnError unless both make sense."""
+        checked = check_privacy(privacy, step)
+        whole = isinstance(max_times, Integral) and not isinstance(max_times, bool)
+        if max_times is not None and not (whole and 1 <= int(max_times) <= MOST_TIMES):
+            raise LearnError(
+                f"{step}: max_times is how often a row counts at most, a whole number from 1 to {MOST_TIMES:,}, not "
+                f"{max_times!r}"
+            )
+        return cls(checked, None if max_times is None else int(max_times), funds)
+
+
+def noisy_features(client: Client, names: Sequence[str] | None, step: str) -> list[OutputColumn]:
+    """The named features, each once, or all of them; PrivacyError for a label."""
+    query = client.plan.query
+    found = query.features if names is None else find_columns(client.plan, names, step)
+    for column in found:
+        if column is query.label:
+            raise PrivacyError(
+                f"{step}: {column.name!r} is the label, and feature_epsilon is about features; leave it out, or open "
+                "the relation without label= to count it as a feature"
+            )
+    if len(found) > MOST_ITEMS:
+        raise LearnError(f"{step}: at most {MOST_ITEMS:,} columns at once; name some by columns=[...]")
+    return list(found)
+
+
+@dataclass(frozen=True)
+class NoisyCount:
+    """A number of joined rows, of which each base row counts at most so often, and its noise."""
+
+    count: float
+    noise: float
+    rows: float  # that there are, with and without a value
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether noise leaves nothing to be said of the rows that have a value."""
+        return self.count <= HIDDEN * self.noise
+
+    @property
+    def shown(self) -> int:
+        """As a number of rows that there may be."""
+        return round(min(max(self.count, 0.0), self.rows))
+
+
+@dataclass(frozen=True)
+class NoisyMoments:
+    """Mean and standard deviation of a column between bounds, each with the deviation of its noise; NaN if hidden."""
+
+    count: NoisyCount
+    mean: float
+    mean_noise: float
+    std: float
+    std_noise: float
+
+    @classmethod
+    def of(cls, sums: Array, sigma: float, rows: float, bounds: Bounds) -> NoisyMoments:
+        """From noisy count, sum and sum of squares, where the bounds are -1 and 1.
+
+        With n rows, mean m and variance v, the noise of m is s/n sqrt(1 + m^2), and that of v is
+        s/n sqrt(1 + 4 m^2 + (v - m^2)^2), to first order.
+        """
+        count = NoisyCount(float(sums[0]), sigma, rows)
+        if count.is_hidden:
+            return cls(count, math.nan, math.nan, math.nan, math.nan)
+        low, half, each = bounds[0], (bounds[1] - bounds[0]) / 2, sigma / count.count
+        mean = min(max(float(sums[1]) / count.count, -1.0), 1.0)
+        variance = min(max(float(sums[2]) / count.count - mean**2, 0.0), 1.0)
+        mean_noise, noise = each * math.sqrt(1 + mean**2), each * math.hypot(1, 2 * mean, variance - mean**2)
+        std = math.sqrt(variance)
+        std_noise = noise / (2 * std) if std > math.sqrt(noise) else math.sqrt(noise)
+        return cls(count, low + half * (1 + mean), half * mean_noise, half * std, half * std_noise)
+
+
+@dataclass(frozen=True)
+class NoisyCategories:
+    """The categories that enough rows have, or that policies list, with noisy counts, the most frequent first."""
+
+    digests: NDArray[np.uint8]
+    counts: Array
+    noise: float
+
+
+class NoisyStatistics:
+    """Noisy statistics of columns. Name what is wanted, then `ask` once; answers are read after that."""
+
+    def __init__(self, client: Client, noise: Noise, step: str):
+        self._client, self._noise, self._step = client, noise, step
+        self._planned: list[PlannedRelease] = []
+        self._wanted: dict[tuple[str, str, int], list[tuple[OutputColumn, Bounds]]] = {}  # by op, alias and bins
+        self._lists: list[OutputColumn] = []
+        self._told: dict[tuple[str, str, int], Pending] = {}
+        self._promise: StatisticsPromise | None = None
+
+    # What is wanted
+
+    def want_counts(self, column: OutputColumn) -> None:
+        """How many rows have a value."""
+        self._want(COUNTS, column, (0.0, 1.0), 0, 1)
+
+    def want_moments(self, column: OutputColumn, bounds: Bounds) -> None:
+        """Count, mean and standard deviation."""
+        self._want(MOMENTS, column, bounds, 0, SUMS)
+
+    def want_bins(self, column: OutputColumn, bounds: Bounds, bins: int) -> None:
+        """A histogram."""
+        self._want(BINS, column, bounds, bins, bins)
+
+    def want_distribution(self, column: OutputColumn, bounds: Bounds) -> None:
+        """What quantiles are made of."""
+        for bins in (COARSE, FINE):
+            self.want_bins(column, bounds, bins)
+
+    def want_categories(self, column: OutputColumn) -> None:
+        """The categories that enough rows have."""
+        self._lists.append(column)
+        shards, rows = self._client.plan.tables[column.alias].shards, self._client.mapping.tables[column.alias].rows
+        is_list = any(described(column.expression, shard.categories) is None for shard in shards)
+        self._planned.append(PlannedRelease(column.alias, rows, is_list))
+
+    def _want(self, op: str, column: OutputColumn, bounds: Bounds, bins: int, numbers: int) -> None:
+        self._wanted.setdefault((op, column.alias, bins), []).append((column, bounds))
+        self._planned.append(PlannedRelease(column.alias, numbers))
+
+    # Asking
+
+    def ask(self, events: Events) -> Spent:
+        """Ask for all of it; PrivacyError, before anything is spent, if that cannot be."""
+        self._promise = StatisticsPromise(self._noise.privacy, self._client.plan, self._planned)
+        self._promise.check(self._client, self._noise.funds, self._step)
+        for known in known_of_features(self._client.plan):
+            events.emit("warning", "privacy.known", f"{known} Leave it out there if it is to be protected.")
+        for (op, alias, bins), wanted in self._wanted.items():
+            self._told[op, alias, bins] = self._ask(op, alias, self._arguments(op, alias, bins, wanted))
+        for column in self._lists:
+            asked: dict[str, Any] = {
+                "column": column.name,
+                "family": key_family(column),
+                "blinding": self._client.new_name(),
+            }
+            asked |= {"counted": True, **self._noise_of(column.alias)}
+            self._told[CATEGORIES, column.name, 0] = self._ask(CATEGORIES, column.alias, asked)
+        return self._promise.spent
+
+    def _ask(self, op: str, alias: str, arguments: Mapping[str, Any]) -> Pending:
+        return self._client.ask(op, lambda name, _: arguments if name == alias else None)
+
+    def _arguments(
+        self, op: str, alias: str, bins: int, wanted: Sequence[tuple[OutputColumn, Bounds]]
+    ) -> dict[str, Any]:
+        found = {"columns": [column.name for column, _ in wanted], **self._noise_of(alias)}
+        if op != COUNTS:
+            found |= {name: np.array([pair[i] for _, pair in wanted]) for i, name in enumerate(("lows", "highs"))}
+        return found | ({"bins": bins} if bins else {})
+
+    def _noise_of(self, alias: str) -> dict[str, Any]:
+        assert self._promise is not None, "it is made when all is asked"
+        return {"multiplier": self._promise.multiplier(alias), "times": self._times(alias)}
+
+    def _times(self, alias: str) -> int:
+        """How often a row of a table counts at most; how often rows are joined is public."""
+        most = min(int(self._client.mapping.counts(alias).max(initial=1)), MOST_TIMES)
+        return most if self._noise.max_times is None else min(most, self._noise.max_times)
+
+    # Answers
+
+    def counts(self, column: OutputColumn) -> NoisyCount:
+        """How many rows have a value."""
+        told = self._read(COUNTS, column, 0, ())
+        return NoisyCount(float(told), self._sigma(column.alias, 1.0, 1), self._rows(column.alias))
+
+    def moments(self, column: OutputColumn) -> NoisyMoments:
+        """Count, mean and standard deviation."""
+        sigma = self._sigma(column.alias, math.sqrt(SUMS), SUMS)
+        told = self._read(MOMENTS, column, 0, (SUMS,))
+        return NoisyMoments.of(told, sigma, self._rows(column.alias), self._bounds(MOMENTS, column, 0))
+
+    def bins(self, column: OutputColumn, bins: int) -> tuple[Array, float]:
+        """(counts of a histogram, the noise of each)."""
+        return self._read(BINS, column, bins, (bins,)), self._sigma(column.alias, 1.0, bins)
+
+    def distribution(self, column: OutputColumn) -> NoisyDistribution:
+        """What quantiles are made of."""
+        (coarse, _), (fine, sigma) = self.bins(column, COARSE), self.bins(column, FINE)
+        return NoisyDistribution(*self._bounds(BINS, column, FINE), coarse, fine, sigma)
+
+    def categories(self, column: OutputColumn) -> NoisyCategories:
+        """The categories that enough rows have."""
+        replies = self._told[CATEGORIES, column.name, 0].read()[column.alias]
+        found = merge_categories([{**reply, "missing": 0.0, "top": 0.0} for reply in replies])
+        order = np.argsort(-found.weights, kind="stable")
+        rows = self._client.mapping.tables[column.alias].rows
+        return NoisyCategories(found.digests[order], found.weights[order], self._sigma(column.alias, 1.0, rows))
+
+    def rows(self, column: OutputColumn) -> float:
+        """The joined rows that there are, of which each base row counts at most so often."""
+        return self._rows(column.alias)
+
+    def _read(self, op: str, column: OutputColumn, bins: int, shape: tuple[int, ...]) -> Array:
+        """The sum over shards."""
+        replies = self._told[op, column.alias, bins].read()[column.alias]
+        place = [each for each, _ in self._wanted[op, column.alias, bins]].index(column)
+        name = "sums" if op == MOMENTS else "counts"
+        return np.asarray(sum((reply[name][place] for reply in replies), start=np.zeros(shape)))
+
+    def _bounds(self, op: str, column: OutputColumn, bins: int) -> Bounds:
+        return dict(self._wanted[op, column.alias, bins])[column]
+
+    def _sigma(self, alias: str, sensitivity: float, numbers: int) -> float:
+        """The standard deviation of noise in a sum over shards; every shard adds the noise of the whole table."""
+        assert self._promise is not None, "it is made when all is asked"
+        one = gaussian_sigma(self._promise.multiplier(alias), sensitivity * self._times(alias), numbers)
+        return one * math.sqrt(max(len(self._client.shards(alias)), 1))
+
+    def _rows(self, alias: str) -> float:
+        return float(np.minimum(self._client.mapping.counts(alias), self._times(alias)).sum())

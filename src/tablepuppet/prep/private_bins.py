@@ -1,0 +1,117 @@
+"""Ops of noisy statistics: how many rows have a value, and how many lie in bins between bounds of the caller's choice.
+
+Comes in: columns, bounds and noise. Goes out: noisy counts. A row counts as often as it is joined, at most ``times``
+times, and is in one bin: so it changes a count, or a histogram, by ``times``. `private.moments` (private_encode.py) has
+means and variances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PartyError
+from tablepuppet.party.arguments import List, Multiplier
+from tablepuppet.party.grant import refusal
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.policy import Level, Use
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import Asked, Numbers
+from tablepuppet.prep.histograms import Bins
+from tablepuppet.prep.rows_once import RowsOnce, Times, is_group
+from tablepuppet.privacy.clip import blocks
+
+COUNTS, BINS = "private.counts", "private.bins"
+ASKED = "`describe`, `histogram`, `quantile`, `profile` with `feature_epsilon`"
+LEAST_MULTIPLIER = 0.5
+"""Of histograms whose column is not public or has a ``min_group``: bins of the caller's choice, cut until they hold
+single rows, are hidden by noise only."""
+
+
+@dataclass(frozen=True)
+class NoisyBins:
+    """Noisy counts by column and bin."""
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is such an array."""
+        Numbers(("columns", int(asked.arguments["bins"]))).check(value, asked, reply)
+
+
+@op(
+    BINS,
+    asked=ASKED,
+    releases=Release.HISTOGRAMS,
+    columns=("columns",),
+    use=Use.FEATURE,
+    private=True,
+    returns={"counts": NoisyBins()},
+)
+def count_bins(
+    table: LocalTable,
+    view: str,
+    columns: Sequence[str],
+    lows: List,
+    highs: List,
+    bins: Bins,
+    multiplier: Multiplier,
+    times: Times = 1,
+) -> Values:
+    """Noisy counts of rows in equally wide bins; a value beyond the bounds is in the first or last bin."""
+    if lows.shape != (len(columns),) or highs.shape != lows.shape or not (lows < highs).all():
+        raise PartyError(f"party {table.grant.party!r}: private.bins needs a low and a higher number for each column")
+    _check_noise(table, columns, multiplier)
+    rows, counts = RowsOnce.of(table, view, columns, times), np.zeros((len(columns), bins))
+    for place, name in enumerate(columns):
+        inner = np.linspace(lows[place], highs[place], bins + 1)[1:-1]
+
+        def found(name: str = name, inner: NDArray[np.float64] = inner) -> Iterator[NDArray[np.float64]]:
+            values, present = rows.values(name)
+            for block in blocks(len(values)):
+                places = np.searchsorted(inner, values[block][present[block]], side="right")
+                yield np.asarray(np.bincount(places, rows.weights[block][present[block]], minlength=bins), np.float64)
+
+        told = table.noisy(found, (bins,), float(times), multiplier, "bins")
+        counts[place] = told if is_group(table, told.sum(keepdims=True), times) else 0.0
+    return {"counts": counts}
+
+
+def _check_noise(table: LocalTable, columns: Sequence[str], multiplier: float) -> None:
+    """PrivacyError for next to no noise on bins of columns whose small groups the policy hides."""
+    for name in columns if multiplier < LEAST_MULTIPLIER else ():
+        if table.grant.rules.min_group or table.level(name) is not Level.PUBLIC:
+            reason = (
+                "has a histogram with bins of the caller's choice only with noise of half a row's part or more; use a "
+                "smaller epsilon"
+            )
+            raise refusal(table.grant.party, "min_group", reason, table.grant.table, [name])
+
+
+@op(
+    COUNTS,
+    asked=ASKED,
+    releases=Release.HISTOGRAMS,
+    columns=("columns",),
+    use=Use.FEATURE,
+    private=True,
+    returns={"counts": Numbers(("columns",))},
+)
+def count_values(
+    table: LocalTable, view: str, columns: Sequence[str], multiplier: Multiplier, times: Times = 1
+) -> Values:
+    """Noisy counts of the rows that have a value, of columns of any type."""
+    rows, counts = RowsOnce.of_any(table, view, columns, times), np.zeros(len(columns))
+    for place, name in enumerate(columns):
+
+        def found(name: str = name) -> Iterator[NDArray[np.float64]]:
+            present = rows.present(name)
+            for block in blocks(len(present)):
+                yield np.array([rows.weights[block][present[block]].sum()])
+
+        told = table.noisy(found, (1,), float(times), multiplier, "counts")
+        counts[place] = told[0] if is_group(table, told, times) else 0.0
+    return {"counts": counts}

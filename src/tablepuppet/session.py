@@ -1,0 +1,165 @@
+"""`Session`: the snapshots of one query at its parties, their blinded keys, and the join of these keys.
+
+Parties are sent a plan; they answer with the number of rows that they have read, and with digests of keys. Both are
+held against what the catalog said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PartyError, TablePuppetError
+from tablepuppet.mapping.join import JoinBranch, ShardKeys, join
+from tablepuppet.mapping.table_mapping import TableMapping
+from tablepuppet.operators.secure_sum import SecureTables
+from tablepuppet.party.reply_check import check_reply, keys_returned
+from tablepuppet.party.request import Request, Step
+from tablepuppet.party.returns import Asked
+from tablepuppet.party.snapshot import MOST_ROWS
+from tablepuppet.prep.pipeline import DEFAULT, Pipeline
+from tablepuppet.runs.events import Events
+from tablepuppet.sql.plan import Plan, Scan
+from tablepuppet.wire.closing import closer
+from tablepuppet.wire.engine import Engine, call_all
+from tablepuppet.wire.outbox import Outbox, WhenLost
+
+GROWTH, SLACK = 2, 1000  # a table may have so many times its rows in the catalog, and so many more, when it is read
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a federation decides for all its relations."""
+
+    wire: str
+    memory_limit: int | None
+    max_categories: int
+    when_lost: WhenLost
+    prep: Pipeline = DEFAULT
+
+
+class Session:
+    """The snapshots of one query at all its parties, freed when nothing refers to them any more."""
+
+    def __init__(self, plan: Plan, engine: Engine, events: Events, settings: Settings, nonces: Mapping[str, str]):
+        self.plan, self.engine, self.events, self.settings = plan, engine, events, settings
+        self._nonces = tuple(sorted(nonces[party] for party in plan.parties if party in nonces))
+        self.id = engine.new_session()
+        self._views = itertools.count()
+        closer().wait()  # so that limits of parties do not count what is no longer used
+        self._close = partial(_close, engine, plan.parties, self.id)
+        self._finalizer = weakref.finalize(self, closer().later, self._close)
+        self.outbox = Outbox(engine, self.id, settings.when_lost)
+        self.secured = SecureTables()
+        self.rows_read: dict[tuple[str, str], int] = {}
+        self._keys: dict[tuple[str, str], dict[str, NDArray[np.integer]]] = {}
+        self._open()
+
+    def _open(self) -> None:
+        """Let parties read their tables and blind their keys, in one trip."""
+        calls = [(party, self._opening(party)) for party in self.plan.parties]
+        done = self.events.progress("open", "reading tables and blinding keys at their parties", len(calls))
+        for (party, request), reply in zip(calls, call_all(self.engine, calls, done), strict=True):
+            opened, *blinded = reply
+            self.rows_read |= self._rows_read(party, opened.get("rows"))
+            for step, keys in zip(request.steps, blinded, strict=True):
+                self._keys[party, step.table] = self._checked_keys(party, step, keys)
+        self.events.emit("info", "opened", f"{sum(self.rows_read.values()):,} rows are read where they live")
+
+    def _rows_read(self, party: str, told: object) -> dict[tuple[str, str], int]:
+        """How many rows a party has read by alias; PartyError unless it can be, by what the catalog said."""
+        scans = {scan.alias: scan for scan in self.plan.of_party(party)}
+        if not isinstance(told, dict) or told.keys() != scans.keys():
+            raise PartyError(f"party {party!r} does not say how many rows it has read of each table")
+        found = {}
+        for alias, scan in scans.items():
+            known = next(s.rows for s in self.plan.tables[alias].shards if s.party == party)
+            most, rows = min(GROWTH * known + SLACK, MOST_ROWS), told[alias]
+            if not isinstance(rows, int) or isinstance(rows, bool) or not 0 <= rows <= most:
+                shown = f"{rows:,}" if isinstance(rows, int) else "no number of"
+                raise PartyError(
+                    f"party {party!r}: it claims {shown} rows of table {scan.table!r}, which had {known:,} "
+                    "when the catalog was asked for; if the table has grown so much, run the query again"
+                )
+            found[party, alias] = rows
+        return found
+
+    def _checked_keys(self, party: str, step: Step, reply: Any) -> dict[str, NDArray[np.integer]]:
+        """Blinded keys that fit the rows that were read."""
+        scan = next(scan for scan in self.plan.of_party(party) if scan.alias == step.table)
+        returns = keys_returned(len(scan.keys), len(scan.filters), reply)
+        asked = Asked(rows=self.rows_read[party, step.table])
+        check_reply(party, f"table {scan.table!r}", step.op, returns, reply, asked)
+        return dict(reply)
+
+    def _opening(self, party: str) -> Request:
+        scans = self.plan.of_party(party)
+        blind = tuple(Step("keys.blind", scan.alias) for scan in scans)
+        arguments = {"scans": scans, "wire": self.settings.wire, "nonces": self._nonces}
+        return Request("open", self.id, arguments, blind)
+
+    def close(self) -> None:
+        """Free the snapshots now."""
+        if self._finalizer.detach():
+            self._close()
+
+    def new_view(self) -> str:
+        """A name for the rows of one relation over these snapshots."""
+        return f"v{next(self._views)}"
+
+    def join(self) -> TableMapping:
+        """Join the blinded keys, which are not needed after that."""
+        told, self._keys = self._keys, {}
+        done = self.events.progress("join", "joining blinded keys", 1)
+        tables = {
+            alias: [self._shard_keys(scan, told[scan.party, alias]) for scan in self.plan.of_alias(alias)]
+            for alias in self.plan.tables
+        }
+        branches = [self._branch(number, told) for number in range(len(self.plan.query.branches))]
+        mapping = join(tables, branches, self.plan.query.distinct, self.settings.memory_limit)
+        done(1)
+        self.events.emit("info", "joined", f"{len(mapping):,} joined rows")
+        return mapping
+
+    def _shard_keys(self, scan: Scan, reply: dict[str, NDArray[np.integer]]) -> ShardKeys:
+        labels = [key.label for key in scan.keys]
+        return ShardKeys(
+            scan.party,
+            self.rows_read[scan.party, scan.alias],
+            {label: reply[f"digests{i}"].view(np.uint8) for i, label in enumerate(labels)},
+            {label: reply[f"codes{i}"] for i, label in enumerate(labels)},
+        )
+
+    def _branch(self, number: int, told: dict[tuple[str, str], dict[str, NDArray[np.integer]]]) -> JoinBranch:
+        keys = self.plan.query.branches[number].keys
+        rows = {alias: self._rows_of_branch(alias, number, told) for alias in self.plan.tables}
+        return JoinBranch(tuple(key.label for key in keys), {key.label: frozenset(key.members) for key in keys}, rows)
+
+    def _rows_of_branch(
+        self, alias: str, number: int, told: dict[tuple[str, str], dict[str, NDArray[np.integer]]]
+    ) -> NDArray[np.bool_] | None:
+        """Which rows of a vertical table a branch of the union reads; None for all."""
+        parts = []
+        for scan in self.plan.of_alias(alias):
+            branch, rows = scan.branches[number], self.rows_read[scan.party, alias]
+            passes = None if branch is None else told[scan.party, alias].get(f"passes{branch.filter}")
+            if passes is None:
+                parts.append(np.full(rows, branch is not None))
+            else:
+                parts.append(np.unpackbits(passes.view(np.uint8), count=rows).astype(bool))
+        alive = np.concatenate(parts)
+        return None if alive.all() else alive
+
+
+def _close(engine: Engine, parties: tuple[str, ...], session: str) -> None:
+    for party in parties:
+        with contextlib.suppress(TablePuppetError):  # a party that is gone has nothing to free
+            engine.call(party, Request("close", session))

@@ -1,0 +1,57 @@
+"""Metrics over rows, with weights and without: those of scikit-learn, to 1e-12."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics
+
+from tablepuppet.learn.loss.measures import class_measures, number_measures, probabilities, roc_area
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(st.integers(0, 999), st.integers(2, 60), st.integers(2, 4), st.integers(0, 2))
+def test_classes(seed: int, rows: int, classes: int, digits: int) -> None:
+    """Accuracy, area and log loss, with equal scores among them; weights count rows several times."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, rows)
+    chances = probabilities(np.round(rng.normal(size=rows if classes == 2 else (rows, classes)), digits))
+    weights = rng.integers(1, 5, rows)
+    for times, given_weights in ((np.ones(rows, int), None), (weights, weights.astype(float))):
+        found = class_measures(labels, chances, given_weights)
+        truth, told = np.repeat(labels, times), np.repeat(chances, times, axis=0)
+        assert found["accuracy"] == pytest.approx(metrics.accuracy_score(truth, told.argmax(axis=1)), abs=1e-12)
+        loss = metrics.log_loss(truth, told, labels=np.arange(classes))
+        assert found["log_loss"] == pytest.approx(loss, abs=1e-12)
+        if len(np.unique(labels)) < classes:
+            assert np.isnan(found["auc"])
+            continue
+        area = metrics.roc_auc_score(truth, told[:, 1] if classes == 2 else told, multi_class="ovr")
+        assert found["auc"] == pytest.approx(area, abs=1e-12)
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(st.integers(0, 999), st.integers(2, 60))
+def test_numbers(seed: int, rows: int) -> None:
+    """Root mean squared error and R2."""
+    rng = np.random.default_rng(seed)
+    labels, predicted, weights = rng.normal(size=rows), rng.normal(size=rows), rng.integers(1, 5, rows)
+    found = number_measures(labels, predicted, weights.astype(float))
+    truth, told = np.repeat(labels, weights), np.repeat(predicted, weights)
+    assert found["rmse"] == pytest.approx(metrics.root_mean_squared_error(truth, told), rel=1e-12)
+    assert found["r2"] == pytest.approx(metrics.r2_score(truth, told), rel=1e-10)
+    assert number_measures(truth, told) == pytest.approx(found, rel=1e-10)
+
+
+def test_edges() -> None:
+    """Labels that are all equal, one row, and probabilities of exactly 0 and 1."""
+    ones = np.ones(3)
+    assert number_measures(ones, ones)["r2"] == 1.0
+    assert number_measures(ones, 2 * ones)["r2"] == 0.0
+    assert np.isnan(number_measures(np.ones(1), np.ones(1))["r2"])
+    sure = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    labels = np.array([0, 1, 0])
+    assert class_measures(labels, sure)["log_loss"] == pytest.approx(metrics.log_loss(labels, sure), rel=1e-12)
+    assert roc_area(np.array([0.0, 1.0]), np.array([False, True])) == 1.0
