@@ -191,7 +191,7 @@ class Maker:
             "means": (len(self.columns),), "scales": (len(self.columns),), "lows": (len(self.columns),),
             "highs": (len(self.columns),), "curvature": (count, count), "pull": (count, count),
             "rates": (int(self.rng.integers(0, 4)),), "mix": (int(self.rng.integers(0, 3)),), "counts": (rows,),
-            "sums": (rows,), "squares": (rows,),
+            "sums": self._one([(rows,), (2, width)]), "squares": (rows,),
         }  # fmt: skip
         sizes = [0, 1, 2, rows, width, math.prod(theta)]
         drawn = tuple(self._one(sizes) for _ in range(int(self.rng.integers(1, 3))))
