@@ -171,9 +171,9 @@ class Maker:
             steps += [Scale(name, 1.0, float(self._one([1.0, 1e-155, 1e155])))] if draw() < 0.3 else []
             steps += [Product([name, columns[0]], f"{name}*")] if draw() < 0.3 else []
             steps += [Cut(name, [-1e9, 0.0, 1.0, 1e9])] if draw() < 0.2 and name != columns[0] else []
-        for name in (str(name) for name, _ in given["categories"]):
-            steps += [self._one([FillCode(name, 0), Other(name), Hashed(name, 5)])] if draw() < 0.7 else []
         sizes = {str(name): len(given[f"digests{place}"]) for place, (name, _) in enumerate(given["categories"])}
+        for name in sizes:  # a column may be listed twice
+            steps += [self._one([FillCode(name, 0), Other(name), Hashed(name, 5)])] if draw() < 0.7 else []
         steps = [step for step in steps if not (isinstance(step, FillCode) and not sizes[step.column])]
         shapes = StepShapes.of(columns, sizes, steps)
         numbers = len(shapes.numbers)
