@@ -161,7 +161,8 @@ class Maker:
 
     def prepared(self, given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         """Arguments of ``encode.build`` with steps that fit its columns, and how many columns come of them."""
-        columns, draw = [str(name) for name in given["columns"]], self.rng.random
+        columns, draw = list(dict.fromkeys(map(str, given["columns"]))), self.rng.random
+        read = {str(name): given[f"digests{place}"] for place, (name, _) in enumerate(given["categories"])}
         steps: list[Spec] = []
         for name in columns:
             steps += [Missing(name, f"{name}_missing")] if draw() < 0.5 else []
@@ -171,14 +172,17 @@ class Maker:
             steps += [Scale(name, 1.0, float(self._one([1.0, 1e-155, 1e155])))] if draw() < 0.3 else []
             steps += [Product([name, columns[0]], f"{name}*")] if draw() < 0.3 else []
             steps += [Cut(name, [-1e9, 0.0, 1.0, 1e9])] if draw() < 0.2 and name != columns[0] else []
-        sizes = {str(name): len(given[f"digests{place}"]) for place, (name, _) in enumerate(given["categories"])}
-        for name in sizes:  # a column may be listed twice
+        for name in read:
             steps += [self._one([FillCode(name, 0), Other(name), Hashed(name, 5)])] if draw() < 0.7 else []
+        sizes = {name: len(digests) for name, digests in read.items()}
         steps = [step for step in steps if not (isinstance(step, FillCode) and not sizes[step.column])]
         shapes = StepShapes.of(columns, sizes, steps)
         numbers = len(shapes.numbers)
-        changed = {"steps": msgspec.to_builtins(steps), "means": np.zeros(numbers), "scales": np.ones(numbers)}
-        return {**given, **changed}, numbers + sum(shapes.coded.values())
+        changed: dict[str, Any] = {"columns": columns, "categories": [(name, "text") for name in read]}
+        changed |= {f"digests{place}": digests for place, digests in enumerate(read.values())}
+        changed |= {"steps": msgspec.to_builtins(steps), "means": np.zeros(numbers), "scales": np.ones(numbers)}
+        kept = {name: value for name, value in given.items() if not name.startswith("digests")}
+        return {**kept, **changed}, numbers + sum(shapes.coded.values())
 
     def _shape(self, name: str) -> tuple[int, ...]:
         """The shape that an array of this name has in this project; else one of the sizes that there are."""
