@@ -22,8 +22,8 @@ from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.algebra.linalg.saved import SavedModel
+from tablepuppet.algebra.nearest import Nearest
 from tablepuppet.algebra.preparation import Preparation
-from tablepuppet.algebra.products import Nearest
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
