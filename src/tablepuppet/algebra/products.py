@@ -103,7 +103,7 @@ class TableProducts:
             still = next((alias for alias in full if self.mapping.tables[alias].is_identity), None)
             first = full[0] if full and still is None else None
             if still is not None:
-                found = images.pop(still).astype(np.float64)  # (N, k): nothing is to be moved
+                found: Array = images.pop(still).astype(np.float64)  # (N, k): nothing is to be moved
             else:
                 found = np.empty((self.shape[0], width)) if full else np.zeros((self.shape[0], width))
             order = sorted(images, key=lambda alias: alias != first)
@@ -130,8 +130,7 @@ class TableProducts:
 
     def ask_nearest(self, directions: Array, constants: Array) -> Nearest:
         """Ask for the column in which X V + constants is largest, of every joined row; X V is not built."""
-        width = directions.shape[1]
-        asked = Asked.times(dict.fromkeys(self.tables, width), self)
+        asked = Asked.times(dict.fromkeys(self.tables, len(constants)), self)
         replies = self._ask_images({alias: directions[self.blocks[alias]] for alias in self.tables}, asked)
         return Nearest(self.mapping, replies, constants)
 

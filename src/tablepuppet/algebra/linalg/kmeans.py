@@ -70,8 +70,8 @@ def kmeans(
         for run, each in zip(active, sums, strict=True):
             run.move(each.read())
         asked = [matrix.ask_nearest(run.centres) for run in active]
-        for run, each in zip(active, asked, strict=True):
-            run.assign(each)
+        for run, nearest in zip(active, asked, strict=True):
+            run.assign(nearest)
         progress.write(**_Run.state(found))
         if all(run.is_done for run in found):
             break
