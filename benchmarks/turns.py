@@ -8,9 +8,8 @@ from typing import Any
 
 
 def best(run: Callable[[], Any], other: Callable[[], Any], repeats: int) -> dict[str, float]:
-    """Seconds of both, the best of so many turns, and their ratio.
-
-    ``..._processor`` are seconds of all cores in this process: other work on the machine changes them less.
+    """Seconds of both, the best of so many turns, and their ratio; the same of processor seconds of all cores in this
+    process, which other work on the machine changes less.
     """
     seconds: list[list[float]] = [[], []]
     processor: list[list[float]] = [[], []]
@@ -20,8 +19,9 @@ def best(run: Callable[[], Any], other: Callable[[], Any], repeats: int) -> dict
             each()
             seconds[place].append(time.perf_counter() - began)
             processor[place].append(time.process_time() - used)
-    ours, theirs = (min(each) for each in seconds)
-    found = {"ours": round(ours, 4), "theirs": round(theirs, 4), "ratio": round(ours / theirs, 3)}
-    return found | {
-        f"{name}_processor": round(min(each), 4) for name, each in zip(("ours", "theirs"), processor, strict=True)
-    }
+    (ours, theirs), (our_work, their_work) = (map(min, each) for each in (seconds, processor))
+    return {
+        "ours": round(ours, 4), "theirs": round(theirs, 4), "ratio": round(ours / theirs, 3),
+        "ours_processor": round(our_work, 4), "theirs_processor": round(their_work, 4),
+        "processor ratio": round(our_work / their_work, 3) if their_work else 0.0,
+    }  # fmt: skip

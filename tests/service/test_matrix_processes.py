@@ -54,7 +54,7 @@ def separated(services: Services) -> Numbers:
 
 PROGRAMS: dict[str, tuple[Callable[[Services], Numbers], list[str]]] = {
     "lm": (fitted, ["matrix.gram", "matrix.transposed_times", "matrix.times"]),
-    "kmeans": (clustered, ["matrix.apply", "matrix.times", "matrix.transposed_times"]),
+    "kmeans": (clustered, ["matrix.apply", "matrix.times", "matrix.sums_by"]),
     "l2svm": (separated, ["matrix.keep_times", "matrix.kept_sums", "matrix.kept_transposed_times"]),
 }
 

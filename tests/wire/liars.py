@@ -229,6 +229,7 @@ def multiplied(fed: tp.Federation, folder: Path) -> None:
         matrix.max(axis=1)
         relation.matrix(plan="collect").column_sums()
     kept: Any = fed.sql("SELECT v.price, v.code FROM visits v").matrix(plan="parties")
+    tp.linalg.kmeans(kept, k=2, runs=1, max_iter=1)
     vectors = kept @ np.ones((kept.shape[1], 2))
     vectors.sum(axis=0)
     kept.T @ vectors

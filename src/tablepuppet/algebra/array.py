@@ -14,307 +14,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator
 
+from tablepuppet.algebra.column_products import ColumnProducts
 from tablepuppet.algebra.explain import Explanation, explain_array
-from tablepuppet.algebra.functions import MOST_STEPS, OF_ONE, OF_TWO, Function
-from tablepuppet.algebra.kept import Keeper, KeptArray
+from tablepuppet.algebra.functions import OF_ONE, OF_TWO
 from tablepuppet.algebra.operator import ProductOperator, RowScaled
-from tablepuppet.algebra.places import Places
-from tablepuppet.algebra.preparation import Preparation, Recipe
-from tablepuppet.algebra.products import Derived, DerivedTable, Nearest, Result, TableProducts, checked
-from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.algebra.recipes import Term, affine, composed
+from tablepuppet.errors import LearnError
 from tablepuppet.party.arguments import LARGEST
-from tablepuppet.prep.encode import Encoding
 from tablepuppet.spelling import did_you_mean
-from tablepuppet.wire.engine import Engine
 
 Array = NDArray[np.float64]
-BLOCK = 32  # columns that are multiplied at a time
 KEYWORDS = {"where": True, "out": None, "casting": "same_kind", "order": "K", "subok": True, "dtype": None}
 
 
-class Source(Protocol):
-    """X itself, as arrays that are made of it use it."""
-
-    products: TableProducts
-    places: Places
-    encoding: Encoding
-    engine: Engine
-    wire_name: str
-    all_columns: list[str]
-    is_number: NDArray[np.bool_]
-    groups: list[tuple[int, int]]
-
-    @property
-    def is_secure(self) -> bool:
-        """Whether sums over the shards of some table are masked."""
-
-    def derived_tables(
-        self, places: NDArray[np.intp], function: Function
-    ) -> tuple[dict[str, DerivedTable], NDArray[np.intp]]:
-        """(what tables must compute for a function of some columns, where each column then stands)."""
-
-    @property
-    def keeper(self) -> Keeper | None:
-        """Who keeps vectors at parties, if they stay there."""
-
-    def extremes(self, places: NDArray[np.intp]) -> tuple[Array, Array]:
-        """(the least, the largest number) of some columns."""
-
-
-class LazyArray(NDArrayOperatorsMixin, ProductOperator):
+class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
     """Some columns of X, and an elementwise function of them; an operator for SciPy, an array for NumPy."""
 
     ndim = 2
     __hash__ = object.__hash__  # == is elementwise
 
-    def __init__(self, source: Source | None, recipe: Recipe, rows: int):
-        self._source, self.recipe = source, recipe
-        ProductOperator.__init__(self, (rows, len(recipe.places)))
-
-    @property
-    def source(self) -> Source:
-        """X."""
-        assert self._source is not None, "X itself says so"
-        return self._source
-
-    @property
-    def columns(self) -> list[str]:
-        """The names of its columns: those of X that they are made of."""
-        return [self.source.all_columns[place] for place in self.recipe.places]
-
-    @property
-    def preparation(self) -> Preparation:
-        """How its columns are made, for other relations."""
-        return Preparation(self.source.encoding, self.source.engine, self.recipe)
-
-    @property
-    def wire(self) -> str:
-        """Precision of row arrays on the wire."""
-        return self.source.wire_name
-
-    @property
-    def numbers(self) -> NDArray[np.bool_]:
-        """Which of its columns are numbers, not categories: ``X[:, X.numbers]``."""
-        return self.source.is_number[self.recipe.places]
-
-    @property
-    def category_groups(self) -> list[tuple[int, int]]:
-        """Start and end of each category group that is there as in X: whole, and as 0 and 1."""
-        found, places = [], self.recipe.places
-        plain = (self.recipe.scale == 1) & (self.recipe.shift == 0)
-        for start, end in self.source.groups:
-            here = np.flatnonzero(places == start)
-            if len(here) != 1:
-                continue
-            part = slice(here[0], here[0] + end - start)
-            if np.array_equal(places[part], np.arange(start, end)) and plain[part].all():
-                found.append((int(part.start), int(part.stop)))
-        return found
-
-    @property
-    def first_categories(self) -> list[int]:
-        """The places of the first column of each category group that is whole: with an intercept it is one too many."""
-        there = np.where(self.recipe.scale != 0, self.recipe.places, -1)
-        whole = [start for start, end in self.source.groups if np.isin(np.arange(start, end), there).all()]
-        return [int(np.flatnonzero(there == start)[0]) for start in whole]
-
-    # ---- products
-
-    @cached_property
-    def _basis(self) -> tuple[TableProducts, NDArray[np.intp]]:
-        """(products with columns that parties have, which of them each column is made of)."""
-        recipe, source = self.recipe, self.source
-        if recipe.function is None:
-            return source.products, recipe.places
-        parts, pick = source.derived_tables(recipe.places, recipe.function)
-        if not any(part.arguments()["numbers"].size for part in parts.values()):
-            return source.products, recipe.places
-        if source.is_secure:
-            raise PrivacyError(
-                "secure sums need a bound of what is added up, which a function of columns has not: transform columns "
-                "in SELECT, or call rel.matrix() without secure_sum"
-            )
-        return Derived(source.places, source.encoding.id, parts), pick
-
-    def kept_times(self, directions: ArrayLike) -> KeptArray | Array:
-        """A V, which stays at the parties where that is the plan (`kept.py`); else as `times`."""
-        keeper, wanted = self.source.keeper, checked("V of X @ V", directions, self.shape[1], "columns")
-        products, pick = self._basis
-        if keeper is None or not products.tables or not wanted.size:
-            return self.times(wanted)
-        columns = wanted[:, None] if wanted.ndim == 1 else wanted  # (d, k)
-        slot = keeper.times(products, self._expanded(self.recipe.scale[:, None] * columns, products, pick))
-        found, shift = KeptArray(self.source, slot, (self.shape[0], *wanted.shape[1:])), self.recipe.shift @ wanted
-        return found + shift if shift.any() else found
-
-    def times(self, directions: ArrayLike) -> Array:
-        """A V: (d,) to (N,), (d, k) to (N, k); one trip."""
-        return self.ask_times(directions).read()
-
-    def transposed_times(self, values: ArrayLike | KeptArray) -> Array:
-        """A^T U: (N,) to (d,), (N, k) to (d, k); one trip. U may be at the parties (`kept_times`)."""
-        return self.ask_transposed_times(values).read()
-
-    def ask_times(self, directions: ArrayLike) -> Result:
-        """Ask for A V; a table is sent those columns of V that are not zero for it."""
-        wanted = checked("V of X @ V", directions, self.shape[1], "columns")
-        columns = wanted[:, None] if wanted.ndim == 1 else wanted  # (d, k)
-        products, pick = self._basis
-        asked = products.ask_times(self._expanded(self.recipe.scale[:, None] * columns, products, pick))
-        shift = self.recipe.shift @ columns  # (k,)
-
-        def finish() -> Array:
-            found = asked.read()  # (N, k)
-            if shift.any():
-                found += shift
-            return found[:, 0] if wanted.ndim == 1 else found
-
-        return Result(finish)
-
-    def ask_nearest(self, centres: Array) -> Nearest:
-        """Ask for the nearest of some centres, (k, d), of every joined row: where x c - |c|^2 / 2 is largest."""
-        products, pick = self._basis
-        columns = centres.T
-        constants = self.recipe.shift @ columns - (centres**2).sum(axis=1) / 2
-        return products.ask_nearest(self._expanded(self.recipe.scale[:, None] * columns, products, pick), constants)
-
-    def _expanded(self, columns: Array, products: TableProducts, pick: NDArray[np.intp]) -> Array:
-        if self._is_plain:
-            return columns
-        found = np.zeros((products.shape[1], columns.shape[1]))
-        np.add.at(found, pick, columns)  # a column may be there twice
-        return found
-
-    @cached_property
-    def _is_plain(self) -> bool:
-        """Whether it is X as it is."""
-        recipe = self.recipe
-        return bool(
-            recipe.function is None
-            and np.array_equal(recipe.places, np.arange(self.source.products.shape[1]))
-            and (recipe.scale == 1).all()
-            and not recipe.shift.any()
-        )
-
-    def ask_transposed_times(self, values: ArrayLike | KeptArray) -> Result:
-        """Ask for A^T U; U must not change before the result is read."""
-        if isinstance(values, KeptArray) and values.keeper is self.source.keeper and self._basis[0].tables:
-            return self._ask_kept_transposed_times(values)
-        wanted = checked("U of X.T @ U", values, self.shape[0], "joined rows")
-        columns = wanted[:, None] if wanted.ndim == 1 else wanted  # (N, k)
-        products, pick = self._basis
-        asked = products.ask_transposed_times(columns)
-        sums = columns.sum(axis=0) if self.recipe.shift.any() else np.zeros(columns.shape[1])
-        flat = wanted.ndim == 1
-
-        def finish() -> Array:
-            found = self._affine(asked.read(), pick, sums)
-            return found[:, 0] if flat else found
-
-        return Result(finish)
-
-    def _ask_kept_transposed_times(self, values: KeptArray) -> Result:
-        """Ask for A^T U, where U is at the parties."""
-        products, pick = self._basis
-        asked = values.keeper.ask_transposed_times(products, values.slot, values.columns)
-        sums = values.ask_sums() if self.recipe.shift.any() else None
-
-        def finish() -> Array:
-            found = self._affine(asked.read(), pick, np.zeros(1) if sums is None else np.atleast_1d(sums.read()))
-            return found[:, 0] if values.ndim == 1 else found
-
-        return Result(finish)
-
-    def _affine(self, found: Array, pick: NDArray[np.intp], sums: Array) -> Array:
-        """scale * (products of basis columns) + shift * (sums of what they were multiplied with), (d, k)."""
-        if self._is_plain:
-            return found
-        return np.asarray(self.recipe.scale[:, None] * found[pick] + self.recipe.shift[:, None] * sums)
-
-    def ask_sums_by(self, labels: NDArray[np.integer], groups: int) -> Result:
-        """Ask for the sums of columns over the joined rows of each group, (d, groups): A^T U for the 0/1 matrix U of
-        ``labels``, (N,), numbers of groups. U is not built.
-        """
-        products, pick = self._basis
-        asked, sizes = products.ask_sums_by(labels, groups), np.bincount(labels, minlength=groups).astype(np.float64)
-        return Result(lambda: self._affine(asked.read(), pick, sizes))
-
-    def ask_column_sums(self) -> Result:
-        """Ask for the sums of columns. No direction is chosen, so every table that lets statistics out answers."""
-        products, pick = self._basis
-        asked, rows = products.ask_column_sums(), np.full(1, float(self.shape[0]))
-        return Result(lambda: self._affine(asked.read()[:, None], pick, rows)[:, 0])
-
-    def ask_column_squares(self) -> Result:
-        """Ask for the sums of the squares of columns."""
-        products, pick = self._basis
-        squares, scale, shift = products.ask_column_squares(), self.recipe.scale, self.recipe.shift
-        sums = products.ask_column_sums() if shift.any() else None
-
-        def finish() -> Array:
-            found = scale**2 * squares.read()[pick]
-            if sums is not None:
-                found = found + 2 * scale * shift * sums.read()[pick] + self.shape[0] * shift**2
-            return np.asarray(np.maximum(found, 0.0))
-
-        return Result(finish)
-
-    def ask_squared_norm(self) -> Result:
-        """Ask for the sum of the squares of all its numbers, (1,)."""
-        asked = self.ask_column_squares()
-        return Result(lambda: asked.read().sum(keepdims=True))
-
-    def column_sums(self) -> Array:
-        """The sum of every column over the joined rows, (d,); one trip."""
-        return self.ask_column_sums().read()
+    # ---- sums and statistics
 
     @property
     def means(self) -> Array:
         """The mean of every column over the joined rows, (d,); one trip. LearnError if there are no rows."""
         return np.asarray(self.mean(axis=0))
-
-    def gram(self, weights: ArrayLike | None = None) -> Array:
-        """A^T A, or A^T diag(weights) A, (d, d); one trip for one table, else two."""
-        given = None if weights is None else checked("weights", weights, self.shape[0], "joined rows")
-        if given is not None and given.ndim != 1:
-            raise LearnError(f"weights are one number per joined row, not of shape {given.shape}")
-        products, pick = self._basis
-        scale, shift, sums = self.recipe.scale, self.recipe.shift, None
-        if shift.any():
-            sums = products.ask_column_sums() if given is None else products.ask_transposed_times(given[:, None])
-        gram = products.gram(given)
-        if self._is_plain:
-            return gram
-        found = gram[np.ix_(pick, pick)] * np.outer(scale, scale)
-        if sums is not None:
-            crossed = np.outer(scale * np.ravel(sums.read())[pick], shift)
-            total = self.shape[0] if given is None else float(given.sum())
-            found = found + crossed + crossed.T + total * np.outer(shift, shift)
-        return np.asarray(found)
-
-    def gram_with(self, other: LazyArray, weights: Array | None = None) -> Array:
-        """A^T diag(weights) B for another array over the same rows."""
-        if other.source is not self.source:
-            raise LearnError("a product of two matrices needs both to be of one rel.matrix()")
-        if other.recipe == self.recipe:
-            return self.gram(weights)
-        narrow, wide = sorted((self, other), key=lambda each: each.shape[1])
-        parts = []
-        for start in range(0, narrow.shape[1], BLOCK):
-            cells = narrow.times(np.eye(narrow.shape[1])[:, start : start + BLOCK])  # (N, block)
-            parts.append(wide.transposed_times(cells if weights is None else weights[:, None] * cells))
-        found = np.concatenate(parts, axis=1) if parts else np.zeros((wide.shape[1], 0))
-        return found.T if narrow is self else found
-
-    # ---- sums and statistics
 
     def sum(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """Sums of columns (axis 0), of rows (axis 1) or of everything; one trip."""
@@ -367,7 +98,7 @@ class LazyArray(NDArrayOperatorsMixin, ProductOperator):
 
     def _row_largest(self, keepdims: bool) -> Array:
         self._count(1)
-        products, pick = self._basis
+        products, pick = self.basis
         return _kept(products.ask_row_largest(pick, self.recipe.scale, self.recipe.shift).read(), 1, keepdims)
 
     def _extreme(self, axis: int | None, keepdims: bool, which: Callable[..., Any]) -> Any:
@@ -494,11 +225,9 @@ class LazyArray(NDArrayOperatorsMixin, ProductOperator):
         operands = [_operand(each, self, name) for each in inputs]
         if any(isinstance(each, RowWeights) for each in operands):
             return self._row_scaled(name, operands)
-        one, two = operands[0], operands[-1]
-        simple = _affine(name, one, two) if len(operands) == 2 else _affine(name, one, -1.0 * np.ones(self.shape[1]))
-        recipe = self.recipe if simple is None else simple
-        if simple is None:
-            recipe = _composed(name, operands, self)
+        terms = [each for each in operands if not isinstance(each, RowWeights)]
+        second = terms[1] if len(terms) == 2 else -1.0 * np.ones(self.shape[1])
+        recipe = affine(name, terms[0], second) or composed(name, terms, self.recipe.places, self.numbers)
         if not np.isfinite([recipe.scale, recipe.shift]).all():
             bad = np.flatnonzero(~np.isfinite(recipe.scale) | ~np.isfinite(recipe.shift))
             raise LearnError(
@@ -517,7 +246,7 @@ class LazyArray(NDArrayOperatorsMixin, ProductOperator):
 
     def explain(self, vectors: int = 1) -> Explanation:
         """Where each step on this array runs, its trips and bytes, and what steps have cost so far."""
-        products, _ = self._basis
+        products, _ = self.basis
         keeper = self.source.keeper
         kept = keeper.steps(products, vectors) if keeper is not None and products.tables else []
         return explain_array(self.source.places, products, vectors, kept)
@@ -530,15 +259,12 @@ class RowWeights:
     values: Array
 
 
-Operand = LazyArray | Array | RowWeights
-
-
-def _operand(given: Any, like: LazyArray, name: str) -> Operand:
+def _operand(given: Any, like: LazyArray, name: str) -> Term | RowWeights:
     """What an elementwise function takes: an array of the same columns, a row of numbers, or a number per row."""
     if isinstance(given, LazyArray):
         if given.source is not like.source or not np.array_equal(given.recipe.places, like.recipe.places):
             _refuse(f"np.{name} of two arrays that are not made of the same columns", "their product in SELECT")
-        return given
+        return given.recipe
     if isinstance(given, (LinearOperator, str)):
         raise LearnError(f"np.{name} of X takes numbers, not {type(given).__name__}")
     values = np.asarray(given)
@@ -558,80 +284,6 @@ def _operand(given: Any, like: LazyArray, name: str) -> Operand:
         f"np.{name}: an array of shape {values.shape} does not fit X, {like.shape}: give a number, a row of {width:,} "
         f"or, to multiply, a column ({rows:,}, 1)"
     )
-
-
-def _affine(name: str, one: Operand, two: Operand) -> Recipe | None:
-    """The recipe of a sum, a difference, a product with numbers; None if the function is another."""
-    if isinstance(one, LazyArray) and isinstance(two, LazyArray):
-        left, right = one.recipe, two.recipe
-        same = left.function is right.function or left.function == right.function
-        if name not in ("add", "subtract") or not same:
-            return None
-        sign = 1.0 if name == "add" else -1.0
-        return left.with_line(left.scale + sign * right.scale, left.shift + sign * right.shift)
-    array, numbers = (one, two) if isinstance(one, LazyArray) else (two, one)
-    assert isinstance(array, LazyArray)
-    assert isinstance(numbers, np.ndarray)
-    recipe = array.recipe
-    if name == "negative":
-        return recipe.with_line(-recipe.scale, -recipe.shift)
-    if name == "add":
-        return recipe.with_line(recipe.scale, recipe.shift + numbers)
-    if name == "subtract":
-        sign = 1.0 if array is one else -1.0
-        return recipe.with_line(sign * recipe.scale, sign * (recipe.shift - numbers))
-    if name == "multiply":
-        return recipe.with_line(recipe.scale * numbers, recipe.shift * numbers)
-    if name == "divide" and array is one:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return recipe.with_line(recipe.scale / numbers, recipe.shift / numbers)
-    return None
-
-
-def _composed(name: str, operands: Sequence[Operand], like: LazyArray) -> Recipe:
-    """The recipe of another function: steps for numbers, a line through f(0) and f(1) for categories."""
-    steps: list[Any] = []
-    constants: list[Array] = []
-    used = []
-    for operand in operands:
-        if isinstance(operand, LazyArray):
-            used.append(_steps_of(operand.recipe, like.numbers, steps, constants))
-        else:
-            assert isinstance(operand, np.ndarray)
-            constants.append(operand)
-            used.append(-len(constants))
-    steps.append((name, used[0], used[-1]))
-    if len(steps) > MOST_STEPS or len(constants) > MOST_STEPS:
-        raise LearnError(
-            f"a function of X has at most {MOST_STEPS} steps and as many constants; put some of it in SELECT"
-        )
-    width, numbers = like.shape[1], like.numbers
-    function = Function(tuple(steps), np.array(constants).reshape(len(constants), width))
-    ends = [each.recipe.line_ends() if isinstance(each, LazyArray) else each for each in operands]
-    with np.errstate(all="ignore"):
-        found = OF_ONE[name](*ends) if name in OF_ONE else OF_TWO[name](*ends)
-        found = np.broadcast_to(np.asarray(found, np.float64), (2, width))
-        scale = np.where(numbers, 1.0, found[1] - found[0])
-    shift = np.where(numbers, 0.0, found[0])
-    return Recipe(like.recipe.places, function, scale, shift)
-
-
-def _steps_of(recipe: Recipe, numbers: NDArray[np.bool_], steps: list[Any], constants: list[Array]) -> int:
-    """Append what computes a recipe from the column, if that is a number; the place of its value."""
-    place = 0
-    if recipe.function is not None:
-        first, known = len(steps), len(constants)
-        constants.extend(recipe.function.constants)
-        for name, *used in recipe.function.steps:
-            moved = [each + first if each > 0 else each - known if each < 0 else 0 for each in used]
-            steps.append((name, *moved))
-        place = len(steps)
-    for name, line, neutral in (("multiply", recipe.scale, 1.0), ("add", recipe.shift, 0.0)):
-        if (line != neutral)[numbers].any():
-            constants.append(line)
-            steps.append((name, place, -len(constants)))
-            place = len(steps)
-    return place
 
 
 def _is_foreign(value: object) -> bool:

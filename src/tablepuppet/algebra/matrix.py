@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 import tablepuppet.algebra.kept_ops
 import tablepuppet.algebra.ops  # noqa: F401 - registers the parties' half
 from tablepuppet.algebra.array import LazyArray
+from tablepuppet.algebra.derived import DerivedTable
 from tablepuppet.algebra.functions import Function
 from tablepuppet.algebra.kept import Keeper
 from tablepuppet.algebra.places import Places
 from tablepuppet.algebra.preparation import Recipe
-from tablepuppet.algebra.products import DerivedTable, TableProducts
+from tablepuppet.algebra.products import TableProducts
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.encode import Encoding, NumberEncoder, apply_encoding

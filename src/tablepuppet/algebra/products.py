@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -25,13 +24,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import coo_array
 
-from tablepuppet.algebra.functions import Function
-from tablepuppet.algebra.ops import applied, squares_of
+from tablepuppet.algebra.nearest import Nearest
+from tablepuppet.algebra.ops import squares_of
 from tablepuppet.algebra.places import Asked, Places
 from tablepuppet.algebra.row_ops import largest_of_rows
 from tablepuppet.arrays import are_within
 from tablepuppet.errors import LearnError
-from tablepuppet.mapping.table_mapping import SCATTER_CHUNK, Floats, MappedTable, ShardRows, TableMapping
+from tablepuppet.mapping.table_mapping import SCATTER_CHUNK, Floats, ShardRows, TableMapping
 from tablepuppet.operators.client import Pending
 from tablepuppet.party.arguments import LARGEST
 from tablepuppet.pieces import on_all_cores, over_pieces, pieces
@@ -56,62 +55,6 @@ class Result:
             self._found = self._finish()
             self._finish = None  # and with it the replies, and what was asked
         return self._found
-
-
-class Nearest:
-    """The column in which S_1 A_1 + ... + S_M A_M + constants is largest, of every joined row: a piece at a time.
-
-    It is computed in the precision of the images A_i, which is that of the wire.
-    """
-
-    def __init__(self, mapping: TableMapping, replies: ByTable, constants: Array):
-        self._mapping, self._replies, self._constants = mapping, replies, constants  # (k,)
-
-    @cached_property
-    def _images(self) -> list[tuple[MappedTable, Floats]]:
-        """Images by table; constants are a part of the smallest."""
-        found = [(self._mapping.tables[alias], image) for alias, image in self._replies().items()]
-        found.sort(key=lambda each: each[0].rows)
-        if not found:
-            return []
-        table, image = found[0]
-        return [(table, (image + self._constants).astype(image.dtype)), *found[1:]]
-
-    def _scores(self, part: slice) -> Floats:
-        """Those of some joined rows, (rows, k)."""
-        total: Floats = np.zeros((part.stop - part.start, len(self._constants)), np.float32)
-        for place, (table, image) in enumerate(self._images):
-            here = image[part] if table.is_identity else image.take(table.index[part], 0, mode="clip")
-            total = here if not place else total + here
-        return total
-
-    def labels(self) -> NDArray[np.integer]:
-        """The number of the column, (N,); the first `labels` or `gain` makes the trip."""
-        width = len(self._constants)
-        labels = np.empty(len(self._mapping), np.min_scalar_type(width))
-        _ = self._images
-
-        def assign(part: slice) -> None:
-            columns = np.ascontiguousarray(self._scores(part).T)  # (k, rows): a column at a time is quick
-            largest, found = columns.max(axis=0), labels[part]
-            found[:] = 0
-            for place, column in enumerate(columns):  # the first of several counts from the end
-                np.maximum(found, (column == largest) * found.dtype.type(width - place), out=found)
-            np.subtract(width, found, out=found, casting="unsafe")
-
-        over_pieces(assign, len(labels), width)
-        return labels
-
-    def gain(self, labels: NDArray[np.integer]) -> float:
-        """The sum of these columns over the joined rows."""
-        _ = self._images
-
-        def add(part: slice) -> float:
-            scores = self._scores(part)
-            places = labels[part] + scores.shape[1] * np.arange(len(scores))
-            return float(scores.ravel().take(places).sum(dtype=np.float64))
-
-        return sum(found for _, found in over_pieces(add, len(labels), len(self._constants)))
 
 
 class TableProducts:
@@ -160,7 +103,7 @@ class TableProducts:
             still = next((alias for alias in full if self.mapping.tables[alias].is_identity), None)
             first = full[0] if full and still is None else None
             if still is not None:
-                found = images.pop(still).astype(np.float64)  # (N, k): nothing is to be moved
+                found: Array = images.pop(still).astype(np.float64)  # (N, k): nothing is to be moved
             else:
                 found = np.empty((self.shape[0], width)) if full else np.zeros((self.shape[0], width))
             order = sorted(images, key=lambda alias: alias != first)
@@ -187,8 +130,7 @@ class TableProducts:
 
     def ask_nearest(self, directions: Array, constants: Array) -> Nearest:
         """Ask for the column in which X V + constants is largest, of every joined row; X V is not built."""
-        width = directions.shape[1]
-        asked = Asked.times(dict.fromkeys(self.tables, width), self)
+        asked = Asked.times(dict.fromkeys(self.tables, len(constants)), self)
         replies = self._ask_images({alias: directions[self.blocks[alias]] for alias in self.tables}, asked)
         return Nearest(self.mapping, replies, constants)
 
@@ -425,57 +367,6 @@ class TableProducts:
         if columns.shape[1] == 1 or table.is_identity:
             return self.mapping.scatter_sum(alias, columns)
         return np.asarray(self.places.selection(alias) @ columns)  # much faster for several columns
-
-
-class Derived(TableProducts):
-    """A function of columns of X: kept at parties until several others were asked for, then asked for again."""
-
-    def __init__(self, places: Places, encoding: str, parts: Mapping[str, DerivedTable]):
-        self._encoding, self._parts = encoding, parts
-        self._key = tuple((alias, each.key) for alias, each in parts.items())
-        self._made: dict[str, EncodedTable] = {}
-        super().__init__(places, {}, {alias: each.width for alias, each in parts.items()})
-
-    def local(self, alias: str) -> EncodedTable | None:
-        """A function of the table's rows, if these were collected."""
-        data = self.places.collected.get(alias)
-        if data is not None and alias not in self._made:
-            self._made[alias] = self._parts[alias].of(data)
-        return None if data is None else self._made[alias]
-
-    def ready(self) -> None:
-        """Ask parties to apply the function, unless they have it."""
-        name, is_kept = self.places.slot(self._key)
-        self._ids = dict.fromkeys(self._parts, name)
-        if is_kept:
-            return
-        there = [alias for alias in self.tables if alias not in self.places.collected]
-        told = {alias: {"into": name, **self._parts[alias].arguments()} for alias in there}
-        self.places.client.widths |= {(alias, name): self._parts[alias].width for alias in there}
-        self._lou.ask("matrix.apply", told, by_alias=told, encoding=self._encoding)
-
-
-class DerivedTable:
-    """A function of some numbers of a table, with some of its category groups, whose widths are ``sizes``."""
-
-    def __init__(self, function: Function, numbers: list[int], groups: list[int], sizes: list[int]):
-        self._function, self.width = function, len(numbers) + sum(sizes)
-        self._numbers, self._groups = np.array(numbers, np.int64), np.array(groups, np.int64)
-        self.key = (function.key, tuple(numbers), tuple(groups))
-
-    def arguments(self) -> dict[str, Any]:
-        """As an op takes it."""
-        return {
-            "numbers": self._numbers, "groups": self._groups, "steps": list(self._function.steps),
-            "constants": self._function.constants,
-        }  # fmt: skip
-
-    def of(self, data: EncodedTable) -> EncodedTable:
-        """The function of rows that are here."""
-        found = applied(data, self._numbers, self._groups, self._function.steps, self._function.constants)
-        if not np.isfinite(found.dense).all():
-            raise LearnError("the function is not finite for some rows; columns are standardised numbers")
-        return found
 
 
 def moved(mapping: TableMapping, source: str, target: str, values: Floats, weights: Array | None = None) -> Array:

@@ -165,7 +165,7 @@ def _transposed_product(one: NDArray[np.float64], two: NDArray[np.floating[Any]]
     return found
 
 
-def check_length(what: str, values: NDArray[np.float64], length: int) -> None:
+def check_length(what: str, values: NDArray[Any], length: int) -> None:
     """An array of another length would be used in part, and nobody would know."""
     if values.ndim not in (1, 2) or len(values) != length:
         raise PartyError(f"{what} of shape {values.shape} do not fit: {length:,} are needed")

@@ -22,8 +22,8 @@ from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.algebra.linalg.saved import SavedModel
+from tablepuppet.algebra.nearest import Nearest
 from tablepuppet.algebra.preparation import Preparation
-from tablepuppet.algebra.products import Nearest
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
@@ -70,8 +70,8 @@ def kmeans(
         for run, each in zip(active, sums, strict=True):
             run.move(each.read())
         asked = [matrix.ask_nearest(run.centres) for run in active]
-        for run, each in zip(active, asked, strict=True):
-            run.assign(each)
+        for run, nearest in zip(active, asked, strict=True):
+            run.assign(nearest)
         progress.write(**_Run.state(found))
         if all(run.is_done for run in found):
             break

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import softmax
 
-from tablepuppet.algebra.array import BLOCK, LazyArray
+from tablepuppet.algebra.array import LazyArray
+from tablepuppet.algebra.column_products import BLOCK
 from tablepuppet.algebra.linalg.design import check_positive
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
 from tablepuppet.algebra.linalg.newton import classes_of

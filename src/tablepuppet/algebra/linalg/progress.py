@@ -64,12 +64,13 @@ class Progress:
         """Keep the state of a round; that of the round before is replaced in one moment."""
         if self._file is None:
             return
-        texts = {ABOUT: json.dumps(self._about, default=str), PLAN: json.dumps(self._places.so_far())}
+        about, plan = json.dumps(self._about, default=str), json.dumps(self._places.so_far())
+        everything: dict[str, Any] = {ABOUT: about, PLAN: plan, **state}
         draft = self._file.with_suffix(".new")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                np.savez(file, **texts, **state)
+                np.savez(file, **everything)
             draft.replace(self._file)
         except OSError as error:
             raise LearnError(
@@ -87,7 +88,7 @@ def _described(matrix: LazyArray, given: tuple[NDArray[Any] | None, ...]) -> dic
     ]
     encoders = [(each.mean, each.scale) for listed in source.encoding.numbers.values() for each in listed]
     function = repr(recipe.function and recipe.function.key)
-    columns = [matrix.columns, encoders, recipe.places, recipe.scale, recipe.shift, [function]]
+    columns: list[ArrayLike] = [matrix.columns, encoders, recipe.places, recipe.scale, recipe.shift, [function]]
     return {"rows": _digest(rows), "columns": _digest(columns), "label": _digest(given), "plan": source.places.plan}
 
 

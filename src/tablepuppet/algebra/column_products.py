@@ -1,0 +1,293 @@
+"""Products, sums and Gram matrices of columns that are made of those of the joined matrix X.
+
+Column j is scale_j * f_j(X[:, places_j]) + shift_j (`preparation.py`). What is asked of the tables is about f(X), or X
+itself; scale and shift are put in here. `array.py` is NumPy's side of it.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tablepuppet.algebra.derived import Derived, DerivedTable
+from tablepuppet.algebra.functions import Function
+from tablepuppet.algebra.kept import Keeper, KeptArray
+from tablepuppet.algebra.nearest import Nearest
+from tablepuppet.algebra.operator import ProductOperator
+from tablepuppet.algebra.places import Places
+from tablepuppet.algebra.preparation import Preparation, Recipe
+from tablepuppet.algebra.products import Result, TableProducts, checked
+from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.prep.encode import Encoding
+from tablepuppet.wire.engine import Engine
+
+Array = NDArray[np.float64]
+BLOCK = 32  # columns that are multiplied at a time
+
+
+class Source(Protocol):
+    """X itself, as arrays that are made of it use it."""
+
+    products: TableProducts
+    places: Places
+    encoding: Encoding
+    engine: Engine
+    wire_name: str
+    all_columns: list[str]
+    is_number: NDArray[np.bool_]
+    groups: list[tuple[int, int]]
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether sums over the shards of some table are masked."""
+
+    def derived_tables(
+        self, places: NDArray[np.intp], function: Function
+    ) -> tuple[dict[str, DerivedTable], NDArray[np.intp]]:
+        """(what tables must compute for a function of some columns, where each column then stands)."""
+
+    @property
+    def keeper(self) -> Keeper | None:
+        """Who keeps vectors at parties, if they stay there."""
+
+    def extremes(self, places: NDArray[np.intp]) -> tuple[Array, Array]:
+        """(the least, the largest number) of some columns."""
+
+
+class ColumnProducts(ProductOperator):
+    """Columns that a recipe makes of X, and what is asked of the tables for them."""
+
+    def __init__(self, source: Source | None, recipe: Recipe, rows: int):
+        self._source, self.recipe = source, recipe
+        ProductOperator.__init__(self, (rows, len(recipe.places)))
+
+    @property
+    def source(self) -> Source:
+        """X."""
+        assert self._source is not None, "X itself says so"
+        return self._source
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of its columns: those of X that they are made of."""
+        return [self.source.all_columns[place] for place in self.recipe.places]
+
+    @property
+    def preparation(self) -> Preparation:
+        """How its columns are made, for other relations."""
+        return Preparation(self.source.encoding, self.source.engine, self.recipe)
+
+    @property
+    def wire(self) -> str:
+        """Precision of row arrays on the wire."""
+        return self.source.wire_name
+
+    @property
+    def numbers(self) -> NDArray[np.bool_]:
+        """Which of its columns are numbers, not categories: ``X[:, X.numbers]``."""
+        return self.source.is_number[self.recipe.places]
+
+    @property
+    def category_groups(self) -> list[tuple[int, int]]:
+        """Start and end of each category group that is there as in X: whole, and as 0 and 1."""
+        found, places = [], self.recipe.places
+        plain = (self.recipe.scale == 1) & (self.recipe.shift == 0)
+        for start, end in self.source.groups:
+            here = np.flatnonzero(places == start)
+            if len(here) != 1:
+                continue
+            part = slice(here[0], here[0] + end - start)
+            if np.array_equal(places[part], np.arange(start, end)) and plain[part].all():
+                found.append((int(part.start), int(part.stop)))
+        return found
+
+    @property
+    def first_categories(self) -> list[int]:
+        """The places of the first column of each category group that is whole: with an intercept it is one too many."""
+        there = np.where(self.recipe.scale != 0, self.recipe.places, -1)
+        whole = [start for start, end in self.source.groups if np.isin(np.arange(start, end), there).all()]
+        return [int(np.flatnonzero(there == start)[0]) for start in whole]
+
+    @cached_property
+    def basis(self) -> tuple[TableProducts, NDArray[np.intp]]:
+        """(products with columns that parties have, which of them each column is made of)."""
+        recipe, source = self.recipe, self.source
+        if recipe.function is None:
+            return source.products, recipe.places
+        parts, pick = source.derived_tables(recipe.places, recipe.function)
+        if not any(part.arguments()["numbers"].size for part in parts.values()):
+            return source.products, recipe.places
+        if source.is_secure:
+            raise PrivacyError(
+                "secure sums need a bound of what is added up, which a function of columns has not: transform columns "
+                "in SELECT, or call rel.matrix() without secure_sum"
+            )
+        return Derived(source.places, source.encoding.id, parts), pick
+
+    def kept_times(self, directions: ArrayLike) -> KeptArray | Array:
+        """A V, which stays at the parties where that is the plan (`kept.py`); else as `times`."""
+        keeper, wanted = self.source.keeper, checked("V of X @ V", directions, self.shape[1], "columns")
+        products, pick = self.basis
+        if keeper is None or not products.tables or not wanted.size:
+            return self.times(wanted)
+        columns = wanted[:, None] if wanted.ndim == 1 else wanted  # (d, k)
+        slot = keeper.times(products, self._expanded(self.recipe.scale[:, None] * columns, products, pick))
+        found, shift = KeptArray(self.source, slot, (self.shape[0], *wanted.shape[1:])), self.recipe.shift @ wanted
+        return found + shift if shift.any() else found
+
+    def times(self, directions: ArrayLike) -> Array:
+        """A V: (d,) to (N,), (d, k) to (N, k); one trip."""
+        return self.ask_times(directions).read()
+
+    def transposed_times(self, values: ArrayLike | KeptArray) -> Array:
+        """A^T U: (N,) to (d,), (N, k) to (d, k); one trip. U may be at the parties (`kept_times`)."""
+        return self.ask_transposed_times(values).read()
+
+    def ask_times(self, directions: ArrayLike) -> Result:
+        """Ask for A V; a table is sent those columns of V that are not zero for it."""
+        wanted = checked("V of X @ V", directions, self.shape[1], "columns")
+        columns = wanted[:, None] if wanted.ndim == 1 else wanted  # (d, k)
+        products, pick = self.basis
+        asked = products.ask_times(self._expanded(self.recipe.scale[:, None] * columns, products, pick))
+        shift = self.recipe.shift @ columns  # (k,)
+
+        def finish() -> Array:
+            found = asked.read()  # (N, k)
+            if shift.any():
+                found += shift
+            return found[:, 0] if wanted.ndim == 1 else found
+
+        return Result(finish)
+
+    def ask_nearest(self, centres: Array) -> Nearest:
+        """Ask for the nearest of some centres, (k, d), of every joined row: where x c - |c|^2 / 2 is largest."""
+        products, pick = self.basis
+        columns = centres.T
+        constants = self.recipe.shift @ columns - (centres**2).sum(axis=1) / 2
+        return products.ask_nearest(self._expanded(self.recipe.scale[:, None] * columns, products, pick), constants)
+
+    def _expanded(self, columns: Array, products: TableProducts, pick: NDArray[np.intp]) -> Array:
+        if self._is_plain:
+            return columns
+        found = np.zeros((products.shape[1], columns.shape[1]))
+        np.add.at(found, pick, columns)  # a column may be there twice
+        return found
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether it is X as it is."""
+        recipe = self.recipe
+        return bool(
+            recipe.function is None
+            and np.array_equal(recipe.places, np.arange(self.source.products.shape[1]))
+            and (recipe.scale == 1).all()
+            and not recipe.shift.any()
+        )
+
+    def ask_transposed_times(self, values: ArrayLike | KeptArray) -> Result:
+        """Ask for A^T U; U must not change before the result is read."""
+        if isinstance(values, KeptArray) and values.keeper is self.source.keeper and self.basis[0].tables:
+            return self._ask_kept_transposed_times(values)
+        wanted = checked("U of X.T @ U", values, self.shape[0], "joined rows")
+        columns = wanted[:, None] if wanted.ndim == 1 else wanted  # (N, k)
+        products, pick = self.basis
+        asked = products.ask_transposed_times(columns)
+        sums = columns.sum(axis=0) if self.recipe.shift.any() else np.zeros(columns.shape[1])
+        flat = wanted.ndim == 1
+
+        def finish() -> Array:
+            found = self._affine(asked.read(), pick, sums)
+            return found[:, 0] if flat else found
+
+        return Result(finish)
+
+    def _ask_kept_transposed_times(self, values: KeptArray) -> Result:
+        """Ask for A^T U, where U is at the parties."""
+        products, pick = self.basis
+        asked = values.keeper.ask_transposed_times(products, values.slot, values.columns)
+        sums = values.ask_sums() if self.recipe.shift.any() else None
+
+        def finish() -> Array:
+            found = self._affine(asked.read(), pick, np.zeros(1) if sums is None else np.atleast_1d(sums.read()))
+            return found[:, 0] if values.ndim == 1 else found
+
+        return Result(finish)
+
+    def _affine(self, found: Array, pick: NDArray[np.intp], sums: Array) -> Array:
+        """scale * (products of basis columns) + shift * (sums of what they were multiplied with), (d, k)."""
+        if self._is_plain:
+            return found
+        return np.asarray(self.recipe.scale[:, None] * found[pick] + self.recipe.shift[:, None] * sums)
+
+    def ask_sums_by(self, labels: NDArray[np.integer], groups: int) -> Result:
+        """Ask for the sums of columns over the joined rows of each group, (d, groups): A^T U for the 0/1 matrix U of
+        ``labels``, (N,), numbers of groups. U is not built.
+        """
+        products, pick = self.basis
+        asked, sizes = products.ask_sums_by(labels, groups), np.bincount(labels, minlength=groups).astype(np.float64)
+        return Result(lambda: self._affine(asked.read(), pick, sizes))
+
+    def ask_column_sums(self) -> Result:
+        """Ask for the sums of columns. No direction is chosen, so every table that lets statistics out answers."""
+        products, pick = self.basis
+        asked, rows = products.ask_column_sums(), np.full(1, float(self.shape[0]))
+        return Result(lambda: self._affine(asked.read()[:, None], pick, rows)[:, 0])
+
+    def ask_column_squares(self) -> Result:
+        """Ask for the sums of the squares of columns."""
+        products, pick = self.basis
+        squares, scale, shift = products.ask_column_squares(), self.recipe.scale, self.recipe.shift
+        sums = products.ask_column_sums() if shift.any() else None
+
+        def finish() -> Array:
+            found = scale**2 * squares.read()[pick]
+            if sums is not None:
+                found = found + 2 * scale * shift * sums.read()[pick] + self.shape[0] * shift**2
+            return np.asarray(np.maximum(found, 0.0))
+
+        return Result(finish)
+
+    def ask_squared_norm(self) -> Result:
+        """Ask for the sum of the squares of all its numbers, (1,)."""
+        asked = self.ask_column_squares()
+        return Result(lambda: asked.read().sum(keepdims=True))
+
+    def column_sums(self) -> Array:
+        """The sum of every column over the joined rows, (d,); one trip."""
+        return self.ask_column_sums().read()
+
+    def gram(self, weights: ArrayLike | None = None) -> Array:
+        """A^T A, or A^T diag(weights) A, (d, d); one trip for one table, else two."""
+        given = None if weights is None else checked("weights", weights, self.shape[0], "joined rows")
+        if given is not None and given.ndim != 1:
+            raise LearnError(f"weights are one number per joined row, not of shape {given.shape}")
+        products, pick = self.basis
+        scale, shift, sums = self.recipe.scale, self.recipe.shift, None
+        if shift.any():
+            sums = products.ask_column_sums() if given is None else products.ask_transposed_times(given[:, None])
+        gram = products.gram(given)
+        if self._is_plain:
+            return gram
+        found = gram[np.ix_(pick, pick)] * np.outer(scale, scale)
+        if sums is not None:
+            crossed = np.outer(scale * np.ravel(sums.read())[pick], shift)
+            total = self.shape[0] if given is None else float(given.sum())
+            found = found + crossed + crossed.T + total * np.outer(shift, shift)
+        return np.asarray(found)
+
+    def gram_with(self, other: ColumnProducts, weights: Array | None = None) -> Array:
+        """A^T diag(weights) B for another array over the same rows."""
+        if other.source is not self.source:
+            raise LearnError("a product of two matrices needs both to be of one rel.matrix()")
+        if other.recipe == self.recipe:
+            return self.gram(weights)
+        narrow, wide = sorted((self, other), key=lambda each: each.shape[1])
+        parts = []
+        for start in range(0, narrow.shape[1], BLOCK):
+            cells = narrow.times(np.eye(narrow.shape[1])[:, start : start + BLOCK])  # (N, block)
+            parts.append(wide.transposed_times(cells if weights is None else weights[:, None] * cells))
+        found = np.concatenate(parts, axis=1) if parts else np.zeros((wide.shape[1], 0))
+        return found.T if narrow is self else found

@@ -1,0 +1,95 @@
+"""How an elementwise function of arrays becomes the recipe of a new one, without asking anybody.
+
+Sums, differences and products with numbers change scale and shift. Any other function becomes steps (`functions.py`)
+for columns of numbers, and a line through f(0) and f(1) for those of categories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.algebra.functions import MOST_STEPS, OF_ONE, OF_TWO, Function
+from tablepuppet.algebra.preparation import Recipe
+from tablepuppet.errors import LearnError
+
+Array = NDArray[np.float64]
+Term = Recipe | Array  # columns of X, or a number for each
+
+
+def affine(name: str, one: Term, two: Term) -> Recipe | None:
+    """The recipe of a sum, a difference, a product with numbers; None if the function is another."""
+    if isinstance(one, Recipe) and isinstance(two, Recipe):
+        left, right = one, two
+        same = left.function is right.function or left.function == right.function
+        if name not in ("add", "subtract") or not same:
+            return None
+        sign = 1.0 if name == "add" else -1.0
+        return left.with_line(left.scale + sign * right.scale, left.shift + sign * right.shift)
+    recipe, numbers = (one, two) if isinstance(one, Recipe) else (two, one)
+    assert isinstance(recipe, Recipe)
+    assert isinstance(numbers, np.ndarray)
+    if name == "negative":
+        return recipe.with_line(-recipe.scale, -recipe.shift)
+    if name == "add":
+        return recipe.with_line(recipe.scale, recipe.shift + numbers)
+    if name == "subtract":
+        sign = 1.0 if recipe is one else -1.0
+        return recipe.with_line(sign * recipe.scale, sign * (recipe.shift - numbers))
+    if name == "multiply":
+        return recipe.with_line(recipe.scale * numbers, recipe.shift * numbers)
+    if name == "divide" and recipe is one:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return recipe.with_line(recipe.scale / numbers, recipe.shift / numbers)
+    return None
+
+
+def composed(name: str, terms: Sequence[Term], places: NDArray[np.intp], numbers: NDArray[np.bool_]) -> Recipe:
+    """The recipe of another function of columns: steps for numbers, a line through f(0) and f(1) for categories.
+
+    ``places`` are those of its columns in X, ``numbers`` says which of them are numbers.
+    """
+    steps: list[Any] = []
+    constants: list[Array] = []
+    used = []
+    for term in terms:
+        if isinstance(term, Recipe):
+            used.append(_steps_of(term, numbers, steps, constants))
+        else:
+            constants.append(term)
+            used.append(-len(constants))
+    steps.append((name, used[0], used[-1]))
+    if len(steps) > MOST_STEPS or len(constants) > MOST_STEPS:
+        raise LearnError(
+            f"a function of X has at most {MOST_STEPS} steps and as many constants; put some of it in SELECT"
+        )
+    width = len(places)
+    function = Function(tuple(steps), np.array(constants).reshape(len(constants), width))
+    ends = [each.line_ends() if isinstance(each, Recipe) else each for each in terms]
+    with np.errstate(all="ignore"):
+        found = OF_ONE[name](*ends) if name in OF_ONE else OF_TWO[name](*ends)
+        found = np.broadcast_to(np.asarray(found, np.float64), (2, width))
+        scale = np.where(numbers, 1.0, found[1] - found[0])
+    shift = np.where(numbers, 0.0, found[0])
+    return Recipe(places, function, scale, shift)
+
+
+def _steps_of(recipe: Recipe, numbers: NDArray[np.bool_], steps: list[Any], constants: list[Array]) -> int:
+    """Append what computes a recipe from the column, if that is a number; the place of its value."""
+    place = 0
+    if recipe.function is not None:
+        first, known = len(steps), len(constants)
+        constants.extend(recipe.function.constants)
+        for name, *used in recipe.function.steps:
+            moved = [each + first if each > 0 else each - known if each < 0 else 0 for each in used]
+            steps.append((name, *moved))
+        place = len(steps)
+    for name, line, neutral in (("multiply", recipe.scale, 1.0), ("add", recipe.shift, 0.0)):
+        if (line != neutral)[numbers].any():
+            constants.append(line)
+            steps.append((name, place, -len(constants)))
+            place = len(steps)
+    return place
