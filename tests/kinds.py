@@ -35,6 +35,7 @@ SLOW = {
     "learn/test_estimator.py",
     "learn/test_linear_models.py",
     "learn/test_lost_parties.py",
+    "learn/test_network_canary.py",
     "learn/test_networks.py",
     "learn/test_noisy_descent.py",
     "learn/test_prediction_noise.py::test_all_noised_is_not_much_worse_than_a_constant",

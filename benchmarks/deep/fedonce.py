@@ -135,8 +135,7 @@ def run_mnist_whole(results: Results, folder: Path, quick: bool) -> None:
 
     It is written after each epoch, so that a run that is stopped leaves what it had. No epoch is chosen by it.
     """
-    epochs: dict[str, Any] = {"guest_epochs": 24, "epochs": 20, "batch_size": 128}
-    epochs |= {"guest_epochs": 1, "epochs": 2} if quick else {}
+    epochs = {"guest_epochs": 1, "epochs": 2} if quick else {"guest_epochs": 10, "epochs": 24}
     train, test = relations(folder / "mnist", mnist(2_000 if quick else None))
     began, used, curve = time.perf_counter(), time.process_time(), []
 
