@@ -209,7 +209,7 @@ def prepare(worlds: list[World], rng: np.random.Generator) -> tuple[Maker, list[
         column = pa.chunked_array([pa.array([word])])
         maker.shapes.digests[word] = blind([column], ["text"], table.category_key("e0", "t")).digests[0]
     chosen = np.sort(rng.choice(rows, rows - rows // 3, replace=False)).astype(np.int32) if rng.random() < 0.5 else None
-    counts = rng.integers(0, 4, rows if chosen is None else len(chosen))
+    counts = rng.integers(1, 4, rows if chosen is None else len(chosen))
     maker.shapes.rows = len(counts)
     twice = np.zeros(3 if rows else 0, np.int32)
     asked: list[tuple[str, dict[str, Any]]] = [
