@@ -131,7 +131,10 @@ def test_noise_cannot_be_had(tmp_path: Path) -> None:
         ("matrix.transposed_times", {"rows": np.ones(ROWS)}),
         ("matrix.column_sums", {}),
         ("matrix.gram", {"joined_rows": 60}),
-    ):
+        ("matrix.apply", {"into": "f", "numbers": np.zeros(1, int), "groups": np.zeros(0, int),
+                          "steps": [("sqrt", 0, 0)], "constants": np.zeros((0, 1))}),
+        ("matrix.keep_times", {"into": "k", "directions": np.ones((1, 1))}),
+    ):  # fmt: skip
         with pytest.raises(tp.PrivacyError, match=r"policy rule require_dp"):
             party.run("analyst", session.client.session, op, "cards", {**view, **given})
 

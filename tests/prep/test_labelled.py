@@ -26,6 +26,8 @@ from tablepuppet.errors import PartyError
 from tablepuppet.jobs import Run
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import Policy, TableRule
+from tablepuppet.party.service import HERE
+from tablepuppet.prep.frame import Frame
 from tablepuppet.prep.label_sums import AskedLabels, Folds, SentCodes, fold_of_rows
 from tablepuppet.prep.pipeline import Pipeline
 from tablepuppet.prep.specs import Cut, FoldLookup, Lookup, fold_numbers
@@ -627,3 +629,23 @@ def test_real_tables(name: str) -> None:
                 assert told == pytest.approx(value, rel=1e-9)
             told_values = [*found.values, *([found.missing] if frame[column].isna().any() else [])]
             np.testing.assert_allclose(np.sort(np.array(told_values, float)), np.sort(expected), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("steps", "error"),
+    [([(40, 0)], "40 folds need 200 rows that take part"), ([(2, 0), (2, 1)], "must deal rows alike")],
+)
+def test_folds_single_out_no_few_rows(tmp_path: Path, steps: list[tuple[int, int]], error: str) -> None:
+    """Numbers by fold are of the caller's choice: with a fold for each row, sums would tell its cells."""
+    fed = federation(tmp_path, shop(5, 40, items=30), wire="float64")
+    party = party_of(fed.engine, "p2")
+    party._guard.policy = Policy(others=TableRule(min_group=5))
+    rel = fed.sql(SQL.format(label="y"), label="y")
+    made = [
+        FoldLookup("g", folds, seed, False, [], [0.0] * folds, [0.0] * folds, Lookup("g", [], 0.0, 0.0))
+        for folds, seed in steps
+    ]
+    rel.describe()  # announces its rows
+    asked = Frame(party.table(rel.client.session, "i", HERE), rel.client.view, "b", {})
+    with pytest.raises(tp.PartyError, match=error):
+        asked.run(made)

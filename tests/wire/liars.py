@@ -236,6 +236,11 @@ def multiplied(fed: tp.Federation, folder: Path) -> None:
     np.asarray(vectors)
 
 
+def searched(fed: tp.Federation, folder: Path) -> None:
+    relation = fed.sql("SELECT o.code, i.kind, o.returned FROM orders o JOIN items i USING (item)", label="returned")
+    tp.GridSearch(tp.LogisticRegression(rounds=2), {"l2": [0.1, 1.0]}, folds=2).fit(relation)
+
+
 USES: dict[str, Callable[[tp.Federation, Path], None]] = {
     "describe": described,
     "explore": explored,
@@ -246,6 +251,7 @@ USES: dict[str, Callable[[tp.Federation, Path], None]] = {
     "dates": dated,
     "best round": restored,
     "matrix": multiplied,
+    "search": searched,
     "union": fitted(partial(tp.LinearRegression, rounds=2), SEVERAL.format("paid"), "paid"),
     "consensus": fitted(
         partial(tp.LogisticRegression, rounds=2, inner_rounds=2), SEVERAL.format("returned"), "returned"

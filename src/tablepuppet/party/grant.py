@@ -69,7 +69,7 @@ class Grant:
         if self.rules.budget.require_dp and not op.is_private(arguments):
             self._check_noise(op)
         if op.directions:
-            self._check_directions()
+            self._check_directions(op.is_private(arguments))
         if op.releases & Release.EMBEDDINGS:
             self._check_embeddings()
         self._check_columns(op, arguments)
@@ -112,11 +112,15 @@ class Grant:
             reason = f"as {rule.uses.label} at level {rule.level.name.lower()} it does not release {too_much.label}"
             raise refusal(self.party, broken, reason, self.table, columns)
 
-    def _check_directions(self) -> None:
+    def _check_directions(self, has_noise: bool) -> None:
         """Raise PrivacyError unless the caller may multiply the table with vectors of its own choice.
 
-        With as many such vectors as the table has columns, the caller could reconstruct the table.
+        With as many such vectors as the table has columns, the caller could reconstruct the table. Even an op that
+        sends nothing back may fail, or not, by what is in the rows: so ``require_dp`` refuses all without noise.
         """
+        if self.rules.budget.require_dp and not has_noise:
+            reason = "is not multiplied with vectors of the caller's choice, which has no form with noise"
+            raise self.refusal("require_dp", reason)
         if not self.rules.matrix:
             reason = "may not be multiplied with vectors of the caller's choice; use a learner, or ask its operator"
             raise self.refusal("matrix", f"{reason} to set matrix = true")

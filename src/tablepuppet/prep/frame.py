@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.mapping.digests import number_digests
-from tablepuppet.party.allowance import check_memory
+from tablepuppet.party.allowance import check_memory, check_time
 from tablepuppet.party.blind import Blinded, blind
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.prep.specs import (
@@ -76,11 +76,32 @@ class Frame:
 
     def run(self, steps: Sequence[Spec]) -> None:
         """Run steps that fit."""
+        self._check_folds(steps)
         rows = len(self.table.view(self.view).row_ids)
         touched = {step.writes for step in steps} | {name for step in steps for name in step.reads}
         check_memory(9 * rows * len(touched))
         for step in steps:
+            check_time()
             _run(step, self)
+
+    def _check_folds(self, steps: Sequence[Spec]) -> None:
+        """PartyError for folds that single out a few rows: numbers by fold are of the caller's choice.
+
+        Two ways to deal the rows would cut each other's folds.
+        """
+        where, dealt = f"party {self.table.grant.party!r}", set()
+        for step in steps:
+            if isinstance(step, FoldLookup):
+                dealt.add((step.folds, step.seed, step.shuffle))
+        if len(dealt) > 1:
+            raise PartyError(f"{where}: steps with folds must deal rows alike, by the same folds, seed and shuffle")
+        for folds, _, _ in dealt:
+            least = folds * self.table.grant.rules.min_group
+            if int(self.table.view(self.view).firsts.sum()) < least:
+                raise PartyError(
+                    f"{where}, table {self.table.grant.table!r}: {folds} folds need {least:,} rows that take part, the "
+                    "`min_group` of its policy in each, and there are fewer; take fewer folds, or folds=1"
+                )
 
     def number(self, name: str) -> NumberColumn:
         """A column of numbers."""

@@ -5,8 +5,9 @@ coordinator. The label's table sends labels (label.py); the category's table sen
 if its policy allows that (``cross_statistics``). What comes of the sums goes back to the category's table as numbers of
 a step, if the label's policy allows that (``label_means``).
 
-A group whose mean goes back has at least ``min_group`` different base rows in both tables, and so has what is left of
-any other group without it. Categories with fewer rows are pooled: they have no mean of their own.
+A group whose mean goes back has at least ``min_group`` different base rows in both tables, and so have the pooled rest
+and the parts that folds make. Categories with fewer rows are pooled: they have no mean of their own. Where a row of the
+label's table meets several categories, groups overlap, and differences of their sums may be of fewer rows.
 """
 
 from __future__ import annotations

@@ -16,21 +16,17 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.arguments import List, Multiplier
-from tablepuppet.party.grant import refusal
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
-from tablepuppet.party.policy import Level, Use
+from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import Asked, Numbers
 from tablepuppet.prep.histograms import Bins
-from tablepuppet.prep.rows_once import RowsOnce, Times, is_group
+from tablepuppet.prep.rows_once import RowsOnce, Times, check_noise, is_group
 from tablepuppet.privacy.clip import blocks
 
 COUNTS, BINS = "private.counts", "private.bins"
 ASKED = "`describe`, `histogram`, `quantile`, `profile` with `feature_epsilon`"
-LEAST_MULTIPLIER = 0.5
-"""Of histograms whose column is not public or has a ``min_group``: bins of the caller's choice, cut until they hold
-single rows, are hidden by noise only."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ def count_bins(
     """Noisy counts of rows in equally wide bins; a value beyond the bounds is in the first or last bin."""
     if lows.shape != (len(columns),) or highs.shape != lows.shape or not (lows < highs).all():
         raise PartyError(f"party {table.grant.party!r}: private.bins needs a low and a higher number for each column")
-    _check_noise(table, columns, multiplier)
+    check_noise(table, columns, multiplier)
     rows, counts = RowsOnce.of(table, view, columns, times), np.zeros((len(columns), bins))
     for place, name in enumerate(columns):
         inner = np.linspace(lows[place], highs[place], bins + 1)[1:-1]
@@ -78,17 +74,6 @@ def count_bins(
         told = table.noisy(found, (bins,), float(times), multiplier, "bins")
         counts[place] = told if is_group(table, told.sum(keepdims=True), times) else 0.0
     return {"counts": counts}
-
-
-def _check_noise(table: LocalTable, columns: Sequence[str], multiplier: float) -> None:
-    """PrivacyError for next to no noise on bins of columns whose small groups the policy hides."""
-    for name in columns if multiplier < LEAST_MULTIPLIER else ():
-        if table.grant.rules.min_group or table.level(name) is not Level.PUBLIC:
-            reason = (
-                "has a histogram with bins of the caller's choice only with noise of half a row's part or more; use a "
-                "smaller epsilon"
-            )
-            raise refusal(table.grant.party, "min_group", reason, table.grant.table, [name])
 
 
 @op(

@@ -31,7 +31,7 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import Asked, Digests, Numbers, Plain, Wrong
 from tablepuppet.prep.encode import CategoryEncoder, Encoding, NumberEncoder, build_encoding, drop_column
 from tablepuppet.prep.frame import codes_of
-from tablepuppet.prep.rows_once import RowsOnce, Times, is_group
+from tablepuppet.prep.rows_once import RowsOnce, Times, are_groups, check_noise, is_group
 from tablepuppet.prep.statistics import CategorySummary, KeyFamily, check_family, key_family, merge_categories
 from tablepuppet.privacy.clip import blocks
 from tablepuppet.privacy.noise import gaussian_sigma
@@ -221,8 +221,9 @@ def categories(
                 places = np.append(codes_of(found().digests, digests), -1)[found().codes]
                 yield by_category(len(digests), np.where(places < 0, len(digests), places))
 
+            check_noise(table, [column], multiplier)
             weights = table.noisy(of_listed, (len(digests),), float(times), multiplier, "categories")
-            weights = weights if is_group(table, weights.sum(keepdims=True), times) else np.zeros(len(digests))
+            weights = np.where(are_groups(table, weights, times), weights, 0.0)
         return {**told, "weights": weights}
 
     def of_all() -> Iterator[NDArray[np.float64]]:

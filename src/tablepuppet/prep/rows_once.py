@@ -16,12 +16,17 @@ import pyarrow.compute as pc
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from tablepuppet.party.grant import refusal
 from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.policy import Level
 from tablepuppet.prep.values import numbers
 
 MOST_TIMES = 2**21  # so that sums of 2^31 rows are exact
 Times = Annotated[int, Meta(ge=1, le=MOST_TIMES)]
 """How often a row counts at most."""
+LEAST_NOISE = 0.5
+"""Of histograms whose column is not public or has a ``min_group``: bins of the caller's choice, cut until they hold
+single rows, are hidden by noise only."""
 
 
 @dataclass(frozen=True)
@@ -74,5 +79,18 @@ def is_group(table: LocalTable, counts: NDArray[np.float64], times: int = 1) -> 
 
     A group of fewer rows than that counts at most ``times`` (``min_group`` - 1).
     """
+    return bool(are_groups(table, counts, times).any())
+
+
+def are_groups(table: LocalTable, counts: NDArray[np.float64], times: int = 1) -> NDArray[np.bool_]:
+    """Which of some groups, with such noisy counts, may be released."""
     least = table.grant.rules.min_group
-    return not least or bool((counts > times * (least - 1) + 0.5).any())
+    return np.asarray(counts > times * (least - 1) + 0.5) if least else np.ones(counts.shape, bool)
+
+
+def check_noise(table: LocalTable, columns: Sequence[str], multiplier: float) -> None:
+    """PrivacyError for next to no noise on counts by group of columns whose small groups the policy hides."""
+    for name in columns if multiplier < LEAST_NOISE else ():
+        if table.grant.rules.min_group or table.level(name) is not Level.PUBLIC:
+            reason = "has counts of single groups only with noise of half a row's part or more; use a smaller epsilon"
+            raise refusal(table.grant.party, "min_group", reason, table.grant.table, [name])

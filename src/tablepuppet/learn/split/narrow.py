@@ -39,4 +39,6 @@ def widened(values: NDArray[Any]) -> Floats:
         return values
     if values.dtype != np.uint16:
         raise PartyError(f"numbers of type {values.dtype} are neither floats nor the bits of bfloat16")
+    if ((values & 0x7F80) == 0x7F80).any():
+        raise PartyError("numbers of type bfloat16 must be finite")
     return (values.astype(np.uint32) << 16).view(np.float32)
