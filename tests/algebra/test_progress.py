@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
@@ -92,6 +93,31 @@ def test_another_run_is_not_mixed_with_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(tp.LearnError, match=r"cannot be written"):
         tp.linalg.lm(x, y, folder=tmp_path / "file")
+
+
+@pytest.mark.parametrize("wire", ["float32", "float64"])
+@pytest.mark.parametrize("plan", ["heuristic", "parties", "collect"])
+def test_other_cells_are_another_run(tmp_path: Path, plan: Any, wire: str) -> None:
+    """Two rows exchange their category or their number: means, scales and counts are the same, but not the model."""
+    rng = np.random.default_rng(4)
+    columns = {"a": rng.normal(size=300), "kind": rng.permutation(list("xyyzzz") * 50), "y": rng.normal(size=300)}
+
+    def fit(folder: str, exchanged: str | None) -> tp.linalg.LM:
+        given = {name: values.copy() for name, values in columns.items()}
+        if exchanged:
+            first, second = np.unique(given[exchanged], return_index=True)[1][:2]
+            given[exchanged][[first, second]] = given[exchanged][[second, first]]
+        (tmp_path / folder).mkdir()
+        relation = federation(tmp_path / folder, {"p": {"t": pa.table(given)}}, wire=wire).sql(
+            "SELECT a, kind, y FROM t", label="y"
+        )
+        return tp.linalg.lm(relation.matrix(plan=plan), relation.label(), folder=tmp_path / "run")
+
+    known = fit("first", None)
+    assert fit("same", None).coef == known.coef
+    for name in ("kind", "a"):
+        with pytest.raises(tp.LearnError, match=r"another run \(cells differ\)"):
+            fit(name, name)
 
 
 def test_tables_compute_where_they_did(tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 A state is what the program goes on from, as arrays: coefficients, Gram matrices, the clusters of joined rows. It holds
 nothing that parties have not released, and is readable for this user only. With it stands which tables were collected,
 so that a program that goes on computes where it did before, however fast the line to the parties is now. A state of
-another program, of other settings or of other rows is not mixed with it.
+another program, of other settings, rows or cells is not mixed with it.
+
+Cells are compared by X.T @ r for one fixed vector r of random numbers: it changes with any cell, and with the order of
+categories. Encoders are not compared: digests of categories differ by session, and whatever they change is in X.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import json
 import os
 import zipfile
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,8 @@ from numpy.typing import ArrayLike, NDArray
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.errors import LearnError
 
-ABOUT, PLAN = "about", "plan"  # what the state is of, and where tables computed
+ABOUT, PLAN, CELLS = "about", "plan", "cells"  # what the state is of, where tables computed, X.T @ r
+PRECISION = 1e-12  # of sums over many rows, for each unit of a column's norm; on the wire it may be less
 State = dict[str, NDArray[Any]]
 
 
@@ -39,19 +44,23 @@ class Progress:
         self._file = None if folder is None else Path(folder) / f"{program}.npz"
         self._places = matrix.source.places
         self._about = {} if folder is None else _described(matrix, given) | {"settings": settings}
+        self._cells = None if folder is None else Cells(matrix)
 
     def read(self) -> State:
         """The state after the last round; empty if there is none. Tables that were collected then are so again."""
-        if self._file is None or not self._file.exists():
+        if self._file is None or self._cells is None or not self._file.exists():
             return {}
         try:
             with np.load(self._file, allow_pickle=False) as found:
                 state = dict(found)
             about, plan = (json.loads(str(state.pop(name))) for name in (ABOUT, PLAN))
+            cells = state.pop(CELLS)
         except (OSError, ValueError, LookupError, zipfile.BadZipFile) as error:
             raise LearnError(f"{str(self._file)!r} cannot be read: {type(error).__name__}; remove it") from error
         known = json.loads(json.dumps(self._about, default=str))
         changed = [name for name, value in known.items() if about.get(name) != value]
+        if not changed and not self._cells.are(cells):
+            changed = ["cells"]
         if changed:
             raise LearnError(
                 f"{str(self._file)!r} is of another run ({', '.join(changed)} differ): name another folder, or remove "
@@ -62,10 +71,10 @@ class Progress:
 
     def write(self, **state: Any) -> None:
         """Keep the state of a round; that of the round before is replaced in one moment."""
-        if self._file is None:
+        if self._file is None or self._cells is None:
             return
         about, plan = json.dumps(self._about, default=str), json.dumps(self._places.so_far())
-        everything: dict[str, Any] = {ABOUT: about, PLAN: plan, **state}
+        everything: dict[str, Any] = {ABOUT: about, PLAN: plan, CELLS: self._cells.products, **state}
         draft = self._file.with_suffix(".new")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -78,8 +87,27 @@ class Progress:
             ) from error
 
 
+class Cells:
+    """The cells of a matrix as X.T @ r, which are asked for with the next trip."""
+
+    def __init__(self, matrix: LazyArray):
+        weights = np.random.default_rng(0).normal(size=matrix.shape[0])
+        self._asked, self._squares = matrix.ask_transposed_times(weights), matrix.ask_column_squares()
+        self._precision = 8 * max(PRECISION, float(np.finfo(matrix.wire).eps))
+
+    @cached_property
+    def products(self) -> NDArray[np.float64]:
+        """X.T @ r, (d,)."""
+        return self._asked.read()
+
+    def are(self, products: NDArray[np.float64]) -> bool:
+        """Whether they are those of which these are the products, as far as the wire's precision tells."""
+        margin = self._precision * np.sqrt(self._squares.read())
+        return bool(np.all(np.abs(self.products - products) <= margin))
+
+
 def _described(matrix: LazyArray, given: tuple[NDArray[Any] | None, ...]) -> dict[str, Any]:
-    """What a program is about, as digests: joined rows, columns and their values, labels."""
+    """What a program is about, as digests: joined rows, columns and how they are scaled, labels."""
     source, recipe = matrix.source, matrix.recipe
     rows = [
         part
