@@ -267,7 +267,7 @@ class SplitLearner(Learner):
     def facts(self) -> dict[str, Any]:
         """Facts of the fit, and what its networks are."""
         specs = {alias: msgspec.to_builtins(spec) for alias, spec in self._networks.specs.items()}
-        return super().facts() | {"bottoms": specs, "unit": self.unit_}
+        return super().facts() | {"bottoms": specs, "beside": list(self._networks.top.widths), "unit": self.unit_}
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The parameters of the top network."""
@@ -279,18 +279,23 @@ class SplitLearner(Learner):
         return cast(SplitModel | SavedSplitModel, self.model_)
 
     def restore(self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `facts` and `arrays` say."""
+        """Restore what `facts` and `arrays` say; LearnError if an earlier version wrote them."""
+        if "beside" not in facts:
+            raise LearnError(
+                "the folder was written before networks across parties stored the order of their tables, without which "
+                "predictions may be wrong; fit and save the model again"
+            )
         super().restore(facts, arrays)
         self.unit_ = float(facts["unit"])
         self._bottoms = {alias: msgspec.convert(spec, Bottom) for alias, spec in facts["bottoms"].items()}
-        self._top_theta = arrays["top"]
+        self._beside, self._top_theta = list(facts["beside"]), arrays["top"]
 
     def saved(self, stored: Stored, engine: Engine, wire: str) -> Any:
         """A model with the stored parameters, for predictions only."""
         specs = self._bottoms
         double = any(spec.double for spec in specs.values())
-        learned = [alias for alias in specs if alias in stored.thetas or alias in stored.kept]
-        top = self._top({alias: specs[alias].outputs for alias in learned}, np.zeros(len(self.intercept_)), double)
+        widths = {alias: specs[alias].outputs for alias in self._beside}
+        top = self._top(widths, np.zeros(len(self.intercept_)), double)
         top.theta = self._top_theta
         model = SavedSplitModel(specs, top, self.encoding_, stored, engine, wire, self.unit_)
         model.narrow = self.narrow

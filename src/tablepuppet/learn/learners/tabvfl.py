@@ -187,9 +187,10 @@ class TabVFL(SplitLearner):
         from tablepuppet.learn.split.tabnet import PretrainingTop
 
         specs = {alias: spec for alias, spec in model.specs.items() if isinstance(spec, TabNet)}
-        widths = {alias: spec.outputs for alias, spec in specs.items()}
+        widths = model.top.widths
         double = any(spec.double for spec in specs.values())
-        top = TorchTop(seeded(self.seed, "", lambda: PretrainingTop(widths, self._shape)), self.latent, double=double)
+        module = seeded(self.seed, "", lambda: PretrainingTop(widths, self._shape))
+        top = TorchTop(module, widths, self.latent, double=double)
         ends = list(accumulate(spec.part for spec in specs.values()))
         parts = {a: slice(end - spec.part, end) for (a, spec), end in zip(specs.items(), ends, strict=True)}
         exchange = Exchange(model, hide=self.hide, seed=self.seed)
@@ -231,7 +232,7 @@ class TabVFL(SplitLearner):
             return FinetuningTop(widths, self._shape, torch.from_numpy(constant), self.sparsity)
 
         with one_thread(torch):
-            return TorchTop(seeded(self.seed, "", build), len(constant), double=double)
+            return TorchTop(seeded(self.seed, "", build), widths, len(constant), double=double)
 
     # After a fit
 
@@ -252,15 +253,12 @@ class TabVFL(SplitLearner):
         check_fitted(self)
         if by not in ("table", "column"):
             raise LearnError(f"by must be 'table' or 'column', not {by!r}")
-        width = sum(spec.outputs for spec in self._networks.specs.values())
-        found = np.concatenate([np.zeros((0, width)), *self._outputs(relation, "attention")])
+        widths = self._networks.top.widths
+        found = np.concatenate([np.zeros((0, sum(widths.values()))), *self._outputs(relation, "attention")])
         total = found.sum(axis=1, keepdims=True)
         shares = found / np.where(total > 0, total, 1.0)
-        specs = self._networks.specs
-        ends = list(accumulate(spec.outputs for spec in specs.values()))
-        tables = {
-            alias: shares[:, end - spec.outputs : end] for (alias, spec), end in zip(specs.items(), ends, strict=True)
-        }
+        ends = accumulate(widths.values())
+        tables = {alias: shares[:, end - width : end] for (alias, width), end in zip(widths.items(), ends, strict=True)}
         if by == "table":
             return {alias: part.sum(axis=1) for alias, part in tables.items()}
         columns: dict[str, Array] = {}

@@ -24,10 +24,13 @@ SHORTEST = 1e-12  # embeddings are divided by their length, or by this if they a
 
 
 class Top(ABC):
-    """A network over embeddings, with its parameters and their optimiser; ``flat`` is the network in torch."""
+    """A network over embeddings, with its parameters and their optimiser; ``flat`` is the network in torch.
 
-    def __init__(self, flat: FlatModule, outputs: int):
-        self.flat, self.outputs = flat, outputs
+    ``widths`` are those of embeddings by alias, in the order in which the first layer has them side by side.
+    """
+
+    def __init__(self, flat: FlatModule, widths: Mapping[str, int], outputs: int):
+        self.flat, self.widths, self.outputs = flat, widths, outputs
         self.theta = flat.first()
         self.adam = Adam.over(flat.size)
         self.added = 0.0  # to the loss of the last batch, by the network itself
@@ -78,8 +81,8 @@ class TorchTop(Top):
     It returns the scores of joined rows, (rows, outputs), or a pair of them and a term that is added to the loss.
     """
 
-    def __init__(self, module: nn.Module, outputs: int, *, double: bool = False):
-        super().__init__(FlatModule(module, double=double), outputs)
+    def __init__(self, module: nn.Module, widths: Mapping[str, int], outputs: int, *, double: bool = False):
+        super().__init__(FlatModule(module, double=double), widths, outputs)
         self._flat: Tensor | None = None
         self._leaves: dict[str, Any] = {}
         self._found: Any = None
@@ -132,14 +135,14 @@ class SideBySide(Top):
         self, widths: Mapping[str, int], hidden: Sequence[int], constant: Array, seed: int, *, double: bool = False,
         unit: Collection[str] = (),
     ):  # fmt: skip
-        self.widths, self.unit = widths, unit
+        self.unit = unit
         self._dense = Dense((sum(widths.values()), *hidden, len(constant)))
         self._number = np.float64 if double else np.float32
         self._lengths: dict[str, Floats] = {}
         self._passed: Passed | None = None
         self._theta_gradient: Array | None = None
         with one_thread(need_torch()):
-            super().__init__(FlatModule(seeded(seed, "", self._module), double=double), len(constant))
+            super().__init__(FlatModule(seeded(seed, "", self._module), double=double), widths, len(constant))
         self.theta[-len(constant) :] = constant
 
     def _module(self) -> nn.Module:
