@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import Design, check_numbers, check_positive
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
+from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.algebra.linalg.saved import SavedModel
 from tablepuppet.algebra.preparation import Preparation
@@ -58,6 +59,7 @@ class LassoPath(SavedModel):
         return self.models[int(np.argmin(np.abs(np.log(self.alphas) - np.log(alpha))))]
 
 
+@program
 def lasso(
     matrix: LazyArray,
     label: ArrayLike,

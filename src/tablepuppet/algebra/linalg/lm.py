@@ -19,6 +19,7 @@ from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import WIDEST, Design, check_choice, check_numbers, check_rows
 from tablepuppet.algebra.linalg.estimates import Estimates, Summary
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
+from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.progress import Progress
 
 Array = NDArray[np.float64]
@@ -91,6 +92,7 @@ class LM(LinearFit):
         return self.estimates.summary("Least squares", facts)
 
 
+@program
 def lm(matrix: LazyArray, label: ArrayLike, solver: Solver = "auto", folder: str | Path | None = None) -> LM:
     """Least squares of a label on the columns of X.
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
+from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.saved import SavedModel
 from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.errors import LearnError
@@ -33,6 +34,7 @@ class PCA(SavedModel):
         return matrix_of(rows, self).times(self.components.T) - self.mean @ self.components.T
 
 
+@program
 def pca(matrix: LazyArray, components: int = 10) -> PCA:
     """The first principal components of X; one trip over one table, else two.
 
