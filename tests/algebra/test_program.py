@@ -65,3 +65,16 @@ def test_what_a_matrix_may_be_like(relation: tp.Relation) -> None:
     for given in ("x", tp.LinearRegression(), np.eye(2)):
         with pytest.raises(tp.LearnError, match=r"like is another matrix, X = rel\.matrix\(\), or a model of tp\.lin"):
             relation.matrix(like=given)  # type: ignore[arg-type]
+
+
+def test_labels_of_one_value(matrix: Any) -> None:
+    """Least squares would have statistics of rounding only."""
+    for name in ("lm", "steplm"):
+        with pytest.raises(tp.LearnError, match=f"{name}: y has one value only in these rows"):
+            getattr(tp.linalg, name)(matrix, np.full(matrix.shape[0], 0.1))
+
+
+def test_components_of_no_columns(matrix: Any) -> None:
+    """An error says what is missing, not a range without numbers."""
+    with pytest.raises(tp.LearnError, match="pca needs a column and two joined rows"):
+        tp.linalg.pca(matrix[:, []])

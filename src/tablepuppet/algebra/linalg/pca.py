@@ -42,7 +42,11 @@ def pca(matrix: LazyArray, components: int = 10) -> PCA:
     many components: at most one per column, and fewer than joined rows.
     """
     rows, width = matrix.shape
-    most = max(min(rows - 1, width), 0)
+    most = min(rows - 1, width)
+    if most < 1:
+        raise LearnError(
+            f"pca needs a column and two joined rows, and X has {rows:,} joined rows and {width:,} columns"
+        )
     if not isinstance(components, Integral) or not 1 <= components <= most:
         raise LearnError(
             f"components is a whole number from 1 to {most:,}, since X has {rows:,} joined rows and {width:,} columns, "
