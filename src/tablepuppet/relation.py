@@ -361,6 +361,7 @@ class Relation:
             query = replace(query, outputs=chosen, label=query.label if query.label in chosen else None)
         return profile(self.client, query, self.max_categories, self.events)
 
+    @names_checked
     def matrix(self, secure_sum: bool = False, like: Prepared | None = None, plan: PlanName = "cost") -> LazyArray:
         """The prepared features as a matrix X that is never built, one row per joined row: a SciPy `LinearOperator`,
         and a lazy array for NumPy.
@@ -371,7 +372,12 @@ class Relation:
         (here) or ``"cost"``, the cheapest.
         """
         from tablepuppet.algebra.matrix import RelationMatrix  # with SciPy, which takes a while to load
+        from tablepuppet.algebra.preparation import Preparation
 
+        if like is not None and not isinstance(getattr(like, "preparation", None), Preparation):
+            raise LearnError(
+                f"matrix: like is another matrix, X = rel.matrix(), or a model of tp.linalg, not {type(like).__name__}"
+            )
         rows = self.to_learn() if like is None else self
         if secure_sum:
             make_rosters(rows.client, dict.fromkeys(column.alias for column in self.query.features))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from sklearn import linear_model
 
@@ -37,7 +39,7 @@ def test_paths_are_scikit_learns(relation: tp.Relation, matrix: Any, l1_ratio: f
     np.testing.assert_allclose(path.alphas, alphas, rtol=1e-9)
     np.testing.assert_allclose(path.coefs, coefs.T, atol=1e-6)
     sizes = np.count_nonzero(path.coefs, axis=1)
-    assert sizes[0] <= 1  # rounding may leave one
+    assert sizes[0] == 0
     assert sizes[-1] == matrix.shape[1]
     known = linear_model.ElasticNet(path.alphas[9], l1_ratio=l1_ratio, tol=1e-12, max_iter=100_000).fit(dense, y)
     model = path.at(1.01 * path.alphas[9])
@@ -73,3 +75,28 @@ def test_what_does_not_fit(matrix: Any, settings: dict[str, Any], message: str) 
     others = {name: value for name, value in settings.items() if name != "label"}
     with pytest.raises(tp.LearnError, match=f"lasso: .*{message}"):
         tp.linalg.lasso(matrix, np.zeros(matrix.shape[0]) if label is None else label, **others)
+
+
+def test_zeros_are_zeros(tmp_path: Path) -> None:
+    """Of two opposite categories at most one has a coefficient; predictions are scikit-learn's to 1e-6."""
+    rng = np.random.default_rng(0)
+    price, member = rng.normal(size=300), rng.choice(["no", "yes"], 300)
+    paid = 3 * price + 0.3 * (member == "yes") + rng.normal(size=300)
+    tables = {"a": {"orders": pa.table({"price": price, "member": member, "paid": paid})}}
+    relation = federation(tmp_path, tables, wire="float64").sql("SELECT price, member, paid FROM orders", label="paid")
+    matrix, y = relation.matrix(), relation.label()
+    centred = (matrix - matrix.means) @ np.eye(matrix.shape[1])
+    path = tp.linalg.lasso(matrix, y, alphas=50)
+    _, known, _ = linear_model.enet_path(centred, y - y.mean(), l1_ratio=1.0, alphas=path.alphas, tol=1e-12)
+    assert np.all(np.count_nonzero(path.coefs[:, 1:], axis=1) <= 1)
+    np.testing.assert_allclose(centred @ path.coefs.T, centred @ known, atol=1e-6)
+    assert np.abs(path.coefs[path.coefs != 0]).min() > 1e-8
+
+
+def test_penalties_outside_of_the_path(relation: tp.Relation, matrix: Any) -> None:
+    """Its ends are inside; others are refused, since no model of theirs was fitted."""
+    path = tp.linalg.lasso(matrix, relation.label(), alphas=[0.1, 0.01])
+    assert [path.at(alpha).alpha for alpha in (0.1, 0.01)] == [0.1, 0.01]
+    for alpha in (0.2, 0.001):
+        with pytest.raises(tp.LearnError, match=r"the path has penalties from 0\.01 to 0\.1, not"):
+            path.at(alpha)

@@ -6,11 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.array import LazyArray
+from tablepuppet.algebra.linalg.program import program
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
 
 
+@program
 def cor(matrix: LazyArray) -> Array:
     """Pearson's correlations, (columns, columns), in the order of X.columns; one trip over one table, else two.
 

@@ -146,6 +146,12 @@ def check_numbers(program: str, label: ArrayLike, rows: int, what: str = "y") ->
     return given.astype(np.float64)
 
 
+def check_varies(program: str, label: Array) -> None:
+    """LearnError if a label has one value only: what is left of it is rounding, and so would be all statistics."""
+    if label.size and label.min() == label.max():
+        raise LearnError(f"{program}: y has one value only in these rows, so there is no variance to explain")
+
+
 def check_rows(program: str, rows: int, coefficients: int) -> None:
     """LearnError unless there are more rows than coefficients."""
     if rows <= coefficients:

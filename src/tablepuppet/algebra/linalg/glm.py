@@ -32,6 +32,7 @@ from tablepuppet.algebra.linalg.estimates import Estimates, Summary
 from tablepuppet.algebra.linalg.family import LINKS, Family, FamilyName, Link, LinkName, find_family
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column, matrix_of
 from tablepuppet.algebra.linalg.lm import SOLVERS, Solver
+from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.errors import LearnError
 
@@ -72,6 +73,7 @@ class GLM(LinearFit):
         return self.estimates.summary("Generalised linear model", facts)
 
 
+@program
 def glm(
     matrix: LazyArray,
     label: ArrayLike,

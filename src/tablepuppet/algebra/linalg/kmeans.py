@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
+from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.algebra.linalg.saved import SavedModel
 from tablepuppet.algebra.nearest import Nearest
@@ -46,6 +47,7 @@ class KMeans(SavedModel):
         return matrix_of(rows, self).ask_nearest(self.centres).labels().astype(np.intp)
 
 
+@program
 def kmeans(
     matrix: LazyArray, k: int = 8, runs: int = 10, max_iter: int = 20, seed: int = 0, folder: str | Path | None = None
 ) -> KMeans:

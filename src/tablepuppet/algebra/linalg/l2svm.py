@@ -17,6 +17,7 @@ from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import Design
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
 from tablepuppet.algebra.linalg.newton import check_settings, classes_of, minimise
+from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.errors import LearnError
 
@@ -66,6 +67,7 @@ class SquaredHinge:
         return lambda change: within * change
 
 
+@program
 def l2svm(
     matrix: LazyArray, label: ArrayLike, l2: float = 1e-3, tol: float = 1e-6, max_iter: int = 100,
     folder: str | Path | None = None,

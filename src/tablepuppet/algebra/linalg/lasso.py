@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from tablepuppet.algebra.array import LazyArray
-from tablepuppet.algebra.linalg.design import Design, check_numbers, check_positive
+from tablepuppet.algebra.linalg.design import LEAST, Design, check_numbers, check_positive
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
+from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.algebra.linalg.saved import SavedModel
 from tablepuppet.algebra.preparation import Preparation
@@ -53,11 +54,18 @@ class LassoPath(SavedModel):
     models: list[Lasso]
 
     def at(self, alpha: float) -> Lasso:
-        """The model whose penalty is nearest, by its logarithm."""
+        """The model whose penalty is nearest, by its logarithm; LearnError for one outside of the path."""
         check_positive("at", "alpha", alpha)
+        least, largest = self.alphas[-1], self.alphas[0]
+        if not least * (1 - 1e-9) <= alpha <= largest * (1 + 1e-9):
+            raise LearnError(
+                f"at: the path has penalties from {least:.6g} to {largest:.6g}, not {alpha!r}; "
+                "give it to lasso, alphas=[...]"
+            )
         return self.models[int(np.argmin(np.abs(np.log(self.alphas) - np.log(alpha))))]
 
 
+@program
 def lasso(
     matrix: LazyArray,
     label: ArrayLike,
@@ -86,9 +94,10 @@ def lasso(
     centred, products = gram[1:, 1:] / rows - np.outer(means, means), products[1:] / rows
     penalties = _penalties(alphas, float(np.abs(products).max(initial=0.0)) / l1_ratio, eps)
     found, start = [], np.zeros(len(products))
+    known_to = _rounding(gram, y, matrix.wire)
     for alpha in penalties:
         start = _descend(centred, products, start, alpha * l1_ratio, alpha * (1 - l1_ratio), tol * float(y.std()))
-        found.append(start)
+        found.append(np.where(np.abs(start) * np.diag(centred) <= known_to, 0.0, start))
     coefs = np.array(found)
     intercepts = y.mean() - coefs @ means
     models = [
@@ -96,6 +105,16 @@ def lasso(
         for alpha, coef, intercept in zip(penalties, coefs, intercepts, strict=True)
     ]
     return LassoPath(penalties, coefs, intercepts, list(matrix.columns), matrix.preparation, models)
+
+
+def _rounding(gram: Array, y: Array, wire: DTypeLike) -> Array:
+    """How exactly the product of each column with y is known; ``gram`` is of [1, X].
+
+    Where |product| equals its penalty, as it does for both of two opposite categories, rounding leaves a coefficient of
+    this size over the column's variance, which is zero.
+    """
+    share = max(LEAST, len(gram) * float(np.finfo(wire).eps))
+    return np.asarray(share * np.sqrt(np.diag(gram)[1:] / len(y)) * y.std())
 
 
 def _penalties(alphas: Sequence[float] | int, largest: float, eps: float) -> Array:

@@ -16,9 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import fdtrc
 
 from tablepuppet.algebra.array import LazyArray
-from tablepuppet.algebra.linalg.design import WIDEST, Design, check_choice, check_numbers, check_rows
+from tablepuppet.algebra.linalg.design import WIDEST, Design, check_choice, check_numbers, check_rows, check_varies
 from tablepuppet.algebra.linalg.estimates import Estimates, Summary
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
+from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.progress import Progress
 
 Array = NDArray[np.float64]
@@ -42,8 +43,8 @@ class LM(LinearFit):
 
     @property
     def r2(self) -> float:
-        """The share of the variance that is explained; NaN for a label that is the same everywhere."""
-        return 1 - self.residual_squares / self.total_squares if self.total_squares else math.nan
+        """The share of the variance that is explained."""
+        return 1 - self.residual_squares / self.total_squares
 
     @property
     def adjusted_r2(self) -> float:
@@ -91,6 +92,7 @@ class LM(LinearFit):
         return self.estimates.summary("Least squares", facts)
 
 
+@program
 def lm(matrix: LazyArray, label: ArrayLike, solver: Solver = "auto", folder: str | Path | None = None) -> LM:
     """Least squares of a label on the columns of X.
 
@@ -98,11 +100,12 @@ def lm(matrix: LazyArray, label: ArrayLike, solver: Solver = "auto", folder: str
     two trips a step, and gives no standard errors; ``"auto"`` takes it beyond 2,000 columns. With a ``folder`` it goes
     on after a crash: the Gram matrix, or the coefficients so far, are kept there.
 
-    Raises LearnError for a label that does not fit, and for columns that depend on each other.
+    Raises LearnError for a label that does not fit or has one value only, and for columns that depend on each other.
     """
     check_choice("lm", "solver", solver, SOLVERS)
     design, y = Design(matrix), check_numbers("lm", label, matrix.shape[0])
     check_rows("lm", *design.shape)
+    check_varies("lm", y)
     by_products = solver == "cg" or (solver == "auto" and design.shape[1] > WIDEST)
     progress = Progress(folder, "lm", matrix, y, by_products=by_products)
     if by_products:

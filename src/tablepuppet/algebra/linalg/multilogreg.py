@@ -20,6 +20,7 @@ from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import Design
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
 from tablepuppet.algebra.linalg.newton import check_settings, classes_of, minimise
+from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.progress import Progress
 
 Array = NDArray[np.float64]
@@ -87,6 +88,7 @@ def _all_scores(scores: Array, classes: int) -> Array:
     return scores if scores.shape[1] == classes else np.column_stack([np.zeros(len(scores)), scores])
 
 
+@program
 def multilogreg(
     matrix: LazyArray, label: ArrayLike, l2: float = 1e-6, tol: float = 1e-6, max_iter: int = 100,
     folder: str | Path | None = None,

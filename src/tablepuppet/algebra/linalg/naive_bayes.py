@@ -20,6 +20,7 @@ from tablepuppet.algebra.column_products import BLOCK
 from tablepuppet.algebra.linalg.design import check_positive
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
 from tablepuppet.algebra.linalg.newton import classes_of
+from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.saved import SavedModel
 from tablepuppet.algebra.preparation import Preparation
 
@@ -54,6 +55,7 @@ class NaiveBayes(SavedModel):
         return np.asarray(self.classes[np.argmax(self.predict_proba(rows), axis=1)])
 
 
+@program
 def naive_bayes(matrix: LazyArray, label: ArrayLike, alpha: float = 1.0) -> NaiveBayes:
     """A naive Bayes classifier: scikit-learn's GaussianNB on numbers together with its CategoricalNB on categories.
 

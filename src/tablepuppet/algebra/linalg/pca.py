@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
+from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.saved import SavedModel
 from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.errors import LearnError
@@ -33,6 +34,7 @@ class PCA(SavedModel):
         return matrix_of(rows, self).times(self.components.T) - self.mean @ self.components.T
 
 
+@program
 def pca(matrix: LazyArray, components: int = 10) -> PCA:
     """The first principal components of X; one trip over one table, else two.
 
@@ -40,7 +42,11 @@ def pca(matrix: LazyArray, components: int = 10) -> PCA:
     many components: at most one per column, and fewer than joined rows.
     """
     rows, width = matrix.shape
-    most = max(min(rows - 1, width), 0)
+    most = min(rows - 1, width)
+    if most < 1:
+        raise LearnError(
+            f"pca needs a column and two joined rows, and X has {rows:,} joined rows and {width:,} columns"
+        )
     if not isinstance(components, Integral) or not 1 <= components <= most:
         raise LearnError(
             f"components is a whole number from 1 to {most:,}, since X has {rows:,} joined rows and {width:,} columns, "

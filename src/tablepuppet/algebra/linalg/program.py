@@ -1,0 +1,42 @@
+"""What all programs check before they begin: names of settings, and that they were given a matrix and a label."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from tablepuppet.algebra.array import LazyArray
+from tablepuppet.errors import LearnError
+from tablepuppet.spelling import names_checked
+
+Arguments = ParamSpec("Arguments")
+Fitted = TypeVar("Fitted")
+
+
+def program(function: Callable[Arguments, Fitted]) -> Callable[Arguments, Fitted]:
+    """A program of `tp.linalg` that says what it takes, if it is given something else."""
+    signature, name = inspect.signature(function), function.__name__
+
+    @functools.wraps(function)
+    def checked(*values: Arguments.args, **named: Arguments.kwargs) -> Fitted:
+        given = signature.bind_partial(*values, **named).arguments
+        takes = f"{name} takes the matrix of a relation: X = rel.matrix()"
+        if "label" in signature.parameters:
+            takes += ", y = rel.label()"
+        if not isinstance(given.get("matrix"), LazyArray):
+            raise LearnError(f"{takes}, not {_told(given, 'matrix')}")
+        if "label" in signature.parameters and _is_no_label(given.get("label")):
+            raise LearnError(f"{name}: y is one value per joined row, y = rel.label(), not {_told(given, 'label')}")
+        return function(*values, **named)
+
+    return names_checked(checked)
+
+
+def _is_no_label(given: object) -> bool:
+    return given is None or isinstance(given, (str, LazyArray)) or hasattr(given, "fit_encoding")
+
+
+def _told(given: dict[str, object], name: str) -> str:
+    return "nothing" if given.get(name) is None else type(given[name]).__name__

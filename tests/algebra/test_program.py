@@ -1,0 +1,80 @@
+"""What programs, and `rel.matrix`, say when they are given something else than they take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tablepuppet as tp
+from tests.learn.materialised import ALL, JOIN, shop
+from tests.relations import federation
+
+SUPERVISED = ("glm", "l2svm", "lasso", "lm", "multilogreg", "naive_bayes", "steplm")
+PROGRAMS = (*SUPERVISED, "cor", "kmeans", "pca")
+
+
+@pytest.fixture(scope="module")
+def relation(tmp_path_factory: pytest.TempPathFactory) -> tp.Relation:
+    fed = federation(tmp_path_factory.mktemp("shop"), shop(1, together=True), wire="float64")
+    return fed.sql(f"SELECT {ALL}, o.paid {JOIN}", label="paid")
+
+
+@pytest.fixture(scope="module")
+def matrix(relation: tp.Relation) -> Any:
+    return relation.matrix()
+
+
+def test_every_program_is_asked() -> None:
+    """The list of programs is that of `tp.linalg`."""
+    assert sorted(PROGRAMS) == [name for name in tp.linalg.__all__ if name.islower()]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_take_a_matrix(relation: tp.Relation, name: str) -> None:
+    """A relation, an array or nothing: an error says what to write."""
+    rest = [relation.label()] if name in SUPERVISED else []
+    for given in (relation, np.eye(3), None):
+        with pytest.raises(tp.LearnError, match=rf"{name} takes the matrix of a relation: X = rel\.matrix\(\)"):
+            getattr(tp.linalg, name)(given, *rest)
+
+
+@pytest.mark.parametrize("name", SUPERVISED)
+def test_programs_take_a_label(relation: tp.Relation, matrix: Any, name: str) -> None:
+    """A relation, a name or nothing: an error says what to write."""
+    for given in ((relation,), ("paid",), (None,), (matrix,), ()):
+        with pytest.raises(tp.LearnError, match=rf"{name}: y is one value per joined row, y = rel\.label\(\), not"):
+            getattr(tp.linalg, name)(matrix, *given)
+
+
+def test_names_of_settings_are_checked(relation: tp.Relation, matrix: Any) -> None:
+    """An error says which setting was meant, or lists those that there are."""
+    linalg: Any = tp.linalg
+    for call, message in (
+        (lambda: linalg.kmeans(matrix, n_clusters=3), "kmeans has no argument 'n_clusters'; there are: matrix, k"),
+        (lambda: linalg.l2svm(matrix, relation.label(), C=1), "l2svm has no argument 'C'; here it is 'l2'"),
+        (lambda: relation.matrix(plans="cost"), "matrix has no argument 'plans'; did you mean 'plan'"),  # type: ignore[call-arg]
+    ):
+        with pytest.raises(TypeError, match=message):
+            call()
+
+
+def test_what_a_matrix_may_be_like(relation: tp.Relation) -> None:
+    """Another matrix or a model of `tp.linalg`; a learner is neither."""
+    for given in ("x", tp.LinearRegression(), np.eye(2)):
+        with pytest.raises(tp.LearnError, match=r"like is another matrix, X = rel\.matrix\(\), or a model of tp\.lin"):
+            relation.matrix(like=given)  # type: ignore[arg-type]
+
+
+def test_labels_of_one_value(matrix: Any) -> None:
+    """Least squares would have statistics of rounding only."""
+    for name in ("lm", "steplm"):
+        with pytest.raises(tp.LearnError, match=f"{name}: y has one value only in these rows"):
+            getattr(tp.linalg, name)(matrix, np.full(matrix.shape[0], 0.1))
+
+
+def test_components_of_no_columns(matrix: Any) -> None:
+    """An error says what is missing, not a range without numbers."""
+    with pytest.raises(tp.LearnError, match="pca needs a column and two joined rows"):
+        tp.linalg.pca(matrix[:, []])
