@@ -275,6 +275,20 @@ def test_nothing_of_joined_length_travels(tmp_path: Path, monkeypatch: pytest.Mo
     assert max(len(array) for message in messages for array in arrays(message)) <= 30
 
 
+def test_branches_that_are_not_chosen_do_not_matter(matrix: Any) -> None:
+    """`np.where` takes nothing of the other branch, also where that is infinite or NaN."""
+    x = matrix[:, matrix.numbers]
+    known, row = x @ np.eye(x.shape[1]), np.arange(x.shape[1]) % 2
+
+    def choose(x: Any) -> Any:
+        return np.where(x > 0, np.log(np.maximum(x, 0)), np.where(row, x, np.sqrt(np.negative(x))))
+
+    with np.errstate(all="ignore"):
+        expected = choose(known)
+    agree(choose(x).sum(axis=0), expected.sum(axis=0))
+    agree(choose(x) @ np.eye(x.shape[1]), expected)
+
+
 @pytest.mark.parametrize(
     ("expression", "message"),
     [
@@ -295,6 +309,7 @@ def test_nothing_of_joined_length_travels(tmp_path: Path, monkeypatch: pytest.Mo
         ("np.sort(X)", "np.sort needs the array itself"),
         ("np.cumsum(X, axis=0)", "np.cumsum needs"),
         ("np.add.accumulate(X)", "one after the other"),
+        ("np.where(X > 0)", "a condition alone"),
         ("np.arctanh(X)", "not in the list of functions"),
         ("np.add(X, 1, where=np.ones(X.shape, bool))", "takes no where"),
         ("X.sum(axis=2)", "two axes"),

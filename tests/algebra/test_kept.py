@@ -98,6 +98,8 @@ def test_programs_by_parties(tmp_path: Path) -> None:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "scale and shift": lambda u, v, w: 2 * u - 1 / (3 + np.abs(v)),
     "with a vector of here": lambda u, v, w: w * u + v * w,
+    "branch that is not chosen": lambda u, v, w: np.where(u > 0, np.log(np.maximum(u, 0)), w),
+    "where a vector of here says": lambda u, v, w: np.where(w, u, 1 / (v * (w != 0))) + np.where(w > 0, 1, u),
     "conditions": lambda u, v, w: np.where(u > 0, u, 0) * (v <= w),
     "hinge": lambda u, v, w: np.maximum(1 - w * u, 0) ** 2,
     "unary": lambda u, v, w: np.tanh(-u) + np.exp(v) * np.sign(w),
@@ -113,7 +115,8 @@ def test_functions_are_those_of_numpy(tmp_path: Path, name: str) -> None:
     w = np.random.default_rng(2).normal(size=len(joined))
     scaled, known = (x - x.mean(axis=0)) / 2, (joined - joined.mean(axis=0)) / 2
     found = FUNCTIONS[name](x @ v, scaled @ v, w)
-    expected = FUNCTIONS[name](joined @ v, known @ v, w)
+    with np.errstate(divide="ignore"):
+        expected = FUNCTIONS[name](joined @ v, known @ v, w)
     assert isinstance(found, KeptArray)
     for ours, theirs in (
         (found.sum(), expected.sum()), (np.mean(found), expected.mean()), (np.asarray(found), expected),
@@ -123,6 +126,42 @@ def test_functions_are_those_of_numpy(tmp_path: Path, name: str) -> None:
         (np.count_nonzero(found), np.count_nonzero(expected)), (np.max(found), np.max(expected)),
     ):  # fmt: skip
         np.testing.assert_allclose(ours, theirs, atol=1e-9 * (1 + np.abs(theirs).max()))
+
+
+COLLECTED: dict[str, Callable[..., Any]] = {
+    "norms": lambda u: [np.linalg.norm(u, each) for each in (0, 1, 2, 3, np.inf)],
+    "norm by name": lambda u: [np.linalg.norm(u, ord=1), np.linalg.norm(u, None, 0, True)[0]],
+    "places": lambda u: np.where(u > 0),
+    "mask": lambda u: u[u > 0],
+    "mask of an array of here": lambda u: np.arange(len(u))[u > 0],
+    "not": lambda u: ~(u > 0),
+    "and, or": lambda u: ((u > 0) & (u < 1)) | (u < -1),
+    "a number": lambda u: np.dot(2.0, u) + u.dot(0.5),
+    "methods": lambda u: [u.max(), u.min(axis=0), u.argmax(), u.std(), u.mean(keepdims=True)[0]],
+    "methods of conditions": lambda u: [(u > 0).any(), (u > 9).all(), np.any(u > 0)],
+    "positional settings": lambda u: np.sum(u, 0, np.float64),
+    "clipped by name": lambda u: np.clip(u, a_min=0, a_max=1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COLLECTED)
+def test_functions_that_parties_do_not_have(tmp_path: Path, name: str) -> None:
+    """They collect the vector, conditions as bool, and give what NumPy gives."""
+    x, joined, v = opened(tmp_path)
+    found, expected = COLLECTED[name](x @ v), COLLECTED[name](joined @ v)
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), atol=1e-9)
+    assert np.asarray(found).dtype == np.asarray(expected).dtype
+
+
+def test_norms_of_several_columns(tmp_path: Path) -> None:
+    """By columns and of all; as matrices they are collected."""
+    x, joined, v = opened(tmp_path)
+    several = np.column_stack([v, 2 * v + 1])
+    order: Any
+    axis: Any
+    for order, axis in ((None, None), (None, 0), (2, 0), (1, 0), (1, None), (2, None), ("fro", None), (None, (0, 1))):
+        ours, theirs = (np.linalg.norm(each @ several, order, axis) for each in (x, joined))
+        np.testing.assert_allclose(ours, theirs, atol=1e-9)
 
 
 def test_several_columns(tmp_path: Path) -> None:
@@ -153,6 +192,13 @@ def test_in_place(tmp_path: Path) -> None:
     u *= np.arange(len(joined))
     np.testing.assert_allclose(np.asarray(same), (joined @ v + 1) * np.arange(len(joined)), atol=1e-9)
     np.testing.assert_allclose(np.asarray(before), joined @ v, atol=1e-9)
+    same = +before
+    before += 1
+    np.testing.assert_allclose(np.asarray(same), joined @ v, atol=1e-9)
+    mask = before > 0
+    mask &= before < 1
+    np.testing.assert_array_equal(np.asarray(mask), (joined @ v > -1) & (joined @ v < 0))
+    before -= 1
     here = np.zeros(len(joined))
     here += before
     np.testing.assert_allclose(here, joined @ v, atol=1e-9)

@@ -335,8 +335,17 @@ def _norm(values: Any, ord: Any = None, axis: int | None = None, keepdims: bool 
     return values.norm(axis, keepdims)
 
 
-def _where(condition: Any, one: Any, two: Any) -> Any:
-    return condition * one + (1 - condition) * two
+def _where(condition: Any, *branches: Any) -> Any:
+    if len(branches) != 2:
+        _refuse("np.where of a condition alone", "np.where(condition, one, two)")
+    one, two = branches
+    return _chosen(np.not_equal(condition, 0), one) + _chosen(np.equal(condition, 0), two)
+
+
+def _chosen(condition: Any, values: Any) -> Any:
+    """Values where a condition holds, else 0: what is not chosen does not matter, also if it is NaN."""
+    like = next((each for each in (condition, values) if isinstance(each, LazyArray)), None)
+    return np.where(condition, values, 0.0) if like is None else like._apply("where", condition, values)
 
 
 def _method(name: str) -> Callable[..., Any]:

@@ -8,7 +8,8 @@ A function travels to parties as steps and constants; nothing that can be execut
     -1, -2, ... the first row of ``constants``, (constants, columns), the second, ...
 
 A step uses earlier values only; a function of one value takes ``left``. The last step is the result. Comparisons give
-0 and 1. What is not a finite number, such as the logarithm of a negative one, is found when rows are looked at.
+0 and 1; where(left, right) is the right value where the left one is not 0, else 0. What is not a finite number, such as
+the logarithm of a negative one, is found when rows are looked at.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MOST_STEPS = 64
 FunctionName = Literal[
     "negative", "absolute", "sign", "square", "sqrt", "cbrt", "reciprocal", "exp", "expm1", "log", "log1p", "log2",
     "log10", "sin", "cos", "tanh", "arctan", "floor", "ceil", "rint", "add", "subtract", "multiply", "divide", "power",
-    "minimum", "maximum", "greater", "greater_equal", "less", "less_equal", "equal", "not_equal",
+    "minimum", "maximum", "greater", "greater_equal", "less", "less_equal", "equal", "not_equal", "where",
 ]  # fmt: skip
 Operand = Annotated[int, Meta(ge=-MOST_STEPS, le=MOST_STEPS)]
 FunctionStep = tuple[FunctionName, Operand, Operand]
@@ -41,13 +42,21 @@ OF_ONE: Mapping[str, Any] = {
         "log10", "sin", "cos", "tanh", "arctan", "floor", "ceil", "rint",
     )
 }  # fmt: skip
+
+
+def where(condition: Any, values: Any) -> Any:
+    """Values where the condition is not 0, else 0, whatever the value there is, also NaN."""
+    return np.where(condition, values, 0.0)
+
+
+CONDITIONS = frozenset({"greater", "greater_equal", "less", "less_equal", "equal", "not_equal"})
 OF_TWO: Mapping[str, Any] = {
     name: getattr(np, name)
     for name in (
         "add", "subtract", "multiply", "divide", "power", "minimum", "maximum", "greater", "greater_equal", "less",
         "less_equal", "equal", "not_equal",
     )
-}  # fmt: skip
+} | {"where": where}  # fmt: skip
 RISING = frozenset(
     {"sqrt", "cbrt", "exp", "expm1", "log", "log1p", "log2", "log10", "tanh", "arctan", "sign", "floor", "ceil", "rint"}
 )

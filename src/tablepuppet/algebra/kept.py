@@ -11,6 +11,7 @@ A joined row must be one row of one table for that, in its order: a vector over 
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike, NDArray
 
-from tablepuppet.algebra.functions import OF_ONE, OF_TWO
+from tablepuppet.algebra.functions import CONDITIONS, OF_ONE, OF_TWO
 from tablepuppet.algebra.places import Asked, Places
 from tablepuppet.algebra.products import Result, TableProducts
 from tablepuppet.arrays import are_within
@@ -161,17 +162,30 @@ class HasKeeper(Protocol):
         """Who keeps its vectors."""
 
 
+def _collecting(name: str) -> Callable[..., Any]:
+    """A method of arrays that parties do not have: the vector is collected for it."""
+
+    def method(self: KeptArray, *args: Any, **settings: Any) -> Any:
+        return getattr(np.asarray(self), name)(*map(_here, args), **settings)
+
+    return method
+
+
 class KeptArray(NDArrayOperatorsMixin):
     """Numbers for every joined row, (N,) or (N, k), at the parties of their rows; an array for NumPy.
 
-    ``owner`` is the matrix that keeps the session open. ``np.asarray`` collects it.
+    ``owner`` is the matrix that keeps the session open. ``np.asarray`` collects it. Parties keep a condition, whose
+    ``dtype`` is bool, as 0 and 1.
     """
 
-    dtype = np.dtype(np.float64)
     __hash__ = object.__hash__  # == is elementwise
+    min, max, argmin, argmax = map(_collecting, ("min", "max", "argmin", "argmax"))
+    std, var, prod, any, all = map(_collecting, ("std", "var", "prod", "any", "all"))
+    cumsum, argsort, round, tolist = map(_collecting, ("cumsum", "argsort", "round", "tolist"))
+    astype, reshape, ravel = map(_collecting, ("astype", "reshape", "ravel"))
 
-    def __init__(self, owner: HasKeeper, slot: Slot, shape: tuple[int, ...]):
-        self._owner, self.slot, self.shape = owner, slot, shape
+    def __init__(self, owner: HasKeeper, slot: Slot, shape: tuple[int, ...], dtype: type = np.float64):
+        self._owner, self.slot, self.shape, self.dtype = owner, slot, shape, np.dtype(dtype)
 
     @property
     def keeper(self) -> Keeper:
@@ -205,10 +219,10 @@ class KeptArray(NDArrayOperatorsMixin):
         """Its numbers; one trip."""
         if copy is False:
             raise ValueError("its numbers are at parties, and a copy of them is needed")
-        return self.keeper.collect(self.slot, self.columns).reshape(self.shape).astype(dtype or np.float64)
+        return self.keeper.collect(self.slot, self.columns).reshape(self.shape).astype(dtype or self.dtype)
 
     def __getitem__(self, key: Any) -> Any:
-        return np.asarray(self)[key]
+        return np.asarray(self)[_here(key)]
 
     @property
     def T(self) -> Any:  # noqa: N802 - NumPy's name
@@ -222,22 +236,22 @@ class KeptArray(NDArrayOperatorsMixin):
         asked = self.keeper.ask_sums(self.slot, self.columns)
         return Result(lambda: asked.read()[0] if self.ndim == 2 else asked.read()[0, 0])
 
-    def sum(self, axis: int | None = None) -> Any:
+    def sum(self, axis: int | None = None, **settings: Any) -> Any:
         """Its sum, or the sums of its columns (axis 0); one trip."""
-        if axis in (None, 0, -self.ndim):
+        if axis in (None, 0, -self.ndim) and not settings:
             found = self.ask_sums().read()
             return found if axis is not None and self.ndim == 2 else float(found.sum())
-        return np.asarray(self).sum(axis)
+        return np.asarray(self).sum(axis, **settings)
 
-    def mean(self, axis: int | None = None) -> Any:
+    def mean(self, axis: int | None = None, **settings: Any) -> Any:
         """Its mean, or those of its columns (axis 0); one trip."""
-        if axis in (None, 0, -self.ndim):
+        if axis in (None, 0, -self.ndim) and not settings:
             return self.sum(axis) / (self.size if axis is None else self.shape[0])
-        return np.asarray(self).mean(axis)
+        return np.asarray(self).mean(axis, **settings)
 
     def dot(self, other: Any) -> Any:
-        """The inner product with another vector, one trip."""
-        return self @ other
+        """The inner product with another vector, one trip; as `np.dot`."""
+        return _dot(self, other)
 
     # ---- what stays at the parties
 
@@ -246,7 +260,7 @@ class KeptArray(NDArrayOperatorsMixin):
         found = self._of(ufunc, method, inputs, settings)
         if found is None:
             given = tuple(map(_here, inputs))
-            found = getattr(ufunc, method)(*given, **settings)
+            found = getattr(ufunc, method)(*given, **{name: _here(value) for name, value in settings.items()})
         if out is None:
             return found
         [target] = out
@@ -254,7 +268,7 @@ class KeptArray(NDArrayOperatorsMixin):
             moved = found if isinstance(found, KeptArray) else self.placed(found)
             if moved.shape != target.shape:
                 raise LearnError(f"an array of shape {moved.shape} does not fit one of shape {target.shape}")
-            target.slot = moved.slot
+            target.slot, target.dtype = moved.slot, np.result_type(target.dtype, moved.dtype)
         else:
             np.copyto(target, np.asarray(found), casting="same_kind")
         return target
@@ -269,12 +283,18 @@ class KeptArray(NDArrayOperatorsMixin):
         if ufunc is np.matmul:
             return self._product(*inputs)
         if ufunc is np.positive:
-            return self
-        if name not in OF_ONE and name not in OF_TWO:
-            return None
+            return self.copy()
+        return self.function(name, *inputs) if name in OF_ONE or name in OF_TWO else None
+
+    def copy(self) -> KeptArray:
+        """The same numbers, which stay as they are when these are changed in place; nothing is asked."""
+        return KeptArray(self._owner, self.slot, self.shape, self.dtype.type)
+
+    def function(self, name: str, *inputs: Any) -> KeptArray:
+        """A function of `functions.py` of this and other arrays or numbers, at the parties."""
         shape = _shape(name, self, inputs)
         slot = self.keeper.function(name, [self._operand(name, each, shape) for each in inputs])
-        return KeptArray(self._owner, slot, shape)
+        return KeptArray(self._owner, slot, shape, np.bool_ if name in CONDITIONS else np.float64)
 
     def _operand(self, name: str, given: Any, shape: tuple[int, ...]) -> Slot | float | Array:
         """What a function takes: a vector at the parties, a number, or a number for each of its columns."""
@@ -302,15 +322,15 @@ class KeptArray(NDArrayOperatorsMixin):
 
     def placed(self, values: ArrayLike) -> KeptArray:
         """Numbers that are here as a vector at the same parties, sent with the next trip."""
-        given = np.asarray(values, np.float64)
+        given = np.asarray(values)
         slot = self._operand("add", given, given.shape)
         if given.ndim not in (1, 2) or len(given) != len(self) or not isinstance(slot, Slot):
             raise LearnError(f"an array of shape {given.shape} has no number for each of {len(self):,} joined rows")
-        return KeptArray(self._owner, slot, given.shape)
+        return KeptArray(self._owner, slot, given.shape, np.bool_ if given.dtype == np.bool_ else np.float64)
 
     def __array_function__(self, function: Any, types: Any, args: Any, settings: Any) -> Any:
         """NumPy's own functions: some at the parties, others after the vector was collected."""
-        if function in _AT_PARTIES and not settings.keys() - {"axis"}:
+        if function in _AT_PARTIES and _takes(_AT_PARTIES[function], args, settings):
             return _AT_PARTIES[function](*args, **settings)
         return function(*map(_here, args), **{name: _here(value) for name, value in settings.items()})
 
@@ -335,9 +355,34 @@ def _here(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, KeptArray) else value
 
 
+def _takes(function: Callable[..., Any], args: Any, settings: Any) -> bool:
+    """Whether a function has these arguments."""
+    try:
+        inspect.signature(function).bind(*args, **settings)
+    except TypeError:
+        return False
+    return True
+
+
+def _norm(values: Any, ord: Any = None, axis: Any = None) -> Any:
+    """The Euclidean norm at the parties; others of the vector as it is collected."""
+    if ord is None or (ord == 2 and (values.ndim == 1 or isinstance(axis, int))):
+        return np.sqrt(np.square(values).sum(axis))
+    return np.linalg.norm(np.asarray(values), ord, axis)
+
+
+def _dot(one: Any, two: Any) -> Any:
+    return one * two if np.ndim(one) == 0 or np.ndim(two) == 0 else one @ two
+
+
 def _where(condition: Any, one: Any, two: Any) -> Any:
-    chosen = np.not_equal(condition, 0)
-    return chosen * one + (1 - chosen) * two
+    return _chosen(np.not_equal(condition, 0), one) + _chosen(np.equal(condition, 0), two)
+
+
+def _chosen(condition: Any, values: Any) -> Any:
+    """Values where a condition holds, else 0: what is not chosen does not matter, also if it is NaN."""
+    like = next((each for each in (condition, values) if isinstance(each, KeptArray)), None)
+    return np.where(condition, values, 0.0) if like is None else like.function("where", condition, values)
 
 
 def _clip(values: Any, least: Any = None, most: Any = None) -> Any:
@@ -349,13 +394,13 @@ _AT_PARTIES: dict[Any, Callable[..., Any]] = {
     np.sum: lambda values, axis=None: values.sum(axis),
     np.mean: lambda values, axis=None: values.mean(axis),
     np.count_nonzero: lambda values, axis=None: (values != 0).sum(axis),
-    np.linalg.norm: lambda values, axis=None: np.sqrt(np.square(values).sum(axis)),
-    np.dot: lambda one, two: one @ two,
+    np.linalg.norm: _norm,
+    np.dot: _dot,
     np.where: _where,
     np.clip: _clip,
     np.shape: lambda values: values.shape,
     np.ndim: lambda values: values.ndim,
     np.size: lambda values: values.size,
-    np.zeros_like: lambda values: np.zeros(values.shape),
-    np.ones_like: lambda values: np.ones(values.shape),
+    np.zeros_like: lambda values: np.zeros(values.shape, values.dtype),
+    np.ones_like: lambda values: np.ones(values.shape, values.dtype),
 }
