@@ -292,7 +292,7 @@ class Relation:
         bins: int = 50,
         *,
         privacy: Privacy | None = None,
-        bounds: Sequence[Any] | None = None,
+        bounds: Sequence[Any] | NDArray[Any] | None = None,
         max_times: int | None = None,
     ) -> Histogram:
         """How the values of a numeric column are spread over the joined rows, as `numpy.histogram`.

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
+from tablepuppet.errors import LearnError
 from tablepuppet.learn.loss.measures import class_measures, number_measures, probabilities, roc_area
 
 
@@ -55,3 +56,14 @@ def test_edges() -> None:
     labels = np.array([0, 1, 0])
     assert class_measures(labels, sure)["log_loss"] == pytest.approx(metrics.log_loss(labels, sure), rel=1e-12)
     assert roc_area(np.array([0.0, 1.0]), np.array([False, True])) == 1.0
+
+
+def test_single_precision_and_no_rows() -> None:
+    """Probabilities of single precision have the same area; without rows there is an error that says so."""
+    chance, positive = np.array([0.1, 0.4, 0.4, 0.8], np.float32), np.array([False, False, True, True])
+    assert roc_area(chance, positive) == 0.875  # type: ignore[arg-type]
+    assert np.isnan(roc_area(chance[:0].astype(float), positive[:0]))
+    with pytest.raises(LearnError, match="no joined rows"):
+        class_measures(np.zeros(0, int), np.zeros((0, 2)))
+    with pytest.raises(LearnError, match="no joined rows"):
+        number_measures(np.zeros(0), np.zeros(0))

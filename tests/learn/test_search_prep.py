@@ -50,6 +50,18 @@ def test_pipelines_are_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found.plot(tmp_path / "search.png")
 
 
+def test_train_scores_are_those_of_evaluate(tmp_path: Path) -> None:
+    """Along ``l2`` too, where rows that are learned from are encoded by folds, and rows to predict by all rows."""
+    encoded = prep.Pipeline([prep.TargetEncode(folds=3, smooth=0)])
+    relation = relation_of(tmp_path, prep=encoded, categorical=["code"])
+    found = tp.GridSearch(tp.LogisticRegression(tol=1e-12), {"l2": [1e-3, 1.0]}, folds=3).fit(relation)
+    for row in found.results_:
+        alone = tp.cross_validate(tp.LogisticRegression(l2=row["l2"], tol=1e-12), relation, folds=3)
+        for side in ("train", "test"):
+            mean = float(alone[f"{side}_log_loss"].mean())
+            assert row[f"mean_{side}_log_loss"] == pytest.approx(mean, rel=1e-6)
+
+
 def test_settings_of_steps(tmp_path: Path) -> None:
     """As in scikit-learn, with the kind of a step or its place; of the relation's pipeline, or of the candidate's."""
     relation = relation_of(tmp_path, prep=BINS)

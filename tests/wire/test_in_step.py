@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.party.request import Step
-from tablepuppet.wire.in_step import in_step
+from tablepuppet.wire.in_step import _Turns, in_step, own_clock
 from tablepuppet.wire.outbox import Outbox
 from tests.relations import federation
 from tests.wire.test_outbox import ROWS
@@ -78,3 +79,35 @@ def test_a_failing_party_is_one_error(outbox: Outbox) -> None:
 
     with pytest.raises(tp.PartyError, match="'nowhere'"):
         in_step(outbox, [asking(outbox, "a", 2, done), wrong])
+
+
+def test_a_thread_that_has_ended_is_forgotten() -> None:
+    """A later thread with the same id does not wait for a turn that never comes."""
+    turns = _Turns(2)
+
+    def again() -> None:
+        turns.begin(0)
+        turns.end(0)
+        turns.let_others()  # as a later thread would, which happens to have this id
+
+    thread = threading.Thread(target=again, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_clock_stands_still_while_others_run(outbox: Outbox) -> None:
+    """Seconds of all functions add up to no more than those of all together."""
+    seconds: list[float] = []
+
+    def work() -> None:
+        began = own_clock()
+        for _ in range(3):
+            time.sleep(0.01)
+            outbox.ask("p", Step("keys.blind", "t")).read()
+        seconds.append(own_clock() - began)
+
+    began = time.perf_counter()
+    in_step(outbox, [work] * 4)
+    assert len(seconds) == 4
+    assert sum(seconds) <= time.perf_counter() - began

@@ -13,10 +13,13 @@ from tablepuppet.privacy.settings import Privacy
 EpsilonOption = Annotated[
     float | None, typer.Option(help="Add noise, and promise this epsilon for the features of a row.")
 ]
-DeltaOption = Annotated[float, typer.Option(help="The delta of the promise, with --epsilon.")]
+DeltaOption = Annotated[float | None, typer.Option(help="With --epsilon: the delta of the promise; 1e-5 if absent.")]
 BoundsOption = Annotated[
     list[str] | None,
-    typer.Option(help="With --epsilon: between what values of a column are expected, as age=0..120; may repeat."),
+    typer.Option(
+        help="With --epsilon: between what values of a column are expected, as age=0..120 or "
+        "day=2020-01-01..2025-01-01; may repeat."
+    ),
 ]
 TimesOption = Annotated[
     int | None, typer.Option(help="With --epsilon: how often a row counts at most; as often as it is joined if absent.")
@@ -24,7 +27,7 @@ TimesOption = Annotated[
 
 
 def noise_of(
-    epsilon: float | None, delta: float, bounds: Sequence[str] | None, max_times: int | None
+    epsilon: float | None, delta: float | None, bounds: Sequence[str] | None, max_times: int | None
 ) -> dict[str, Any]:
     """The arguments of a statistic with noise; none without ``epsilon``.
 
@@ -32,10 +35,10 @@ def noise_of(
     {'age': (0.0, 120.0), 'day': ('2020-01-01', '2026-01-01')}
     """
     if epsilon is None:
-        if bounds or max_times is not None:
-            raise LearnError("--bounds and --max-times are for noise: give --epsilon too, such as --epsilon 1")
+        if bounds or max_times is not None or delta is not None:
+            raise LearnError("--delta, --bounds and --max-times are for noise: give --epsilon too, such as --epsilon 1")
         return {}
-    privacy = Privacy(feature_epsilon=epsilon, delta=delta)
+    privacy = Privacy(feature_epsilon=epsilon, delta=1e-5 if delta is None else delta)
     return {"privacy": privacy, "bounds": dict(map(_pair, bounds or ())), "max_times": max_times}
 
 

@@ -1,7 +1,7 @@
 """Bounds of columns for noisy statistics: from the caller, or from the policies of all parties, never from the data.
 
 Comes in: a plan and what the caller gave. Goes out: a low and a high number for each column, or one error that names
-all columns without bounds, before any party is asked. Dates are days since 1970-01-01.
+all columns without bounds, before any party is asked. Dates are given as dates, and become days since 1970-01-01.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from numbers import Real
 from typing import Any
+
+import numpy as np
 
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.party.arguments import LARGEST
@@ -43,12 +45,18 @@ def bounds_of(
 
 def pair_of(column: OutputColumn, given: Any, step: str) -> Bounds:
     """A pair of bounds as numbers; LearnError unless it is a low and a higher one."""
+    if isinstance(given, np.ndarray):
+        given = given.tolist()
     if isinstance(given, Sequence) and not isinstance(given, str) and len(given) == 2:
         low, high = (_number(column, each) for each in given)
         if low is not None and high is not None and -LARGEST <= low < high <= LARGEST:
             return low, high
-    example = "('2020-01-01', '2025-01-01')" if is_date(column) else "(0, 120)"
-    raise LearnError(f"{step}: bounds of {column.name!r} are a low and a higher number, such as {example}")
+    if is_date(column):
+        raise LearnError(
+            f"{step}: bounds of {column.name!r} are two dates, the earlier one first, such as "
+            "('2020-01-01', '2025-01-01'), and no plain numbers"
+        )
+    raise LearnError(f"{step}: bounds of {column.name!r} are a low and a higher number, such as (0, 120)")
 
 
 def _given(plan: Plan, given: Mapping[str, Any] | None, step: str) -> dict[str, Bounds]:
@@ -61,7 +69,7 @@ def _given(plan: Plan, given: Mapping[str, Any] | None, step: str) -> dict[str, 
 
 
 def _number(column: OutputColumn, value: Any) -> float | None:
-    """A number, or the day of a date; None for anything else."""
+    """A number, or the day of a date if the column has dates; None for anything else."""
     if is_date(column) and isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)
@@ -71,7 +79,7 @@ def _number(column: OutputColumn, value: Any) -> float | None:
         moment = value if isinstance(value, datetime) else datetime(value.year, value.month, value.day, tzinfo=UTC)
         moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         return moment.timestamp() / _DAY
-    plain = isinstance(value, Real) and not isinstance(value, bool)
+    plain = isinstance(value, Real) and not isinstance(value, bool) and not is_date(column)
     return float(value) if plain and math.isfinite(value) else None
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.given_bounds import bounds_of, pair_of
+from tablepuppet.prep.given_bounds import bounds_of
 from tablepuppet.prep.histograms import Histogram, checked_bins
 from tablepuppet.prep.noisy_distribution import NoisyDistribution
 from tablepuppet.prep.noisy_statistics import Noise, NoisyStatistics, noisy_features
@@ -65,8 +66,10 @@ class NoisyDescription(ShownAsTable):
         return self._table
 
     def facts(self, column: str) -> dict[str, str]:
-        """What is known of one column, by name, as it is shown."""
-        row = next(row for row in self._table.to_pylist() if row["column"] == column)
+        """What is known of one column, by name, as it is shown; LearnError if it is not described."""
+        row = next((row for row in self._table.to_pylist() if row["column"] == column), None)
+        if row is None:
+            raise LearnError(f"{column!r} is no described column; there are {', '.join(map(repr, self._columns))}")
         return {name: self._cell(row, name) for name in _SHOWN}
 
     def _cell(self, row: Mapping[str, Any], name: str) -> str:
@@ -173,7 +176,7 @@ def noisy_histogram(client: Client, noise: Noise, name: str, bins: int, bounds: 
     """The histogram of one feature, in equally wide bins between bounds."""
     size = checked_bins(bins)
     [column] = noisy_features(client, [find_number(client.plan, name, "histogram").name], "histogram")
-    given = None if bounds is None else {column.name: pair_of(column, bounds, "histogram")}
+    given = None if bounds is None else {column.name: bounds}
     pair = bounds_of(client.plan, [column], given, "histogram")[column.name]
     asked = NoisyStatistics(client, noise, "histogram")
     asked.want_bins(column, pair, size)

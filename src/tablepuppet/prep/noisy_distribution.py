@@ -69,19 +69,30 @@ class NoisyDistribution:
         """Whether noise leaves nothing to be said."""
         return self.total <= HIDDEN * math.sqrt(float(self._variance(float(FINE))))
 
-    def rank_noise(self, share: float) -> float:
-        """The standard deviation of noise in how many rows lie below a quantile."""
-        whole = self._variance(float(FINE))
-        before = self._variance(float(np.searchsorted(self.below, share * self.total).clip(0, FINE)))
-        return math.sqrt(float((1 - share) ** 2 * before + share**2 * (whole - before)))
+    def _beyond_rank(self, share: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """At each edge: the sum below it less ``share`` of the total, unbiased, and its standard deviation of noise.
+
+        The covariance of the sum below edge k and the total is sigma^2 k / (f + 1).
+        """
+        edges = np.arange(FINE + 1.0)
+        away = np.concatenate([[0.0], np.cumsum(self.counts)]) - share * self.total
+        both = self.sigma**2 * edges / (FAN + 1)
+        variance = self._variance(edges) + share**2 * self._variance(float(FINE)) - 2 * share * both
+        return away, np.sqrt(np.maximum(variance, 0.0))
 
     def quantile(self, share: float) -> tuple[float, float, float]:
-        """(value, lowest, highest): the last two at `SURE` deviations of noise, and a bin further; NaN if hidden."""
+        """(value, lowest, highest), the last two at `SURE` deviations of noise; NaN if hidden.
+
+        The interval has every bin that the quantile may be in, by the bounds of the sums below its two edges.
+        """
         if self.is_hidden:
             return math.nan, math.nan, math.nan
-        rank, noise, bin_width = share * self.total, SURE * self.rank_noise(share), (self.high - self.low) / FINE
-        low, value, high = (self._value(each) for each in (rank - noise, rank, rank + noise))
-        return value, max(low - bin_width, self.low), min(high + bin_width, self.high)
+        value, (away, noise) = self._value(share * self.total), self._beyond_rank(share)
+        reached = np.flatnonzero(away + SURE * noise >= 0)  # edges that may lie at the quantile or above it
+        passed = np.flatnonzero(away - SURE * noise <= 0)  # edges that may lie below it or at it
+        first = max(int(reached[0]) - 1, 0) if len(reached) else 0
+        last = min(int(passed[-1]) + 1, FINE) if len(passed) else FINE
+        return value, min(float(self.edges[first]), value), max(float(self.edges[last]), value)
 
     def _value(self, rank: float) -> float:
         """The value at a rank: rows are taken to lie evenly in a bin."""

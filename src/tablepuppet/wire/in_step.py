@@ -8,9 +8,17 @@ result is that of running them one after another, and nothing that they share ne
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from tablepuppet.wire.outbox import Outbox
+
+_waited = threading.local()  # seconds that a thread has waited for its turns
+
+
+def own_clock() -> float:
+    """Seconds of a clock that stands still while this thread waits for its turn."""
+    return time.perf_counter() - float(getattr(_waited, "seconds", 0.0))
 
 
 class _Stopped(BaseException):
@@ -47,6 +55,7 @@ class _Turns:
     def end(self, number: int) -> None:
         """This thread has ended."""
         with self._changed:
+            self._numbers.pop(threading.get_ident(), None)  # a later thread may get the same id
             self._running.discard(number)
             self._waiting.discard(number)
             self._pass_on(number)
@@ -57,7 +66,9 @@ class _Turns:
             self.is_stopped = True
 
     def _wait(self, number: int) -> None:
+        began = time.perf_counter()
         self._changed.wait_for(lambda: self._now == number)
+        _waited.seconds = getattr(_waited, "seconds", 0.0) + time.perf_counter() - began
         if self.is_stopped:
             raise _Stopped
 

@@ -6,7 +6,6 @@ makes, or of each class. All folds share the relation's session: tables are read
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
@@ -28,6 +27,7 @@ from tablepuppet.relation import Relation
 from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
 from tablepuppet.spelling import names_checked
 from tablepuppet.sql.query import OutputColumn
+from tablepuppet.wire.in_step import own_clock
 
 Fold = tuple[Relation, Relation]  # to learn from, to measure on
 
@@ -83,7 +83,7 @@ def cross_validate(
 
 def measured(learner: Learner, fold: Fold, number: int) -> dict[str, float]:
     """A new learner with the same settings, fitted and measured on both sides of a fold."""
-    began = time.perf_counter()
+    began = own_clock()
     with _named_fold(learner, number):
         model = clone(learner).fit(fold[0])
         return _scores(model.evaluate(fold[0]), model.evaluate(fold[1]), began)
@@ -94,16 +94,16 @@ def measured_along_l2(
 ) -> Iterator[tuple[float, dict[str, float]]]:
     """(l2, scores) of a new linear learner for each value of ``l2``, each fit going on from the one before."""
     with _named_fold(learner, number):
-        began = time.perf_counter()
+        began = own_clock()
         for found in clone(learner).along_l2(fold[0], values, fold[1]):
             yield found.l2, _scores(found.train, found.test, began)
-            began = time.perf_counter()
+            began = own_clock()
 
 
 def _scores(train: Mapping[str, float], test: Mapping[str, float], began: float) -> dict[str, float]:
     scores = {f"train_{name}": value for name, value in train.items()}
     scores |= {f"test_{name}": value for name, value in test.items()}
-    return scores | {"seconds": time.perf_counter() - began}
+    return scores | {"seconds": own_clock() - began}
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 
+from tablepuppet.errors import LearnError
 from tablepuppet.pieces import over_pieces
 
 Array = NDArray[np.float64]
@@ -32,6 +33,7 @@ def class_measures(labels: Classes, chances: Array, weights: Array | None = None
 
     ``chances`` are (rows, classes). The area is NaN where a class has no row.
     """
+    _check_rows(len(labels))
 
     def sums(part: slice) -> tuple[float, float]:
         """(rows that are right, their log likelihood)."""
@@ -50,11 +52,17 @@ def class_measures(labels: Classes, chances: Array, weights: Array | None = None
 
 def number_measures(labels: Array, predicted: Array, weights: Array | None = None) -> dict[str, float]:
     """Root mean squared error and R2, which is NaN for a single row."""
+    _check_rows(len(labels))
     rows = len(labels) if weights is None else float(weights.sum())
     mean = _sum(labels, weights) / rows
     error, spread = _sum((labels - predicted) ** 2, weights), _sum((labels - mean) ** 2, weights)
     r2 = 1 - error / spread if spread else float(not error)
     return {"rmse": float(np.sqrt(error / rows)), "r2": r2 if rows > 1 else float("nan")}
+
+
+def _check_rows(rows: int) -> None:
+    if not rows:
+        raise LearnError("there are no joined rows to measure predictions on")
 
 
 def _sum(values: NDArray[Any], weights: Array | None) -> float:
@@ -67,9 +75,12 @@ def roc_area(chance: Array, positive: NDArray[np.bool_], weights: Array | None =
     >>> roc_area(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
     0.875
     """
+    if not len(chance):
+        return float("nan")
     words: NDArray[Any]
     if weights is None:
-        words = np.ascontiguousarray(chance).view(np.int64) * 2  # numbers from 0 to 1 are in the order of their bits
+        exact = np.ascontiguousarray(chance, np.float64)
+        words = exact.view(np.int64) * 2  # numbers from 0 to 1 are in the order of their bits
         words += positive
         words.sort()
         ones = np.cumsum(words & 1, dtype=np.float64)
