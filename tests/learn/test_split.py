@@ -319,7 +319,12 @@ def test_a_policy_holds_against_own_requests(tmp_path: Path) -> None:
         ({"bottom": tp.bottom.cnn(shape=(3, 3))}, "takes images of 1 x 3 x 3 = 9 columns, but the table has"),
         ({"bottom": {"o": tp.bottom.mlp()}}, "bottom names no network for table"),
         ({"bottom": tp.bottom.registered("nobody")}, "no bottom network 'nobody' is registered here"),
-        ({"bottom": tp.bottom.mlp(hidden=(0,))}, "bottom must be a bottom network"),
+        (
+            {"bottom": {"orders": tp.bottom.mlp()}},
+            "bottom names 'orders'.*keys are the aliases of the query, here 'o', 'i'",
+        ),
+        ({"bottom": "mlp"}, "bottom must be a bottom network"),
+        ({"top": 32}, r"top must be the width of each hidden layer, as in \(16,\)"),
         ({"epochs": 0}, "epochs must be"),
         ({"privacy": tp.Privacy(feature_epsilon=1.0)}, "no form with noise on features"),
         ({"solver": "sgd"}, "has no setting 'solver'"),
@@ -328,6 +333,44 @@ def test_a_policy_holds_against_own_requests(tmp_path: Path) -> None:
 def test_bad_settings_have_clear_errors(fed: tp.Federation, settings: dict[str, Any], match: str) -> None:
     with pytest.raises(tp.TablePuppetError, match=match):
         learner("returned", **settings).fit(relation_of(fed, "returned"))
+
+
+@pytest.mark.parametrize(
+    ("made", "match"),
+    [
+        (lambda: tp.bottom.mlp(hidden=32), r"^hidden must be at most 16 of: .*, as in \(32,\), not 32"),
+        (lambda: tp.bottom.mlp(hidden=(-3,)), r"^hidden must be .*, not \(-3,\)"),
+        (lambda: tp.bottom.mlp(hidden="32"), "^hidden must be .*, not '32'"),
+        (lambda: tp.bottom.mlp(embedding=0), "^embedding must be a number from 1 to 10000, not 0"),
+        (lambda: tp.bottom.mlp(embedding="8"), "^embedding must be .*, not '8'"),
+        (lambda: tp.bottom.mlp(activation="rel"), "^activation must be one of 'relu', 'tanh', not 'rel'"),
+        (lambda: tp.bottom.mlp(hiden=(8,)), "^mlp has no argument 'hiden'; did you mean 'hidden'"),
+        (lambda: tp.bottom.cnn(shape=196), r"^shape must be \(height, width\) or .*, not 196"),
+        (lambda: tp.bottom.cnn(shape=(14, 0)), "^shape must be"),
+        (lambda: tp.bottom.cnn(shape=(14, 14), channels=8), "^channels must be"),
+        (lambda: tp.bottom.cnn(shape=(14, 14), kernel=0), "^kernel must be a number from 1 to 15, not 0"),
+        (lambda: tp.bottom.tabnet(embedding=None), "^embedding must be"),
+        (lambda: tp.bottom.registered("a b"), "^name must be"),
+        (lambda: tp.SplitNNClassifier.of_plain({"bottom": {"kind": "mlp", "embedding": 0}}), "^bottom: embedding must"),
+    ],
+)
+def test_networks_of_tables_are_checked_when_they_are_made(made: Any, match: str) -> None:
+    """Errors name the setting and what would be allowed."""
+    with pytest.raises(tp.TablePuppetError, match=match):
+        made()
+
+
+@pytest.mark.parametrize("made", [tp.SplitNNClassifier, tp.FedOnceClassifier, tp.TabVFLClassifier])
+def test_constant_columns_are_an_error_and_no_warning(made: Any, tmp_path: Path) -> None:
+    """There is no network without inputs; nothing says that there would be."""
+    pytest.importorskip("pytorch_tabnet", reason="TabNet needs the extra `deep`")
+    rows = pa.table({"a": [1.0] * 20, "y": [0, 1] * 10})
+    fed = federation(tmp_path, {"x": {"t": rows}})
+    seen: list[str] = []
+    fed.events.subscribe(lambda event: seen.append(event.name))
+    with pytest.raises(tp.LearnError, match="no feature is left to learn from, and networks across parties need one"):
+        made(epochs=1).fit(fed.sql("SELECT t.a, t.y FROM t", label="y"))
+    assert "features.none" not in seen
 
 
 def test_an_operators_own_module_is_known_by_its_name(fed: tp.Federation) -> None:

@@ -49,6 +49,10 @@ EPOCHS = (5, 100)  # of "auto", at least and at most
 BATCHES = 40  # of an epoch, with batches from 64 to 4,096 rows
 WIRES = ("auto", "float16", "bfloat16")
 WIRE = Kind("'auto', 'float16' or 'bfloat16'", lambda value: isinstance(value, str) and value in WIRES)
+NO_FEATURE = (
+    "no feature is left to learn from, and networks across parties need one: select columns that are not constant, or "
+    "see the warnings about columns"
+)
 FLAT = 0.01  # a share of the objective: it has converged if its last quarter of epochs gained less
 
 
@@ -128,11 +132,19 @@ class SplitLearner(Learner):
             return dict.fromkeys(aliases, self.bottom)
         missing = [alias for alias in aliases if alias not in self.bottom]
         strange = [alias for alias in self.bottom if alias not in aliases]
+        if strange:
+            raise LearnError(
+                f"bottom names {strange[0]!r}, which is no table with features: its keys are the aliases of the query, "
+                f"here {', '.join(map(repr, aliases))}"
+            )
         if missing:
             raise LearnError(f"bottom names no network for table {missing[0]!r}; tables with features: {aliases}")
-        if strange:
-            raise LearnError(f"bottom names {strange[0]!r}, which is no table with features; these are: {aliases}")
         return {alias: self.bottom[alias] for alias in aliases}
+
+    def check_features(self, relation: Relation) -> None:
+        """LearnError if there is no column to learn from: a network needs one, even to predict a constant."""
+        if not self.encoding_.kept(relation.query.features):
+            raise LearnError(NO_FEATURE)
 
     def spec(self, outputs: int) -> Any:
         """There is no one model of all tables: `specs` has them."""
@@ -230,7 +242,7 @@ class SplitLearner(Learner):
         double, specs = relation.wire == "float64", self._fitted_specs(relation)
         model = self._new_model(relation, specs)
         if not model.tables:
-            raise LearnError("no feature is left to learn from; select some, or see the warnings about columns")
+            raise LearnError(NO_FEATURE)
         widths = {alias: specs[alias].outputs for alias in model.tables}
         model.begin(self.seed, self._top(widths, loss.best_constant(), double))
         return model

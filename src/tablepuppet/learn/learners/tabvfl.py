@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.planner import tables_of
-from tablepuppet.learn.learners.split import SplitLearner
+from tablepuppet.learn.learners.split import NO_FEATURE, SplitLearner
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
 from tablepuppet.learn.learners.validation import Watched
 from tablepuppet.learn.learners.watch import Watch
@@ -172,7 +172,7 @@ class TabVFL(SplitLearner):
         double, encoding = relation.wire == "float64", self.encoding_
         known = [alias for alias in relation.mapping.tables if encoding.names(alias) and relation.client.shards(alias)]
         if not known:
-            raise LearnError("no feature is left to learn from; select some, or see the warnings about columns")
+            raise LearnError(NO_FEATURE)
         specs: dict[str, Bottom] = {
             alias: TabNet(len(encoding.names(alias)), part, _categories(encoding, alias), double)
             for alias, part in self._parts(known).items()

@@ -7,45 +7,72 @@ tp.SplitNNClassifier(bottom={"pictures": tp.bottom.cnn(shape=(14, 14)), "users":
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from tablepuppet.errors import ConfigError, LearnError
+from tablepuppet.errors import ArgumentError, ConfigError, LearnError
 from tablepuppet.learn.settings import Kind
 from tablepuppet.learn.split.bottoms import register as register
-from tablepuppet.party.arguments import fits
-from tablepuppet.party.spec import Bottom, Cnn, Mlp, Registered, TabNet
+from tablepuppet.party.arguments import Layers, described, fits
+from tablepuppet.party.spec import Bottom, Cnn, Mlp, Registered, Side, TabNet
 from tablepuppet.prep.encode import Encoding
+from tablepuppet.spelling import names_checked
 from tablepuppet.sql.query import OutputColumn
 
 
+@names_checked
 def mlp(hidden: Sequence[int] = (32,), embedding: int = 8, activation: Literal["relu", "tanh"] = "relu") -> Mlp:
     """Fully connected layers of the widths ``hidden``, then ``embedding`` outputs."""
-    return Mlp(tuple(hidden), embedding, activation, False)
+    hidden = _listed(hidden)
+    _check(Mlp, hidden=hidden, embedding=embedding, activation=activation)
+    return Mlp(hidden, embedding, activation, False)
 
 
+@names_checked
 def cnn(shape: Sequence[int], channels: Sequence[int] = (16, 32), kernel: int = 3, embedding: int = 16) -> Cnn:
     """Convolutions over a table whose columns are the pixels of an image, row by row.
 
     ``shape`` is (height, width), or (channels, height, width). Each convolution is followed by ReLU and halves both.
     """
-    sides = tuple(shape) if len(shape) == 3 else (1, *shape)
-    if len(sides) != 3:
-        raise LearnError(f"shape is (height, width) or (channels, height, width), not {shape!r}")
-    return Cnn((sides[0], sides[1], sides[2]), tuple(channels), kernel, embedding, False)
+    sides, channels = _listed(shape), _listed(channels)
+    if not (isinstance(sides, tuple) and len(sides) in (2, 3) and all(fits(side, Side) for side in sides)):
+        raise LearnError(
+            f"shape must be (height, width) or (channels, height, width), each {described(Side)}, not {shape!r}"
+        )
+    _check(Cnn, channels=channels, kernel=kernel, embedding=embedding)
+    depth, height, width = sides if len(sides) == 3 else (1, *sides)
+    return Cnn((depth, height, width), channels, kernel, embedding, False)
 
 
+@names_checked
 def tabnet(embedding: int = 8) -> TabNet:
     """Batch norm over the columns, then a linear layer, as TabVFL has at its guests."""
+    _check(TabNet, embedding=embedding)
     return TabNet(embedding, 0, (), False)
 
 
+@names_checked
 def registered(name: str, embedding: int = 8) -> Registered:
     """A torch module that every party of the table has registered under a name (`register`)."""
+    _check(Registered, name=name, embedding=embedding)
     return Registered(name, embedding, False)
+
+
+def _listed(value: Any) -> Any:
+    """Any list or array of numbers as a tuple; what is none stays, to be refused."""
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
+
+
+def _check(spec: type[msgspec.Struct], **settings: Any) -> None:
+    """Raise LearnError unless the settings of a network are what parties take."""
+    types = {_NAMES.get(field.name, field.name): field.type for field in msgspec.structs.fields(spec)}
+    for name, value in settings.items():
+        if not fits(value, types[name]):
+            like = ", as in (32,)" if types[name] is Layers else ""
+            raise LearnError(f"{name} must be {described(types[name])}{like}, not {value!r}")
 
 
 _KINDS: Mapping[str, Callable[..., Bottom]] = {"mlp": mlp, "cnn": cnn, "tabnet": tabnet, "registered": registered}
@@ -95,7 +122,7 @@ def _read(value: Any) -> Any:
         raise ConfigError(f"bottom is a section with kind, one of {', '.join(_KINDS)}, or with tables by alias")
     try:
         return _KINDS[value["kind"]](**{name: each for name, each in value.items() if name != "kind"})
-    except TypeError as error:
+    except (TypeError, ArgumentError, LearnError) as error:
         raise ConfigError(f"bottom: {error}") from None
 
 
