@@ -53,7 +53,7 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
             "X.sum(), X.min() or X.max()"
         )
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Any:
         if name in _NEED_CELLS:
             raise NoArrayError(
                 f"X.{name} needs the array itself, which is not built: all cells would come here; write "
@@ -277,7 +277,7 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
 class WeightedRows(RowScaled):
     """``w[:, None] * X``: it has products, and says how sums are written with them."""
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Any:
         if name in _NEED_CELLS or hasattr(LazyArray, name):
             raise NoArrayError(
                 f"w[:, None] * X has products only, no {name}: write X.T @ w for its sums of columns, "
