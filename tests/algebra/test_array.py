@@ -359,3 +359,32 @@ def test_an_array_knows_its_recipe(matrix: Any) -> None:
     again = matrix._owner.matrix(like=array)
     agree(again.sum(axis=0), array.sum(axis=0))
     assert again.columns == array.columns
+
+
+def test_what_needs_cells_says_so(tmp_path: Path) -> None:
+    """Attributes of NumPy's arrays that X has not: an error with what to write, and `hasattr` is false."""
+    matrix: Any = federation(tmp_path, shop(1), wire="float64").sql(f"SELECT {ALL} {JOIN}").matrix()
+    rows = matrix.shape[0]
+    assert len(matrix) == len(np.log1p(np.abs(matrix))) == rows
+    for name in ("argmax", "reshape", "copy", "toarray", "astype"):
+        with pytest.raises(tp.LearnError, match=rf"X\.{name} needs the array itself.*X @ np\.eye\(X\.shape\[1\]\)"):
+            getattr(matrix, name)
+        assert not hasattr(matrix, name)
+    with pytest.raises(AttributeError, match="'RelationMatrix' object has no attribute 'colums'"):
+        _ = matrix.colums
+    with pytest.raises(tp.LearnError, match="ambiguous"):
+        bool(matrix > 0)
+    weighted = matrix * np.ones(rows)[:, None]
+    with pytest.raises(tp.LearnError, match=r"write X\.T @ w for its sums of columns"):
+        weighted.sum(axis=0)
+    agree(weighted.T @ np.ones(rows), matrix.sum(axis=0))
+
+
+@pytest.mark.parametrize("plan", ["cost", "parties"])
+def test_factors_that_do_not_fit(tmp_path: Path, plan: Any) -> None:
+    """X @ other says which shapes there are; X.T @ X is the Gram matrix."""
+    matrix: Any = federation(tmp_path, shop(1), wire="float64").sql(f"SELECT {ALL} {JOIN}").matrix(plan=plan)
+    for other in (matrix, "abc", None, np.ones((matrix.shape[1], 2, 2))):
+        with pytest.raises(tp.LearnError, match="X @ other: "):
+            _ = matrix @ other
+    agree(matrix.T @ matrix, matrix.gram())

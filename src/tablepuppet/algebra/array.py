@@ -34,11 +34,32 @@ Array = NDArray[np.float64]
 KEYWORDS = {"where": True, "out": None, "casting": "same_kind", "order": "K", "subok": True, "dtype": None}
 
 
+class NoArrayError(LearnError, AttributeError):
+    """NumPy's arrays have this, but it needs cells; an AttributeError, so that `hasattr` is false."""
+
+
 class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
     """Some columns of X, and an elementwise function of them; an operator for SciPy, an array for NumPy."""
 
     ndim = 2
     __hash__ = object.__hash__  # == is elementwise
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        raise LearnError(
+            "whether X is true is ambiguous, as for arrays of NumPy: write np.count_nonzero(X) > 0, or a condition on "
+            "X.sum(), X.min() or X.max()"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _NEED_CELLS:
+            raise NoArrayError(
+                f"X.{name} needs the array itself, which is not built: all cells would come here; write "
+                f"X @ np.eye(X.shape[1]), and .{name} of that"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     # ---- sums and statistics
 
@@ -208,6 +229,7 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
         return LinearOperator.__sub__(self, other) if _is_foreign(other) else super().__sub__(other)
 
     def __matmul__(self, other: Any) -> Any:
+        _check_factor(self, other)
         if self.source.keeper is None or np.isscalar(other) or isinstance(other, LinearOperator):
             return ProductOperator.__matmul__(self, other)
         return self.kept_times(other)
@@ -239,9 +261,9 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
     def _row_scaled(self, name: str, operands: Sequence[Any]) -> RowScaled:
         weights = next(each for each in operands if isinstance(each, RowWeights))
         if name == "multiply":
-            return RowScaled(self, weights.values)
+            return WeightedRows(self, weights.values)
         if name == "divide" and operands[1] is weights and weights.values.all():
-            return RowScaled(self, 1 / weights.values)
+            return WeightedRows(self, 1 / weights.values)
         _refuse(f"np.{name} of X and a number per joined row", "w[:, None] * X, or a column in SELECT")
 
     def explain(self, vectors: int = 1) -> Explanation:
@@ -250,6 +272,18 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
         keeper = self.source.keeper
         kept = keeper.steps(products, vectors) if keeper is not None and products.tables else []
         return explain_array(self.source.places, products, vectors, kept)
+
+
+class WeightedRows(RowScaled):
+    """``w[:, None] * X``: it has products, and says how sums are written with them."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _NEED_CELLS or hasattr(LazyArray, name):
+            raise NoArrayError(
+                f"w[:, None] * X has products only, no {name}: write X.T @ w for its sums of columns, "
+                "w * X.sum(axis=1) for those of rows"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
 
 @dataclass(frozen=True)
@@ -284,6 +318,23 @@ def _operand(given: Any, like: LazyArray, name: str) -> Term | RowWeights:
         f"np.{name}: an array of shape {values.shape} does not fit X, {like.shape}: give a number, a row of {width:,} "
         f"or, to multiply, a column ({rows:,}, 1)"
     )
+
+
+def _check_factor(matrix: LazyArray, other: Any) -> None:
+    """LearnError unless X @ other may be a product: shapes of arrays are checked with it."""
+    width = matrix.shape[1]
+    if isinstance(other, LinearOperator):
+        if other.shape[0] != width:
+            raise LearnError(
+                f"X @ other: X is {matrix.shape} and other {other.shape}; other has a row for each of the {width:,} "
+                "columns of X. X.T @ X is the Gram matrix"
+            )
+    elif isinstance(other, str) or not (np.isscalar(other) or np.ndim(other) in (1, 2)):
+        raise LearnError(f"X @ other: other is an array ({width},) or ({width}, k), not {_shape_told(other)}")
+
+
+def _shape_told(other: Any) -> str:
+    return f"of {np.ndim(other)} axes" if isinstance(other, (np.ndarray, list, tuple)) else type(other).__name__
 
 
 def _is_foreign(value: object) -> bool:
@@ -356,6 +407,9 @@ def _method(name: str) -> Callable[..., Any]:
     return call
 
 
+_NEED_CELLS = frozenset(
+    {name for name in dir(np.ndarray) if not name.startswith("_")} | {"toarray", "todense", "to_numpy"}
+)
 _REDUCED = {np.add: "sum", np.minimum: "min", np.maximum: "max"}
 _WITHIN_TWO: dict[Any, Callable[..., Any]] = {
     np.positive: lambda values: values,

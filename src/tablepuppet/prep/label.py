@@ -24,6 +24,7 @@ from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import NUMERIC, Family, family
 
 MOST_CLASSES = 1000
+MOST_FRACTIONS = 20  # classes, if some are not whole numbers
 Question = tuple[str, dict[str, Any]]  # an op and its arguments, without the column
 NUMBER_LABELS: Returns = {"labels": Numbers((ROWS,), "fiu", finite=False), "missing": Plain(int, 0, ROWS)}
 LARGEST = 1e100  # bound of a numeric label: sums of squares of larger ones would overflow
@@ -205,6 +206,11 @@ def joined_classes(client: Client, label: OutputColumn, asked: Pending, least: i
         for told, reply in zip(classes, replies, strict=True)
     ]
     return Classes(values, client.mapping.gather(label.alias, _one(numbered)))
+
+
+def is_continuous(classes: NDArray[Any]) -> bool:
+    """Whether different values of a label are measurements rather than classes: many, and not whole numbers."""
+    return classes.dtype.kind == "f" and len(classes) > MOST_FRACTIONS and bool(np.any(classes != np.floor(classes)))
 
 
 def class_number_type(classes: int) -> type[np.int8 | np.int16]:

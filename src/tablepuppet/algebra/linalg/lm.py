@@ -43,8 +43,8 @@ class LM(LinearFit):
 
     @property
     def r2(self) -> float:
-        """The share of the variance that is explained."""
-        return 1 - self.residual_squares / self.total_squares
+        """The share of the variance that is explained; NaN for a label that is the same everywhere."""
+        return 1 - self.residual_squares / self.total_squares if self.total_squares else math.nan
 
     @property
     def adjusted_r2(self) -> float:

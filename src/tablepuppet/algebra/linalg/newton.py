@@ -20,6 +20,7 @@ from scipy.sparse.linalg import LinearOperator, cg
 from tablepuppet.algebra.linalg.design import Design, check_positive
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.errors import LearnError
+from tablepuppet.prep.label import is_continuous
 
 Array = NDArray[np.float64]
 ENOUGH = 1e-4  # the share of the expected decrease that a step must bring
@@ -127,6 +128,11 @@ def classes_of(program: str, label: ArrayLike, rows: int) -> tuple[NDArray[np.ge
         classes, numbers = np.unique(given, return_inverse=True)
     except TypeError:
         raise LearnError(f"{program}: y has classes of several types") from None
+    if is_continuous(classes):
+        raise LearnError(
+            f"{program}: y has {len(classes):,} values that are not whole numbers, which are no classes; take lm or "
+            "glm, or make classes of it in SELECT, by CASE"
+        )
     if len(classes) < 2:
         raise LearnError(f"{program}: y has one class only in these rows; two or more are needed")
     return classes, numbers

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.algebra.array import LazyArray
-from tablepuppet.algebra.linalg.design import LEAST, Design, check_numbers, check_rows, check_varies
+from tablepuppet.algebra.linalg.design import LEAST, Design, check_numbers, check_rows
 from tablepuppet.algebra.linalg.lm import LM, least_squares
 from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.progress import Progress
@@ -39,7 +39,6 @@ def steplm(matrix: LazyArray, label: ArrayLike, folder: str | Path | None = None
     """
     design, y = Design(matrix), check_numbers("steplm", label, matrix.shape[0])
     check_rows("steplm", design.shape[0], 2)
-    check_varies("steplm", y)
     gram, products = design.equations(y - y.mean(), Progress(folder, "steplm", matrix, y))
     rows, sums = design.shape[0], gram[0, 1:]
     centred = gram[1:, 1:] - np.outer(sums, sums) / rows

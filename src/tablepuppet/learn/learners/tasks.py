@@ -27,6 +27,7 @@ from tablepuppet.prep.label import (
     check_classes,
     check_numbers,
     class_number_type,
+    is_continuous,
     joined_classes,
     joined_numbers,
 )
@@ -135,6 +136,11 @@ class Classifier(Learner):
 
     def _prepare(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
         found = joined_classes(client, label, asked)
+        if is_continuous(found.values):
+            raise LearnError(
+                f"label {label.qualified} has {len(found.values):,} values that are not whole numbers, which are no "
+                f"classes; use a regressor, or make classes of it in SELECT, by CASE {client.owners(label.alias)}"
+            )
         self.classes_ = found.values
         return self._log_loss(client, found.numbers)
 
