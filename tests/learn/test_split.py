@@ -335,22 +335,25 @@ def test_bad_settings_have_clear_errors(fed: tp.Federation, settings: dict[str, 
         learner("returned", **settings).fit(relation_of(fed, "returned"))
 
 
+ANY: Any = tp.bottom  # with arguments of any type
+
+
 @pytest.mark.parametrize(
     ("made", "match"),
     [
-        (lambda: tp.bottom.mlp(hidden=32), r"^hidden must be at most 16 of: .*, as in \(32,\), not 32"),
-        (lambda: tp.bottom.mlp(hidden=(-3,)), r"^hidden must be .*, not \(-3,\)"),
-        (lambda: tp.bottom.mlp(hidden="32"), "^hidden must be .*, not '32'"),
-        (lambda: tp.bottom.mlp(embedding=0), "^embedding must be a number from 1 to 10000, not 0"),
-        (lambda: tp.bottom.mlp(embedding="8"), "^embedding must be .*, not '8'"),
-        (lambda: tp.bottom.mlp(activation="rel"), "^activation must be one of 'relu', 'tanh', not 'rel'"),
-        (lambda: tp.bottom.mlp(hiden=(8,)), "^mlp has no argument 'hiden'; did you mean 'hidden'"),
-        (lambda: tp.bottom.cnn(shape=196), r"^shape must be \(height, width\) or .*, not 196"),
-        (lambda: tp.bottom.cnn(shape=(14, 0)), "^shape must be"),
-        (lambda: tp.bottom.cnn(shape=(14, 14), channels=8), "^channels must be"),
-        (lambda: tp.bottom.cnn(shape=(14, 14), kernel=0), "^kernel must be a number from 1 to 15, not 0"),
-        (lambda: tp.bottom.tabnet(embedding=None), "^embedding must be"),
-        (lambda: tp.bottom.registered("a b"), "^name must be"),
+        (lambda: ANY.mlp(hidden=32), r"^hidden must be at most 16 of: .*, as in \(32,\), not 32"),
+        (lambda: ANY.mlp(hidden=(-3,)), r"^hidden must be .*, not \(-3,\)"),
+        (lambda: ANY.mlp(hidden="32"), "^hidden must be .*, not '32'"),
+        (lambda: ANY.mlp(embedding=0), "^embedding must be a number from 1 to 10000, not 0"),
+        (lambda: ANY.mlp(embedding="8"), "^embedding must be .*, not '8'"),
+        (lambda: ANY.mlp(activation="rel"), "^activation must be one of 'relu', 'tanh', not 'rel'"),
+        (lambda: ANY.mlp(hiden=(8,)), "^mlp has no argument 'hiden'; did you mean 'hidden'"),
+        (lambda: ANY.cnn(shape=196), r"^shape must be \(height, width\) or .*, not 196"),
+        (lambda: ANY.cnn(shape=(14, 0)), "^shape must be"),
+        (lambda: ANY.cnn(shape=(14, 14), channels=8), "^channels must be"),
+        (lambda: ANY.cnn(shape=(14, 14), kernel=0), "^kernel must be a number from 1 to 15, not 0"),
+        (lambda: ANY.tabnet(embedding=None), "^embedding must be"),
+        (lambda: ANY.registered("a b"), "^name must be"),
         (lambda: tp.SplitNNClassifier.of_plain({"bottom": {"kind": "mlp", "embedding": 0}}), "^bottom: embedding must"),
     ],
 )
