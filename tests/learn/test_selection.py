@@ -174,3 +174,24 @@ def test_a_metric_that_a_fold_does_not_have(tmp_path: Path) -> None:
         tp.GridSearch(tp.LogisticRegression(), {"l2": [0.1, 1.0]}, folds=6, metric="auc").fit(relation)
     found = tp.GridSearch(tp.LogisticRegression(), {"l2": [0.1, 1.0]}, folds=6).fit(relation)
     assert np.isnan(found.results_["mean_test_auc"]).all()
+
+
+def test_searches_are_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics, learners and names of arguments, before anything is asked; results are there after `fit`."""
+    relation = federation(tmp_path, tables(60)).sql(SQL.format("returned"), label="returned")
+    messages = record_wire(monkeypatch)
+    search = tp.GridSearch(tp.LogisticRegression(), {"l2": [0.1]}, metric="roc_auc")
+    with pytest.raises(tp.LearnError, match="has no metric 'roc_auc'; did you mean 'auc'"):
+        search.fit(relation)
+    with pytest.raises(
+        tp.LearnError, match=r"cross_validate takes a learner, such as LogisticRegression\(\), not the cl"
+    ):
+        tp.cross_validate(tp.LogisticRegression, relation)  # type: ignore[arg-type]
+    with pytest.raises(tp.LearnError, match=r"GridSearch takes a learner"):
+        tp.GridSearch(tp.LogisticRegression, {"l2": [0.1]}).fit(relation)  # type: ignore[arg-type]
+    assert not messages
+    with pytest.raises(NotFittedError, match="GridSearch is not fitted"):
+        _ = search.results_
+    assert not hasattr(search, "best_model_")
+    with pytest.raises(TypeError, match=r"GridSearch has no argument 'scoring'; there are: .*metric"):
+        tp.GridSearch(tp.LogisticRegression(), {}, scoring="auc")  # type: ignore[call-arg]

@@ -72,6 +72,7 @@ def cross_validate(
     ``groups`` names a selected column: rows of one value are in one fold. ``stratified``: each class is dealt evenly to
     the folds. The learner itself is not fitted.
     """
+    need_learner(learner, "cross_validate")
     parts = make_folds(relation, folds, seed, groups=groups, stratified=stratified)
     done = relation.events.progress("folds", f"{type(learner).__name__}: cross-validating", len(parts))
     rows = []
@@ -79,6 +80,14 @@ def cross_validate(
         rows.append({"fold": number, **measured(learner, fold, number)})
         done(len(rows))
     return Results(f"{type(learner).__name__}, {len(parts)} folds", rows)
+
+
+def need_learner(learner: object, verb: str) -> None:
+    """LearnError unless the argument is a learner, not its class."""
+    if isinstance(learner, type) or not hasattr(learner, "learns_classes"):
+        made = f"{learner.__name__}()" if isinstance(learner, type) else "tp.LogisticRegression()"
+        what = "the class" if isinstance(learner, type) else type(learner).__name__
+        raise LearnError(f"{verb} takes a learner, such as {made}, not {what}")
 
 
 def measured(learner: Learner, fold: Fold, number: int) -> dict[str, float]:

@@ -23,7 +23,7 @@ from sklearn.base import BaseEstimator, clone
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
-from tablepuppet.learn.learners.folds import Fold, Folding, Results, measured, measured_along_l2
+from tablepuppet.learn.learners.folds import Fold, Folding, Results, measured, measured_along_l2, need_learner
 from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.learners.linear import LinearLearner
 from tablepuppet.learn.learners.not_fitted import NotFittedError
@@ -41,10 +41,12 @@ from tablepuppet.learn.learners.search_prep import (
 )
 from tablepuppet.learn.solve.allowance import counts_replies
 from tablepuppet.relation import Relation
-from tablepuppet.spelling import did_you_mean, names_checked
+from tablepuppet.spelling import class_checked, did_you_mean, names_checked
 from tablepuppet.wire.in_step import in_step
 
 LOWER_IS_BETTER = ("log_loss", "rmse")
+MEASURES = {True: ("accuracy", "auc", "log_loss"), False: ("rmse", "r2")}  # of learners of classes, of numbers
+LEFT_BY_FIT = ("best_params_", "best_score_", "best_model_", "results_", "metric_")
 MOST = 10_000  # candidates
 KEPT = 3  # of so many candidates one goes on, with so many times the rows
 FEWEST = 200  # rows of the table that is dealt to folds: fewer say too little of a candidate
@@ -112,7 +114,13 @@ class Search(BaseEstimator):  # type: ignore[misc]
         return self
 
     def check(self) -> list[Settings]:
-        """The candidates; LearnError if one cannot be, before anything is asked."""
+        """The candidates; LearnError if one cannot be, or the metric, before anything is asked."""
+        need_learner(self.learner, _kind(self))
+        measures = MEASURES[self.learner.learns_classes]
+        if self.metric is not None and self.metric not in measures:
+            raise LearnError(
+                f"{_kind(self)}: the learner has no metric {self.metric!r}{did_you_mean(str(self.metric), measures)}"
+            )
         candidates = self._candidates()
         for settings in candidates:
             self._with(settings).check_settings()
@@ -210,8 +218,6 @@ class Search(BaseEstimator):  # type: ignore[misc]
         measures = [name.removeprefix("mean_test_") for name in some if name.startswith("mean_test_")]
         usual = "accuracy" if "accuracy" in measures else "r2"
         metric = self.metric or (usual if usual in measures else measures[0])
-        if metric not in measures:
-            raise LearnError(f"{_kind(self)}: the learner has no metric {metric!r}{did_you_mean(metric, measures)}")
         self.metric_, sign = metric, 1.0 if metric in LOWER_IS_BETTER else -1.0
         places = sorted(rows)
         scores = np.array([sign * rows[place][f"mean_test_{metric}"] for place in places])
@@ -225,24 +231,22 @@ class Search(BaseEstimator):  # type: ignore[misc]
 
     def predict(self, relation: Relation, **settings: Any) -> Any:
         """Predictions of the best model."""
-        return self._best.predict(relation, **settings)
+        return self.best_model_.predict(relation, **settings)
 
     def evaluate(self, relation: Relation) -> dict[str, float]:
         """Metrics of the best model."""
-        return dict(self._best.evaluate(relation))
+        return dict(self.best_model_.evaluate(relation))
 
     @names_checked
     def plot(self, path: str | Path) -> None:
         """Draw the score of every candidate by each setting, with its deviation over folds, into a picture."""
-        _ = self._best
         searched = [name for name in self.results_.column_names if name in self.best_params_]
         draw(list(self.results_), searched, self.metric_, Path(path))
 
-    @property
-    def _best(self) -> Learner:
-        if not hasattr(self, "best_model_"):
+    def __getattr__(self, name: str) -> Any:
+        if name in LEFT_BY_FIT:
             raise NotFittedError(f"this {_kind(self)} is not fitted yet: call fit with a relation first")
-        return self.best_model_
+        raise AttributeError(f"{_kind(self)!r} object has no attribute {name!r}", name=name, obj=self)
 
     def _check_names(self, names: Sequence[str]) -> None:
         known = sorted(self.learner.get_params(deep=False))
@@ -259,6 +263,7 @@ def _is_list(values: Any) -> bool:
     return not isinstance(values, str) and isinstance(values, Sequence | np.ndarray) and len(values) > 0
 
 
+@class_checked
 class GridSearch(Search):
     """Tries every combination of settings: ``tp.GridSearch(learner, {"l2": [1e-6, 1e-3]}, folds=5).fit(rel)``.
 
@@ -289,6 +294,7 @@ class GridSearch(Search):
         return [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
 
 
+@class_checked
 class RandomSearch(Search):
     """Tries random settings: ``tp.RandomSearch(learner, {"l2": scipy.stats.loguniform(1e-6, 1)}, candidates=20)``.
 
