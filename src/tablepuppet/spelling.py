@@ -27,6 +27,12 @@ ELSEWHERE = {
     "hidden_layer_sizes": "hidden",
     "n_iter_no_change": "patience",
     "query": "text",
+    "scoring": "metric",
+    "cv": "folds",
+    "param_grid": "grid",
+    "estimator": "learner",
+    "n_clusters": "k",
+    "n_components": "components",
 }
 
 

@@ -13,6 +13,7 @@ import pytest
 from scipy.stats import loguniform
 
 import tablepuppet as tp
+from tablepuppet.errors import ArgumentError
 from tablepuppet.jobs import Run
 from tablepuppet.learn.learners import linear as linear_module
 from tablepuppet.learn.learners import search as module
@@ -247,3 +248,11 @@ def test_jobs_that_cannot_search(tmp_path: Path) -> None:
         job.write_text(text + more)
         with pytest.raises(tp.TablePuppetError, match=message):
             Run.to_train(job, lambda event: None)
+
+
+def test_names_of_scikit_learn_are_known() -> None:
+    """Whoever writes scikit-learn's names reads what they are here."""
+    made: Any = tp.GridSearch
+    for name, here in (("scoring", "metric"), ("cv", "folds"), ("param_grid", "grid")):
+        with pytest.raises(ArgumentError, match=f"has no argument '{name}'; here it is '{here}'"):
+            made(tp.LinearRegression(), {"l2": [1.0]}, **{name: 3})
