@@ -6,7 +6,6 @@ held against what the catalog said.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import weakref
 from collections.abc import Mapping
@@ -32,6 +31,7 @@ from tablepuppet.wire.closing import closer
 from tablepuppet.wire.engine import Engine, call_all
 from tablepuppet.wire.outbox import Outbox, WhenLost
 
+BRIEFLY = 1.0  # seconds for the other parties of a session, when one is gone
 GROWTH, SLACK = 2, 1000  # a table may have so many times its rows in the catalog, and so many more, when it is read
 
 
@@ -55,7 +55,7 @@ class Session:
         self.id = engine.new_session()
         self._views = itertools.count()
         closer().wait()  # so that limits of parties do not count what is no longer used
-        self._close = partial(_close, engine, plan.parties, self.id)
+        self._close = partial(close_session, engine, plan.parties, self.id)
         self._finalizer = weakref.finalize(self, closer().later, self._close)
         self.outbox = Outbox(engine, self.id, settings.when_lost)
         self.secured = SecureTables()
@@ -159,7 +159,11 @@ class Session:
         return None if alive.all() else alive
 
 
-def _close(engine: Engine, parties: tuple[str, ...], session: str) -> None:
+def close_session(engine: Engine, parties: tuple[str, ...], session: str) -> None:
+    """Free the snapshots of a session at its parties."""
+    patience: float | None = None
     for party in parties:
-        with contextlib.suppress(TablePuppetError):  # a party that is gone has nothing to free
-            engine.call(party, Request("close", session))
+        try:
+            engine.call(party, Request("close", session), patience)
+        except TablePuppetError:  # a party that is gone has nothing to free; others may be gone with it
+            patience = BRIEFLY

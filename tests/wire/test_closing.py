@@ -7,10 +7,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from tablepuppet.errors import PartyError
+from tablepuppet.party.request import Request
+from tablepuppet.session import BRIEFLY, close_session
 from tablepuppet.wire.closing import Closer
 from tests.relations import collect_garbage, federation, party_of
 
@@ -98,3 +102,20 @@ def test_at_the_end_of_a_process_all_is_closed(tmp_path: Path) -> None:
             [sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=60, check=True
         )
         assert "closed" in done.stdout
+
+
+def test_one_party_that_is_gone_is_waited_for() -> None:
+    """The others of its session are tried briefly: whoever opens the next session waits for this one to be closed."""
+
+    class Gone:
+        def __init__(self) -> None:
+            self.patience: list[float | None] = []
+
+        def call(self, party: str, request: Request, patience: float | None = None) -> None:
+            self.patience.append(patience)
+            if party != "a":
+                raise PartyError(f"party {party!r} is gone")
+
+    engine: Any = Gone()
+    close_session(engine, ("a", "b", "c", "d"), "s")
+    assert engine.patience == [None, None, BRIEFLY, BRIEFLY]
