@@ -52,7 +52,7 @@ def test_names_of_settings_are_checked(relation: tp.Relation, matrix: Any) -> No
     """An error says which setting was meant, or lists those that there are."""
     linalg: Any = tp.linalg
     for call, message in (
-        (lambda: linalg.kmeans(matrix, n_clusters=3), "kmeans has no argument 'n_clusters'; there are: matrix, k"),
+        (lambda: linalg.kmeans(matrix, n_clusters=3), "kmeans has no argument 'n_clusters'; here it is 'k'"),
         (lambda: linalg.l2svm(matrix, relation.label(), C=1), "l2svm has no argument 'C'; here it is 'l2'"),
         (lambda: relation.matrix(plans="cost"), "matrix has no argument 'plans'; did you mean 'plan'"),  # type: ignore[call-arg]
     ):

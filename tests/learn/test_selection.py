@@ -193,5 +193,5 @@ def test_searches_are_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(NotFittedError, match="GridSearch is not fitted"):
         _ = search.results_
     assert not hasattr(search, "best_model_")
-    with pytest.raises(TypeError, match=r"GridSearch has no argument 'scoring'; there are: .*metric"):
+    with pytest.raises(TypeError, match=r"GridSearch has no argument 'scoring'; here it is 'metric'"):
         tp.GridSearch(tp.LogisticRegression(), {}, scoring="auc")  # type: ignore[call-arg]
