@@ -36,7 +36,7 @@ lint: $(TEST_READY) ## formatting, lint rules and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-quick: lint ## lint, and the tests that start no processes and are not slow: some minutes
+quick: lint ## lint, and the tests that start no processes and are not slow: about four minutes on two cores
 	$(BIN)/python -m pytest -q -n $$(getconf _NPROCESSORS_ONLN) --dist worksteal -m "not processes and not slow"
 
 check: lint test ## everything CI runs: lint and test
