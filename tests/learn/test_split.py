@@ -14,7 +14,9 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.baselines.pooled import joined_tables
+from tablepuppet.errors import PartyError
 from tablepuppet.learn.split.flat import Adam
+from tablepuppet.learn.split.narrow import widened
 from tablepuppet.learn.split.table import TorchTable
 from tablepuppet.operators.batches import batches
 from tablepuppet.party.request import Reply, Request
@@ -223,6 +225,13 @@ def test_numbers_of_16_bits_halve_the_bytes(tmp_path: Path, wire: str, shards: i
     assert narrow.predict_proba(relation) == pytest.approx(whole.predict_proba(relation), abs=10 * tolerance)
     narrow.save(tmp_path / "model")
     assert tp.load(tmp_path / "model", fed).predict_proba(relation) == pytest.approx(narrow.predict_proba(relation))
+
+
+@pytest.mark.parametrize("bits", [0x7FC0, 0x7F80, 0xFF80])
+def test_bits_that_are_no_number_are_refused(bits: int) -> None:
+    """NaN and infinities in 16 bits, as those of floats."""
+    with pytest.raises(PartyError, match="must be finite"):
+        widened(np.array([0x3F80, bits], np.uint16))
 
 
 def embedded_bytes(fed: tp.Federation) -> int:

@@ -212,7 +212,9 @@ def test_in_ones_own_process_a_failure_is_an_error(tmp_path: Path) -> None:
 
 
 def test_next_to_no_noise_is_no_way_around_small_groups(tmp_path: Path) -> None:
-    """Without a budget noise may be as little as 1e-6: three values, and a category of three rows, were told by it."""
+    """Without a budget a caller may take as little noise as 1e-6: three values, the number of rows below any value, and
+    a category of three rows, listed or not, were told by it.
+    """
     rows = accounts().set_column(3, "amount", pa.array([1234.5 if i < 3 else None for i in range(60)]))
     rows = rows.set_column(2, "code", pa.array(["few" if i < 3 else "many" for i in range(60)]))
     attacker = Attacker(write_bank(tmp_path, rows))
@@ -220,14 +222,31 @@ def test_next_to_no_noise_is_no_way_around_small_groups(tmp_path: Path) -> None:
     attacker.use("s", "v", EVERY, ONCE)
     asked: dict[str, Any] = {"view": "v", "multiplier": 1e-6}
     edges = {"lows": np.full(2, -1e6), "highs": np.full(2, 1e6)}
-    for op, given in (("private.ranges", {}), ("private.moments", edges)):
-        told = attacker.run("s", op, columns=["amount", "id"], **asked, **given)
-        few, all_rows = told["counts" if op == "private.ranges" else "sums"]
-        assert not few.any()
-        assert round(all_rows.max()) >= 20
+    for op, given in (("private.ranges", {}), ("private.moments", edges), ("private.bins", {**edges, "bins": 4})):
+        with pytest.raises(tp.PrivacyError, match="only with noise of half a row's part or more"):
+            attacker.run("s", op, columns=["amount", "id"], **asked, **given)
+        told = attacker.run("s", op, view="v", multiplier=0.5, columns=["amount", "id"], **given)
+        assert told["sums" if op == "private.moments" else "counts"][1].any()
     told = attacker.run("s", "private.categories", column="code", family="text", blinding="b", **asked)
     assert told["distinct"] == 1
     assert np.rint(told["weights"]).tolist() == [57.0]
+
+
+def test_listed_categories_are_counted_in_groups_only(tmp_path: Path) -> None:
+    """Those of fewer rows than ``min_group`` count as none, and next to no noise is refused."""
+    rows = accounts().set_column(2, "code", pa.array(["few" if i < 3 else "many" for i in range(60)]))
+    file = write_bank(tmp_path, rows)
+    listed = 'code = { uses = ["feature"], categories = ["few", "many", "none"] }'
+    file.write_text(file.read_text().replace('code = ["key", "feature", "filter"]', listed))
+    attacker = Attacker(file)
+    attacker.open("s", attacker.scan("SELECT code FROM cards", keys=()))
+    attacker.use("s", "v", EVERY, ONCE)
+    asked: dict[str, Any] = {"view": "v", "column": "code", "family": "text", "blinding": "b", "counted": True}
+    with pytest.raises(tp.PrivacyError, match="only with noise of half a row's part or more"):
+        attacker.run("s", "private.categories", multiplier=1e-6, **asked)
+    counts = attacker.run("s", "private.categories", multiplier=0.5, **asked)["weights"]
+    assert sorted(np.flatnonzero(counts).tolist()) == [int(np.argmax(counts))]
+    assert counts.max() == pytest.approx(57, abs=5)
 
 
 def test_a_name_of_one_row_is_not_told(tmp_path: Path) -> None:

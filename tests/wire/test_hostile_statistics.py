@@ -11,6 +11,9 @@ import pytest
 
 import tablepuppet as tp
 import tablepuppet.learn.party_ops
+from tablepuppet.party.allowance import Allowance, allowed
+from tablepuppet.prep.frame import Frame
+from tablepuppet.prep.specs import Scale
 from tests.wire.hostile import Attacker, accounts, write_bank
 
 ROWS = 60
@@ -24,6 +27,16 @@ def opened(folder: Path, sql: str = "SELECT amount FROM cards", rows: int = ROWS
     attacker.open("s", attacker.scan(sql, keys=()))
     attacker.run("s", "rows.use", view="v", chosen=None, counts=np.ones(rows, np.uint8))
     return attacker
+
+
+def test_time_is_looked_at_between_the_steps_of_a_pipeline(tmp_path: Path) -> None:
+    """Any number of steps may be asked for; the first one after the limit is not begun."""
+    attacker = opened(tmp_path)
+    frame = Frame(attacker.desk.party.table("s", "cards", "analyst"), "v", "b", {})
+    steps = [Scale("amount", 0.0, 1.0)]
+    frame.run(steps)
+    with allowed(Allowance("bank", seconds=0.0)), pytest.raises(tp.PartyError, match="request_seconds"):
+        frame.run(steps)
 
 
 def buckets(attacker: Attacker, view: str, *prefixes: int, depth: int) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def _fill_code(step: FillCode, frame: Frame) -> None:
 
 @_run.register
 def _missing(step: Missing, frame: Frame) -> None:
-    is_coded = step.column in frame.categories and step.column not in frame._numbers
+    is_coded = step.column in frame._coded or (step.column in frame.categories and step.column not in frame._numbers)
     missing = frame.coded(step.column).missing if is_coded else ~frame.number(step.column).present
     frame.put(step.output, NumberColumn(missing.astype(np.float64), np.ones_like(missing)))
 

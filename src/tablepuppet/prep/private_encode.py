@@ -87,6 +87,7 @@ class DistinctDigests:
 )
 def ranges(table: LocalTable, view: str, columns: Sequence[str], multiplier: Multiplier) -> Values:
     """The policy's bounds of columns, or NaN and noisy counts of rows by powers of two."""
+    check_noise(table, [name for name in columns if table.grant.outputs[name].rule.bounds is None], multiplier)
     rows = RowsOnce.of(table, view, columns)
     known, counts = np.full((len(columns), 2), np.nan), np.zeros((len(columns), BINS))
     for place, name in enumerate(columns):
@@ -155,6 +156,7 @@ def moments(
         raise PartyError(
             f"party {table.grant.party!r}: private.moments needs a low and a higher number for each column"
         )
+    check_noise(table, columns, multiplier)  # with bounds close together, a sum is a count of the rows below them
     rows, sums = RowsOnce.of(table, view, columns, times), np.zeros((len(columns), 3))
     for place, (name, low, high) in enumerate(zip(columns, lows, highs, strict=True)):
 

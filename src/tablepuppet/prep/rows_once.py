@@ -25,8 +25,8 @@ MOST_TIMES = 2**21  # so that sums of 2^31 rows are exact
 Times = Annotated[int, Meta(ge=1, le=MOST_TIMES)]
 """How often a row counts at most."""
 LEAST_NOISE = 0.5
-"""Of histograms whose column is not public or has a ``min_group``: bins of the caller's choice, cut until they hold
-single rows, are hidden by noise only."""
+"""Of counts and sums whose column is not public or has a ``min_group``: between bounds of the caller's choice, cut
+until they hold single rows, these are hidden by noise only."""
 
 
 @dataclass(frozen=True)
