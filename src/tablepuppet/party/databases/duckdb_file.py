@@ -17,7 +17,7 @@ from tablepuppet.party.database import Source, SourceTable
 from tablepuppet.party.databases.names import AskedColumn, find_columns, find_table, identifier, select, text_literal
 from tablepuppet.party.databases.paths import existing
 from tablepuppet.party.databases.positions import numbered_by
-from tablepuppet.party.databases.sandbox import count, describe, sandbox
+from tablepuppet.party.databases.sandbox import allow, count, describe, sandbox
 from tablepuppet.sql.query import Comparison
 
 logger = logging.getLogger(__name__)
@@ -56,10 +56,11 @@ class DuckDBFile:
         path = existing(self.party, "DuckDB", self.path)
         # Views may name their own database, which DuckDB calls by the file's stem.
         alias = identifier(path.stem if path.stem not in ("memory", "system", "temp") else "source")
-        attach = f"ATTACH {text_literal(str(path))} AS {alias} (READ_ONLY, TYPE duckdb)"
+        begin = (f"ATTACH {text_literal(str(path))} AS {alias} (READ_ONLY, TYPE duckdb)", f"USE {alias}.main")
+        reached = allow([path, path.with_name(f"{path.name}.wal")])  # the second has what is not in the file yet
         with ExitStack() as stack:
             try:
-                connection = stack.enter_context(sandbox(attach, f"USE {alias}.main"))
+                connection = stack.enter_context(sandbox(reached, begin=begin, end=[f"DETACH {alias}"]))
             except duckdb.Error as error:
                 raise PartyError(f"Party {self.party!r}: {_why_closed(error, str(path))}") from None
             yield connection

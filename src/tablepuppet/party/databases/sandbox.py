@@ -1,16 +1,20 @@
-"""The DuckDB connection in which a party evaluates what an analyst wrote.
+"""The DuckDB in which a party evaluates what an analyst wrote.
 
 It reaches nothing but what it was given while it was set up: no other file, no network, no extension, no Python
-variable; and its configuration is locked.
+variable; and its configuration is locked. Opening one takes longer than most of what it evaluates, so one that was
+used without an error is kept for the next reading of the same files, empty: its tables went with the connection.
 """
 
 from __future__ import annotations
 
+import atexit
 import itertools
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock
 
 import duckdb
 
@@ -19,41 +23,123 @@ from tablepuppet.party.databases.names import text_literal
 from tablepuppet.pieces import cores
 from tablepuppet.sql.quiet_duckdb import connect
 
-# In this order: nothing can be set after the lock, and no file allowed after access is closed.
+# In this order: nothing can be set after the lock, and no file allowed after access is closed. GLOBAL: for all
+# connections.
 _LOCK = (
-    "SET TimeZone = 'UTC'",
+    "SET GLOBAL TimeZone = 'UTC'",
     # What is computed of a row must not depend on others: least and largest values of Parquet files leave out NaN
-    "SET disabled_optimizers = 'statistics_propagation'",
-    "SET autoinstall_known_extensions = false",
-    "SET autoload_known_extensions = false",
-    "SET enable_external_access = false",
-    "SET lock_configuration = true",
+    "SET GLOBAL disabled_optimizers = 'statistics_propagation'",
+    "SET GLOBAL enable_external_file_cache = false",  # a file may have changed since it was last read
+    "SET GLOBAL autoinstall_known_extensions = false",
+    "SET GLOBAL autoload_known_extensions = false",
+    "SET GLOBAL enable_external_access = false",
+    "SET GLOBAL lock_configuration = true",
 )
 
 
 SPILL = 4  # times the memory, on disk
 MOST_THREADS = 4
+MOST_IDLE = 8  # databases that are kept
 LEAST = 64 << 20  # bytes, without which DuckDB reads next to nothing
 _numbers = itertools.count()
 
 
-@contextmanager
-def sandbox(*setup: str) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A private DuckDB after the ``setup`` statements have run and everything else is locked.
+class _Locked:
+    """A private DuckDB in memory after its setup has run and everything else is locked."""
 
-    Raises `duckdb.Error` when a setup statement fails. Large queries spill into a folder of their own. Memory and time
-    are those that the request is allowed.
+    def __init__(self, setup: Sequence[str], settings: dict[str, str | bool]):
+        self.made_by = (tuple(setup), settings)
+        self._spill = TemporaryDirectory(prefix="tablepuppet-")
+        try:
+            own: dict[str, str | bool] = {"temp_directory": self._spill.name, "python_enable_replacements": False}
+            self.connection = connect(config={**own, **settings})
+            for statement in (*setup, *_LOCK):
+                self.connection.execute(statement)
+        except BaseException:
+            self._spill.cleanup()
+            raise
+
+    @property
+    def has_spilled(self) -> bool:
+        """Whether something of rows may be left on the disk."""
+        return any(os.scandir(self._spill.name))
+
+    def close(self) -> None:
+        """Close it, and remove what it has spilled."""
+        self.connection.close()
+        self._spill.cleanup()
+
+
+class _Idle:
+    """Databases that nobody uses; at most so many, those that were used last."""
+
+    def __init__(self) -> None:
+        self._lock, self._kept = Lock(), list[_Locked]()
+
+    def take(self, setup: Sequence[str], settings: dict[str, str | bool]) -> _Locked | None:
+        """One that was made by this, if there is any; nobody else gets it until it is given back."""
+        with self._lock:
+            place = next((at for at, each in enumerate(self._kept) if each.made_by == (tuple(setup), settings)), None)
+            return None if place is None else self._kept.pop(place)
+
+    def give(self, used: _Locked) -> None:
+        """Keep one; the one that was not used for longest may go."""
+        with self._lock:
+            self._kept.append(used)
+            gone = self._kept.pop(0) if len(self._kept) > MOST_IDLE else None
+        if gone is not None:
+            gone.close()
+
+    def close(self) -> None:
+        """Close all: left to the end of the interpreter, DuckDB may report them as leaked."""
+        with self._lock:
+            kept, self._kept = self._kept, []
+        for each in kept:
+            each.close()
+
+
+_idle = _Idle()
+_of_parents: list[_Idle] = []  # never closed: the threads of their databases did not survive the fork
+atexit.register(lambda: _idle.close())
+
+
+def _forget() -> None:
+    global _idle
+    _of_parents.append(_idle)
+    _idle = _Idle()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+@contextmanager
+def sandbox(*setup: str, begin: Sequence[str] = (), end: Sequence[str] = ()) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection to a private DuckDB, in which ``setup`` has run before all else was locked.
+
+    ``begin`` runs in each connection, and ``end`` after it. Raises `duckdb.Error` when one of these statements fails.
+    Large queries spill into a folder of their own. Memory and time are those that the request is allowed.
     """
-    with TemporaryDirectory(prefix="tablepuppet-") as spill:
-        settings = {"temp_directory": spill, "python_enable_replacements": False, **_memory_settings()}
-        connection = connect(config=settings)
+    settings = _memory_settings()
+    used = _idle.take(setup, settings) or _Locked(setup, settings)
+    try:
+        connection = used.connection.cursor()
         try:
             with interrupted_in_time(connection):
-                for statement in (*setup, *_LOCK):
+                for statement in begin:
                     connection.execute(statement)
                 yield connection
         finally:
             connection.close()
+        for statement in end:
+            used.connection.execute(statement)
+    except BaseException:
+        used.close()
+        raise
+    if used.has_spilled:
+        used.close()
+    else:
+        _idle.give(used)
 
 
 def _memory_settings() -> dict[str, str | bool]:
