@@ -259,7 +259,7 @@ def scale(relation: tp.Relation, pooled: Floats, repeats: int) -> Ratio:
     """All columns less their means, divided by their deviations."""
 
     def of_array() -> Floats:
-        return (pooled - pooled.mean(axis=0)) / pooled.std(axis=0)
+        return np.asarray((pooled - pooled.mean(axis=0)) / pooled.std(axis=0))
 
     weights = np.random.default_rng(1).normal(size=COLUMNS)
     np.testing.assert_allclose(relation.matrix() @ weights, of_array() @ weights, atol=1e-4)  # float32 on the wire

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import duckdb
@@ -93,6 +94,7 @@ def newton_steps(train: tp.Relation, task: str) -> float:
     """
     seen, inside, lock = [0], threading.local(), threading.Lock()
     owner: type[Loss]
+    module: ModuleType
     module, owner, name = (logistic, Logistic, "_unlikely")
     if task != "good":
         module, owner, name = (softmax, Softmax, "_exponentials")

@@ -17,7 +17,7 @@ import tablepuppet as tp
 from tablepuppet.party.blind import blind, derive_key
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.policy import ColumnRule, Policy, TableRule
-from tablepuppet.party.request import Reply, Request
+from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
 from tablepuppet.privacy.label import keep_probability
 from tablepuppet.wire.engine import Engine
@@ -77,7 +77,7 @@ def heard(party: str) -> Iterator[list[Any]]:
     found: list[Any] = []
     call = InProcessTransport.call
 
-    def listening(transport: InProcessTransport, request: Request, patience: float | None = None) -> Reply:
+    def listening(transport: InProcessTransport, request: Request, patience: float | None = None) -> Any:
         if transport.party.name == party:
             steps = [step.arguments for step in request.steps if {"rows", "model"} <= set(step.arguments)]
             found.extend(arguments["rows"] for arguments in steps)

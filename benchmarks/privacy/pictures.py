@@ -34,7 +34,7 @@ def draw_rounds(figures: Mapping[str, Any], path: Path) -> None:
         lines["what the paper loses"] = figures["pooled"][kind] + PAPER_LOSES[kind]
         for words, height in lines.items():
             axis.axhline(height, color=GREY, lw=0.8)
-            where = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "top", "color": GREY}
+            where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "top", "color": GREY}
             axis.annotate(words, (0.98, height), **where)
         axis.set_ylim(figures["pooled"][kind] - 0.004)
         axis.set(xlabel="rounds (sgd: epochs)", ylabel="test RMSE", title=f"{kind}, epsilon_given_messages 1")
@@ -60,9 +60,9 @@ def draw_epsilon(figures: Mapping[str, Any], path: Path) -> None:
         axis.plot(
             epsilons, [point["median"] for point in points], marker=marker, color=colour, label=f"{meaning}, median"
         )
-        ends = [[point[end] for point in points] for end in ("best", "worst")]
+        best, worst = ([point[end] for point in points] for end in ("best", "worst"))
         axis.fill_between(
-            epsilons, *ends, color=colour, alpha=0.12, lw=0, label=f"best to worst of {figures['fits']} fits"
+            epsilons, best, worst, color=colour, alpha=0.12, lw=0, label=f"best to worst of {figures['fits']} fits"
         )
     for name, words, place in (
         ("pooled", "pooled, no privacy", "top"),
