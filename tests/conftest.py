@@ -7,6 +7,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch and BLAS are loaded: several tests run at once
 
 import shutil
+import signal
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -24,6 +25,12 @@ from tests import kinds, mariadb_server
 # explores. No deadline: on a busy machine an example takes longer, and no test asserts a time.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
+
+
+# A shell in the background, or nohup, ignores these signals for what it starts; tests of stopped runs need them.
+for ignored, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, handler)
 
 
 @pytest.fixture(scope="session")
