@@ -56,6 +56,11 @@ def test_what_would_be_published(tmp_path: Path) -> None:
     }  # fmt: skip
     assert "LABELS" in columns["fraud"]["releases"]
     assert "LABELS" not in columns["credit"]["releases"]
+    assert not {"EMBEDDINGS", "COLUMNS"} & set(columns["credit"]["releases"])  # what the table's own rules refuse
+    write_file(tmp_path, table="embeddings = { max_width = 8, max_epochs = 9 }\ncross_statistics = true")
+    [cards] = json.loads(check(tmp_path, "--json").stdout)["tables"]
+    allowed = {column["name"]: set(column["releases"]) for column in cards["columns"]}
+    assert {"EMBEDDINGS", "COLUMNS"} <= allowed["credit"]
     assert not found["problems"]
 
 

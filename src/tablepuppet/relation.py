@@ -7,6 +7,7 @@ question needs it; what is known afterwards is the mapping, never a row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from numbers import Integral, Real
@@ -71,6 +72,10 @@ class Relation:
         self._information: Mapping[str, float] = {}  # values of columns, as the last fit of its pipeline found them
         if mapping is not None:
             self.mapping = mapping
+
+    def withdrawn_if_it_fails(self) -> AbstractContextManager[None]:
+        """If the block raises, steps about models that it has queued for the parties are not sent."""
+        return self._session.outbox.withdrawn_if_it_fails()
 
     @cached_property
     def mapping(self) -> TableMapping:

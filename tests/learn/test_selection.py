@@ -195,3 +195,14 @@ def test_searches_are_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not hasattr(search, "best_model_")
     with pytest.raises(TypeError, match=r"GridSearch has no argument 'scoring'; here it is 'metric'"):
         tp.GridSearch(tp.LogisticRegression(), {}, scoring="auc")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", ["lr", "solver__lr"])
+def test_settings_of_solvers_are_searched(tmp_path: Path, name: str) -> None:
+    """What a learner takes beside its own settings, or as a part's, a search takes too."""
+    relation = federation(tmp_path, tables()).sql(SQL.format("returned"), label="returned")
+    solver: Any = tp.SGD(batch_size=60) if "__" in name else "sgd"
+    found = tp.GridSearch(tp.LogisticRegression(solver=solver, rounds=3), {name: [0.1, 1e-6]}, folds=2).fit(relation)
+    assert found.best_params_ == {name: 0.1}
+    with pytest.raises(tp.LearnError, match="'lrr' is no setting of the learner; did you mean 'lr'"):
+        tp.GridSearch(tp.LogisticRegression(), {"lrr": [0.1]}).fit(relation)

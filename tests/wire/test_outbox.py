@@ -111,3 +111,38 @@ def test_trips_of_a_fit(tmp_path: Path, trips: list[list[str]], shards: int, a_r
     assert "encode.build" in trips[1]
     assert model.evaluate(relation)["accuracy"] > 0.5
     assert len(trips) == 1 + 3 * a_round + 1  # labels and predictions
+
+
+def test_steps_of_a_model_that_failed_are_not_sent(tmp_path: Path, trips: list[list[str]]) -> None:
+    """What a failed block has queued for its model is withdrawn; what was queued before, or by others, is sent."""
+    relation = federation(tmp_path, {"p": ROWS}).sql("SELECT x, c FROM t")
+    outbox = Outbox(relation.client.engine, relation.client.session)
+    before = outbox.ask("p", Step("keys.blind", "t"))
+
+    def fail() -> None:
+        with outbox.withdrawn_if_it_fails():
+            outbox.ask("p", Step("rows.use", "t", {"view": "w", "chosen": None, "counts": np.ones(3, np.uint8)}))
+            asked.append(outbox.ask("p", Step("model.keep", "t", {"view": "w", "model": "gone"})))
+            raise ValueError("it failed")
+
+    asked: list[Any] = []
+    with pytest.raises(ValueError, match="it failed"):
+        fail()
+    assert before.read() == {}
+    assert trips == [["keys.blind", "rows.use"]]
+    with pytest.raises(ValueError, match="it failed"):
+        asked[0].read()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_relation_is_as_good_as_before_after_a_fit_failed(tmp_path: Path, shards: int) -> None:
+    """What a fit had begun when it failed does not fail again with the next call."""
+    fed, sql = federation(tmp_path, shop(shards)), f"SELECT {ALL}, o.returned {JOIN}"
+    relation = fed.sql(sql, label="returned")
+    with pytest.raises(tp.LearnError, match="'nope'"):
+        tp.SplitNNClassifier(bottom=tp.bottom.registered("nope", embedding=4), epochs=1).fit(relation)
+    relation.describe()
+    with pytest.raises(tp.LearnError, match=r"learning diverged in epoch 1: .* lower lr"):
+        tp.LogisticRegression(solver="sgd", lr=1e30).fit(relation)
+    found = tp.LogisticRegression(rounds=3).fit(relation).evaluate(relation)
+    assert found == tp.LogisticRegression(rounds=3).fit(fed.sql(sql, label="returned")).evaluate(relation)

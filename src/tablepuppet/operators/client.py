@@ -144,7 +144,8 @@ class Client:
 
     def _model(self, table: str, arguments: Mapping[str, Any]) -> tuple[str, AnySpec | None]:
         """The encoding and the spec that a step is about, as far as they are known."""
-        encoding, spec = self.models.get((arguments.get("model", ""), table), ("", None))
+        known = self.models.get((arguments["model"], table)) if "model" in arguments else None
+        encoding, spec = known or ("", None)
         return arguments.get("encoding", encoding), arguments.get("spec", spec)
 
     @cached_property

@@ -18,15 +18,13 @@ from sqlglot import exp
 from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.party.key_rule import keeps_keys_apart, named_key
 from tablepuppet.party.ops import Op
-from tablepuppet.party.policy import LEVELS, ColumnRule, Level, TableRule, Use
+from tablepuppet.party.policy import HAVE_NO_NOISE, LEVELS, ColumnRule, Level, TableRule, Use
 from tablepuppet.party.release import Release
 from tablepuppet.sql.expression import checked, columns_of
 from tablepuppet.sql.plan import Scan, pushable
 
 OF_NO_CELL = Release.SCHEMA | Release.COUNTS | Release.KEY_DIGESTS
 """Releases that do not depend on features or labels; digests, unless an op returns those of a column."""
-HAVE_NO_NOISE = Release.IDS | Release.CATEGORIES | Release.COLUMNS | Release.VALUES
-"""Releases that cannot have noise: a table that demands noise does not make them."""
 _MOST_TEXT = 200  # of an expression in an error
 
 

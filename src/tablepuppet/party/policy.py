@@ -52,6 +52,9 @@ LEVELS: Mapping[Level, Release] = {
 }
 """What may be released at each level, if the column's uses allow it."""
 
+HAVE_NO_NOISE = Release.IDS | Release.CATEGORIES | Release.COLUMNS | Release.VALUES
+"""Releases that cannot have noise: a table that demands noise does not make them."""
+
 _OF_EVERY_COLUMN = Release.SCHEMA | Release.COUNTS
 USES: Mapping[Use, Release] = {
     Use.KEY: _OF_EVERY_COLUMN | Release.KEY_DIGESTS,
@@ -133,6 +136,15 @@ class TableRule:
     def column(self, name: str) -> ColumnRule | None:
         """The rule of one column; None if it is hidden."""
         return self.columns.get(name.lower(), self.others)
+
+    def releases(self, rule: ColumnRule) -> Release:
+        """All that may be released of a column with this rule, in this table."""
+        refused = Release(0) if self.embeddings is not None else Release.EMBEDDINGS
+        if not self.cross_statistics:
+            refused |= Release.COLUMNS
+        if self.budget.require_dp:
+            refused |= HAVE_NO_NOISE
+        return rule.releases & ~refused
 
     def expression(self, columns: Iterable[str]) -> ColumnRule | None:
         """The rule of an expression over ``columns``; None if one of them is hidden."""

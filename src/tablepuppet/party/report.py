@@ -157,7 +157,7 @@ def _table_report(settings: PartyFile, policy: Policy, table: SourceTable) -> Ta
     for name, type_name in table.columns.items():
         rule = rules.column(name) or ColumnRule(Use(0))
         uses = [(use.name or "").lower() for use in rule.uses]
-        told = [release.name or "" for release in rule.releases]
+        told = [release.name or "" for release in rules.releases(rule)]
         columns.append(ColumnReport(name, type_name, uses, rule.level.name.lower(), told))
     callers = sorted(settings.allow if rules.allow is None else rules.allow)
     entry = next(entry for name, entry in settings.tables.items() if name.lower() == table.name.lower())

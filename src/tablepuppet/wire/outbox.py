@@ -44,6 +44,7 @@ class Answer:
         check: Callable[[Values], None] | None = None,
     ):
         self._outbox, self._party, self._instead, self._check = outbox, party, instead, check
+        self.asked_by = threading.get_ident()
         self._values: Values | None = None
         self._error: BaseException | None = None
         self.missed = False  # whether a substitute stands in for the answer
@@ -164,9 +165,34 @@ class Outbox:
         """
         answer = Answer(self, party, instead, check)
         with self._lock:
-            self.replies[party, step.table] += step.op in REGISTRY and is_round(REGISTRY[step.op])
+            self.replies[party, step.table] += _is_counted(step)
             self._waiting.setdefault(party, []).append((step, answer))
         return answer
+
+    @contextmanager
+    def withdrawn_if_it_fails(self) -> Iterator[None]:
+        """If the block raises, withdraw the steps about models that it has queued: nobody will have these models.
+
+        They would fail with the next request, whoever makes it. Other steps stay: what they prepare at the parties may
+        be used by others. Fits that share trips have a thread each.
+        """
+        before = {id(answer) for asked in self._waiting.values() for _, answer in asked}
+        try:
+            yield
+        except BaseException as error:
+            thread = threading.get_ident()
+            with self._lock:
+                for party, asked in list(self._waiting.items()):
+                    kept = []
+                    for step, answer in asked:
+                        if id(answer) in before or answer.asked_by != thread or "model" not in step.arguments:
+                            kept.append((step, answer))
+                        else:
+                            self.replies[party, step.table] -= _is_counted(step)
+                            answer.fail(error)
+                    self._waiting[party] = kept
+                self._waiting = {party: asked for party, asked in self._waiting.items() if asked}
+            raise
 
     @property
     def lost(self) -> dict[str, LostError]:
@@ -310,3 +336,8 @@ class Outbox:
             else:
                 self._lost.pop(party).answered(reply)
                 self._changed(party, None)
+
+
+def _is_counted(step: Step) -> bool:
+    """Whether a policy may count the reply."""
+    return step.op in REGISTRY and is_round(REGISTRY[step.op])

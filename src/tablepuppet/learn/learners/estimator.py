@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,7 +67,7 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
     @names_checked
     def fit(self, relation: Relation) -> Self:
         """Learn from a relation. If this fails, the learner does not change."""
-        with self.unchanged_if_it_fails():
+        with self.unchanged_if_it_fails(relation):
             self.check_settings()
             need_relation(relation, "fit")
             self.check_plan(relation.plan)
@@ -80,11 +80,15 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
         return self
 
     @contextmanager
-    def unchanged_if_it_fails(self) -> Iterator[None]:
-        """Restore what was learned before if the block raises an error."""
+    def unchanged_if_it_fails(self, *relations: Any) -> Iterator[None]:
+        """Restore what was learned before if the block raises an error, and send nothing more of what it has begun."""
         before = dict(self.__dict__)
         try:
-            yield
+            with ExitStack() as stack:
+                for relation in relations:
+                    if isinstance(relation, Relation):
+                        stack.enter_context(relation.withdrawn_if_it_fails())
+                yield
         except BaseException:
             self.__dict__ = before
             raise

@@ -98,7 +98,7 @@ class Learner(Planner):
         not fallen for ``patience`` rounds, and the parameters of the best round are kept. If this fails, the learner
         does not change.
         """
-        with self.unchanged_if_it_fails():
+        with self.unchanged_if_it_fails(relation, validation):
             try:
                 return self._fit(relation, validation, may_hold_out=validation is None)
             except CannotHoldOutError as error:  # an error of the rows themselves comes again, and then by itself

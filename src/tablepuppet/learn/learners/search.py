@@ -249,7 +249,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
         raise AttributeError(f"{_kind(self)!r} object has no attribute {name!r}", name=name, obj=self)
 
     def _check_names(self, names: Sequence[str]) -> None:
-        known = sorted(self.learner.get_params(deep=False))
+        known = sorted(self.learner.get_params())
         for name in names:
             if name not in known and not is_of_prep(name):
                 raise LearnError(f"{_kind(self)}: {name!r} is no setting of the learner{did_you_mean(name, known)}")

@@ -219,8 +219,9 @@ class LinearModel(FederatedModel):
 
 
 def by_column(encoding: Encoding, thetas: Mapping[str, Array]) -> dict[str, Array]:
-    """Parameters of tables by the names of their encoded columns."""
+    """Parameters of tables by the names of their encoded columns, in the order of ``relation.matrix().columns``."""
     found: dict[str, Array] = {}
-    for alias, theta in thetas.items():
-        found |= dict(zip(encoding.names(alias), theta, strict=True))
+    for alias in encoding.numbers:
+        if alias in thetas:
+            found |= dict(zip(encoding.names(alias), thetas[alias], strict=True))
     return found

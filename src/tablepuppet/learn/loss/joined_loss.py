@@ -45,6 +45,16 @@ class JoinedLoss:
         sums = self.rows.total(lambda block: self.pointwise.label_sums(block.labels, block.weights))
         return self.pointwise.best_constant(np.atleast_1d(sums), self.rows.joined)
 
+    def constant_value(self) -> float:
+        """The sum over the joined rows of the least loss that constant scores have; no column is written."""
+        constant = self.best_constant()
+
+        def value(block: Block) -> float:
+            scores = np.full(len(block), constant[0]) if self.outputs == 1 else np.tile(constant, (len(block), 1))
+            return float(self.pointwise.evaluate(scores, block.labels, weights=block.weights).value)
+
+        return float(self.rows.total(value))
+
     def set_constant(self, constant: Array) -> None:
         """Set the scores of all rows to the same values."""
         self.rows.reserve(SCORES)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.linear.ridge import ConditionedRates, ridge_of
+from tablepuppet.learn.loss.divergence import Divergence
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.tables.federated import FederatedModel
@@ -236,6 +237,7 @@ def descend_by_batches(
     free, velocity, rows = loss.best_constant(), np.zeros(loss.outputs), loss.rows
     intercept: Array = free
     total = penalty = 0.0
+    divergence = Divergence(loss)
     rows.reserve(SCORES)
     upcoming = _epochs(steps, size, seed, len(rates))
     batch: Batch | None
@@ -247,6 +249,7 @@ def descend_by_batches(
         rows.put(SCORES, batch.rows, scores)
         here = loss.pointwise.evaluate(scores, rows.labels_of(batch.rows))
         total += here.value
+        divergence.check(epoch, total)
         penalty += steps.penalty * len(batch.rows)
         row_gradients = here.gradient / len(batch.rows)
         inside, outside = (1.0, lr) if steps.conditioned is None else (steps.conditioned.intercept_rate(lr), 1.0)

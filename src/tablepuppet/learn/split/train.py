@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.learn.loss.divergence import Divergence
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.split.exchange import Exchange, Numbered
@@ -34,7 +35,8 @@ def learn_by_batches(
     ``fixed`` are embeddings of tables that do not learn. The loss of a round is the mean over its batches, each
     measured before its step.
     """
-    with one_thread(need_torch()):  # parties in this process compute at the same time
+    # parties in this process compute at the same time; what overflows is found by its loss
+    with one_thread(need_torch()), np.errstate(over="ignore", invalid="ignore"):
         _learn(exchange, loss, rates, size, seed, report, dict(fixed or {}))
 
 
@@ -44,6 +46,7 @@ def _learn(
 ) -> None:  # fmt: skip
     top, l2, rows = exchange.model.top, exchange.model.l2, loss.rows
     rows.reserve(SCORES)
+    divergence = Divergence(loss)
     total = added = 0.0
     upcoming = numbered_batches(rows.mapping, exchange.tables, size, seed, len(rates))
     epoch, current, is_last = next(upcoming)
@@ -55,6 +58,7 @@ def _learn(
         value, scores, gradients = _learn_batch(top, loss, here, found, known)
         rows.put(SCORES, here.rows, scores)
         total += value
+        divergence.check(epoch, total)
         added += top.added * len(here.rows)
         top.step(lr, l2)
         found = exchange(batch, gradients, following, lr)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from threading import Lock
 
 import duckdb
@@ -49,25 +50,25 @@ class _Locked:
 
     def __init__(self, setup: Sequence[str], settings: dict[str, str | bool]):
         self.made_by = (tuple(setup), settings)
-        self._spill = TemporaryDirectory(prefix="tablepuppet-")
+        self._spill = mkdtemp(prefix="tablepuppet-")
         try:
-            own: dict[str, str | bool] = {"temp_directory": self._spill.name, "python_enable_replacements": False}
+            own: dict[str, str | bool] = {"temp_directory": self._spill, "python_enable_replacements": False}
             self.connection = connect(config={**own, **settings})
             for statement in (*setup, *_LOCK):
                 self.connection.execute(statement)
         except BaseException:
-            self._spill.cleanup()
+            shutil.rmtree(self._spill, ignore_errors=True)
             raise
 
     @property
     def has_spilled(self) -> bool:
-        """Whether something of rows may be left on the disk."""
-        return any(os.scandir(self._spill.name))
+        """Whether something of rows may be left on the disk; also where its folder was taken away meanwhile."""
+        return not os.path.isdir(self._spill) or bool(os.listdir(self._spill))
 
     def close(self) -> None:
         """Close it, and remove what it has spilled."""
         self.connection.close()
-        self._spill.cleanup()
+        shutil.rmtree(self._spill, ignore_errors=True)
 
 
 class _Idle:
