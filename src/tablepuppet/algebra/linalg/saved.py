@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tablepuppet.algebra.functions import Function
 from tablepuppet.algebra.linalg.estimates import Estimates
 from tablepuppet.algebra.preparation import Preparation, Recipe
-from tablepuppet.errors import ConfigError, LearnError
+from tablepuppet.errors import ConfigError, LearnError, NotPickledError
 from tablepuppet.prep.encoding_file import encoding_arrays, encoding_facts, read_encoding
 from tablepuppet.runs.saved_files import ARRAYS, SECRETS, damage_told, read_content, read_facts, sealed
 from tablepuppet.runs.table_view import NamedNumbers
@@ -43,6 +43,12 @@ class SavedModel:
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
         SavedModel.kinds[cls.__name__] = cls
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise NotPickledError(
+            f"{type(self).__name__} cannot be pickled or copied: it is bound to an open federation. Write "
+            "model.save(folder) and tp.load(folder, fed)"
+        )
 
     def save(self, path: str | Path) -> Self:
         """Write the model into a folder, which `tp.load` reads; one that is there is replaced."""

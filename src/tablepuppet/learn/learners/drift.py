@@ -25,7 +25,7 @@ from tablepuppet.prep.selected import check_without_noise, find_column
 from tablepuppet.prep.statistics import CategoryStatistics
 from tablepuppet.relation import Relation
 from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
-from tablepuppet.spelling import names_checked
+from tablepuppet.spelling import names_checked, unknown_key
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import KEY_LIKE, NUMERIC, family
 
@@ -69,7 +69,7 @@ class Drift(ShownAsTable):
         for each in self._found:
             if column == each.column:
                 return each
-        raise KeyError(column)
+        raise unknown_key("drift", column, [each.column for each in self])
 
     def to_arrow(self) -> pa.Table:
         """One row per column."""
