@@ -336,15 +336,19 @@ class Federation:
 def _check_settings(
     parties: Mapping[str, Any], wire: str, timeout: float, on_party_lost: str, memory_limit: int | None
 ) -> None:
-    if not isinstance(parties, Mapping) or not parties:
-        raise ConfigError(
-            "a federation needs at least one party, as name and database URL: {'shop': 'duckdb:///shop.db'}"
-        )
+    example = "name and database URL, such as {'shop': 'duckdb:///shop.db'}"
+    if not isinstance(parties, Mapping):
+        raise ConfigError(f"the parties of a federation are a dict of {example}, not {type(parties).__name__}")
+    if not parties:
+        raise ConfigError(f"a federation needs at least one party: {example}")
     if len({str(name).lower() for name in parties}) < len(parties):
         raise ConfigError("two parties have the same name except for case, which SQL ignores; rename one")
     for name, entry in parties.items():
         if not isinstance(entry, str | PartyEntry):
-            raise ConfigError(f"party {name!r}: the database must be a URL, not {type(entry).__name__}")
+            raise ConfigError(
+                f"party {name!r}: the database must be a URL as text, such as 'duckdb:///shop.db' or "
+                f"'parquet:///folder', not {type(entry).__name__}"
+            )
         if (
             isinstance(entry, PartyEntry)
             and entry.is_remote

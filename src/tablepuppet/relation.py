@@ -455,6 +455,10 @@ class Relation:
         size = round(test * self.mapping.tables[self.split_table].rows)
         drawn = np.random.default_rng(seed).permutation(self.mapping.tables[self.split_table].rows)[:size]
         [held_out] = self.rows_at([drawn])
+        if len(held_out) and size in (0, len(held_out)):
+            side = "train" if size else "test"
+            message = f"split: test={test:g} of {len(held_out):,} rows leaves none for the {side} side"
+            self.events.emit("warning", "split.empty", message, side=side)
         return self.parted(self.split_table, held_out)
 
     @property

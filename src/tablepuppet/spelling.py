@@ -97,7 +97,7 @@ def names_checked(function: Callable[Arguments, Result]) -> Callable[Arguments, 
 
     @functools.wraps(function)
     def checked(*values: Arguments.args, **named: Arguments.kwargs) -> Result:
-        _check(called, named, known)
+        check_names(called, named, known)
         return function(*values, **named)
 
     return checked
@@ -110,14 +110,15 @@ def class_checked(made: Class) -> Class:
 
     @functools.wraps(initialise)
     def checked(*values: object, **named: object) -> None:
-        _check(made.__name__, named, known)
+        check_names(made.__name__, named, known)
         initialise(*values, **named)
 
     made.__init__ = checked  # type: ignore[misc]
     return made
 
 
-def _check(called: str, named: Iterable[str], known: Sequence[str]) -> None:
+def check_names(called: str, named: Iterable[str], known: Sequence[str]) -> None:
+    """ArgumentError for the name of an argument that there is not, with what was meant."""
     for name in named:
         if name not in known:
             raise ArgumentError(f"{called} has no argument {name!r}{setting_meant(name, known)}")
