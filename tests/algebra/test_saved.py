@@ -182,3 +182,17 @@ def test_summaries_are_statsmodels(folder: Path, family: Any) -> None:
     printed = numbers_of(known.summary().tables[1].as_text())
     lines = [line[-6:] for line in numbers_of(str(model.summary().coefficients.text()))]
     assert [line[-6:] for line in printed] == lines
+
+
+def test_summaries_name_categories(folder: Path) -> None:
+    """With X.categories codes have names; the category that others are compared with is told in any case."""
+    relation = opened(folder).sql(SQL, label="paid")
+    X = relation.matrix()
+    model = tp.linalg.lm(X, relation.label())
+    first, second = X.categories["i.kind"]
+    plain, named = str(model.summary()), str(model.summary(X.categories))
+    assert "Categories are compared with i.kind=0, i.colour=0\n" in plain
+    assert f"Categories are compared with i.kind=0 ({first}), i.colour=0 (" in named
+    assert f"i.kind=1 ({second})" in named
+    assert f"i.kind=1 ({second})" in str(tp.linalg.l2svm(X, relation.label() > 0).summary(X.categories))
+    assert "compared" not in str(tp.linalg.lm(X[:, X.numbers], relation.label()).summary())

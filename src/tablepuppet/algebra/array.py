@@ -28,6 +28,7 @@ from tablepuppet.algebra.operator import ProductOperator, RowScaled
 from tablepuppet.algebra.recipes import Term, affine, composed
 from tablepuppet.errors import LearnError
 from tablepuppet.party.arguments import LARGEST
+from tablepuppet.prep.encode import encoder_names
 from tablepuppet.spelling import did_you_mean
 
 Array = NDArray[np.float64]
@@ -62,6 +63,14 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
                 f"X @ np.eye(X.shape[1]), and .{name} of that"
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    @property
+    def categories(self) -> dict[str, list[str | None]]:
+        """What the codes of ``X.columns`` mean: names of categories in the order of codes, by ``alias.column``.
+
+        Only of columns that are public at every party.
+        """
+        return encoder_names(self.source.places.client, self.source.encoding)
 
     # ---- sums and statistics
 
