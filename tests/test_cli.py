@@ -207,6 +207,14 @@ def test_commands_are_told_as_they_can_be_typed(
     assert typed("catalog", "a b.toml") == expected
 
 
+@pytest.mark.parametrize("flag", ["", " --json"])
+def test_a_reader_that_ends_first(folder: Path, flag: str) -> None:
+    """A pipe that is closed ends a command quietly, with the exit code that the shell has of SIGPIPE."""
+    command = f"{sys.executable} -m tablepuppet catalog federation.toml{flag} | true; echo ${{PIPESTATUS[0]}}"
+    found = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert (found.stdout, found.stderr) == ("141\n", "")
+
+
 def test_wrong_usage_is_exit_code_2(folder: Path) -> None:
     """A missing argument is told with the usage."""
     assert tablepuppet(folder, "explain").returncode == 2

@@ -28,9 +28,9 @@ ROWS = {"t": pa.table({"k": [1, 2], "x": [0.5, 1.5], "c": ["a", "b"]})}
         ({"a.b": "duckdb:///x"}, {}, "use letters, digits, _ and -"),
         ({"_-": "duckdb:///x"}, {}, "party name '_-'"),
         ({1: "duckdb:///x"}, {}, "party name 1"),
-        (["duckdb:///x"], {}, "as name and database URL"),
-        ("duckdb:///x", {}, "as name and database URL"),
-        ({"a": 7}, {}, "party 'a'"),
+        (["duckdb:///x"], {}, "are a dict of name and database URL, such as .*, not list"),
+        ("duckdb:///x", {}, "a dict of name and database URL, such as .*, not str"),
+        ({"a": Path("x.duckdb")}, {}, "party 'a': the database must be a URL as text, such as 'duckdb:///shop.db'"),
         ({"a": "duckdb:///x"}, {"wire": "float16"}, "wire='float16' must be one of float32, float64"),
         (
             {"a": "duckdb:///x"},

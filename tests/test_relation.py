@@ -280,6 +280,15 @@ def test_bad_shares_and_seeds(shop: tp.Federation) -> None:
             relation.split(seed=seed)  # type: ignore[arg-type]
 
 
+def test_a_side_without_rows_is_told(shop: tp.Federation) -> None:
+    """A share that holds out all rows, or none, is a warning."""
+    seen: list[tp.Event] = []
+    shop.events.subscribe(seen.append)
+    for share in (0.0, 0.5, 1.0):
+        shop.sql(JOIN, label="n").split(test=share)
+    assert [event.fields["side"] for event in seen if event.name == "split.empty"] == ["test", "train"]
+
+
 def test_split_of_nothing(shop: tp.Federation) -> None:
     """An empty relation splits into two empty ones."""
     for side in shop.sql(f"{JOIN} WHERE FALSE", label="n").split():

@@ -10,7 +10,8 @@
     └── LearnError      the data or the settings do not make a model
 
 Some are what Python and scikit-learn call them too: a misspelt argument is a TypeError, of a learner a LearnError as
-well, elsewhere a ConfigError; what is asked of a learner before `fit` is scikit-learn's NotFittedError.
+well, elsewhere a ConfigError; a name that a result does not have is a KeyError; what is asked of a learner before `fit`
+is scikit-learn's NotFittedError.
 
 A message says what was wrong, which party, table or column, and what to do. It never holds a value
 of a row: errors cross from a party to the analyst. Nor does it hold a control of a terminal, whoever wrote the names.
@@ -67,6 +68,17 @@ class LearnError(TablePuppetError):
 
 class ArgumentError(ConfigError, TypeError):
     """A call has an argument that there is not."""
+
+
+class UnknownKeyError(LearnError, KeyError):
+    """A result has no number of that name."""
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)  # that of a KeyError would be in quotes
+
+
+class NotPickledError(LearnError, TypeError):
+    """What is bound to open sessions of parties cannot be pickled or copied."""
 
 
 class QueryError(TablePuppetError):

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from tablepuppet.errors import ConfigError, QueryError
+from tablepuppet.errors import ConfigError, NotPickledError, QueryError
 from tablepuppet.party.blinding_key import read_blinding_key
 from tablepuppet.party.config import Tls as TlsPaths
 from tablepuppet.party.databases.urls import anchored, open_database
@@ -37,7 +37,7 @@ from tablepuppet.runs.events import Events, Reader
 from tablepuppet.runs.notebook_progress import default_readers
 from tablepuppet.runs.table_view import Records
 from tablepuppet.session import Session, Settings
-from tablepuppet.spelling import class_checked, names_checked
+from tablepuppet.spelling import attributes_told, class_checked, names_checked
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import Plan, plan
@@ -129,6 +129,12 @@ class Planned:
 
 
 @class_checked
+@attributes_told(
+    {
+        **dict.fromkeys(("query", "execute", "read_sql", "table"), "fed.sql(text, label=...) makes a relation"),
+        **dict.fromkeys(("tables", "columns", "schema"), "fed.catalog() lists tables and columns"),
+    }
+)
 class Federation:
     """Databases of several owners, seen as one catalog of tables.
 
@@ -181,6 +187,9 @@ class Federation:
             losses = self._stand_in is not None
             recorded = {name: record.of(name, transport, losses=losses) for name, transport in remote.items()}
             self.engine = Engine(here | recorded, record.new_session, self.events)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise NotPickledError("a federation is open connections, and cannot be pickled: open it again")
 
     def _warn(self, message: str) -> None:
         self.events.emit("warning", "party.silent", message)
@@ -327,15 +336,19 @@ class Federation:
 def _check_settings(
     parties: Mapping[str, Any], wire: str, timeout: float, on_party_lost: str, memory_limit: int | None
 ) -> None:
-    if not isinstance(parties, Mapping) or not parties:
-        raise ConfigError(
-            "a federation needs at least one party, as name and database URL: {'shop': 'duckdb:///shop.db'}"
-        )
+    example = "name and database URL, such as {'shop': 'duckdb:///shop.db'}"
+    if not isinstance(parties, Mapping):
+        raise ConfigError(f"the parties of a federation are a dict of {example}, not {type(parties).__name__}")
+    if not parties:
+        raise ConfigError(f"a federation needs at least one party: {example}")
     if len({str(name).lower() for name in parties}) < len(parties):
         raise ConfigError("two parties have the same name except for case, which SQL ignores; rename one")
     for name, entry in parties.items():
         if not isinstance(entry, str | PartyEntry):
-            raise ConfigError(f"party {name!r}: the database must be a URL, not {type(entry).__name__}")
+            raise ConfigError(
+                f"party {name!r}: the database must be a URL as text, such as 'duckdb:///shop.db' or "
+                f"'parquet:///folder', not {type(entry).__name__}"
+            )
         if (
             isinstance(entry, PartyEntry)
             and entry.is_remote

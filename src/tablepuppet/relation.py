@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.errors import LearnError, NotPickledError, PrivacyError
 from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.rosters import make_rosters
@@ -45,7 +45,7 @@ from tablepuppet.privacy.funds import PartysFunds
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.events import Events
 from tablepuppet.session import Session
-from tablepuppet.spelling import names_checked
+from tablepuppet.spelling import attributes_told, names_checked
 from tablepuppet.sql.explain import Explanation, ShardSize, Sizes, explain
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import Query
@@ -57,6 +57,24 @@ if TYPE_CHECKING:
     from tablepuppet.algebra.preparation import Prepared
 
 
+_NO_ROWS = "rows stay in their databases; rel.describe() and rel.profile() tell of them"
+ELSEWHERE = {  # what users of pandas try
+    **dict.fromkeys(("shape", "size"), "write len(rel), rel.columns; rel.matrix().shape of encoded features"),
+    **dict.fromkeys("head tail sample iloc loc values to_numpy to_pandas to_df df fetchall".split(), _NO_ROWS),
+    **dict.fromkeys(
+        "dtypes info mean std min max isnull isna nunique count".split(), "rel.describe() has it by column"
+    ),
+    **dict.fromkeys(("merge", "filter", "where", "drop", "assign", "select"), "write it in SQL: fed.sql(...)"),
+    "corr": "write rel.correlation()",
+    "cov": "write rel.covariance()",
+    "groupby": "write rel.group_means(column, by)",
+    "value_counts": "write rel.crosstab(a, b), or rel.describe()",
+    "median": "write rel.quantile(0.5)",
+    "hist": "write rel.histogram(column)",
+}
+
+
+@attributes_told(ELSEWHERE)
 class Relation:
     """The result of a SQL query over many databases, as something to learn from.
 
@@ -76,6 +94,11 @@ class Relation:
     def withdrawn_if_it_fails(self) -> AbstractContextManager[None]:
         """If the block raises, steps about models that it has queued for the parties are not sent."""
         return self._session.outbox.withdrawn_if_it_fails()
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise NotPickledError(
+            "a relation is an open session of its parties, and cannot be pickled: fed.sql opens another"
+        )
 
     @cached_property
     def mapping(self) -> TableMapping:
@@ -437,6 +460,10 @@ class Relation:
         size = round(test * self.mapping.tables[self.split_table].rows)
         drawn = np.random.default_rng(seed).permutation(self.mapping.tables[self.split_table].rows)[:size]
         [held_out] = self.rows_at([drawn])
+        if len(held_out) and size in (0, len(held_out)):
+            side = "train" if size else "test"
+            message = f"split: test={test:g} of {len(held_out):,} rows leaves none for the {side} side"
+            self.events.emit("warning", "split.empty", message, side=side)
         return self.parted(self.split_table, held_out)
 
     @property

@@ -8,10 +8,10 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
-from tablepuppet.errors import ArgumentError
+from tablepuppet.errors import ArgumentError, UnknownKeyError
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -66,6 +66,30 @@ def setting_meant(name: str, known: Iterable[str]) -> str:
     return f"; here it is {here!r}" if here in names else did_you_mean(name, names)
 
 
+def unknown_key(what: str, key: object, known: Iterable[str]) -> UnknownKeyError:
+    """The error of a result that has no number of that name.
+
+    >>> print(unknown_key("quantile", "pric", ["price", "day"]))
+    quantile has no 'pric'; did you mean 'price'?
+    """
+    return UnknownKeyError(f"{what} has no {key!r}{did_you_mean(str(key), known)}")
+
+
+def attributes_told(meant: Mapping[str, str]) -> Callable[[Class], Class]:
+    """A class that says, of attributes that users of other libraries try, what to write instead."""
+
+    def told(made: Class) -> Class:
+        def missing(self: object, name: str) -> object:
+            if name in meant:  # without name=, of which Python would make a second suggestion
+                raise AttributeError(f"{type(self).__name__} has no {name}: {meant[name]}")
+            return object.__getattribute__(self, name)  # a property that raised an AttributeError does so again
+
+        made.__getattr__ = missing  # type: ignore[attr-defined]
+        return made
+
+    return told
+
+
 def names_checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """A function or method that raises ArgumentError for an argument that it does not have, with what was meant."""
     called = function.__name__
@@ -73,7 +97,7 @@ def names_checked(function: Callable[Arguments, Result]) -> Callable[Arguments, 
 
     @functools.wraps(function)
     def checked(*values: Arguments.args, **named: Arguments.kwargs) -> Result:
-        _check(called, named, known)
+        check_names(called, named, known)
         return function(*values, **named)
 
     return checked
@@ -86,14 +110,15 @@ def class_checked(made: Class) -> Class:
 
     @functools.wraps(initialise)
     def checked(*values: object, **named: object) -> None:
-        _check(made.__name__, named, known)
+        check_names(made.__name__, named, known)
         initialise(*values, **named)
 
     made.__init__ = checked  # type: ignore[misc]
     return made
 
 
-def _check(called: str, named: Iterable[str], known: Sequence[str]) -> None:
+def check_names(called: str, named: Iterable[str], known: Sequence[str]) -> None:
+    """ArgumentError for the name of an argument that there is not, with what was meant."""
     for name in named:
         if name not in known:
             raise ArgumentError(f"{called} has no argument {name!r}{setting_meant(name, known)}")

@@ -306,8 +306,8 @@ def test_branches_that_are_not_chosen_do_not_matter(matrix: Any) -> None:
         ("X[:, [True]]", "columns are numbers below"),
         ("X[:, 0.5]", "columns are numbers below"),
         ("np.asarray(X)", r"write X @ np\.eye"),
-        ("np.sort(X)", "np.sort needs the array itself"),
-        ("np.cumsum(X, axis=0)", "np.cumsum needs"),
+        ("np.sort(X)", "np.sort of X needs cells in order"),
+        ("np.cumsum(X, axis=0)", "np.cumsum of X needs"),
         ("np.add.accumulate(X)", "one after the other"),
         ("np.where(X > 0)", "a condition alone"),
         ("np.arctanh(X)", "not in the list of functions"),
@@ -366,10 +366,25 @@ def test_what_needs_cells_says_so(tmp_path: Path) -> None:
     matrix: Any = federation(tmp_path, shop(1), wire="float64").sql(f"SELECT {ALL} {JOIN}").matrix()
     rows = matrix.shape[0]
     assert len(matrix) == len(np.log1p(np.abs(matrix))) == rows
-    for name in ("argmax", "reshape", "copy", "toarray", "astype"):
+    for name in ("reshape", "copy", "toarray", "astype"):
         with pytest.raises(tp.LearnError, match=rf"X\.{name} needs the array itself.*X @ np\.eye\(X\.shape\[1\]\)"):
             getattr(matrix, name)
         assert not hasattr(matrix, name)
+    for function in (np.argmin, np.argmax):
+        told = rf"\(X @ np\.eye\(X\.shape\[1\]\)\)\.{function.__name__}\(axis=1\)"
+        with pytest.raises(tp.LearnError, match=told):
+            function(matrix, axis=1)
+        with pytest.raises(AttributeError, match=told):
+            getattr(matrix, function.__name__)
+    for call, told in (
+        (np.median, r"rel\.quantile\(0\.5\)"),
+        (np.cov, r"rel\.covariance\(\)"),
+        (np.linalg.svd, r"np\.linalg\.svd of X .*scipy\.sparse\.linalg\.svds"),
+        (np.diff, r"np\.diff of X needs the array itself"),
+    ):
+        with pytest.raises(tp.LearnError, match=told) as found:
+            call(matrix)
+        assert "iscomplexobj" not in str(found.value)
     with pytest.raises(AttributeError, match="'RelationMatrix' object has no attribute 'colums'"):
         _ = matrix.colums
     with pytest.raises(tp.LearnError, match="ambiguous"):
@@ -388,3 +403,12 @@ def test_factors_that_do_not_fit(tmp_path: Path, plan: Any) -> None:
         with pytest.raises(tp.LearnError, match="X @ other: "):
             _ = matrix @ other
     agree(matrix.T @ matrix, matrix.gram())
+
+
+def test_columns_by_their_own_names(tmp_path: Path) -> None:
+    """A name of `rel.columns` is enough where one table has it; hints are names of whole columns."""
+    matrix: Any = federation(tmp_path, shop(1), wire="float64").sql(f"SELECT {ALL} {JOIN}").matrix()
+    agree(matrix[:, "age"], matrix[:, "c.age"])
+    assert matrix[:, ["kind", "price"]].columns == ["i.kind=0", "i.kind=1", "o.price"]
+    with pytest.raises(tp.LearnError, match=r"did you mean 'i\.kind'\?"):
+        matrix[:, "knd"]

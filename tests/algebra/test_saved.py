@@ -14,6 +14,7 @@ import statsmodels.api as sm
 
 import tablepuppet as tp
 from tablepuppet.party.config import Limits
+from tablepuppet.runs.saved_files import sealed
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import federation
 from tests.wire.services import calling, served
@@ -121,9 +122,14 @@ def test_folders_that_are_none(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "model" / "secrets.json").stat().st_mode & 0o077 == 0
     with pytest.raises(tp.LearnError, match="which this federation lacks"):
         tp.load(tmp_path / "model", tp.Federation({"elsewhere": f"parquet:///{folder / next(iter(shop(2)))}"}))
-    (tmp_path / "model" / "linalg.json").write_text('{"format": 1, "model": {"kind": "Strange", "fields": {}}}')
-    with pytest.raises(tp.ConfigError, match="not a saved model that can be read"):
-        tp.load(tmp_path / "model", fed)
+    facts = {"format": 2, "model": {"kind": "Strange", "fields": {}}}
+    (tmp_path / "model" / "linalg.json").write_text(sealed(facts, tmp_path / "model", str))
+    for file, text in (("linalg.json", None), ("linalg.json", "{}"), ("arrays.npz", ""), ("secrets.json", "{")):
+        if text is not None:
+            model.save(tmp_path / "model")
+            (tmp_path / "model" / file).write_text(text)
+        with pytest.raises(tp.ConfigError, match=rf"{file}' is damaged.*fit and save the model again"):
+            tp.load(tmp_path / "model", fed)
 
 
 def numbers_of(text: str) -> list[list[str]]:
@@ -176,3 +182,17 @@ def test_summaries_are_statsmodels(folder: Path, family: Any) -> None:
     printed = numbers_of(known.summary().tables[1].as_text())
     lines = [line[-6:] for line in numbers_of(str(model.summary().coefficients.text()))]
     assert [line[-6:] for line in printed] == lines
+
+
+def test_summaries_name_categories(folder: Path) -> None:
+    """With X.categories codes have names; the category that others are compared with is told in any case."""
+    relation = opened(folder).sql(SQL, label="paid")
+    X = relation.matrix()
+    model = tp.linalg.lm(X, relation.label())
+    first, second = X.categories["i.kind"]
+    plain, named = str(model.summary()), str(model.summary(X.categories))
+    assert "Categories are compared with i.kind=0, i.colour=0\n" in plain
+    assert f"Categories are compared with i.kind=0 ({first}), i.colour=0 (" in named
+    assert f"i.kind=1 ({second})" in named
+    assert f"i.kind=1 ({second})" in str(tp.linalg.l2svm(X, relation.label() > 0).summary(X.categories))
+    assert "compared" not in str(tp.linalg.lm(X[:, X.numbers], relation.label()).summary())

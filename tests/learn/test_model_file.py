@@ -15,6 +15,7 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.federation import PartyEntry
+from tablepuppet.runs.saved_files import sealed
 from tests.learn.materialised import ALL, JOIN, learner, predictions, shop
 from tests.relations import write_party
 
@@ -126,12 +127,12 @@ def test_not_over_something_else(urls: dict[str, str], tmp_path: Path) -> None:
 
 
 def test_loading_what_is_no_model(urls: dict[str, str], tmp_path: Path) -> None:
-    """Nothing there, an empty folder, a broken or foreign file: each is a ConfigError that names the folder."""
+    """Nothing there, an empty folder, a broken or foreign file: each is a ConfigError that names it and what to do."""
     fed = opened(urls)
-    with pytest.raises(tp.ConfigError, match="absent"):
+    with pytest.raises(tp.ConfigError, match=r"absent' does not exist: give the folder"):
         tp.load(tmp_path / "absent", fed)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(tp.ConfigError, match="empty"):
+    with pytest.raises(tp.ConfigError, match=r"empty' is no saved model: give the folder"):
         tp.load(tmp_path / "empty", fed)
     model = tp.LinearRegression().fit(relation_of(fed, "paid"))
     for name, file, text in (
@@ -141,11 +142,54 @@ def test_loading_what_is_no_model(urls: dict[str, str], tmp_path: Path) -> None:
         ("less", "model.json", "{}"),
         ("bare", "model.json", '{"format": 1, "learner": "LinearRegression"}'),
         ("garbled", "arrays.npz", "PK not an archive"),
+        ("emptied", "arrays.npz", ""),
+        ("binary", "secrets.json", "[["),
     ):
         model.save(tmp_path / name)
         next((tmp_path / name).rglob(file)).write_text(text)
-        with pytest.raises(tp.ConfigError, match=name):
+        with pytest.raises(tp.ConfigError, match=rf"{name}.*{file}.*another version.*fit and save the model again"):
             tp.load(tmp_path / name, fed)
+    model.save(tmp_path / "lacking")
+    next((tmp_path / "lacking").rglob("arrays.npz")).unlink()
+    with pytest.raises(tp.ConfigError, match=r"arrays\.npz' of a saved model cannot be read \(No such file"):
+        tp.load(tmp_path / "lacking", fed)
+
+
+def test_a_changed_digit_is_found(urls: dict[str, str], tmp_path: Path) -> None:
+    """A mean that is not as it was saved is no model to predict with."""
+    fed = opened(urls)
+    tp.LinearRegression().fit(relation_of(fed, "paid")).save(tmp_path / "model")
+    path = tmp_path / "model" / "model.json"
+    text = path.read_text()
+    place = text.index('"mean": ') + len('"mean": ')
+    digit = next(p for p in range(place, len(text)) if text[p].isdigit())
+    path.write_text(text[:digit] + str((int(text[digit]) + 1) % 10) + text[digit + 1 :])
+    with pytest.raises(tp.ConfigError, match=r"model\.json' is damaged"):
+        tp.load(tmp_path / "model", fed)
+
+
+@pytest.mark.parametrize("name", ["part", "saved", "kept"])
+@pytest.mark.parametrize("null", [True, False])
+def test_who_keeps_it_is_in_the_folder(urls: dict[str, str], tmp_path: Path, name: str, null: bool) -> None:
+    """A folder that does not say under which name parties keep the model is refused, also with a good digest."""
+    fed = opened(urls)
+    tp.LinearRegression().fit(relation_of(fed, "paid")).save(tmp_path / "model")
+    path = tmp_path / "model" / "model.json"
+    facts = json.loads(path.read_text())
+    del facts["digest"], facts[name]
+    path.write_text(sealed(facts | ({name: None} if null else {}), path.parent / facts["content"], str))
+    with pytest.raises(tp.ConfigError, match=r"model\.json' is damaged"):
+        tp.load(tmp_path / "model", fed)
+
+
+def test_load_takes_a_folder_and_a_federation(urls: dict[str, str], tmp_path: Path) -> None:
+    """Without a federation, or with both the other way round, the call is what is wrong."""
+    fed: Any = opened(urls)
+    tp.LinearRegression().fit(relation_of(fed, "paid")).save(tmp_path / "model")
+    for given in ((tmp_path / "model", None), (fed, str(tmp_path / "model"))):
+        for call in (tp.load, tp.forget):
+            with pytest.raises(tp.ConfigError, match="takes a folder and a federation"):
+                call(*given)
 
 
 def test_a_missing_party(urls: dict[str, str], tmp_path: Path) -> None:

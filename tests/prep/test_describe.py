@@ -189,12 +189,18 @@ def test_one_row_and_none(tmp_path: Path) -> None:
 
 
 def test_what_is_not_finite_has_no_statistics(tmp_path: Path) -> None:
-    """NaN or infinity in a column leaves no mean and no deviation, rather than a wrong one."""
+    """NaN or infinity in a column leaves no mean and no deviation, rather than a wrong one; the table says why."""
     parties = {"p0": {"t": pa.table({"x": [0.5, math.nan, 2.0], "y": [math.inf, 1.0, None], "z": [1.0, 2.0, 3.0]})}}
     told = described(tmp_path, parties, "SELECT x, y, z FROM t")
     assert [told[name]["mean"] for name in "xyz"] == [None, None, 2.0]
     assert [told[name]["std"] for name in "xyz"] == [None, None, 1.0]
     assert [told[name]["count"] for name in "xyz"] == [3, 2, 3]
+    (tmp_path / "again").mkdir()
+    fed = federation(tmp_path / "again", parties)
+    assert "(NaN or infinite values, and so without mean and other numbers: x, y;" in str(
+        fed.sql("SELECT x, y, z FROM t").describe()
+    )
+    assert "NaN" not in str(fed.sql("SELECT z FROM t").describe())
 
 
 def test_distinct_floats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

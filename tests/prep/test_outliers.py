@@ -160,3 +160,19 @@ def test_policies_hold(tmp_path: Path) -> None:
     for ask in (noisy.outlier_by_iqr, noisy.outlier_by_sd, lambda: tp.drift(noisy, noisy)):
         with pytest.raises(tp.PrivacyError, match=r"column 'credit'.*rule require_dp"):
             ask()
+
+
+def test_drift_tells_what_it_leaves_out(tmp_path: Path) -> None:
+    """A column that is in one relation only, or of another kind in the other, is a warning."""
+    fed, _ = two_months(tmp_path)
+    seen: list[tp.Event] = []
+    fed.events.subscribe(seen.append)
+    second = fed.sql("SELECT price, CAST(same AS VARCHAR) AS same, tax AS levy FROM sales")
+    found = tp.drift(fed.sql("SELECT price, same, tax FROM sales"), second)
+    assert [each.column for each in found] == ["price"]
+    told = {event.fields["column"]: event.fields["reason"] for event in seen if event.name == "column.dropped"}
+    assert told == {
+        "same": "is DOUBLE in one relation and VARCHAR in the other, so drift leaves it out",
+        "tax": "is in the first relation only, so drift leaves it out",
+        "levy": "is in the second relation only, so drift leaves it out",
+    }

@@ -28,6 +28,8 @@ from tests.wire.services import calling, served
 SQL = "SELECT s.x, s.w, s.c, i.v, i.g, s.y FROM sales s JOIN items i USING (item)"
 
 AVERAGE: Any = "average"  # no strategy
+QUANTILE: Any = "quantile"  # no kind of bins
+MONTH: Any = ["mnth"]  # no part of a date
 
 
 @pytest.fixture
@@ -199,6 +201,7 @@ def test_explain_shows_the_pipeline(tmp_path: Path, shop: Parties) -> None:
             r"Standardize: column s.c \(VARCHAR\) is categories, and the step need",
         ),
         (lambda: [prep.Robust(columns=["xx"])], r"Robust: 'xx' is no column; did you mean 'x'\?"),
+        (lambda: [prep.Robust(columns=["xx*"])], r"Robust: no column is like 'xx\*'; did you mean 'x'\?"),
         (
             lambda: [prep.OneHot(columns=["x"])],
             r"OneHot: column s.x \(DOUBLE\) is a number, and the step needs categories",
@@ -220,10 +223,14 @@ def test_explain_shows_the_pipeline(tmp_path: Path, shop: Parties) -> None:
         ),
         (lambda: [prep.Map("getenv(x)", columns=["c"])], r"Map: 'getenv\(x\)': function getenv is not supported"),
         (lambda: [prep.Map("x + y", columns=["x"])], r"is an expression of one column, which is called x"),
-        (lambda: [prep.Impute(AVERAGE)], r"Impute: strategy is one of mean, median, mode, constant"),
-        (lambda: [prep.Impute("constant")], r"Impute: fill goes with strategy='constant'"),
-        (lambda: [prep.Bin(1)], r"Bin: n is a whole number of at least 2"),
-        (lambda: [prep.Winsorize(0.9, 0.1)], r"Winsorize: low and high are quantiles that rise"),
+        (lambda: [prep.Impute(AVERAGE)], r"Impute: strategy is one of mean, median, mode, constant, not 'average'"),
+        (lambda: [prep.Impute("constant")], r"Impute: strategy='constant' needs fill, such as fill=0"),
+        (lambda: [prep.Impute(fill=3)], r"Impute: fill goes with strategy='constant', not 'mean'"),
+        (lambda: [prep.Bin(1)], r"Bin: n is a whole number of at least 2, not 1"),
+        (lambda: [prep.Bin(3, QUANTILE)], r"Bin: how is 'width' or 'height', not 'quantile'"),
+        (lambda: [prep.DateParts(MONTH)], r"DateParts: parts are some of .*, not \['mnth'\]"),
+        (lambda: [prep.Clip(10, 0)], r"Clip: low must not be above high: .*, not 10 and 0"),
+        (lambda: [prep.Winsorize(0.9, 0.1)], r"Winsorize: low and high are quantiles that rise, not 0.9 and 0.1"),
         (lambda: [prep.Standardize(columns="x")], r"Standardize: columns is a list, such as columns=\['x'\]"),
         (lambda: [prep.Impute], r"a pipeline is a list of steps, .* not of Impute, which is a class"),
     ],
@@ -453,3 +460,21 @@ def test_jobs(tmp_path: Path) -> None:
         (folder / "job.toml").write_text(f"{text}[[prep]]\n{wrong}\n".replace("runs/returns", "runs/other"))
         with pytest.raises(tp.ConfigError, match=message):
             Run.to_train(folder / "job.toml", lambda _: None)
+
+
+def test_a_pattern_may_have_columns_of_other_kinds(tmp_path: Path, shop: Parties) -> None:
+    """Of those that it matches, a step takes the ones that it is made for, or none; columns that were dropped count."""
+    fed = federation(tmp_path, shop)
+    for steps in (
+        [prep.Standardize(columns=["s.*"])],
+        [prep.Standardize(columns=["c*"])],
+        [prep.DropMissing(0.0), prep.Standardize(columns=["x*"])],
+    ):
+        fed.sql(SQL, label="y", prep=prep.Pipeline(steps)).matrix()
+
+
+def test_misspelt_settings() -> None:
+    """A setting that a step does not have is an error with the one that was meant."""
+    make: Any = prep.Impute
+    with pytest.raises(tp.ConfigError, match=r"Impute has no argument 'stategy'; did you mean 'strategy'"):
+        make(stategy="mean")

@@ -41,3 +41,10 @@ def test_long_texts_are_wrapped() -> None:
     assert text.count("table") == 1
     assert text.count("abcde") == 20
     assert Console(width=60).measure(text).maximum <= 60
+
+
+def test_a_title_is_as_long_as_the_screen_allows() -> None:
+    """It is not wrapped to the width of a narrow table."""
+    view = TableView("Correlation over joined rows", {"": "left", "y": "right"}, [["y", "1"]])
+    assert view.text(80).splitlines()[0] == "Correlation over joined rows"
+    assert max(map(len, view.text(20).splitlines())) <= 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -202,10 +203,17 @@ def test_what_no_row_decides_is_not_counted(attacker: Attacker, tmp_path: Path) 
 
 
 def test_in_ones_own_process_a_failure_is_an_error(tmp_path: Path) -> None:
-    """An analyst whose own database has a value that does not fit is told so."""
+    """An analyst whose own database has a value that does not fit is told so, with the expression and no value."""
     fed = in_process(tmp_path, {"p0": {"t": accounts(largest=300)}})
-    with pytest.raises(tp.PartyError, match=r"fails on its rows \(ConversionException\); use TRY_CAST"):
-        fed.sql("SELECT CAST(id AS UTINYINT) AS x FROM t")
+    for sql, named in (
+        ("SELECT CAST(id AS UTINYINT) AS x FROM t", "CAST(id AS UTINYINT)"),
+        ("SELECT id FROM t WHERE CAST(id AS UTINYINT) > 3", "CAST(id AS UTINYINT) > 3"),
+        ("SELECT id FROM t WHERE id > 'abc'", "id > 'abc'"),
+    ):
+        told = rf"{re.escape(named)}\)? over table 't' fails on its rows \(ConversionException\); use TRY_CAST"
+        with pytest.raises(tp.PartyError, match=told) as found:
+            fed.sql(sql)
+        assert "300" not in str(found.value)
 
 
 # What was added later

@@ -28,6 +28,7 @@ from tablepuppet.algebra.operator import ProductOperator, RowScaled
 from tablepuppet.algebra.recipes import Term, affine, composed
 from tablepuppet.errors import LearnError
 from tablepuppet.party.arguments import LARGEST
+from tablepuppet.prep.encode import encoder_names
 from tablepuppet.spelling import did_you_mean
 
 Array = NDArray[np.float64]
@@ -54,12 +55,22 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
         )
 
     def __getattr__(self, name: str) -> Any:
+        if name in _INSTEAD:
+            raise NoArrayError(f"X.{name} {_INSTEAD[name]}")
         if name in _NEED_CELLS:
             raise NoArrayError(
                 f"X.{name} needs the array itself, which is not built: all cells would come here; write "
                 f"X @ np.eye(X.shape[1]), and .{name} of that"
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
+    @property
+    def categories(self) -> dict[str, list[str | None]]:
+        """What the codes of ``X.columns`` mean: names of categories in the order of codes, by ``alias.column``.
+
+        Only of columns that are public at every party.
+        """
+        return encoder_names(self.source.places.client, self.source.encoding)
 
     # ---- sums and statistics
 
@@ -181,9 +192,16 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
 
     def _named(self, name: object) -> list[int]:
         columns = self.columns
-        found = [place for place, each in enumerate(columns) if each == name or each.partition("=")[0] == name]
+        whole = [each.partition("=")[0] for each in columns]  # a category column is called alias.column=code
+        found = [place for place, each in enumerate(columns) if name in (each, whole[place])]
+        meant = list(dict.fromkeys(each for each in whole if each.partition(".")[2] == name))
+        if not found and len(meant) == 1:
+            found = [place for place, each in enumerate(whole) if each == meant[0]]
+        if not found and meant:
+            raise LearnError(f"X[:, {name!r}] may be {' or '.join(meant)}: give the table too")
         if not found:
-            raise LearnError(f"X[:, {name!r}]: X has no such column{did_you_mean(str(name), columns)}")
+            known = dict.fromkeys(columns if "=" in str(name) else whole)
+            raise LearnError(f"X[:, {name!r}]: X has no such column{did_you_mean(str(name), known)}")
         return found
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **settings: Any) -> Any:
@@ -212,10 +230,11 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
     def __array_function__(self, function: Any, types: Any, args: Any, settings: Any) -> Any:
         """NumPy's own functions, where the array has a method for them."""
         if function not in _FUNCTIONS:
-            raise LearnError(
-                f"np.{function.__name__} needs the array itself, which is not built; X has "
-                f"{', '.join(sorted(each.__name__ for each in _FUNCTIONS))}, products and elementwise functions"
-            )
+            name = function.__name__
+            known = ", ".join(sorted(each.__name__ for each in _FUNCTIONS if each not in _ASKED_BY_NUMPY))
+            told = f"needs the array itself, which is not built; X has {known}, products and elementwise functions"
+            place = "np.linalg" if function.__module__.endswith("linalg") else "np"
+            raise LearnError(f"{place}.{name} of X {_INSTEAD.get(name, told)}")
         return _FUNCTIONS[function](*args, **settings)
 
     def __array__(self, *args: Any, **settings: Any) -> NoReturn:
@@ -410,6 +429,28 @@ def _method(name: str) -> Callable[..., Any]:
 _NEED_CELLS = frozenset(
     {name for name in dir(np.ndarray) if not name.startswith("_")} | {"toarray", "todense", "to_numpy"}
 )
+_CELLS = "np.eye(X.shape[1])"
+_INSTEAD = {
+    **{
+        name: f"is not computed at parties: a table has only some of the columns of a row. Write (X @ {_CELLS}).{name}"
+        "(axis=1) to have all cells here, or X.min(axis=1) and X.max(axis=1) for the numbers"
+        for name in ("argmin", "argmax")
+    },
+    **dict.fromkeys(
+        ("median", "quantile", "percentile", "nanmedian"),
+        "needs cells in order, which are not here: write rel.quantile(0.5), or another share, in the units of the data",
+    ),
+    **dict.fromkeys(("cov", "corrcoef"), "is not built: write rel.covariance() or rel.correlation(), or X.T @ X"),
+    **dict.fromkeys(
+        ("svd", "svdvals", "matrix_rank", "pinv", "qr"),
+        "needs all cells, which are not here: write scipy.sparse.linalg.svds(X, k=...), or tp.linalg.pca(X)",
+    ),
+    "lstsq": "needs all cells, which are not here: write tp.linalg.lm(X, y), or scipy.sparse.linalg.lsqr(X, y)",
+    **dict.fromkeys(("histogram", "bincount"), "is not built: write rel.histogram(column)"),
+    **dict.fromkeys(
+        ("unique", "sort", "argsort"), "needs cells in order, which are not here: write rel.quantile, or SQL"
+    ),
+}
 _REDUCED = {np.add: "sum", np.minimum: "min", np.maximum: "max"}
 _WITHIN_TWO: dict[Any, Callable[..., Any]] = {
     np.positive: lambda values: values,
@@ -418,6 +459,7 @@ _WITHIN_TWO: dict[Any, Callable[..., Any]] = {
     np.fmax: np.maximum,
     np.fabs: np.absolute,
 }
+_ASKED_BY_NUMPY = frozenset({np.iscomplexobj, np.result_type})  # within functions that people call
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.sum: _method("sum"),
     np.mean: _method("mean"),

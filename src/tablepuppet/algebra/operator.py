@@ -93,8 +93,23 @@ class Transposed(ProductOperator):
 
     _adjoint = _transpose
 
+    def __getitem__(self, key: Any) -> Any:
+        raise LearnError("X.T has products only; choose columns before: X[:, columns].T")
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(np.ndarray, name) and not name.startswith("_"):
+            raise AttributeError(
+                f"X.T has products only, no {name}: write it with X, whose axes are the other way round"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+
     def dot(self, x: Any) -> Any:
         """A^T x, with an array, a number or an operator."""
+        if isinstance(x, LinearOperator) and x.shape[0] != self.shape[1]:
+            raise LearnError(
+                f"X.T @ other: X.T is {self.shape} and other {x.shape}; other has a row for each of the "
+                f"{self.shape[1]:,} rows of X. X.T @ X is the Gram matrix"
+            )
         left, weights = self._operator, None
         if isinstance(left, RowScaled):
             left, weights = left.operator, left.weights

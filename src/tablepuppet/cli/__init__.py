@@ -1,7 +1,7 @@
 """The command line's beginning and end: signals are watched before anything large is loaded.
 
 The commands are in commands.py. Exit codes: 0 done, 1 refused with a reason, 2 wrong usage, 128 and the signal's
-number when stopped: 130 for Ctrl-C.
+number when stopped: 130 for Ctrl-C; 141 if nobody reads the results to their end, as in a pipe into `head`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 
 from tablepuppet.runs import interrupts
+
+CLOSED = 141  # 128 and SIGPIPE, as of programs that the signal ends
 
 
 def main() -> None:
@@ -34,6 +36,8 @@ def _exit_code() -> int:
             done = isinstance(error, SystemExit) and not error.code
             _say("; ".join(["stopped, but its work was done already" if done else "stopped", *_notes(error)]))
             return 1
+        if isinstance(error.__context__ if isinstance(error, SystemExit) else error, BrokenPipeError):
+            return CLOSED
         if isinstance(error, SystemExit):
             return int(error.code or 0)
         if isinstance(error, TablePuppetError):

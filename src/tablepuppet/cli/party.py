@@ -10,7 +10,6 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from tablepuppet.cli.output import JsonOption, print_json, results_console
 from tablepuppet.party.category_report import category_names
@@ -133,9 +132,9 @@ def _deliveries(table: TableReport) -> list[str]:
     return found
 
 
-def _view(table: TableReport) -> Table:
+def _view(table: TableReport) -> WideTable:
     title = f"{table.name}: {table.rows:,} rows, to {', '.join(table.callers) or 'nobody'}"
     rows = [
         [each.name, each.type, ", ".join(each.uses), each.level, ", ".join(each.releases)] for each in table.columns
     ]
-    return TableView(title, _sides("column type uses level releases"), rows).rich()
+    return WideTable(TableView(title, _sides("column type uses level releases"), rows).rich())

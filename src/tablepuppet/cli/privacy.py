@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from tablepuppet.cli.output import JsonOption, print_json
+from tablepuppet.runs.wide_table import WideTable
 
 privacy = typer.Typer(
     help="Show what privacy will cost and how much noise there will be, before a fit.", no_args_is_help=True
@@ -36,7 +37,7 @@ def plan(job: JobArgument, as_json: JsonOption = False) -> None:
     screen = Console(width=None if sys.stdout.isatty() else 120, highlight=False, soft_wrap=False)
     screen.print(found.promise, markup=False)
     for view in found.tables():
-        screen.print(view.rich())
+        screen.print(WideTable(view.rich()))
     for note in found.notes:
         screen.print(note, markup=False)
     for text in found.warnings:

@@ -233,7 +233,7 @@ def _read(source: Source, scan: Scan, total: bool, hides: bool) -> pa.Table:
         check_time()
         if isinstance(error, duckdb.OutOfMemoryException) and (allowance := current()) is not None:
             raise allowance.too_much(scan.table) from None
-        raise _failure(source, scan, query, "" if total else f" ({type(error).__name__})") from None
+        raise _failure(source, scan, query, where, None if total else type(error).__name__) from None
 
 
 def _check_growth(scan: Scan, texts: Sequence[str]) -> None:
@@ -263,15 +263,39 @@ def _within_bytes(rows: duckdb.DuckDBPyRelation, scan: Scan, hides: bool) -> pa.
     return pa.Table.from_batches(batches, reader.schema)
 
 
-def _failure(source: Source, scan: Scan, query: str, kind: str) -> PartyError:
-    """The error for expressions that fail. DuckDB's message may quote a value of a row: it must not travel with it."""
+def _failure(source: Source, scan: Scan, query: str, kept: str, kind: str | None) -> PartyError:
+    """The error for expressions that fail. DuckDB's message may quote a value of a row: it must not travel with it.
+
+    With a ``kind``, in one's own process, it names DuckDB's error and the expression.
+    """
     where = f"party {scan.party!r}: an expression over table {scan.table!r}"
     try:
         source.connection.sql(f"SELECT * FROM ({query}) LIMIT 0").to_arrow_table()
     except duckdb.Error as error:  # no row was read, so it reveals none
         reason = f"cannot be evaluated ({type(error).__name__}); try it in DuckDB, over columns of the same types"
         return PartyError(f"{where} {reason}")
-    return EvaluationError(f"{where} fails on its rows{kind}; use TRY_CAST, or filter the rows it does not fit")
+    advice = "use TRY_CAST, or filter the rows it does not fit"
+    if kind is None:
+        return EvaluationError(f"{where} fails on its rows; {advice}")
+    failing = _failing(source, scan, kept) or "an expression"
+    return EvaluationError(
+        f"party {scan.party!r}: {failing} over table {scan.table!r} fails on its rows ({kind}); {advice}"
+    )
+
+
+def _failing(source: Source, scan: Scan, kept: str) -> str:
+    """The expression that fails, as text: filters over all rows, others over those that are kept. Nothing if it cannot
+    be found, as in a source that is read once.
+    """
+    tried = [(text, "") for text in filter(None, scan.filters)]
+    tried += [(text, kept) for text in [*scan.outputs.values(), *_keys(scan)]]
+    for text, where in tried:
+        try:
+            item = _evaluable(text, scan, total=False)
+            source.connection.sql(f"SELECT min(hash({item})) FROM {source.sql} AS source{where}").fetchall()
+        except duckdb.Error:
+            return text
+    return ""
 
 
 def _condition(text: str, scan: Scan, total: bool) -> str:

@@ -205,14 +205,18 @@ class Attempt:
         if exact:
             return exact
         if any(letter in item for letter in "*?["):
-            pairs = [(name, each.column.qualified) for name, each in self.columns.items() if each.kind in kinds]
-            return [name for name, qualified in pairs if fnmatchcase(name, item) or fnmatchcase(qualified, item)]
-        if any(each.waits for each in self.columns.values()) or self._was_dropped(item):
+            matching = [name for name, each in self.columns.items() if _matches(each, item)]
+            if matching or self._may_be_gone(item):
+                return [name for name in matching if self.columns[name].kind in kinds]
+            raise LearnError(f"{step}: no column is like {item!r}{did_you_mean(item.strip('*?'), self.columns)}")
+        if self._may_be_gone(item):
             return []
         raise LearnError(f"{step}: {item!r} is no column{did_you_mean(item, self.columns)}")
 
-    def _was_dropped(self, item: str) -> bool:
-        return any(item in (each.name, each.column.qualified) for each, _ in self.dropped.values())
+    def _may_be_gone(self, item: str) -> bool:
+        """Whether a column may have been there, or may come, though it is not there now."""
+        dropped = any(_matches(each, item) for each, _ in self.dropped.values())
+        return dropped or any(each.waits for each in self.columns.values())
 
     @contextmanager
     def fitting(self, column: Column) -> Iterator[None]:
@@ -334,6 +338,11 @@ class Attempt:
         column = Column(OutputColumn(name, like.alias, "", "DOUBLE"), kind, False, **known)  # type: ignore[arg-type]
         self.columns[name] = column
         return column
+
+
+def _matches(column: Column, item: str) -> bool:
+    """Whether a name or a pattern means a column."""
+    return any(item == name or fnmatchcase(name, item) for name in (column.name, column.column.qualified))
 
 
 def bounded(value: float) -> float:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tablepuppet.errors import LearnError, PartyError
+from tablepuppet.errors import LearnError, PartyError, UnknownKeyError
 from tablepuppet.operators.client import Client
 from tablepuppet.party.allowance import check_time
 from tablepuppet.party.arguments import Means, Scales
@@ -35,6 +35,7 @@ from tablepuppet.prep.values import numbers
 from tablepuppet.privacy.clip import blocks
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
+from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
 
 Floats = NDArray[np.float64]
@@ -110,6 +111,13 @@ class ColumnMatrix(ShownAsTable):
     values: Floats
 
     def __getitem__(self, pair: tuple[str, str]) -> float:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise UnknownKeyError(
+                f"a pair of columns is meant, such as found[{', '.join(map(repr, self.columns[:2]))}]"
+            )
+        for name in pair:
+            if name not in self.columns:
+                raise unknown_key(self.title, name, self.columns)
         first, second = (self.columns.index(name) for name in pair)
         return float(self.values[first, second])
 

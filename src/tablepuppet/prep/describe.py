@@ -6,7 +6,7 @@ Dates and timestamps are computed as days since 1970-01-01, at the parties and h
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -52,8 +52,8 @@ _SCHEMA = pa.schema(
 class Description(ShownAsTable):
     """Statistics per column over joined rows: a readable table, and Arrow by `to_arrow`."""
 
-    def __init__(self, rows: list[dict[str, Any]]):
-        self._table = pa.Table.from_pylist(rows, schema=_SCHEMA)
+    def __init__(self, rows: list[dict[str, Any]], not_finite: Sequence[str] = ()):
+        self._table, self._not_finite = pa.Table.from_pylist(rows, schema=_SCHEMA), not_finite
 
     def to_arrow(self) -> pa.Table:
         """One row per column; what does not apply to a column is null.
@@ -75,7 +75,9 @@ class Description(ShownAsTable):
             field.name.replace("_", " "): "left" if pa.types.is_string(field.type) else "right" for field in fields
         }
         rows = [[shown(value) for value in _for_people(row).values()] for row in self._table.to_pylist()]
-        return TableView("Joined rows", sides, rows)
+        odd = ", ".join(self._not_finite)
+        remark = f" (NaN or infinite values, and so without mean and other numbers: {odd}; filter them in WHERE)"
+        return TableView(f"Joined rows{remark if odd else ''}", sides, rows)
 
 
 def _for_people(row: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +127,7 @@ def describe(
             row |= {"top": tops.get(column.name)}
         rows.append(row)
         done(len(rows))
-    return Description(rows)
+    return Description(rows, [column.name for column in numeric if summaries[column.name].not_finite])
 
 
 def _is_category(column: OutputColumn, categorical: frozenset[str]) -> bool:

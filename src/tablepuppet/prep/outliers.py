@@ -20,6 +20,7 @@ from tablepuppet.prep.rows_below import RowsBelow
 from tablepuppet.prep.selected import check_without_noise, find_numbers, is_date
 from tablepuppet.prep.statistics import NumberStatistics
 from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
+from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import family
 
@@ -54,7 +55,7 @@ class Outliers(ShownAsTable):
         for each in self._found.values():
             if column in (each.column.name, each.column.qualified):
                 return each
-        raise KeyError(column)
+        raise unknown_key("the table of outliers", column, self.columns)
 
     @property
     def columns(self) -> list[str]:

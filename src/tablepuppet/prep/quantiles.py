@@ -23,6 +23,7 @@ from tablepuppet.prep.distribution import Distribution, Distributions, has_odd
 from tablepuppet.prep.selected import check_without_noise, find_numbers, is_date
 from tablepuppet.prep.statistics_promise import Spent
 from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
+from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import family
 
@@ -65,7 +66,7 @@ class Quantiles(ShownAsTable):
         for each, values in self._found.items():
             if column in (each.name, each.qualified):
                 return np.array([value.value for value in values])
-        raise KeyError(column)
+        raise unknown_key("quantile", column, [each.name for each in self._found])
 
     def to_arrow(self) -> pa.Table:
         """One row per column and quantile; dates are days since 1970-01-01, and timestamps in ``date``.

@@ -23,6 +23,7 @@ from rich.text import Text
 
 from tablepuppet.errors import without_controls
 from tablepuppet.runs.wide_table import WideTable
+from tablepuppet.spelling import unknown_key
 
 Align = Literal["left", "right"]
 _LINE = "rgba(128, 128, 128, 0.45)"
@@ -141,6 +142,9 @@ class NamedNumbers(dict[str, Any]):
     ):
         super().__init__(values)
         self.heads, self.meanings = list(heads), meanings
+
+    def __missing__(self, name: object) -> Any:
+        raise unknown_key("the model", name, self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NamedNumbers, (dict(self), self.heads)  # a copy need not know whom to ask

@@ -1,7 +1,8 @@
 """Tables wider than the screen: columns that do not fit come below, beside the first column again.
 
-Comes in: a table of texts. Goes out: the same table, without its frame if that makes it fit, or several tables below
-each other. Long texts are wrapped; no number or word is cut as long as the first column and one more fit.
+Comes in: a table of texts. Goes out: its title in a line of its own, as long as the screen allows; the same table,
+without its frame if that makes it fit, or several tables below each other. Long texts are wrapped; no number or word is
+cut as long as the first column and one more fit.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.table import Column, Table
+from rich.text import Text
 
 BETWEEN = 3  # letters between two columns: padding and a line
 FRAME = 4  # letters at both ends of a row
@@ -22,9 +24,11 @@ class WideTable:
     """A table that is shown in as many parts as the width asks for."""
 
     def __init__(self, table: Table):
-        self._table = table
+        self._table, self._title, table.title = table, table.title, None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self._title is not None:  # rich would wrap it to the width of the table
+            yield Text(str(self._title), style="table.title")
         yield from self._parts(console, options)
 
     def _parts(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
@@ -36,13 +40,11 @@ class WideTable:
         whole, most = sum(widths) + BETWEEN * (len(widths) - 1), options.max_width
         framed = not most - FRAME < whole <= most
         parts = [list(range(len(widths)))] if whole <= most else _cut(widths, most - FRAME)
-        for number, places in enumerate(parts):
-            title = None if number else self._table.title
-            yield self._part([(columns[place], self._table.columns[place]) for place in places], title, framed=framed)
+        for places in parts:
+            yield self._part([(columns[place], self._table.columns[place]) for place in places], framed=framed)
 
-    def _part(self, columns: list[tuple[Column, Column]], title: object, *, framed: bool) -> Table:
+    def _part(self, columns: list[tuple[Column, Column]], *, framed: bool) -> Table:
         part = Table(*(fitted.copy() for fitted, _ in columns), show_edge=framed, pad_edge=framed)
-        part.title, part.title_justify = title, self._table.title_justify  # type: ignore[assignment]
         for row in zip(*(column.cells for _, column in columns), strict=True):
             part.add_row(*row)
         return part

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from scipy.special import ndtr, ndtri, stdtr, stdtrit
 from tablepuppet.runs.table_view import Align, NamedNumbers, TableView, shown
 
 Array = NDArray[np.float64]
+Categories = Mapping[str, Sequence[str | None]]  # names by column, in the order of codes, as `X.categories` has them
 DECIMALS = ((4, True), (3, True), (3, False), (3, False), (3, True), (3, True))
 """Of coef, std err, t, P>|t| and the ends of its interval, and whether very small ones have digits instead: as
 statsmodels prints them."""
@@ -52,17 +53,20 @@ class Estimates:
         """One number per coefficient, by its name."""
         return NamedNumbers(dict(zip(self.names, values.tolist(), strict=True)))
 
-    def summary(self, title: str, facts: Mapping[str, object]) -> Summary:
-        """Facts of a model, and a line for each coefficient."""
+    def summary(
+        self, title: str, facts: Mapping[str, object], columns: Iterable[str], categories: Categories | None
+    ) -> Summary:
+        """Facts of a model, and a line for each coefficient; ``columns`` are those of X."""
         letter = "z" if math.isinf(self.freedom) else "t"
         heads = ("coef", "std err", letter, f"P>|{letter}|", "[0.025", "0.975]")
         numbers = np.column_stack([self.values, self.errors, self.statistics, self.p_values, self.intervals])
         sides: dict[str, Align] = {"": "left", **dict.fromkeys(heads, "right")}
+        known = category_names(categories)
         rows = [
-            [name, *(_cell(number, *how) for number, how in zip(row, DECIMALS, strict=True))]
+            [known.get(name, name), *(_cell(number, *how) for number, how in zip(row, DECIMALS, strict=True))]
             for name, row in zip(self.names, numbers, strict=True)
         ]
-        return Summary(facts_view(title, facts), TableView("", sides, rows))
+        return Summary(facts_view(title, facts), TableView(_baselines(columns, self.names, known), sides, rows))
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,28 @@ class Summary:
 
     def _repr_html_(self) -> str:
         return self.facts.html() + self.coefficients.html()
+
+
+def category_names(categories: Categories | None) -> dict[str, str]:
+    """Category columns with what they mean, by their names in X.
+
+    >>> category_names({"i.kind": ["toy", None]})
+    {'i.kind=0': 'i.kind=0 (toy)'}
+    """
+    listed = [
+        (f"{column}={code}", name) for column, names in (categories or {}).items() for code, name in enumerate(names)
+    ]
+    return {column: f"{column} ({name})" for column, name in listed if name is not None}
+
+
+def _baselines(columns: Iterable[str], names: Sequence[str], known: Mapping[str, str]) -> str:
+    """The first category of each group, where it has no coefficient of its own."""
+    first: dict[str, str] = {}
+    for column in columns:
+        if "=" in column:
+            first.setdefault(column.partition("=")[0], column)
+    found = [known.get(column, column) for column in first.values() if column not in names]
+    return f"Categories are compared with {', '.join(found)}" if found else ""
 
 
 def facts_view(title: str, facts: Mapping[str, object]) -> TableView:

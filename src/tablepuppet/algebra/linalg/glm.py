@@ -28,7 +28,7 @@ from tablepuppet.algebra.linalg.design import (
     check_positive,
     check_rows,
 )
-from tablepuppet.algebra.linalg.estimates import Estimates, Summary
+from tablepuppet.algebra.linalg.estimates import Categories, Estimates, Summary
 from tablepuppet.algebra.linalg.family import LINKS, Family, FamilyName, Link, LinkName, find_family
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column, matrix_of
 from tablepuppet.algebra.linalg.lm import SOLVERS, Solver
@@ -62,15 +62,18 @@ class GLM(LinearFit):
         matrix = matrix_of(rows, self)
         return LINKS[self.link].inverse(self.scores(matrix) + _offset(offset, matrix.shape[0]))
 
-    def summary(self) -> Summary:
-        """The fit, and every coefficient with standard error, z, p and 95 % interval."""
+    def summary(self, categories: Categories | None = None) -> Summary:
+        """The fit, and every coefficient with standard error, z, p and 95 % interval.
+
+        ``categories``, such as ``X.categories``, gives names to codes of categories.
+        """
         facts = {
             "family": self.family, "link": self.link, "observations": self.rows,
             "residual df": self.rows - len(self.estimates.names), "deviance": self.deviance,
             "null deviance": self.null_deviance, "Pearson chi2": self.pearson, "dispersion": self.dispersion,
             "iterations": self.iterations,
         }  # fmt: skip
-        return self.estimates.summary("Generalised linear model", facts)
+        return self.estimates.summary("Generalised linear model", facts, self.coef, categories)
 
 
 @program

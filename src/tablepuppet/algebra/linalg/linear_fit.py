@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.array import LazyArray
-from tablepuppet.algebra.linalg.estimates import Summary, facts_view
+from tablepuppet.algebra.linalg.estimates import Categories, Summary, category_names, facts_view
 from tablepuppet.algebra.linalg.saved import SavedModel
 from tablepuppet.algebra.preparation import Preparation, Prepared
 from tablepuppet.errors import LearnError
@@ -45,11 +45,15 @@ class LinearFit(SavedModel):
         """What a summary says of the fit as a whole."""
         return {}
 
-    def summary(self) -> Summary:
-        """The fit, and its coefficients, the intercept first; `lm` and `glm` have their standard errors too."""
+    def summary(self, categories: Categories | None = None) -> Summary:
+        """The fit, and its coefficients, the intercept first; `lm` and `glm` have their standard errors too.
+
+        ``categories``, such as ``X.categories``, gives names to codes of categories.
+        """
         sides: dict[str, Align] = {"": "left", **dict.fromkeys(self.coef.heads, "right")}
+        known = category_names(categories)
         rows = [
-            [name, *(f"{number:.4g}" for number in np.ravel(values))]
+            [known.get(name, name), *(f"{number:.4g}" for number in np.ravel(values))]
             for name, values in {"intercept": self.intercept, **self.coef}.items()
         ]
         return Summary(facts_view(type(self).__name__, self.facts()), TableView("", sides, rows))

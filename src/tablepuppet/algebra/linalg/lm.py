@@ -17,7 +17,7 @@ from scipy.special import fdtrc
 
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.design import WIDEST, Design, check_choice, check_numbers, check_rows, check_varies
-from tablepuppet.algebra.linalg.estimates import Estimates, Summary
+from tablepuppet.algebra.linalg.estimates import Categories, Estimates, Summary
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
 from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.progress import Progress
@@ -79,8 +79,11 @@ class LM(LinearFit):
         """The predicted label of every row of a relation; one trip."""
         return self.scores(rows)
 
-    def summary(self) -> Summary:
-        """The fit, and every coefficient with standard error, t, p and 95 % interval."""
+    def summary(self, categories: Categories | None = None) -> Summary:
+        """The fit, and every coefficient with standard error, t, p and 95 % interval.
+
+        ``categories``, such as ``X.categories``, gives names to codes of categories.
+        """
         left = self.rows - self.parameters
         facts = {
             "observations": self.rows, "residual df": left, "R-squared": self.r2,
@@ -89,7 +92,7 @@ class LM(LinearFit):
             "residual std error": math.sqrt(self.residual_squares / left), "log-likelihood": self.log_likelihood,
             "AIC": self.aic, "BIC": self.bic,
         }  # fmt: skip
-        return self.estimates.summary("Least squares", facts)
+        return self.estimates.summary("Least squares", facts, self.coef, categories)
 
 
 @program

@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import shutil
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -24,13 +23,14 @@ from numpy.typing import NDArray
 from tablepuppet.algebra.functions import Function
 from tablepuppet.algebra.linalg.estimates import Estimates
 from tablepuppet.algebra.preparation import Preparation, Recipe
-from tablepuppet.errors import ConfigError, LearnError
+from tablepuppet.errors import ConfigError, LearnError, NotPickledError
 from tablepuppet.prep.encoding_file import encoding_arrays, encoding_facts, read_encoding
+from tablepuppet.runs.saved_files import ARRAYS, SECRETS, damage_told, read_content, read_facts, sealed
 from tablepuppet.runs.table_view import NamedNumbers
 from tablepuppet.wire.engine import Engine
 
-FORMAT = 1
-FACTS, ARRAYS, SECRETS = "linalg.json", "arrays.npz", "secrets.json"
+FORMAT = 2
+FACTS = "linalg.json"
 Facts = dict[str, Any]
 
 
@@ -44,6 +44,12 @@ class SavedModel:
         super().__init_subclass__(**settings)
         SavedModel.kinds[cls.__name__] = cls
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise NotPickledError(
+            f"{type(self).__name__} cannot be pickled or copied: it is bound to an open federation. Write "
+            "model.save(folder) and tp.load(folder, fed)"
+        )
+
     def save(self, path: str | Path) -> Self:
         """Write the model into a folder, which `tp.load` reads; one that is there is replaced."""
         place = Path(path)
@@ -55,10 +61,10 @@ class SavedModel:
         with _write_errors(place):
             place.parent.mkdir(parents=True, exist_ok=True)
             draft.mkdir()
-            (draft / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
             np.savez(draft / ARRAYS, **arrays)  # type: ignore[arg-type]
             with open(os.open(draft / SECRETS, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8") as stream:
                 json.dump(_secrets(self.preparation), stream)
+            (draft / FACTS).write_text(sealed(facts, draft, str), encoding="utf-8")
             if place.exists():
                 shutil.rmtree(place)
             draft.rename(place)
@@ -76,16 +82,12 @@ def load(path: str | Path, engine: Engine) -> Any:
     Raises ConfigError if it cannot be read, LearnError if the federation lacks a party of it.
     """
     place = Path(path)
-    try:
-        facts = json.loads((place / FACTS).read_text(encoding="utf-8"))
-        if facts["format"] != FORMAT:
-            raise ConfigError(f"{str(place)!r} was written by another version of tablepuppet; fit and save it again")
-        with np.load(place / ARRAYS, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        known = json.loads((place / SECRETS).read_text(encoding="utf-8"))
+    facts = read_facts(place / FACTS, FORMAT)
+    arrays, known = read_content(place, facts)
+    with damage_told(place / FACTS):
         model = _read(facts["model"], arrays, engine)
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{str(place)!r} is not a saved model that can be read: {type(error).__name__}") from error
+        if not isinstance(model, SavedModel):
+            raise TypeError("no model")
     for party, secret in known.items():
         holder = engine.capabilities(party).category_secrets if party in engine.parties else None
         if holder is None:

@@ -11,6 +11,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from tablepuppet.algebra.linalg import saved
+from tablepuppet.errors import ConfigError
 from tablepuppet.learn import party_ops
 from tablepuppet.learn.registry import LEARNERS
 from tablepuppet.learn.store import model_file
@@ -26,6 +27,7 @@ def load(path: str | Path, federation: Connected) -> Any:
 
     Raises LearnError if a party is missing, or no longer keeps its part of the model.
     """
+    _check(path, federation, "load")
     if saved.is_saved(path):
         return saved.load(path, federation.engine)
     return model_file.load(path, federation)
@@ -36,7 +38,15 @@ def forget(path: str | Path, federation: Connected) -> None:
 
     Raises PartyError, and changes nothing here, if one of them cannot be reached.
     """
+    _check(path, federation, "forget")
     if saved.is_saved(path):  # parties keep nothing of it
         shutil.rmtree(path)
     else:
         model_file.forget(path, federation)
+
+
+def _check(path: object, federation: object, verb: str) -> None:
+    """ConfigError unless a folder and a federation were given."""
+    if not isinstance(path, str | Path) or not hasattr(federation, "engine"):
+        given = f"{type(path).__name__}, {type(federation).__name__}"
+        raise ConfigError(f"tp.{verb} takes a folder and a federation, tp.{verb}('model', fed), not ({given})")

@@ -25,7 +25,7 @@ from tablepuppet.prep.selected import check_without_noise, find_column
 from tablepuppet.prep.statistics import CategoryStatistics
 from tablepuppet.relation import Relation
 from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
-from tablepuppet.spelling import names_checked
+from tablepuppet.spelling import names_checked, unknown_key
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import KEY_LIKE, NUMERIC, family
 
@@ -69,7 +69,7 @@ class Drift(ShownAsTable):
         for each in self._found:
             if column == each.column:
                 return each
-        raise KeyError(column)
+        raise unknown_key("drift", column, [each.column for each in self])
 
     def to_arrow(self) -> pa.Table:
         """One row per column."""
@@ -124,6 +124,7 @@ def _pairs(first: Relation, second: Relation, names: Sequence[str] | None) -> li
         others = {column.name: column for column in second.query.outputs}
         pairs = [(column, others[column.name]) for column in first.query.outputs if column.name in others]
         found = [pair for pair in pairs if not _misfit(pair)]
+        _tell_left_out(first, second, found)
         if not found:
             raise LearnError(f"{STEP}: the relations have no column of one name and kind")
         return found
@@ -134,6 +135,23 @@ def _pairs(first: Relation, second: Relation, names: Sequence[str] | None) -> li
         if reason := _misfit(pair):
             raise LearnError(f"{STEP}: column {pair[0].name!r} {reason}; CAST it in SELECT")
     return found
+
+
+def _tell_left_out(first: Relation, second: Relation, found: Sequence[Pair]) -> None:
+    """A warning for each column of either relation that is not compared."""
+    compared = {column.name for column, _ in found}
+    sides = [{column.name: column for column in relation.query.outputs} for relation in (first, second)]
+    for name in [each for each in sides[0] | sides[1] if each not in compared]:
+        if name in sides[0] and name in sides[1]:
+            reason = _misfit((sides[0][name], sides[1][name]))
+        else:
+            reason = f"is in the {'first' if name in sides[0] else 'second'} relation only"
+        _tell(first, name, reason)
+
+
+def _tell(relation: Relation, name: str, reason: str) -> None:
+    told = f"{reason}, so {STEP} leaves it out"
+    relation.events.emit("warning", "column.dropped", f"{name}: {told}", column=name, reason=told)
 
 
 def _misfit(pair: Pair) -> str:
@@ -181,7 +199,7 @@ class _Categories:
 
     def __init__(self, first: Relation, second: Relation, pairs: Sequence[Pair]):
         self._sizes, self._most = (len(first), len(second)), first.max_categories
-        self._pairs, blinding = pairs, first.client.new_name()
+        self._first, self._pairs, blinding = first, pairs, first.client.new_name()
         self._asked = [
             [CategoryStatistics(relation.client, pair[place], blinding, None) for pair in pairs]
             for place, relation in enumerate((first, second))
@@ -195,6 +213,7 @@ class _Categories:
             if named:
                 check_number(pair[0], size, self._most, STEP)
             if size > self._most:
+                _tell(self._first, pair[0].name, f"has {size:,} categories, more than {self._most:,}")
                 continue
             parts = np.split(numbers, [len(told[0].digests)])
             counts = [

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from sklearn.base import BaseEstimator
 
-from tablepuppet.errors import ConfigError, LearnError, PrivacyError
+from tablepuppet.errors import ConfigError, LearnError, NotPickledError, PrivacyError
 from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.private.promise import Uses, check_demanded, check_supported, promised
 from tablepuppet.learn.settings import CALLBACKS, SEED, Configured, Kind, setting
@@ -29,11 +29,26 @@ from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Event
 from tablepuppet.runs.events import Kind as EventKind
-from tablepuppet.spelling import names_checked
+from tablepuppet.spelling import attributes_told, names_checked
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.types import Family, family
 
 DRAWN = "best_round_ classes_ converged_ intercept_ n_features_in_ parties_ solver_ stopped_".split()
+
+
+ELSEWHERE = {  # what users of scikit-learn, Keras and torch try
+    **dict.fromkeys(("score", "test"), "model.evaluate(relation) gives all metrics"),
+    **dict.fromkeys(("fit_predict", "train"), "model.fit(relation), then model.predict(relation)"),
+    **dict.fromkeys(("decision_function", "predict_log_proba"), "model.predict_proba(relation) of a classifier"),
+    **dict.fromkeys(("n_iter_", "loss_curve_", "loss_", "history"), "model.history_ has the numbers of each round"),
+    **dict.fromkeys(("feature_names_in_", "feature_names_"), "model.relation_columns_, or rel.columns"),
+    **dict.fromkeys(("coefs_", "feature_importances_"), "model.coef_ of a linear model has its parameters by column"),
+    **dict.fromkeys(("partial_fit", "warm_start"), "model.fit(relation) learns from all rows anew"),
+    **dict.fromkeys(
+        ("state_dict", "dump", "save_model"), "model.save(folder) writes it, tp.load(folder, fed) reads it"
+    ),
+    "load": "tp.load(folder, fed) reads what model.save(folder) wrote",
+}
 
 
 def _write_privacy(privacy: Privacy | None) -> dict[str, Any] | None:
@@ -49,6 +64,7 @@ def _read_privacy(settings: Any) -> Privacy | None:
 PRIVACY = Kind("a `tp.Privacy` or None", lambda _: True, _write_privacy, _read_privacy)  # `check_supported` tests it
 
 
+@attributes_told(ELSEWHERE)
 class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
     """Learns from a relation."""
 
@@ -177,6 +193,14 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
             now = types[alias, name]
             if is_text(now) != is_text(type_):
                 raise LearnError(f"column {alias}.{name} is {now} here; the model was fitted on {type_}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        if hasattr(self, "model_"):
+            raise NotPickledError(
+                f"a fitted {type(self).__name__} cannot be pickled or copied: parties hold its parameters. Write "
+                "model.save(folder) and tp.load(folder, fed); sklearn.base.clone(model) copies its settings"
+            )
+        return dict(super().__getstate__())
 
     def save(self, path: str | Path) -> None:
         """Write the model as a folder; `tablepuppet.load` reads it."""

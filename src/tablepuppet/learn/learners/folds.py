@@ -25,7 +25,7 @@ from tablepuppet.prep.selected import check_across, check_without_noise, find_ca
 from tablepuppet.prep.sent_columns import SentCodes
 from tablepuppet.relation import Relation
 from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
-from tablepuppet.spelling import names_checked
+from tablepuppet.spelling import names_checked, unknown_key
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.wire.in_step import own_clock
 
@@ -45,6 +45,8 @@ class Results(ShownAsTable):
         return iter(self._rows)
 
     def __getitem__(self, column: str) -> NDArray[Any]:
+        if column not in self.column_names:
+            raise unknown_key(self._title, column, self.column_names)
         return np.array([row[column] for row in self._rows])
 
     @property

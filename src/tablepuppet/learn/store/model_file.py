@@ -3,8 +3,9 @@
 ``model.json`` holds settings, encoders, classes and history, and names the folder inside with the rest: ``arrays.npz``,
 parameters and digests of categories, and ``secrets.json``, readable by the owner only, under which categories of
 parties in this process are blinded: without it a new process could not recognise a category. Parties elsewhere keep
-their own parameters; ``model.json`` then holds who, and the fingerprint of what is kept. No value of a row is in any
-of them, but for the names of categories of public columns.
+their own parameters; ``model.json`` then holds who, and the fingerprint of what is kept. Digests of all three are in
+it: a file that is not as it was written is refused. No value of a row is in any of them, but for the names of
+categories of public columns.
 
 Saving is atomic: parties store a new part next to the old one, new files are written, one rename replaces
 ``model.json``, then parties delete the old part.
@@ -12,9 +13,7 @@ Saving is atomic: parties store a new part next to the old one, new files are wr
 
 from __future__ import annotations
 
-import json
 import shutil
-import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -28,13 +27,14 @@ from tablepuppet.learn.private.promise import Uses, reported
 from tablepuppet.learn.private.promises import read_promise
 from tablepuppet.learn.registry import LEARNERS
 from tablepuppet.learn.store.fitted import Connected, Fitted
-from tablepuppet.learn.store.model_folder import ModelFolder
+from tablepuppet.learn.store.model_folder import FACTS, ModelFolder
 from tablepuppet.learn.tables.stored import Kept, KeptNoise, Stored, keep_only
 from tablepuppet.prep.encoding_file import encoding_arrays, encoding_facts, read_encoding
 from tablepuppet.runs import interrupts
+from tablepuppet.runs.saved_files import damage_told, read_content, read_facts
 from tablepuppet.wire.engine import Engine
 
-FORMAT = 6
+FORMAT = 7
 
 
 def save(learner: Fitted, path: str | Path) -> None:
@@ -66,13 +66,12 @@ def load(path: str | Path, federation: Connected) -> Fitted:
     Raises LearnError if a party is missing, or no longer keeps its part of the model.
     """
     folder = ModelFolder(Path(path))
-    try:
-        facts = _checked(folder)
-        arrays, secrets = folder.read(facts)
+    facts = read_facts(folder.path / FACTS, FORMAT)
+    with damage_told(folder.path / FACTS):
+        _check(facts)
+        arrays, secrets = read_content(folder.path / Path(facts["content"]).name, facts)
         stored = _stored(facts, arrays)
         learner = _learner(facts, arrays, stored, federation)
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{str(path)!r} is not a saved model that can be read: {type(error).__name__}") from error
     _check_parties(federation.engine, stored, secrets)
     for party, secret in secrets.items():
         known = federation.engine.capabilities(party).category_secrets
@@ -96,11 +95,13 @@ def forget(path: str | Path, federation: Connected) -> None:
     shutil.rmtree(path)
 
 
-def _checked(folder: ModelFolder) -> dict[str, Any]:
-    facts = json.loads((folder.path / "model.json").read_text())
-    if (facts["format"], facts["learner"] in LEARNERS) != (FORMAT, True):
-        raise ConfigError(f"{str(folder.path)!r} was written by another version of tablepuppet; fit and save it again")
-    return dict(facts)
+def _check(facts: Mapping[str, Any]) -> None:
+    """Raise unless facts say of which learner they are, and who keeps what of it."""
+    texts = [facts[name] for name in ("learner", "saved", "part", "content")]
+    if not all(isinstance(each, str) for each in texts) or not isinstance(facts["kept"], dict):
+        raise TypeError("saved, part, content or kept is missing")
+    if facts["learner"] not in LEARNERS:
+        raise LookupError("no such learner")
 
 
 def _check_parties(engine: Engine, stored: Stored, secrets: Mapping[str, str]) -> None:

@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import ConfigError
 from tablepuppet.privacy.private_file import sync_folder
+from tablepuppet.runs.saved_files import ARRAYS, SECRETS, sealed
+
+FACTS = "model.json"
 
 
 class ModelFolder:
@@ -32,12 +35,12 @@ class ModelFolder:
     @property
     def is_model(self) -> bool:
         """Whether a model is there, or was being saved there."""
-        return (self.path / "model.json").exists() or (self.path / "saving.json").exists()
+        return (self.path / FACTS).exists() or (self.path / "saving.json").exists()
 
     @property
     def facts(self) -> Mapping[str, Any]:
         """What ``model.json`` says; nothing if it cannot be read."""
-        return _read(self.path / "model.json")
+        return _read(self.path / FACTS)
 
     @property
     def saved(self) -> str:
@@ -82,13 +85,13 @@ class ModelFolder:
         inside = self.path / f"content-{secrets.token_hex(8)}"
         with _write_errors(self.path):
             inside.mkdir()
-            with (inside / "arrays.npz").open("wb") as stream:
+            with (inside / ARRAYS).open("wb") as stream:
                 np.savez(stream, **arrays)  # type: ignore[arg-type]
                 stream.flush()
                 os.fsync(stream.fileno())
-            _write(inside / "secrets.json", json.dumps(category_secrets).encode(), 0o600)
+            _write(inside / SECRETS, json.dumps(category_secrets).encode(), 0o600)
             sync_folder(inside)
-            text = json.dumps({**facts, "content": inside.name}, indent=2, default=_plain)
+            text = sealed({**facts, "content": inside.name}, inside, _plain)
             _write(self.path / "model.json", text.encode())
             sync_folder(self.path)
 
@@ -100,13 +103,6 @@ class ModelFolder:
                 shutil.rmtree(inside, ignore_errors=True)
         for name in ("model.json.new", "saving.json.new", "saving.json"):
             (self.path / name).unlink(missing_ok=True)
-
-    def read(self, facts: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-        """Arrays, and secrets of categories by party."""
-        inside = self.path / Path(facts["content"]).name
-        with np.load(inside / "arrays.npz", allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        return arrays, json.loads((inside / "secrets.json").read_text())
 
 
 def _read(path: Path) -> Mapping[str, Any]:

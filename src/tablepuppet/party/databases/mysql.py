@@ -28,6 +28,7 @@ from tablepuppet.party.databases.positions import numbered_by
 from tablepuppet.party.databases.pushdown import Value, condition
 from tablepuppet.party.databases.sandbox import sandbox
 from tablepuppet.party.databases.server_reader import ServerReader, ServerTable
+from tablepuppet.party.databases.server_urls import masked
 from tablepuppet.sql.query import Comparison
 
 logger = logging.getLogger(__name__)
@@ -116,8 +117,7 @@ class MySQL:
                 reason = " ".join(str(error.args[-1] if error.args else error).split())
             case _:
                 reason = "the server that answers there is not MySQL; check host and port"
-        password = self._options["password"].decode()
-        return reason.replace(password, "***") if password else reason
+        return masked(reason, self._options["password"].decode())
 
     def _published(self, connection: Any, name: str, table: _Table) -> SourceTable | None:
         try:

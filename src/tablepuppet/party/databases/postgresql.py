@@ -23,7 +23,7 @@ from tablepuppet.party.databases.postgresql_types import PostgresType
 from tablepuppet.party.databases.pushdown import Comparable, Value, condition, kind_of
 from tablepuppet.party.databases.sandbox import sandbox
 from tablepuppet.party.databases.server_reader import ServerReader, ServerTable
-from tablepuppet.party.databases.server_urls import check_escapes, check_hosts
+from tablepuppet.party.databases.server_urls import check_escapes, check_hosts, masked
 from tablepuppet.sql.query import Comparison
 
 _BEGIN = ("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ", "SET LOCAL standard_conforming_strings = on")
@@ -113,7 +113,7 @@ def _reason(error: Exception, url: str) -> str:
     secrets = [raw, unquote(raw), *(value for name, value in parse_qsl(parts.query) if "password" in name)]
     reason = " ".join(str(error).rpartition("Failed to connect:")[2].split())
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
-        reason = reason.replace(secret, "***")
+        reason = masked(reason, secret)
     return reason
 
 

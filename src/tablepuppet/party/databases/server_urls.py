@@ -6,6 +6,8 @@ import re
 
 from tablepuppet.errors import ConfigError
 
+SHORT = 4  # letters of a password that may be a part of other words
+
 
 def check_escapes(party: str, server: str, url: str) -> None:
     """Refuse a URL in which a character of a name, password or parameter should have been escaped.
@@ -22,6 +24,17 @@ def check_escapes(party: str, server: str, url: str) -> None:
             f"Party {party!r}: the {server} URL is malformed; in a user name, password or parameter "
             f"write @ as %40, / as %2F, # as %23, ? as %3F, % as %25 and a space as %20"
         )
+
+
+def masked(reason: str, secret: str) -> str:
+    """An error of a driver without a password. A short one is masked where it stands alone: it is a part of many words.
+
+    >>> masked("port 1 failed: u:p@host", "p"), masked("role s3cret2", "s3cret")
+    ('port 1 failed: u:***@host', 'role ***2')
+    """
+    if len(secret) >= SHORT or not secret:
+        return reason.replace(secret, "***") if secret else reason
+    return re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "***", reason)
 
 
 def check_hosts(party: str, server: str, url: str, expected: str) -> None:

@@ -31,9 +31,9 @@ class Bin(Step):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.need(is_whole(self.n, 2) and self.n <= MOST_CODES // 2, "n is a whole number of at least 2")
-        self.need(self.how in get_args(How), "how is 'width' or 'height'")
-        self.need(self.encode in get_args(Encode), "encode is 'onehot' or 'ordinal'")
+        self.need(is_whole(self.n, 2) and self.n <= MOST_CODES // 2, "n is a whole number of at least 2", "n")
+        self.need(self.how in get_args(How), "how is 'width' or 'height'", "how")
+        self.need(self.encode in get_args(Encode), "encode is 'onehot' or 'ordinal'", "encode")
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn the edges."""

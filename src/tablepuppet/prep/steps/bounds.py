@@ -26,8 +26,10 @@ class Clip(Step):
     def __post_init__(self) -> None:
         super().__post_init__()
         given = [each for each in (self.low, self.high) if each is not None]
-        self.need(bool(given) and all(map(is_number, given)), "give low, high or both, as numbers")
-        self.need(sorted(given) == given, "low is not above high")
+        self.need(bool(given) and all(map(is_number, given)), "give low, high or both, as numbers", "low", "high")
+        self.need(
+            sorted(given) == given, "low must not be above high: low and high are numbers that rise", "low", "high"
+        )
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Nothing is learned."""
@@ -45,7 +47,12 @@ class Winsorize(Step):
     def __post_init__(self) -> None:
         super().__post_init__()
         ends = (self.low, self.high)
-        self.need(all(map(is_number, ends)) and 0 <= ends[0] < ends[1] <= 1, "low and high are quantiles that rise")
+        self.need(
+            all(map(is_number, ends)) and 0 <= ends[0] < ends[1] <= 1,
+            "low and high are quantiles that rise",
+            "low",
+            "high",
+        )
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn the quantiles."""
@@ -66,9 +73,11 @@ class Outliers(Step):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.need(self.method in get_args(Method), "method is 'iqr' or 'sd'")
-        self.need(self.action in get_args(Action), "action is 'flag', 'clip' or 'null'")
-        self.need(self.factor is None or (is_number(self.factor) and self.factor >= 0), "factor is a number from 0")
+        self.need(self.method in get_args(Method), "method is 'iqr' or 'sd'", "method")
+        self.need(self.action in get_args(Action), "action is 'flag', 'clip' or 'null'", "action")
+        self.need(
+            self.factor is None or (is_number(self.factor) and self.factor >= 0), "factor is a number from 0", "factor"
+        )
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn the bounds."""

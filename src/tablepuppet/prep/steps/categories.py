@@ -78,7 +78,7 @@ class OneHot(Step):
         super().__post_init__()
         for name in ("min_count", "max_categories"):
             value = getattr(self, name)
-            self.need(value is None or is_whole(value, 1), f"{name} is a whole number of at least 1")
+            self.need(value is None or is_whole(value, 1), f"{name} is a whole number of at least 1", name)
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Choose the categories that have columns of their own."""
@@ -162,7 +162,7 @@ class Hash(Step):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.need(is_whole(self.n, 2) and self.n <= MOST_CODES, f"n is a whole number from 2 to {MOST_CODES:,}")
+        self.need(is_whole(self.n, 2) and self.n <= MOST_CODES, f"n is a whole number from 2 to {MOST_CODES:,}", "n")
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Nothing is learned."""

@@ -24,7 +24,7 @@ class Log(Step):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.need(is_number(self.offset) and abs(self.offset) <= 1e100, "offset is a number")
+        self.need(is_number(self.offset) and abs(self.offset) <= 1e100, "offset is a number", "offset")
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Nothing is learned."""
@@ -53,7 +53,11 @@ class Power(Step):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.need(is_number(self.exponent) and 1e-3 <= self.exponent <= 1e3, "exponent is a number from 0.001 to 1000")
+        self.need(
+            is_number(self.exponent) and 1e-3 <= self.exponent <= 1e3,
+            "exponent is a number from 0.001 to 1000",
+            "exponent",
+        )
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Nothing is learned."""

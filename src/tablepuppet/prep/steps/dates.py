@@ -26,7 +26,7 @@ class DateParts(Step):
         super().__post_init__()
         listed = (self.parts,) if isinstance(self.parts, str) else tuple(self.parts)
         known = get_args(DatePart)
-        self.need(bool(listed) and set(listed) <= set(known), f"parts are some of {', '.join(known)}")
+        self.need(bool(listed) and set(listed) <= set(known), f"parts are some of {', '.join(known)}", "parts")
         object.__setattr__(self, "parts", tuple(dict.fromkeys(listed)))
 
     def selected(self, attempt: Attempt) -> list[Column]:

@@ -21,7 +21,7 @@ class DropConstant(Step):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.need(is_number(self.variance) and self.variance >= 0, "variance is a number from 0")
+        self.need(is_number(self.variance) and self.variance >= 0, "variance is a number from 0", "variance")
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Look at the variance."""
@@ -55,7 +55,7 @@ class DropMissing(Step):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.need(is_number(self.share) and 0 <= self.share <= 1, "share is a number from 0 to 1")
+        self.need(is_number(self.share) and 0 <= self.share <= 1, "share is a number from 0 to 1", "share")
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Count those missing."""

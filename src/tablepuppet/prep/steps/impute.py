@@ -33,9 +33,17 @@ class Impute(Step):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.need(self.strategy in get_args(Strategy), f"strategy is one of {', '.join(get_args(Strategy))}")
-        self.need((self.fill is not None) == (self.strategy == "constant"), "fill goes with strategy='constant'")
-        self.need(self.fill is None or isinstance(self.fill, str) or is_number(self.fill), "fill is a number or a text")
+        self.need(
+            self.strategy in get_args(Strategy), f"strategy is one of {', '.join(get_args(Strategy))}", "strategy"
+        )
+        needs_fill = self.strategy == "constant"
+        self.need(self.fill is not None or not needs_fill, "strategy='constant' needs fill, such as fill=0")
+        self.need(self.fill is None or needs_fill, "fill goes with strategy='constant'", "strategy")
+        self.need(
+            self.fill is None or isinstance(self.fill, str) or is_number(self.fill),
+            "fill is a number or a text",
+            "fill",
+        )
 
     def selected(self, attempt: Attempt) -> list[Column]:
         """The columns that it works on now."""

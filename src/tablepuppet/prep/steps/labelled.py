@@ -43,9 +43,11 @@ class LabelStep(Step):
     def __post_init__(self) -> None:
         super().__post_init__()
         whole = is_whole(self.folds, 1) and self.folds <= MOST_FOLDS
-        self.need(whole, f"folds is a whole number from 2 to {MOST_FOLDS:,}, or 1: nothing is left out")
-        self.need(isinstance(self.shuffle, bool), "shuffle is True or False")
-        self.need(is_whole(self.seed, 0) and self.seed < 1 << 32, "seed is a whole number from 0 and below 2**32")
+        self.need(whole, f"folds is a whole number from 2 to {MOST_FOLDS:,}, or 1: nothing is left out", "folds")
+        self.need(isinstance(self.shuffle, bool), "shuffle is True or False", "shuffle")
+        self.need(
+            is_whole(self.seed, 0) and self.seed < 1 << 32, "seed is a whole number from 0 and below 2**32", "seed"
+        )
 
     @property
     def leaves_out(self) -> bool:
@@ -95,7 +97,8 @@ class TargetEncode(LabelStep):
     def __post_init__(self) -> None:
         super().__post_init__()
         auto = isinstance(self.smooth, str) and self.smooth == "auto"
-        self.need(auto or (is_number(self.smooth) and self.smooth >= 0), "smooth is 'auto', or a number from 0")  # type: ignore[operator]
+        right = auto or (is_number(self.smooth) and self.smooth >= 0)  # type: ignore[operator]
+        self.need(right, "smooth is 'auto', or a number from 0", "smooth")
 
     def numbers(self, column: Column, attempt: Attempt, found: LabelSums) -> tuple[Floats, Floats]:
         """Means, drawn towards the mean of all rows."""
@@ -126,7 +129,7 @@ class WOE(LabelStep):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.need(is_number(self.smooth) and float(self.smooth) >= 0, "smooth is a number from 0")
+        self.need(is_number(self.smooth) and float(self.smooth) >= 0, "smooth is a number from 0", "smooth")
 
     def numbers(self, column: Column, attempt: Attempt, found: LabelSums) -> tuple[Floats, Floats]:
         """Logarithms of two shares."""

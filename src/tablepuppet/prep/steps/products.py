@@ -25,7 +25,7 @@ class Polynomial(Step):
     def __post_init__(self) -> None:
         super().__post_init__()
         right = is_whole(self.degree, 2) and self.degree <= MOST_DEGREE
-        self.need(right, f"degree is a whole number from 2 to {MOST_DEGREE}")
+        self.need(right, f"degree is a whole number from 2 to {MOST_DEGREE}", "degree")
 
     def run(self, attempt: Attempt) -> None:
         """Make products of columns that do not wait."""

@@ -37,7 +37,12 @@ class MinMax(Step):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.need(is_number(self.low) and is_number(self.high) and self.low < self.high, "low is a number below high")
+        self.need(
+            is_number(self.low) and is_number(self.high) and self.low < self.high,
+            "low is a number below high",
+            "low",
+            "high",
+        )
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn the ends."""
@@ -57,7 +62,7 @@ class Robust(Step):
         super().__post_init__()
         ends = list(self.quantile_range)
         right = len(ends) == 2 and all(map(is_number, ends)) and 0 <= ends[0] < ends[1] <= 100
-        self.need(right, "quantile_range is two percentiles that rise, such as (25, 75)")
+        self.need(right, "quantile_range is two percentiles that rise, such as (25, 75)", "quantile_range")
         object.__setattr__(self, "quantile_range", tuple(ends))
 
     def fit(self, column: Column, attempt: Attempt) -> None:

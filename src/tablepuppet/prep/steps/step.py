@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from tablepuppet.errors import LearnError
 from tablepuppet.prep.attempt import Attempt, Column, Kind, Selector
+from tablepuppet.spelling import check_names
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,11 @@ class Step:
     usual: ClassVar[tuple[Kind, ...]] = ("number",)  # those of them that are meant if none is named
 
     columns: Sequence[str | Selector] | None = field(default=None, kw_only=True)
+
+    def __new__(cls, *values: object, **named: object) -> Self:
+        """Raise ArgumentError for a setting that there is not."""
+        check_names(cls.__name__, named, [each.name for each in fields(cls)])
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         listed = self.columns
@@ -56,10 +62,11 @@ class Step:
         """Learn from the statistics of one column, and emit fitted steps."""
         raise NotImplementedError
 
-    def need(self, is_right: bool, told: str) -> None:
-        """LearnError unless a setting is right."""
+    def need(self, is_right: bool, told: str, *settings: str) -> None:
+        """LearnError unless something is right; it repeats what was given for the settings."""
         if not is_right:
-            raise LearnError(f"{self.name}: {told}")
+            given = " and ".join(repr(getattr(self, name)) for name in settings)
+            raise LearnError(f"{self.name}: {told}{', not ' if given else ''}{given}")
 
 
 def _read(item: str | Selector) -> str | Selector:

@@ -1,0 +1,74 @@
+"""The files of a saved model: facts with digests of all of them, and one error for whatever has become of them.
+
+Comes in: facts as JSON, and the folder with arrays and secrets. Goes out: what was written, letter for letter, or a
+`ConfigError` that names the file and says what to do. Digests find damage, not an attacker, who would write them anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import ConfigError, TablePuppetError
+
+ARRAYS, SECRETS = "arrays.npz", "secrets.json"
+AGAIN = "fit and save the model again"
+
+
+def sealed(facts: Mapping[str, Any], inside: Path, plain: Callable[[Any], Any]) -> str:
+    """Facts as text, with digests of the files in a folder and of the facts themselves."""
+    files = {name: sha256((inside / name).read_bytes()).hexdigest() for name in (ARRAYS, SECRETS)}
+    written = json.loads(json.dumps({**facts, "files": files}, default=plain))
+    return json.dumps({**written, "digest": _digest(written)}, indent=2)
+
+
+def read_facts(path: Path, format_: int) -> dict[str, Any]:
+    """What `sealed` wrote; ConfigError if it is not there, of another version, or not as it was written."""
+    if not path.parent.exists():
+        raise ConfigError(f"{str(path.parent)!r} does not exist: give the folder that model.save(folder) wrote")
+    if not path.exists():
+        raise ConfigError(f"{str(path.parent)!r} is no saved model: give the folder that model.save(folder) wrote")
+    with damage_told(path):
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if facts["format"] != format_:
+            raise ConfigError(f"{str(path)!r} was written by another version of tablepuppet: {AGAIN}")
+        if facts.pop("digest") != _digest(facts):
+            raise ValueError("another digest")
+    return dict(facts)
+
+
+def read_content(inside: Path, facts: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Arrays, and secrets of categories by party; ConfigError unless they are those that facts were written with."""
+    for name in (ARRAYS, SECRETS):
+        with damage_told(inside / name):
+            if sha256((inside / name).read_bytes()).hexdigest() != facts["files"][name]:
+                raise ValueError("another digest")
+    with damage_told(inside / ARRAYS), np.load(inside / ARRAYS, allow_pickle=False) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    with damage_told(inside / SECRETS):
+        return arrays, dict(json.loads((inside / SECRETS).read_text(encoding="utf-8")))
+
+
+@contextmanager
+def damage_told(path: Path) -> Iterator[None]:
+    """ConfigError for any error of reading a file: damaged ones make NumPy, zip and JSON raise many kinds of them."""
+    try:
+        yield
+    except TablePuppetError:
+        raise
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ConfigError(f"{str(path)!r} of a saved model cannot be read ({reason}): {AGAIN}") from error
+    except Exception as error:
+        raise ConfigError(f"{str(path)!r} is damaged, or of another version of tablepuppet: {AGAIN}") from error
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
