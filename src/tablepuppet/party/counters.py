@@ -10,16 +10,15 @@ caller chose, are counted while their session lives.
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from tablepuppet.errors import ConfigError, PartyError
+from tablepuppet.privacy.private_file import write_atomically
 
 FILE = "used.json"
 _Used = dict[str, dict[str, dict[str, list[str]]]]  # kind -> caller -> table -> hashes
@@ -102,17 +101,10 @@ def _read(file: Path) -> _Used:
 
 
 def _write(file: Path, used: _Used) -> None:
-    """Whole or not at all, and on disk before anything is answered."""
-    draft = file.with_suffix(".new")
+    """Replace the file; it is on disk before anything is answered."""
     try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
-            stream.write(msgspec.json.encode(used))
-            stream.flush()
-            os.fsync(stream.fileno())
-        draft.replace(file)
+        write_atomically(file, msgspec.json.encode(used))
     except OSError as error:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
         raise PartyError(
             "the party cannot store what callers have used, so it refuses; its log informs the operator", limit="disk"
         ) from error

@@ -15,13 +15,12 @@ import pyarrow as pa
 
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.days import as_date, shown_date
+from tablepuppet.prep.quantiles import as_shown
 from tablepuppet.prep.rows_below import RowsBelow
-from tablepuppet.prep.selected import check_without_noise, find_numbers, is_date
+from tablepuppet.prep.selected import check_without_noise, find_numbers
 from tablepuppet.prep.statistics import NumberStatistics
-from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
+from tablepuppet.runs.table_view import Align, ShownAsTable, TableView
 from tablepuppet.sql.query import OutputColumn
-from tablepuppet.sql.types import family
 
 Bounds = tuple[float, float]
 
@@ -91,13 +90,8 @@ def _cells(each: Outlying) -> list[str]:
         return [each.column.name, each.column.alias, "", "", "", "", ""]
     about = "" if each.exact else "≈ "
     counts = [f"{about}{count:,.0f}" for count in (each.below, each.above)]
-    ends = [_end(each.column, end) for end in (each.low, each.high)]
+    ends = [as_shown(each.column, end) for end in (each.low, each.high)]
     return [each.column.name, each.column.alias, *ends, *counts, f"{about}{_share(each):.2%}"]
-
-
-def _end(column: OutputColumn, value: float) -> str:
-    date = as_date(value) if is_date(column) else None
-    return shown_date(date, family(column.type)) if date else shown(value)
 
 
 def outlier_by_iqr(client: Client, columns: Sequence[str] | None, k: float) -> Outliers:

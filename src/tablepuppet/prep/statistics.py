@@ -236,11 +236,6 @@ class NumberSummary:
         """Joined rows without a value."""
         return round(self.rows - self.count)
 
-    @property
-    def filled_std(self) -> float:
-        """Standard deviation (ddof 0) over all joined rows, where those without a value have the mean."""
-        return math.sqrt(self.squares / self.rows)
-
     def std(self, ddof: int) -> float:
         """Standard deviation; NaN where it has none."""
         return math.sqrt(self.squares / (self.count - ddof)) if self.count > ddof else math.nan

@@ -60,6 +60,30 @@ def clipped(values: Array, bound: float, times: Array | float = 1.0) -> Array:
     return kept if within.all() else zeroed(kept, ~within)
 
 
+def clipped_layers(
+    inputs: list[Array], slopes: list[Array], sizes: list[Array], has_values: NDArray[np.bool_], bound: float
+) -> tuple[list[Array], list[Array]]:
+    """(inputs, slopes) of a network's layers, such that the gradient of every row has at most the length ``bound``.
+
+    A row's gradient by the weights of a layer is the outer product of the layer's input, with its bias of length
+    ``sizes``, and the derivative by its output, the slope. So its norm follows from theirs, and no gradient of a single
+    row is stored. ``inputs`` are those of all layers but the first. Rows without values, and rows whose length is still
+    above the bound or no number, become zero.
+    """
+    kept = kept_shares(_over_layers(sizes, slopes), bound)
+    cut = [by_row(slope, kept) for slope in slopes]
+    out = ~((_over_layers(sizes, cut) <= bound * (1 + ROUNDING)) & has_values)  # NaN fails too
+    return [zeroed(each, out) for each in inputs], [zeroed(each, out) for each in cut]
+
+
+def _over_layers(sizes: list[Array], slopes: list[Array]) -> Array:
+    """The norm of every row's gradient over all layers."""
+    found = np.zeros(len(slopes[0]))
+    for size, slope in zip(sizes, slopes, strict=True):
+        found = np.hypot(found, size * lengths_of(slope))
+    return found
+
+
 def by_row(values: Array, factors: Array) -> Array:
     """Every row of values times its factor."""
     return np.asarray(values * (factors if values.ndim == 1 else factors[:, None]))

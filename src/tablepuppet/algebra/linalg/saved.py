@@ -52,7 +52,7 @@ class SavedModel:
         arrays: dict[str, NDArray[Any]] = {}
         facts = {"format": FORMAT, "model": _written(self, arrays)}
         draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
-        with _write_errors(place):
+        with save_errors(place):
             place.parent.mkdir(parents=True, exist_ok=True)
             draft.mkdir()
             (draft / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
@@ -181,7 +181,8 @@ def _read_preparation(facts: Facts, arrays: Mapping[str, NDArray[Any]], engine: 
 
 
 @contextmanager
-def _write_errors(path: Path) -> Iterator[None]:
+def save_errors(path: Path) -> Iterator[None]:
+    """Raise ConfigError instead of OSError, for a model that cannot be saved at a path."""
     try:
         yield
     except OSError as error:

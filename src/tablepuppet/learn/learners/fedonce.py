@@ -32,6 +32,7 @@ from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import COUNT, NUMBER, RATE, Auto, Kind, or_auto, setting
 from tablepuppet.learn.solve.allowance import Allowance, Cost, Costs
+from tablepuppet.learn.solve.plateau import ended_flat
 from tablepuppet.learn.solve.schedule import Schedule, batches_of
 from tablepuppet.learn.solve.sgd import falling
 from tablepuppet.learn.solve.solvers import SGD
@@ -236,7 +237,7 @@ class FedOnce(Parts, SplitNN):
             self._go_on(model, loss, told, watch.validation is not None)
         model.forget()
         self.absent_ = sorted(model.absent)
-        self.converged_ = self._is_flat()
+        self.converged_ = ended_flat(self.history_, self.most_rounds)
         return model, np.zeros(loss.outputs)
 
     def _train_noisily(

@@ -27,6 +27,7 @@ from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.settings import COUNT, RATE, Auto, Kind, or_auto, setting
 from tablepuppet.learn.solve.allowance import Allowance, Cost, Costs
+from tablepuppet.learn.solve.plateau import ended_flat
 from tablepuppet.learn.solve.schedule import Schedule, batches_of
 from tablepuppet.learn.solve.sgd import falling
 from tablepuppet.learn.split.bottom import BOTTOM, mlp, on_pixels
@@ -53,7 +54,6 @@ NO_FEATURE = (
     "no feature is left to learn from, and networks across parties need one: select columns that are not constant, or "
     "see the warnings about columns"
 )
-FLAT = 0.01  # a share of the objective: it has converged if its last quarter of epochs gained less
 
 
 class SplitLearner(Learner):
@@ -235,7 +235,7 @@ class SplitLearner(Learner):
             Exchange(model), loss, rates, self.schedule_.batch_size, self.seed,
             lambda done: report(out_of_units(done, self.unit_)),
         )  # fmt: skip
-        self.converged_ = self._is_flat()
+        self.converged_ = ended_flat(self.history_, self.most_rounds)
         return model, np.zeros(loss.outputs)
 
     def _begin_networks(self, relation: Relation, loss: JoinedLoss) -> SplitModel:
@@ -263,16 +263,6 @@ class SplitLearner(Learner):
     @abstractmethod
     def _top(self, widths: Mapping[str, int], constant: Array, double: bool) -> Top:
         """The network over embeddings of these widths, whose scores begin at a constant."""
-
-    def _is_flat(self) -> bool:
-        """Whether the objective fell little in the last quarter of the epochs."""
-        objectives = [entry["objective"] for entry in self.history_]
-        last = len(objectives) // 4
-        return (
-            last > 0
-            and len(objectives) == self.most_rounds
-            and objectives[-1 - last] - objectives[-1] <= FLAT * abs(objectives[-1])
-        )
 
     # Saving
 

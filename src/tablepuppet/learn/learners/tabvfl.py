@@ -26,6 +26,7 @@ from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.settings import COUNT, NUMBER, RATE, Auto, Kind, or_auto, setting
 from tablepuppet.learn.solve.allowance import Cost, Costs
+from tablepuppet.learn.solve.plateau import ended_flat
 from tablepuppet.learn.solve.schedule import Schedule, batches_of
 from tablepuppet.learn.solve.sgd import falling
 from tablepuppet.learn.split.bottoms import need_tabnet
@@ -165,7 +166,7 @@ class TabVFL(SplitLearner):
             Exchange(model), loss, falling(highest, self.schedule_.rounds), self.schedule_.batch_size, self.seed,
             lambda done: report(out_of_units(done, self.unit_)),
         )  # fmt: skip
-        self.converged_ = self._is_flat()
+        self.converged_ = ended_flat(self.history_, self.most_rounds)
         return model, np.zeros(loss.outputs)
 
     def _begin_networks(self, relation: Relation, loss: JoinedLoss) -> SplitModel:

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algebra.linalg.saved import save_errors
 from tablepuppet.errors import ConfigError
-from tablepuppet.privacy.private_file import sync_folder
+from tablepuppet.privacy.private_file import write_atomically
 
 
 class ModelFolder:
@@ -52,7 +53,7 @@ class ModelFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Create and lock the folder; ConfigError if something else is there. It is removed if it stays empty."""
-        with _write_errors(self.path):
+        with save_errors(self.path):
             self.check_free()
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path, os.O_RDONLY)
@@ -70,9 +71,8 @@ class ModelFolder:
     def begin(self, name: str) -> str:
         """Write down under which name parties will know the model: as before, or as ``name``."""
         saved = self.saved or name
-        with _write_errors(self.path):
-            _write(self.path / "saving.json", json.dumps({"saved": saved}).encode())
-            sync_folder(self.path)
+        with save_errors(self.path):
+            write_atomically(self.path / "saving.json", json.dumps({"saved": saved}).encode(), 0o644)
         return saved
 
     def write(
@@ -80,17 +80,15 @@ class ModelFolder:
     ) -> None:
         """Replace what is there, all or nothing."""
         inside = self.path / f"content-{secrets.token_hex(8)}"
-        with _write_errors(self.path):
+        with save_errors(self.path):
             inside.mkdir()
             with (inside / "arrays.npz").open("wb") as stream:
                 np.savez(stream, **arrays)  # type: ignore[arg-type]
                 stream.flush()
                 os.fsync(stream.fileno())
-            _write(inside / "secrets.json", json.dumps(category_secrets).encode(), 0o600)
-            sync_folder(inside)
+            write_atomically(inside / "secrets.json", json.dumps(category_secrets).encode())
             text = json.dumps({**facts, "content": inside.name}, indent=2, default=_plain)
-            _write(self.path / "model.json", text.encode())
-            sync_folder(self.path)
+            write_atomically(self.path / "model.json", text.encode(), 0o644)
 
     def end(self) -> None:
         """Remove what is no longer needed, or what a save that failed has left."""
@@ -115,24 +113,6 @@ def _read(path: Path) -> Mapping[str, Any]:
         if isinstance(found, dict):
             return found
     return {}
-
-
-def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write a file atomically."""
-    draft = path.with_name(f"{path.name}.new")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    draft.replace(path)
-
-
-@contextmanager
-def _write_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"cannot save the model as {str(path)!r}: {error.strerror}") from error
 
 
 def _plain(value: Any) -> Any:

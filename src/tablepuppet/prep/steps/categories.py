@@ -107,7 +107,12 @@ class Recode(Step):
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Number the categories."""
         weights = list_categories(self.name, column, attempt, None)
-        look_up(column, attempt, self.numbers(column, attempt), weights)
+        numbers = self.numbers(column, attempt)
+        attempt.emit(column, Lookup(column.name, numbers.tolist(), None, None))
+        count = float(weights.sum())
+        mean = float(weights @ numbers) / count
+        column.moments = Moments(attempt.statistics.rows, count, mean, float(weights @ (numbers - mean) ** 2))
+        column.kind, column.ranks, column.is_filled = "number", None, False
 
     def numbers(self, column: Column, attempt: Attempt) -> NDArray[np.float64]:
         """The number of each code."""
@@ -134,21 +139,6 @@ class Ordinal(Recode):
         names = [name or "" for name in attempt.statistics.names(column.column, column.digests)]
         places = {place: number for number, place in enumerate(sorted(range(len(names)), key=names.__getitem__))}
         return np.array([float(places[code]) if code < len(names) else float(code) for code in range(column.size)])
-
-
-def look_up(
-    column: Column, attempt: Attempt, numbers: NDArray[np.float64], weights: NDArray[np.float64],
-    other: float | None = None, missing: float | None = None,
-) -> None:  # fmt: skip
-    """Make numbers of codes; what is not listed, or missing, has its own or none."""
-    attempt.emit(column, Lookup(column.name, numbers.tolist(), other, missing))
-    values, rows = numbers, weights
-    if missing is not None:
-        values, rows = np.append(numbers, missing), np.append(weights, column.missing)
-    count = float(rows.sum())
-    mean = float(rows @ values) / count
-    column.moments = Moments(attempt.statistics.rows, count, mean, float(rows @ (values - mean) ** 2))
-    column.kind, column.ranks, column.is_filled = "number", None, other is not None and missing is not None
 
 
 @dataclass(frozen=True)
