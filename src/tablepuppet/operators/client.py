@@ -92,9 +92,9 @@ class Client:
         instead: Callable[[str, ShardRows], Mapping[str, Any]] | None = None,
         bounds: Bounds | None = None,
     ) -> Pending:
-        """Run ``op`` at every shard; ``arguments`` gives those of one shard, or None to leave it out.
+        """Run ``op`` at every shard; ``arguments`` returns the arguments for one shard, or None to leave it out.
 
-        ``instead`` gives the reply that stands in for that of a shard whose party is lost. ``bounds`` are for an op
+        ``instead`` returns the substitute for the reply of a shard whose party is lost. ``bounds`` are for an op
         whose replies are only added up: where a table's shards have a roster, they mask them.
         """
         if not self._announced:
@@ -143,7 +143,7 @@ class Client:
             self.models[given["model"], step.table] = (given["encoding"], given["spec"])
 
     def _model(self, table: str, arguments: Mapping[str, Any]) -> tuple[str, AnySpec | None]:
-        """The encoding and the spec that a step is about, as far as they are known."""
+        """The encoding and the spec that a step uses, if they are known."""
         encoding, spec = self.models.get((arguments.get("model", ""), table), ("", None))
         return arguments.get("encoding", encoding), arguments.get("spec", spec)
 
@@ -174,7 +174,7 @@ def _outputs(arguments: Mapping[str, Any], spec: AnySpec | None) -> int | None:
     if spec is not None:
         return spec.outputs
     rows = arguments.get("directions", arguments.get("rows"))
-    if rows is None:  # so many vectors that are at the party, or groups of rows
+    if rows is None:  # the number of vectors at the party, or of groups of rows
         rows = arguments.get("vectors", arguments.get("groups"))
         return rows if isinstance(rows, int) else None
     return (1 if rows.ndim == 1 else rows.shape[1]) if isinstance(rows, np.ndarray) else None

@@ -1,10 +1,10 @@
 """How much of a party's limits each caller has used.
 
-A filter together with digests reveals which rows pass it, a split reveals which rows stand at some places of the
-source, and a query that fails reveals that some row makes it fail. So the number of distinct ones is limited by caller
-and table: with many, a caller could find a value, or the order of rows, by bisection. They are remembered as
-hashes, in a file of ``state_dir`` if there is one, so that a restart gives no new allowance. Rounds, and vectors that a
-caller chose, are counted while their session lives.
+A filter together with digests reveals which rows pass it; a split reveals which rows are at some positions of the
+source; a query that fails reveals that some row makes it fail. With many of these, a caller could find a value, or the
+order of rows, by bisection. So the number of distinct ones is limited by caller and table. They are stored as hashes,
+in a file of ``state_dir`` if there is one, so that a restart gives no new allowance. Rounds, and vectors that a caller
+chose, are counted while their session is open.
 """
 
 from __future__ import annotations

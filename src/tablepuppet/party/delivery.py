@@ -1,9 +1,9 @@
 """Delivered predictions: a party writes them beside its own keys, at a place that its operator named.
 
-Comes in: predictions about rows of a session, from a coordinator. Goes out to the coordinator: nothing but whether it
-worked. The file or table has the key columns, which need not be published, ``prediction``, of classifiers
-``probability=<class>``, and ``run``, a name for the delivery. It is replaced whole, all or nothing. One run is written
-once, however often it is asked for; what was not written by a delivery is never written over.
+Input: predictions about rows of a session, from a coordinator. Output for the coordinator: only whether it worked. The
+file or table has the key columns, which need not be published, ``prediction``, for classifiers also
+``probability=<class>``, and ``run``, a name for the delivery. It is replaced atomically. One run is written once,
+however often it is asked for. A file or table that no delivery wrote is never overwritten.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class KeptPart(msgspec.Struct, frozen=True, kw_only=True):
     noisy: bool = False  # whether all that it is made of had noise
     encoding: str = ""  # the secret that categories are blinded under
     categories: tuple[KeptCategories, ...] = ()
-    salt: bytes  # without it a fingerprint would tell whether a guess of the parameters is right
+    salt: bytes  # without it a fingerprint would reveal whether a guess of the parameters is right
 
     @classmethod
     def of(
@@ -88,7 +88,7 @@ class Shelf:
         return self._folder is not None
 
     def put(self, kept: KeptPart) -> str:
-        """Keep a part; its fingerprint. One that is there stays as it is. PartyError if there is no room."""
+        """Store a part, unless it exists, and return its fingerprint. Raises PartyError if there is no room."""
         with self._lock:
             path = self._file(kept.model, kept.part, kept.scan.alias)
             if not path.exists():

@@ -1,7 +1,8 @@
-"""`relation.outlier_by_iqr()` and `relation.outlier_by_sd()`: how many joined rows lie far out, by column.
+"""`relation.outlier_by_iqr()` and `relation.outlier_by_sd()`: the number of outliers of each column, over joined rows.
 
-Bounds come from quartiles, or from means and deviations; rows beyond them are counted from histograms that parties
-refine at the bounds (rows_below.py). No row and no value of one leaves, except quartiles of public columns.
+Bounds are computed from quartiles, or from means and standard deviations. The rows beyond them are counted from
+histograms that parties refine at the bounds (rows_below.py). No value of a row is released, except quartiles of public
+columns.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Outliers(ShownAsTable):
 
     @property
     def columns(self) -> list[str]:
-        """The columns that were looked at."""
+        """The columns that were checked."""
         return list(self._found)
 
     def to_arrow(self) -> pa.Table:
@@ -127,13 +128,15 @@ def _checked(client: Client, columns: Sequence[str] | None, k: float, step: str)
 def _counted(
     asked: RowsBelow, columns: Sequence[OutputColumn], bounds: Mapping[str, Bounds], step: str
 ) -> list[Outlying]:
-    """Rows beyond the bounds; a column whose bounds are none must have no value at all."""
+    """Rows beyond the bounds; a column without finite bounds must have no values."""
     cuts = {name: [end for end in ends if not math.isnan(end)] for name, ends in bounds.items()}
     found, counts = [], asked.read(cuts)
     for column in columns:
-        told, (low, high) = counts[column.name], bounds[column.name]
-        if told.total and math.isnan(low + high):
+        counted, (low, high) = counts[column.name], bounds[column.name]
+        if counted.total and math.isnan(low + high):
             raise LearnError(f"{step}: column {column.name!r} has NaN or infinite values; filter them in WHERE")
-        below, above = (float(told.below[0]), told.total - float(told.up_to[1])) if told.total else (0.0, 0.0)
-        found.append(Outlying(column, low, high, below, above, told.total, told.exact))
+        below, above = (
+            (float(counted.below[0]), counted.total - float(counted.up_to[1])) if counted.total else (0.0, 0.0)
+        )
+        found.append(Outlying(column, low, high, below, above, counted.total, counted.exact))
     return found

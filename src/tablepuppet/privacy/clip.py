@@ -1,11 +1,13 @@
 """Clipping: no row adds more than its bound to a release, whatever its values are.
 
-Comes in: numbers by row. Goes out: the same, each row cut to a length. What is not finite counts as a null record,
-which adds nothing. Lengths neither vanish nor overflow: where the plain sum of squares is no ordinary number, a row
-is divided by its largest number first. After a row is cut, its length is computed again and held against the bound.
+Input: numbers by row. Output: the same numbers, each row scaled to a length within the bound. A row with a number that
+is not finite counts as a null record, which adds nothing. Lengths neither underflow nor overflow: if the sum of squares
+is too small or too large, the row is first divided by its largest number. After a row is clipped, its length is
+computed again and compared with the bound.
 
-Sums are made of blocks of rows. A row is in one of them, so that what rounding adds to the difference of two sums which
-differ in one row is that of a block: less than `SLACK` of the bound, which the noise counts (`noise.gaussian_sigma`).
+Sums are computed in blocks of rows, and a row is in one block only. So if two sums differ in one row, rounding changes
+their difference by at most the rounding error of one block. This is less than `SLACK` of the bound, which the noise
+takes into account (`noise.gaussian_sigma`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Tables wider than the screen: columns that do not fit come below, beside the first column again.
 
-Comes in: a table of texts. Goes out: the same table, without its frame if that makes it fit, or several tables below
+Input: a table of texts. Output: the same table, without its frame if that makes it fit, or several tables below
 each other. Long texts are wrapped; no number or word is cut as long as the first column and one more fit.
 """
 

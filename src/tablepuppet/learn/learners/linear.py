@@ -142,7 +142,7 @@ class LinearLearner(Learner):
                 self._close_fit(begun, watch, model, intercept)
                 model.score(test.client, held_out)
                 add_intercept(held_out, intercept, "the fold to measure on")
-                # as `evaluate` has it: rows that are learned from may be encoded by other numbers
+                # as in `evaluate`: training rows may be encoded by other numbers
                 train = self.evaluate(relation) if relation.prep.leaves_out else self.measures(rows)
                 yield Measured(l2, train, self.measures(held_out))
         finally:

@@ -1,6 +1,6 @@
-"""The folder of a search: what it is about, and the scores so far, in ``search.json``.
+"""The folder of a search: a description of the search, and the scores so far, in ``search.json``.
 
-It holds settings and metrics, never a row. A search that is another one, or over other rows, is not mixed with it.
+It contains settings and metrics, never a row. A different search, or one over other rows, is refused.
 """
 
 from __future__ import annotations

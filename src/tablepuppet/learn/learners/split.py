@@ -1,7 +1,7 @@
-"""Networks across parties: a bottom network for each table, a top network over their embeddings (SplitNN).
+"""Networks across parties (SplitNN): a bottom network for each table, and a top network over their embeddings.
 
-Unlike `tp.MLP*`, which add up one score per table, they can learn interactions between columns of different tables;
-tables must allow embeddings of their rows to be released.
+`tp.MLP*` add one score per table. These networks can also learn interactions between columns of different tables; their
+tables must allow that embeddings of rows are released.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.settings import COUNT, RATE, Auto, Kind, or_auto, setting
-from tablepuppet.learn.solve.allowance import Allowance, Cost, Costs
+from tablepuppet.learn.solve.allowance import Cost, Costs, RoundAllowance
 from tablepuppet.learn.solve.plateau import ended_flat
 from tablepuppet.learn.solve.schedule import Schedule, batches_of
 from tablepuppet.learn.solve.sgd import falling
@@ -180,7 +180,7 @@ class SplitLearner(Learner):
         allowed(batches).check(epochs, {"epochs": self.epochs, "batch_size": self.batch_size}, "make batch_size larger")
         self.schedule_ = Schedule(epochs, size)
 
-    def _allowance(self, relation: Relation, validation: Relation | None, batches: int) -> Allowance:
+    def _allowance(self, relation: Relation, validation: Relation | None, batches: int) -> RoundAllowance:
         found = super()._allowance(relation, None, batches)
         found.tables = [table for table in found.tables if table.cost.each]
         return found

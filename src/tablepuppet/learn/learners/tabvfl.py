@@ -1,7 +1,7 @@
-"""TabVFL: TabNet cut between tables and coordinator, pretrained on all tables' columns without labels, then finetuned.
+"""TabVFL: TabNet divided between tables and coordinator; pretrained without labels on all columns, then finetuned.
 
-One latent vector per joined row comes of the columns of all tables (papers: TabVFL). Tables release embeddings as wide
-as they have encoded columns.
+It computes one latent vector per joined row from the columns of all tables (papers: TabVFL). Each table releases
+embeddings that are as wide as its encoded columns.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The folder of a saved model as files: replaced all or nothing, whenever the process ends.
+"""The folder of a saved model as files, replaced atomically even if the process ends meanwhile.
 
-``model.json`` names the folder inside that holds arrays and secrets; replacing it is the one moment of change.
-``saving.json`` exists while a model is saved: if it is left behind, it names what parties may still store of it.
+``model.json`` names the folder inside with arrays and secrets; replacing ``model.json`` replaces the model.
+``saving.json`` exists while a model is saved. If it is left over, it names what parties may still store of that model.
 """
 
 from __future__ import annotations

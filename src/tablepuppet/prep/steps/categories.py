@@ -17,13 +17,13 @@ from tablepuppet.prep.specs import MOST_CODES, Hashed, Lookup, Other
 from tablepuppet.prep.statistics import CategorySummary
 from tablepuppet.prep.steps.step import Step, is_whole
 
-ID_ROWS, ID_SHARE = 50, 0.95  # text with so many distinct values for its base rows is an id, no category
+ID_ROWS, ID_SHARE = 50, 0.95  # text with more distinct values than this share of its base rows is an id, not a category
 ID_HELP = f"{ID_SHARE:.0%} or more of its rows have a value of their own; list it in categorical to keep it"
 MOST_LISTED = 10_000  # categories of a column whose rare ones are pooled
 
 
 def is_id(distinct: int, rows: int) -> bool:
-    """Whether text with so many distinct values in the base rows that take part names rows rather than kinds of them.
+    """Whether text with this number of distinct values identifies rows instead of grouping them.
 
     >>> is_id(200, 200), is_id(49, 49), is_id(90, 100)
     (True, False, False)

@@ -56,10 +56,10 @@ class Step:
         """Learn from the statistics of one column, and emit fitted steps."""
         raise NotImplementedError
 
-    def need(self, is_right: bool, told: str) -> None:
+    def need(self, is_right: bool, message: str) -> None:
         """LearnError unless a setting is right."""
         if not is_right:
-            raise LearnError(f"{self.name}: {told}")
+            raise LearnError(f"{self.name}: {message}")
 
 
 def _read(item: str | Selector) -> str | Selector:
@@ -78,5 +78,5 @@ def is_number(value: object) -> bool:
 
 
 def is_whole(value: object, least: int) -> bool:
-    """Whether a setting is a whole number of at least so much."""
+    """Whether a setting is a whole number of at least ``least``."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
