@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import mark
 from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
+from tablepuppet.operators.joined_rows import JoinedRows
 from tablepuppet.operators.secure_sum import Bounds, SecureTables
 from tablepuppet.party.ops import SECURE, find_op
 from tablepuppet.party.reply_check import check_reply, masked
@@ -79,6 +80,10 @@ class Client:
     def shards(self, alias: str) -> list[ShardRows]:
         """The shards of a table with at least one row in the relation."""
         return [shard for shard in self.mapping.tables[alias].shards if len(shard.row_ids)]
+
+    def joined_rows(self, outputs: int, labels: NDArray[Any] | None = None) -> JoinedRows:
+        """The joined rows, with ``outputs`` scores each and no other columns yet; another form would be chosen here."""
+        return JoinedRows(self.mapping, outputs, labels)
 
     def owners(self, alias: str) -> str:
         """The parties that own a table's rows in the relation, as the end of an error: "(party 'store')"."""

@@ -162,7 +162,7 @@ class SplitModel(Holders):
 
     def scores(self, client: Client) -> Array:
         """Scores of the rows of a relation."""
-        rows = JoinedRows(client.mapping, self.outputs)
+        rows = client.joined_rows(self.outputs)
         self.score(client, rows)
         return rows.hand_over(SCORES)
 
@@ -232,7 +232,7 @@ class SavedSplitModel(SavedParameters):
 
     def scores(self, client: Client) -> Array:
         """Scores of the rows of a relation."""
-        rows = JoinedRows(client.mapping, self.top.outputs)
+        rows = client.joined_rows(self.top.outputs)
         top_scores(self.top, self.embeddings(client), rows, self.unit)
         return rows.hand_over(SCORES)
 

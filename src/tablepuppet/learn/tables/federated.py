@@ -163,7 +163,7 @@ class FederatedModel(Holders):
 
     def scores(self, client: Client) -> Array:
         """Scores of the rows of a relation, without the intercept; noisy ones are shrunk by their share of noise."""
-        rows = JoinedRows(client.mapping, self.outputs)
+        rows = client.joined_rows(self.outputs)
         self.score(client, rows)
         return rows.hand_over(SCORES)
 

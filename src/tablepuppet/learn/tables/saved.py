@@ -13,7 +13,7 @@ from tablepuppet.learn.noise.predictions import calmed
 from tablepuppet.learn.tables.holders import parties_of
 from tablepuppet.learn.tables.stored import KeptNoise, Stored
 from tablepuppet.operators.client import Client
-from tablepuppet.operators.joined_rows import SCORES, JoinedRows
+from tablepuppet.operators.joined_rows import SCORES
 from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.added_noise import PredictionNoise
@@ -85,7 +85,7 @@ class SavedModel(SavedParameters):
         replies, at_homes = images.read(), kept.read()
         found = {alias: lou.concatenate(replies[alias], "image") for alias in sent}
         found |= {alias: lou.concatenate(at_homes[alias], "image") for alias in at_home}
-        rows = JoinedRows(client.mapping, self.spec.outputs)
+        rows = client.joined_rows(self.spec.outputs)
         LearningOverJoin(rows).gather(found)
         scores = rows.hand_over(SCORES)
         return scores if noise is None else calmed(scores, np.array(noise.mean), noise.square)
