@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from tablepuppet.errors import PrivacyError, TablePuppetError
+from tablepuppet.errors import TablePuppetError
 from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL, Array, Learner, label_of
 from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
@@ -185,12 +185,6 @@ class LinearLearner(Learner):
         descent = Descent(model, loss, rule, gradient)
         intercept, self.converged_ = descent.run(promise.rounds, self.tol, watch.of(model))
         return model, intercept
-
-    def _check_private(self) -> None:
-        if not self.solving.sums_shards:
-            raise PrivacyError("inner_rounds: consensus tells parameters without noise; leave it at 'auto'")
-        if not self.reduce:
-            raise PrivacyError("reduce=False tells a row as often as it is joined, without noise; leave it at True")
 
     def _sharing(self, model: LinearModel, loss: JoinedLoss) -> Rule:
         solver = self.solving

@@ -110,10 +110,7 @@ class NetworkLearner(Learner):
     def _check_private(self) -> None:
         if self.solver_ == "lbfgs":
             raise PrivacyError("solver='lbfgs' of networks has no private form; use 'auto', 'sgd' or 'admm'")
-        if not self.solving.sums_shards:
-            raise PrivacyError("inner_rounds: consensus tells parameters without noise; leave it at 'auto'")
-        if not self.reduce:
-            raise PrivacyError("reduce=False tells a row as often as it is joined, without noise; leave it at True")
+        super()._check_private()
 
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
         if isinstance(self.promise_, StepPromise):

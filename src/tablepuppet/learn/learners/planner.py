@@ -99,9 +99,12 @@ class Planner(FitAttributes, Estimator):
     def _costs(self, batches: int) -> Costs:
         """The number of replies that parties count towards their limits, with ``batches`` batches in an epoch."""
 
-    @abstractmethod
     def _check_private(self) -> None:
-        """PrivacyError unless the settings allow noise on features."""
+        """Raise PrivacyError unless the settings allow noise on features."""
+        if not self.solving.sums_shards:
+            raise PrivacyError("inner_rounds: consensus tells parameters without noise; leave it at 'auto'")
+        if not self.reduce:
+            raise PrivacyError("reduce=False tells a row as often as it is joined, without noise; leave it at True")
 
     def _takes_noisy_steps(self) -> bool:
         """Whether feature privacy uses noisy steps instead of noisy sums."""
