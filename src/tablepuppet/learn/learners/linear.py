@@ -27,7 +27,6 @@ from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.admm import SharingRule
 from tablepuppet.learn.solve.allowance import Cost, Costs
-from tablepuppet.learn.solve.schedule import Usual
 from tablepuppet.learn.solve.sgd import Conditioned, Stochastic, descend_by_batches, falling
 from tablepuppet.learn.solve.solvers import ADMM, SGD, chosen_solver
 from tablepuppet.learn.threads import one_thread
@@ -53,8 +52,6 @@ class Measured:
 
 class LinearLearner(Learner):
     """A linear model over a relation."""
-
-    usual = Usual(batches=5, epochs=40, long_epochs=20, steps=200)
 
     @property
     def coef_(self) -> dict[str, Array]:
@@ -185,6 +182,9 @@ class LinearLearner(Learner):
         descent = Descent(model, loss, rule, gradient)
         intercept, self.converged_ = descent.run(promise.rounds, self.tol, watch.of(model))
         return model, intercept
+
+    def _check_private(self) -> None:
+        self._check_noise_settings()
 
     def _sharing(self, model: LinearModel, loss: JoinedLoss) -> Rule:
         solver = self.solving

@@ -110,7 +110,7 @@ class NetworkLearner(Learner):
     def _check_private(self) -> None:
         if self.solver_ == "lbfgs":
             raise PrivacyError("solver='lbfgs' of networks has no private form; use 'auto', 'sgd' or 'admm'")
-        super()._check_private()
+        self._check_noise_settings()
 
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
         if isinstance(self.promise_, StepPromise):

@@ -62,7 +62,7 @@ class Planner(FitAttributes, Estimator):
 
     beside = SHORT_FORMS
     learns_classes: ClassVar[bool] = False
-    usual: ClassVar[Usual]  # of sgd
+    usual: ClassVar[Usual] = Usual(batches=5, epochs=40, long_epochs=20, steps=200)  # of sgd
     usual_rounds: ClassVar[int] = AUTO_ROUNDS  # of other solvers
     usual_momentum: ClassVar[float] = 0.0  # of steps with one learning rate for all columns
 
@@ -100,7 +100,11 @@ class Planner(FitAttributes, Estimator):
         """The number of replies that parties count towards their limits, with ``batches`` batches in an epoch."""
 
     def _check_private(self) -> None:
-        """Raise PrivacyError unless the settings allow noise on features."""
+        """Raise PrivacyError unless all releases that depend on features can have noise: by default they cannot."""
+        raise PrivacyError(f"{type(self).__name__} cannot be fitted with noise on features: leave feature_epsilon out")
+
+    def _check_noise_settings(self) -> None:
+        """Raise PrivacyError if a setting excludes noise on features."""
         if not self.solving.sums_shards:
             raise PrivacyError("inner_rounds: consensus tells parameters without noise; leave it at 'auto'")
         if not self.reduce:

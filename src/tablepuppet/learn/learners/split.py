@@ -158,9 +158,6 @@ class SplitLearner(Learner):
         """None: Adam has no settings."""
         return None
 
-    def _check_private(self) -> None:
-        raise AssertionError("`check_plan` refused it")
-
     def _costs(self, batches: int) -> Costs:
         """Embeddings are counted by row; of tables with several shards, each batch is a sum."""
         return Costs(Cost(0, 0), Cost(0, batches))
