@@ -121,7 +121,7 @@ class Numbers:
         if self.or_none and value.shape == (0,):
             return
         _check_shape(value, asked.shapes(self.lengths, reply))
-        if self.finite and value.dtype.kind == "f" and not _is_ordinary(value, self.size):
+        if self.finite and value.dtype.kind == "f" and not are_within(value, self.size):
             raise NotFinite
         most = asked.bound(self.most)
         if self.places_in:
@@ -320,11 +320,6 @@ NEXT_IMAGE = Numbers(("next_places", OUTPUTS))
 THETA = Numbers((PARAMETERS,))
 PRODUCTS = Products()
 SQUARE = Plain(float, 0.0, size=LARGEST_SQUARE)
-
-
-def _is_ordinary(value: np.ndarray[Any, Any], size: float) -> bool:
-    """Whether all numbers are finite and none is larger: NaN is neither above nor below."""
-    return are_within(value, size)
 
 
 def _is_same(value: Any, known: Any) -> bool:
