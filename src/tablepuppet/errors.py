@@ -27,8 +27,8 @@ from tablepuppet.short_traceback import short_traceback
 class TablePuppetError(Exception):
     """The root of every error this package raises on purpose. IPython and notebooks print it short."""
 
-    def __init__(self, *told: object):
-        super().__init__(*(without_controls(each) if isinstance(each, str) else each for each in told))
+    def __init__(self, *args: object):
+        super().__init__(*(without_controls(each) if isinstance(each, str) else each for each in args))
 
     def _render_traceback_(self) -> list[str]:
         return short_traceback(self)
@@ -45,9 +45,9 @@ class CatalogError(TablePuppetError):
 class PartyError(TablePuppetError):
     """A party or its database cannot do what it was asked; ``limit`` names what has run out at the party, if it has."""
 
-    def __init__(self, *told: object, limit: str = ""):
+    def __init__(self, *args: object, limit: str = ""):
         self.limit = limit
-        super().__init__(*told)
+        super().__init__(*args)
 
 
 class MappingError(TablePuppetError):

@@ -28,15 +28,14 @@ from tablepuppet.party.service import Party
 from tablepuppet.party.settings_file import read_settings
 from tablepuppet.party.table_entry import PredictionsEntry
 from tablepuppet.party.tls_files import read_tls_files
-from tablepuppet.prep.fit import Settings as FitSettings
-from tablepuppet.prep.fit import foresee, selecting
+from tablepuppet.prep.fit import PipelineSettings, foresee, selecting
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.privacy.trial_identity import TrialAuthority
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Events, Reader
 from tablepuppet.runs.notebook_progress import default_readers
 from tablepuppet.runs.table_view import Records
-from tablepuppet.session import Session, Settings
+from tablepuppet.session import FederationSettings, Session
 from tablepuppet.spelling import attributes_told, class_checked, names_checked
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.parse import parse
@@ -317,13 +316,13 @@ class Federation:
         if prep is not None:  # so that what does not fit is refused before a party reads
             planned = plan(selecting(pipeline, planned, max_categories), catalog)
             features = planned.query.features
-            foresee(pipeline, planned, FitSettings(features, query.categorical, max_categories))
+            foresee(pipeline, planned, PipelineSettings(features, query.categorical, max_categories))
         return Planned(planned, max_categories, [nonces], pipeline)
 
     def open(self, planned: Planned) -> Relation:
         """The relation of a plan; parties read their tables now."""
         when_lost = WhenLost(self._stand_in, self.timeout, self._lost_or_back)
-        settings = Settings(self.wire, self._memory_limit, planned.max_categories, when_lost, planned.prep)
+        settings = FederationSettings(self.wire, self._memory_limit, planned.max_categories, when_lost, planned.prep)
         nonces = planned.nonces.pop() if planned.nonces else self._describe()[1]
         return Relation(Session(planned.plan, self.engine, self.events, settings, nonces))
 

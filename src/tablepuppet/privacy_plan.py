@@ -1,8 +1,8 @@
 """What a job's fit will cost in privacy, and which noise it will have, before anything is asked.
 
-Comes in: a job file, and the catalog of its federation: parties are asked what they publish, and no table is read. Goes
-out: what each party's ledger will be charged for which releases, with which noise; what holds for one row and for
-several; and where nothing useful is to be expected of so much noise. Nothing of a row is here.
+Input: a job file, and the catalog of its federation: parties are asked what they publish, and no table is read.
+Output: what each party's ledger will be charged for which releases, with which noise; what is promised for one row and
+for several; and which parts will be useless because of noise. It uses no row data.
 """
 
 from __future__ import annotations

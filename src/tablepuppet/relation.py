@@ -26,14 +26,13 @@ from tablepuppet.prep.correlation import ColumnMatrix, correlation, covariance
 from tablepuppet.prep.crosstab import Crosstab, crosstab
 from tablepuppet.prep.describe import Description, describe
 from tablepuppet.prep.encode import Encoding
-from tablepuppet.prep.fit import Foresight, fit_encoding, foresee
-from tablepuppet.prep.fit import Settings as FitSettings
+from tablepuppet.prep.fit import Foresight, PipelineSettings, fit_encoding, foresee
 from tablepuppet.prep.groups import GroupMeans, group_means
 from tablepuppet.prep.histograms import Histogram, histogram
 from tablepuppet.prep.label import joined_labels
 from tablepuppet.prep.noisy_describe import NoisyDescription, noisy_describe, noisy_histogram, noisy_quantile
 from tablepuppet.prep.noisy_profile import noisy_profile
-from tablepuppet.prep.noisy_statistics import Noise
+from tablepuppet.prep.noisy_statistics import NoiseRequest
 from tablepuppet.prep.outliers import Outliers, outlier_by_iqr, outlier_by_sd
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.prep.private_encode import EncoderNoise, fit_private_encoding
@@ -187,7 +186,7 @@ class Relation:
     def _foreseen(self) -> Foresight:
         """What the fit of its pipeline will ask."""
         query = self.query
-        return foresee(self.prep, self.plan, FitSettings(query.features, query.categorical, self.max_categories))
+        return foresee(self.prep, self.plan, PipelineSettings(query.features, query.categorical, self.max_categories))
 
     def fit_encoding(self) -> Encoding:
         """The pipeline, fitted over these joined rows and applied at the parties."""
@@ -222,7 +221,7 @@ class Relation:
         """The same from a policy's bounds and lists, or from statistics with noise."""
         query, most = self.query, self._session.settings.max_categories
         if self.prep is not DEFAULT:
-            settings = FitSettings(query.features, query.categorical, most)
+            settings = PipelineSettings(query.features, query.categorical, most)
             return fit_private_pipeline(self.client, settings, self.prep, self.events, noise)
         return fit_private_encoding(self.client, query.features, query.categorical, most, self.events, noise)
 
@@ -334,8 +333,8 @@ class Relation:
         _check_plain(bounds, max_times, "histogram")
         return histogram(self.client, column, bins)
 
-    def _noise(self, privacy: Privacy, max_times: int | None, step: str) -> Noise:
-        return Noise.of(privacy, max_times, self.funds, step)
+    def _noise(self, privacy: Privacy, max_times: int | None, step: str) -> NoiseRequest:
+        return NoiseRequest.of(privacy, max_times, self.funds, step)
 
     @names_checked
     def outlier_by_iqr(self, columns: Sequence[str] | None = None, k: float = 1.5) -> Outliers:

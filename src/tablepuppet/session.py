@@ -36,7 +36,7 @@ GROWTH, SLACK = 2, 1000  # a table may have so many times its rows in the catalo
 
 
 @dataclass(frozen=True)
-class Settings:
+class FederationSettings:
     """What a federation decides for all its relations."""
 
     wire: str
@@ -49,7 +49,9 @@ class Settings:
 class Session:
     """The snapshots of one query at all its parties, freed when nothing refers to them any more."""
 
-    def __init__(self, plan: Plan, engine: Engine, events: Events, settings: Settings, nonces: Mapping[str, str]):
+    def __init__(
+        self, plan: Plan, engine: Engine, events: Events, settings: FederationSettings, nonces: Mapping[str, str]
+    ):
         self.plan, self.engine, self.events, self.settings = plan, engine, events, settings
         self._nonces = tuple(sorted(nonces[party] for party in plan.parties if party in nonces))
         self.id = engine.new_session()
@@ -74,15 +76,15 @@ class Session:
                 self._keys[party, step.table] = self._checked_keys(party, step, keys)
         self.events.emit("info", "opened", f"{sum(self.rows_read.values()):,} rows are read where they live")
 
-    def _rows_read(self, party: str, told: object) -> dict[tuple[str, str], int]:
+    def _rows_read(self, party: str, reply: object) -> dict[tuple[str, str], int]:
         """How many rows a party has read by alias; PartyError unless it can be, by what the catalog said."""
         scans = {scan.alias: scan for scan in self.plan.of_party(party)}
-        if not isinstance(told, dict) or told.keys() != scans.keys():
+        if not isinstance(reply, dict) or reply.keys() != scans.keys():
             raise PartyError(f"party {party!r} does not say how many rows it has read of each table")
         found = {}
         for alias, scan in scans.items():
             known = next(s.rows for s in self.plan.tables[alias].shards if s.party == party)
-            most, rows = min(GROWTH * known + SLACK, MOST_ROWS), told[alias]
+            most, rows = min(GROWTH * known + SLACK, MOST_ROWS), reply[alias]
             if not isinstance(rows, int) or isinstance(rows, bool) or not 0 <= rows <= most:
                 shown = f"{rows:,}" if isinstance(rows, int) else "no number of"
                 raise PartyError(
@@ -117,13 +119,13 @@ class Session:
 
     def join(self) -> TableMapping:
         """Join the blinded keys, which are not needed after that."""
-        told, self._keys = self._keys, {}
+        keys, self._keys = self._keys, {}
         done = self.events.progress("join", "joining blinded keys", 1)
         tables = {
-            alias: [self._shard_keys(scan, told[scan.party, alias]) for scan in self.plan.of_alias(alias)]
+            alias: [self._shard_keys(scan, keys[scan.party, alias]) for scan in self.plan.of_alias(alias)]
             for alias in self.plan.tables
         }
-        branches = [self._branch(number, told) for number in range(len(self.plan.query.branches))]
+        branches = [self._branch(number, keys) for number in range(len(self.plan.query.branches))]
         mapping = join(tables, branches, self.plan.query.distinct, self.settings.memory_limit)
         done(1)
         self.events.emit("info", "joined", f"{len(mapping):,} joined rows")
@@ -138,19 +140,19 @@ class Session:
             {label: reply[f"codes{i}"] for i, label in enumerate(labels)},
         )
 
-    def _branch(self, number: int, told: dict[tuple[str, str], dict[str, NDArray[np.integer]]]) -> JoinBranch:
+    def _branch(self, number: int, reply_keys: dict[tuple[str, str], dict[str, NDArray[np.integer]]]) -> JoinBranch:
         keys = self.plan.query.branches[number].keys
-        rows = {alias: self._rows_of_branch(alias, number, told) for alias in self.plan.tables}
+        rows = {alias: self._rows_of_branch(alias, number, reply_keys) for alias in self.plan.tables}
         return JoinBranch(tuple(key.label for key in keys), {key.label: frozenset(key.members) for key in keys}, rows)
 
     def _rows_of_branch(
-        self, alias: str, number: int, told: dict[tuple[str, str], dict[str, NDArray[np.integer]]]
+        self, alias: str, number: int, keys: dict[tuple[str, str], dict[str, NDArray[np.integer]]]
     ) -> NDArray[np.bool_] | None:
         """Which rows of a vertical table a branch of the union reads; None for all."""
         parts = []
         for scan in self.plan.of_alias(alias):
             branch, rows = scan.branches[number], self.rows_read[scan.party, alias]
-            passes = None if branch is None else told[scan.party, alias].get(f"passes{branch.filter}")
+            passes = None if branch is None else keys[scan.party, alias].get(f"passes{branch.filter}")
             if passes is None:
                 parts.append(np.full(rows, branch is not None))
             else:

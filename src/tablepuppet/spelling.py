@@ -1,6 +1,6 @@
 """What a misspelt name might have meant: of columns, fields of files, settings, and arguments of public calls.
 
-Comes in: a name that somebody wrote, and those that there are. Goes out: the tail of an error, never a value.
+Input: a name that somebody wrote, and those that there are. Output: the tail of an error, never a value.
 """
 
 from __future__ import annotations

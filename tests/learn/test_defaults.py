@@ -91,9 +91,9 @@ def test_a_fit_that_has_converged_does_not_warn(tmp_path: Path) -> None:
 )
 def test_epochs_and_batches_follow_the_rows(rows: int, rounds: Any, size: Any, found: tuple[int, int]) -> None:
     """What is set is taken; what is "auto" makes some two hundred steps of a fifth of the rows each."""
-    from tablepuppet.learn.solve.allowance import Allowance
+    from tablepuppet.learn.solve.allowance import RoundAllowance
 
-    made = epochs_that_fit(rows, rounds, size, USUAL, lambda _: Allowance(()), {})
+    made = epochs_that_fit(rows, rounds, size, USUAL, lambda _: RoundAllowance(()), {})
     assert (made.rounds, made.batch_size) == found
 
 

@@ -18,8 +18,11 @@ from tablepuppet.jobs import make_learner
 from tablepuppet.learn.learners.estimator import Estimator
 from tablepuppet.learn.learners.network import NetworkLearner
 from tablepuppet.learn.learners.tasks import Regressor
+from tablepuppet.learn.learners.watch import Watch
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.registry import LEARNERS, learner
 from tablepuppet.learn.settings import COUNT, setting
+from tablepuppet.learn.solve.allowance import Cost, Costs
 from tablepuppet.learn.tables.stored import Held
 from tablepuppet.party.spec import Network
 from tablepuppet.relation import Relation
@@ -127,3 +130,23 @@ def test_a_learner_with_a_spec_of_its_own(fed: tp.Federation, tmp_path: Path) ->
     again = tp.load(tmp_path / "deep", fed)
     assert again.get_params()["depth"] == 3
     np.testing.assert_allclose(again.predict(relation), model.predict(relation), rtol=1e-12)
+
+
+def test_noise_is_refused_unless_a_learner_allows_it(fed: tp.Federation) -> None:
+    """A learner with its own training gets no promise for features by accident: nothing is asked of the parties."""
+
+    class Own(Regressor):
+        """It says nothing of noise."""
+
+        def spec(self, outputs: int) -> Network:
+            return Network((), outputs)
+
+        def _costs(self, batches: int) -> Costs:
+            return Costs(Cost(1, 1), Cost(1, 1))
+
+        def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> Any:
+            raise AssertionError("it is not trained")
+
+    relation = fed.sql(f"SELECT v.x, p.age, v.score {JOIN}", label="score")
+    with pytest.raises(tp.PrivacyError, match="Own cannot be fitted with noise on features"):
+        Own(privacy=tp.Privacy(feature_epsilon=1.0)).fit(relation)

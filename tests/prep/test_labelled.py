@@ -28,7 +28,7 @@ from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import Policy, TableRule
 from tablepuppet.party.service import HERE
 from tablepuppet.prep.frame import Frame
-from tablepuppet.prep.label_sums import AskedLabels, Folds, SentCodes, fold_of_rows
+from tablepuppet.prep.label_sums import AskedLabels, ColumnCodes, Folds, fold_of_rows
 from tablepuppet.prep.pipeline import Pipeline
 from tablepuppet.prep.specs import Cut, FoldLookup, Lookup, fold_numbers
 from tests.relations import Parties, federation, materialised, party_of, places, record_wire
@@ -382,7 +382,7 @@ def test_no_group_is_small(seed: int, rows: int, items: int, twice: bool, folds:
         table = rel.mapping.tables[alias]
         codes = np.zeros(table.rows, np.int64)
         codes[table.index] = kinds.map(code_of)
-        column = SentCodes(alias, codes, len(code_of), least)
+        column = ColumnCodes(alias, codes, len(code_of), least)
         asked, deal = AskedLabels(rel.client, rel.query.label), Folds(folds, seed)  # type: ignore[arg-type]
         fold = fold_of_rows(rel.client, alias, deal)
         parts = asked._parts(column, fold, folds)

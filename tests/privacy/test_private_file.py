@@ -1,4 +1,4 @@
-"""Files that hold a secret: who may read them, and that none is written over."""
+"""Files that hold a secret: who may read them, and that none is written over. Files that are replaced atomically."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tablepuppet.errors import ConfigError
-from tablepuppet.privacy.private_file import read_private_file, write_new_file
+from tablepuppet.privacy.private_file import read_private_file, write_atomically, write_new_file
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o377])
@@ -75,3 +75,32 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(ConfigError, match=r"TLS key '.*pipe' is not a file"):
         read_private_file(tmp_path / "pipe", "TLS key")
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    """The new content is complete, the mode is that asked for, and no draft is left."""
+    path = tmp_path / "facts.json"
+    write_atomically(path, b"old", 0o644)
+    assert path.stat().st_mode & 0o7777 == 0o644 & ~_umask()
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o7777 == 0o600
+    assert os.listdir(tmp_path) == ["facts.json"]
+
+
+def test_a_file_that_cannot_be_replaced_stays(tmp_path: Path) -> None:
+    """What is there is kept, the error is the operating system's, and no draft is left."""
+    path = tmp_path / "facts.json"
+    path.mkdir()
+    (path / "inside").touch()
+    with pytest.raises(OSError, match=r"facts\.json"):
+        write_atomically(path, b"new")
+    assert (path / "inside").exists()
+    assert os.listdir(tmp_path) == ["facts.json"]
+
+
+def _umask() -> int:
+    """The process's umask, unchanged."""
+    found = os.umask(0o077)
+    os.umask(found)
+    return found

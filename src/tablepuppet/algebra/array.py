@@ -1,13 +1,13 @@
-"""`LazyArray`: columns of the joined matrix, and elementwise functions of them, as NumPy code takes them.
+"""`LazyArray`: columns of the joined matrix, and elementwise functions of them, as arrays for NumPy code.
 
 Column j of an array is
 
     scale_j * f_j(X[:, places_j]) + shift_j
 
-where f is an elementwise function (`functions.py`), or nothing. So X[:, cols], X - mean, X / scale are known without
-asking anybody, and their products follow from those of X. A function such as log1p is evaluated at base rows, each
-once, by the parties. Of a category column, which is 0 or 1, every function is f(0) + (f(1) - f(0)) x: categories stay
-sparse. Nothing is computed before a product, a sum or another number is asked for.
+where f is an elementwise function (`functions.py`), or absent. So X[:, cols], X - mean and X / scale need no trip, and
+their products are computed from those of X. A function such as log1p is evaluated by the parties, once per base row. A
+category column is 0 or 1, so every function of it is f(0) + (f(1) - f(0)) x: categories stay sparse. Nothing is
+computed until a product, a sum or another number is asked for.
 """
 
 from __future__ import annotations
@@ -264,9 +264,9 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
     def _apply(self, name: str, *inputs: Any) -> Any:
         """An elementwise function of this array and perhaps another, a number or a row of numbers."""
         operands = [_operand(each, self, name) for each in inputs]
-        if any(isinstance(each, RowWeights) for each in operands):
+        if any(isinstance(each, RowNumbers) for each in operands):
             return self._row_scaled(name, operands)
-        terms = [each for each in operands if not isinstance(each, RowWeights)]
+        terms = [each for each in operands if not isinstance(each, RowNumbers)]
         second = terms[1] if len(terms) == 2 else -1.0 * np.ones(self.shape[1])
         recipe = affine(name, terms[0], second) or composed(name, terms, self.recipe.places, self.numbers)
         if not np.isfinite([recipe.scale, recipe.shift]).all():
@@ -278,7 +278,7 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
         return LazyArray(self.source, recipe, self.shape[0])
 
     def _row_scaled(self, name: str, operands: Sequence[Any]) -> RowScaled:
-        weights = next(each for each in operands if isinstance(each, RowWeights))
+        weights = next(each for each in operands if isinstance(each, RowNumbers))
         if name == "multiply":
             return WeightedRows(self, weights.values)
         if name == "divide" and operands[1] is weights and weights.values.all():
@@ -306,13 +306,13 @@ class WeightedRows(RowScaled):
 
 
 @dataclass(frozen=True)
-class RowWeights:
+class RowNumbers:
     """A number per joined row, (N,)."""
 
     values: Array
 
 
-def _operand(given: Any, like: LazyArray, name: str) -> Term | RowWeights:
+def _operand(given: Any, like: LazyArray, name: str) -> Term | RowNumbers:
     """What an elementwise function takes: an array of the same columns, a row of numbers, or a number per row."""
     if isinstance(given, LazyArray):
         if given.source is not like.source or not np.array_equal(given.recipe.places, like.recipe.places):
@@ -328,7 +328,7 @@ def _operand(given: Any, like: LazyArray, name: str) -> Term | RowWeights:
     if not np.all(np.abs(values) <= LARGEST):
         raise LearnError(f"np.{name} of X takes finite numbers up to {LARGEST:g}")
     if values.shape == (rows, 1) and rows != 1:
-        return RowWeights(values[:, 0])
+        return RowNumbers(values[:, 0])
     if values.shape in ((), (1,), (1, 1), (width,), (1, width)):
         return np.broadcast_to(values.reshape(-1) if values.size == 1 else values.reshape(width), (width,))
     if values.shape == (rows, width):
@@ -349,10 +349,10 @@ def _check_factor(matrix: LazyArray, other: Any) -> None:
                 "columns of X. X.T @ X is the Gram matrix"
             )
     elif isinstance(other, str) or not (np.isscalar(other) or np.ndim(other) in (1, 2)):
-        raise LearnError(f"X @ other: other is an array ({width},) or ({width}, k), not {_shape_told(other)}")
+        raise LearnError(f"X @ other: other is an array ({width},) or ({width}, k), not {_shape_of(other)}")
 
 
-def _shape_told(other: Any) -> str:
+def _shape_of(other: Any) -> str:
     return f"of {np.ndim(other)} axes" if isinstance(other, (np.ndarray, list, tuple)) else type(other).__name__
 
 

@@ -1,7 +1,7 @@
-"""Products, sums and Gram matrices of columns that are made of those of the joined matrix X.
+"""Products, sums and Gram matrices of columns that are computed from those of the joined matrix X.
 
-Column j is scale_j * f_j(X[:, places_j]) + shift_j (`preparation.py`). What is asked of the tables is about f(X), or X
-itself; scale and shift are put in here. `array.py` is NumPy's side of it.
+Column j is scale_j * f_j(X[:, places_j]) + shift_j (`preparation.py`). Tables are asked about f(X), or X itself; scale
+and shift are applied here. `array.py` is the interface for NumPy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 BLOCK = 32  # columns that are multiplied at a time
 
 
-class Source(Protocol):
+class MatrixSource(Protocol):
     """X itself, as arrays that are made of it use it."""
 
     products: TableProducts
@@ -47,7 +47,7 @@ class Source(Protocol):
     def derived_tables(
         self, places: NDArray[np.intp], function: Function
     ) -> tuple[dict[str, DerivedTable], NDArray[np.intp]]:
-        """(what tables must compute for a function of some columns, where each column then stands)."""
+        """(what tables must compute for a function of some columns, the position of each column in the result)."""
 
     @property
     def keeper(self) -> Keeper | None:
@@ -58,14 +58,14 @@ class Source(Protocol):
 
 
 class ColumnProducts(ProductOperator):
-    """Columns that a recipe makes of X, and what is asked of the tables for them."""
+    """Columns that a recipe computes from X, and what tables are asked for them."""
 
-    def __init__(self, source: Source | None, recipe: Recipe, rows: int):
+    def __init__(self, source: MatrixSource | None, recipe: Recipe, rows: int):
         self._source, self.recipe = source, recipe
         ProductOperator.__init__(self, (rows, len(recipe.places)))
 
     @property
-    def source(self) -> Source:
+    def source(self) -> MatrixSource:
         """X."""
         assert self._source is not None, "X itself says so"
         return self._source
@@ -92,7 +92,7 @@ class ColumnProducts(ProductOperator):
 
     @property
     def category_groups(self) -> list[tuple[int, int]]:
-        """Start and end of each category group that is there as in X: whole, and as 0 and 1."""
+        """Start and end of each category group that is unchanged from X: complete, and with values 0 and 1."""
         found, places = [], self.recipe.places
         plain = (self.recipe.scale == 1) & (self.recipe.shift == 0)
         for start, end in self.source.groups:
@@ -113,7 +113,7 @@ class ColumnProducts(ProductOperator):
 
     @cached_property
     def basis(self) -> tuple[TableProducts, NDArray[np.intp]]:
-        """(products with columns that parties have, which of them each column is made of)."""
+        """(products with columns that parties have, the column of these that each column is computed from)."""
         recipe, source = self.recipe, self.source
         if recipe.function is None:
             return source.products, recipe.places
@@ -147,7 +147,7 @@ class ColumnProducts(ProductOperator):
         return self.ask_transposed_times(values).read()
 
     def ask_times(self, directions: ArrayLike) -> Result:
-        """Ask for A V; a table is sent those columns of V that are not zero for it."""
+        """Ask for A V; a table is sent the columns of V that are not zero for it."""
         wanted = checked("V of X @ V", directions, self.shape[1], "columns")
         columns = wanted[:, None] if wanted.ndim == 1 else wanted  # (d, k)
         products, pick = self.basis

@@ -38,9 +38,9 @@ class Derived(TableProducts):
         if is_kept:
             return
         there = [alias for alias in self.tables if alias not in self.places.collected]
-        told = {alias: {"into": name, **self._parts[alias].arguments()} for alias in there}
+        by_alias = {alias: {"into": name, **self._parts[alias].arguments()} for alias in there}
         self.places.client.widths |= {(alias, name): self._parts[alias].width for alias in there}
-        self._lou.ask("matrix.apply", told, by_alias=told, encoding=self._encoding)
+        self._lou.ask("matrix.apply", by_alias, by_alias=by_alias, encoding=self._encoding)
 
 
 class DerivedTable:

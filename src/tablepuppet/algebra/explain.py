@@ -13,7 +13,7 @@ from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
 
 @dataclass(frozen=True)
 class StepCost:
-    """One kind of step: where it would run now, its trips and bytes, and what such steps have cost."""
+    """One kind of step: where it would run now, its trips and bytes, and what steps of this kind have cost."""
 
     step: str
     where: str
@@ -48,7 +48,7 @@ class Explanation(ShownAsTable):
 
 
 def explain_array(places: Places, products: TableProducts, vectors: int, kept: Sequence[Asked] = ()) -> Explanation:
-    """The steps that can be asked of a matrix, with so many vectors; ``kept`` are those on vectors at parties."""
+    """The steps that can be asked of a matrix, for a number of vectors; ``kept`` are those on vectors at parties."""
     many = dict.fromkeys(products.tables, vectors)
     steps = [
         Asked.times(many, products), Asked.transposed(many, products), Asked.statistic("sums", products),

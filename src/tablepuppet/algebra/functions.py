@@ -1,15 +1,15 @@
 """Elementwise functions of a column, as data: a short list of steps, each one function of a closed list.
 
-A function travels to parties as steps and constants; nothing that can be executed does. A step is (name, left, right).
-``left`` and ``right`` say which value is meant:
+A function is sent to parties as steps and constants; nothing that is sent can be executed. A step is (name, left,
+right). ``left`` and ``right`` are numbers of values:
 
     0           the column
     1, 2, ...   the result of the first step, the second, ...
     -1, -2, ... the first row of ``constants``, (constants, columns), the second, ...
 
-A step uses earlier values only; a function of one value takes ``left``. The last step is the result. Comparisons give
-0 and 1; where(left, right) is the right value where the left one is not 0, else 0. What is not a finite number, such as
-the logarithm of a negative one, is found when rows are looked at.
+A step uses earlier values only; a function of one value uses ``left``. The last step is the result. Comparisons give 0
+and 1; where(left, right) is the right value if the left one is not 0, else 0. Results that are not finite, such as the
+logarithm of a negative number, are detected when the function is computed on rows.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Function:
 def _slope(
     name: str, left: Array | None, right: Array | None, factor: Array | None, other: Array | None
 ) -> Array | None:
-    """The direction of a step by those of its values, of which ``factor`` and ``other`` are constants if given."""
+    """The direction of a step, from the directions of its values; ``factor`` and ``other`` are constants if given."""
     if left is None or right is None:
         return None
     if name in RISING:

@@ -1,11 +1,10 @@
 """Vectors as long as the joined rows that stay at parties, under ``plan="parties"`` (kept_ops.py is the parties' half).
 
-`KeptArray` is what X @ V gives then: an array for NumPy code whose numbers are in shards, as the rows of its table are.
-Elementwise functions of it are computed there and stay there; a sum, a mean, a norm, an inner product or X.T @ u
-brings numbers here, one trip each. A function that parties do not have collects the vector, one trip, and is computed
-here.
+X @ V is then a `KeptArray`: an array for NumPy code whose numbers are at the shards of the table. Elementwise functions
+of it are computed there, and the results stay there. A sum, a mean, a norm, an inner product or X.T @ u returns
+numbers, one trip each. A function that parties do not have collects the vector, in one trip, and is computed here.
 
-A joined row must be one row of one table for that, in its order: a vector over a join has no party that it belongs to.
+This requires that each joined row is one row of one table, in the same order: a vector over a join belongs to no party.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Slot:
 
 
 class Keeper:
-    """Asks the parties of one table to keep vectors, and for what is released of them."""
+    """Asks the parties of one table to keep vectors, and for sums and products of them."""
 
     def __init__(self, places: Places, alias: str):
         self.places, self.alias, self.rows = places, alias, len(places.client.mapping)
@@ -66,7 +65,7 @@ class Keeper:
         return cls(places, alias) if table.is_identity and places.client.shards(alias) else None
 
     def steps(self, products: TableProducts, vectors: int) -> list[Asked]:
-        """What may be asked, for so many vectors."""
+        """What may be asked, for this number of vectors."""
         width, size = products.width(self.alias), self.places.sizes[self.alias]
         rows = size.rows * vectors * self.places.wire_bytes
         return [
@@ -90,7 +89,7 @@ class Keeper:
         return self._keep("matrix.keep_times", **products.named(self.alias), directions=directions)
 
     def send(self, values: Array) -> Slot:
-        """Keep numbers that are here, (N,) or (N, k); those that were sent before are not sent again."""
+        """Send numbers to be kept, (N,) or (N, k); numbers that were sent before are not sent again."""
         digest = hashlib.sha256(values.tobytes()).digest() + bytes(str(values.shape), "ascii")
         if digest not in self._sent:
             self.places.prepare(self._step("send u", down=values.size * self.places.wire_bytes, is_chosen=True))
@@ -336,7 +335,7 @@ class KeptArray(NDArrayOperatorsMixin):
 
 
 def _shape(name: str, like: KeptArray, inputs: tuple[Any, ...]) -> tuple[int, ...]:
-    """The shape of a function of arrays; LearnError if it is none that has a number, or k, for every joined row."""
+    """The shape of a function of arrays; LearnError unless it has one number, or k, for every joined row."""
     shapes = [np.shape(each) for each in inputs]
     try:
         found = np.broadcast_shapes(*shapes)

@@ -1,7 +1,7 @@
 """What a shard does with vectors that stay at its party; `kept.py` is the coordinator's half.
 
-A kept vector has a number, or k of them, for every row of the shard that takes part. It has a name, and belongs to one
-session and one table. T are the shard's encoded rows:
+A kept vector has one number, or k numbers, for every row of the shard that takes part. It has a name, and belongs to
+one session and one table. T are the shard's encoded rows:
 
     matrix.keep_times               K = T V
     matrix.keep_rows                K = numbers that the caller sends
@@ -10,9 +10,9 @@ session and one table. T are the shard's encoded rows:
     matrix.kept_transposed_times    T^T K
     matrix.kept_rows                K itself
 
-The first three release nothing. What the others release is counted by columns of K, and must have numbers other than
-zero in no row, or in at least ``min_rows``. A vector exists only where the table's policy has allowed V, or numbers of
-the caller's own, before (``matrix = true``). Whether numbers are finite is looked at when they are released.
+The first three release nothing. The others are counted by columns of K. What they release must be nonzero in no row, or
+in at least ``min_rows`` rows. A vector exists only if the table's policy allowed V, or the caller's own numbers, before
+(``matrix = true``). Numbers are checked to be finite when they are released.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Operand = Name | float | Row  # a kept vector, a number, or a number for each co
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptVector:
     """A kept vector, and the rows that its numbers are of."""
 
     values: Array  # (rows, columns)
@@ -149,15 +149,15 @@ def kept_rows(table: LocalTable, view: str, kept: Name, vectors: Some) -> Values
 def _keep(table: LocalTable, view: str, into: str, values: Array) -> None:
     """Keep a vector under a name; what was kept under it is forgotten."""
     name = f"{view}/{into}"
-    if not isinstance(table.state.get(name, None), Kept | None):
+    if not isinstance(table.state.get(name, None), KeptVector | None):
         raise PartyError(f"{into!r} is the name of something else than a kept vector")
-    table.state[name] = Kept(values if values.ndim == 2 else values[:, None], table.view(view))
+    table.state[name] = KeptVector(values if values.ndim == 2 else values[:, None], table.view(view))
 
 
 def _kept(table: LocalTable, view: str, name: str) -> Array:
     """A kept vector, (rows, columns)."""
     found = table.state.get(f"{view}/{name}")
-    if not isinstance(found, Kept) or found.view is not table.view(view):  # rows may be announced anew
+    if not isinstance(found, KeptVector) or found.view is not table.view(view):  # rows may be announced again
         raise PartyError(f"party {table.grant.party!r} keeps no vector {name!r} for this relation")
     return found.values
 

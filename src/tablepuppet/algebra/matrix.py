@@ -1,6 +1,6 @@
-"""The joined matrix X of a relation, never built: what `rel.matrix()` gives.
+"""The joined matrix X of a relation, which is never built: the result of `rel.matrix()`.
 
-Products are in `products.py`, NumPy's side of it in `array.py`, where tables compute in `places.py`.
+`products.py` computes products, `array.py` is the interface for NumPy, `places.py` decides where tables compute.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RelationMatrix(LazyArray):
 
     @property
     def blocks(self) -> dict[str, slice]:
-        """Where the columns of each table stand."""
+        """The columns of each table in X."""
         return self.products.blocks
 
     @property
@@ -83,7 +83,7 @@ class RelationMatrix(LazyArray):
     def derived_tables(
         self, places: NDArray[np.intp], function: Function
     ) -> tuple[dict[str, DerivedTable], NDArray[np.intp]]:
-        """(what tables must compute for a function of some columns, where each column then stands)."""
+        """(what tables must compute for a function of some columns, the position of each column in the result)."""
         parts, pick, end = {}, np.zeros(len(places), np.intp), 0
         for alias, block in self.blocks.items():
             here = (places >= block.start) & (places < block.stop)

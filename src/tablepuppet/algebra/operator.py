@@ -1,4 +1,4 @@
-"""A matrix that is known by its products, as SciPy's solvers and `@` take it."""
+"""A matrix that is known by its products, in the form that SciPy's solvers and `@` take."""
 
 from __future__ import annotations
 

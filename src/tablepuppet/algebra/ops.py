@@ -1,6 +1,6 @@
-"""What a shard computes as its part of the joined matrix X; `matrix.py` is the coordinator's half.
+"""What a shard computes for its part of the joined matrix X; `matrix.py` is the coordinator's half.
 
-T (rows x width) are the shard's encoded rows, w says how often each of them is joined, N counts the joined rows:
+T (rows x width) are the shard's encoded rows, w counts how often each of them is joined, N counts the joined rows:
 
     matrix.times               T V                      one number per row and direction
     matrix.transposed_times    T^T U                    one sum per encoded column and direction
@@ -9,15 +9,15 @@ T (rows x width) are the shard's encoded rows, w says how often each of them is 
     matrix.column_squares      (T * T)^T w
     matrix.gram                T^T diag(w) T / N        with noise if that is asked for
     matrix.weighted_gram       T^T diag(u) T / N        u as U
-    matrix.apply               f(T), kept here under a name of its own, of which the others can be asked
-    matrix.values              T, cell by cell          only of columns whose policy says so (``values``)
+    matrix.apply               f(T), stored here under a new name, which the other ops can use
+    matrix.values              T, cell by cell          only columns whose policy says so (``values``)
 
-V, U, u and f are of the caller's own choice: the unit vectors as V are T itself. So a table's policy must allow these
-ops (``matrix = true``), and the party counts columns of V and U, and those that f is applied to
-(``limits.max_matrix_columns``). Learners do not ask them. Their directions come from their algorithms, and their ops
-have rules of their own.
+The caller chooses V, U, u and f: with unit vectors as V, T V is T itself. So a table's policy must allow these ops
+(``matrix = true``), and the party counts the columns of V and U, and those that f is applied to
+(``limits.max_matrix_columns``). Learners do not use them: their directions come from their algorithms, and their ops
+have other rules.
 
-A noisy Gram matrix is not weighted by w, and every row is cut to the length that a row of numbers about 1 has, so that
+A noisy Gram matrix is not weighted by w. Every row is clipped to the length of a row whose numbers are about 1, so that
 a row counts once however often it is joined. n counts the table's rows:
 
     K = sum_r c_r^2 t_r t_r^T / n + noise               |c_r t_r|^2 <= columns of the table
@@ -271,5 +271,5 @@ def noisy_gram(table: LocalTable, data: EncodedTable, noise: GramNoise) -> Array
 
 
 def gram_noise(columns: int, noise: GramNoise) -> float:
-    """The noise in one number of K, for a table of so many columns before they were encoded."""
+    """The noise in one number of K, for a table with this number of columns before they were encoded."""
     return noise.multiplier * columns / noise.table_rows

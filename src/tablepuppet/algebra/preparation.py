@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """How the columns of an array are made of those of X: scale * function(X[:, places]) + shift.
+    """How the columns of an array are computed from X: scale * function(X[:, places]) + shift.
 
     A function is one of numbers; of categories, which are 0 or 1, it is a part of scale and shift.
     """
@@ -62,7 +62,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Preparation:
-    """Encoders, the way to the parties that know their categories, and what columns are made of what they encode."""
+    """Encoders, the engine that reaches the parties which know their categories, and the recipe of the columns."""
 
     encoding: Encoding
     engine: Engine = field(repr=False, compare=False)

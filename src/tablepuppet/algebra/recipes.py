@@ -1,7 +1,7 @@
-"""How an elementwise function of arrays becomes the recipe of a new one, without asking anybody.
+"""How an elementwise function of arrays becomes the recipe of a new array, without a trip.
 
 Sums, differences and products with numbers change scale and shift. Any other function becomes steps (`functions.py`)
-for columns of numbers, and a line through f(0) and f(1) for those of categories.
+for columns of numbers, and a line through f(0) and f(1) for columns of categories.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The largest number of every row of a matrix: what a shard computes of it, and the same for cells that are here.
+"""The largest number of every row of a matrix: computed by a shard, or here for cells that were collected.
 
     matrix.row_largest    max_j (scale_j T[:, place_j] + shift_j)      one number per row
 
-The least number is the largest of -X, with its sign changed. A category column is 0 or 1, and one of a group is 1 at
-most: so what a row has of a group follows from its code, and is looked up.
+The smallest number is minus the largest one of -X. Category columns are 0 or 1, and at most one of a group is 1, so the
+values of a group's columns are looked up by the row's code.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def largest_of_rows(data: EncodedTable, places: NDArray[np.integer], scale: Arra
 
 
 def _by_code(columns: NDArray[np.integer], scale: Array, shift: Array, size: int) -> Array:
-    """The largest number of a group in a row, by the row's code; that of a row without one stands last."""
+    """The largest number of a group in a row, by the row's code; the last is for rows without a code."""
     zero, one = np.full(size, -np.inf), np.full(size + 1, -np.inf)  # by column: where it is 0, and where it is 1
     np.maximum.at(zero, columns, shift)
     np.maximum.at(one, columns, scale + shift)

@@ -27,7 +27,7 @@ from tablepuppet.learn.learners.watch import CONVERGED, USED_UP
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.losses import Loss, Squared
 from tablepuppet.learn.rounds import Round
-from tablepuppet.learn.solve.allowance import Allowance
+from tablepuppet.learn.solve.allowance import RoundAllowance
 from tablepuppet.learn.tables.stored import Held, Model
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.encode import Encoding
@@ -64,7 +64,7 @@ class Centralized(BaseEstimator):  # type: ignore[misc]
         encoding = relation.fit_encoding()
         loss = learner._prepare(relation.client, label, asked)
         diary = Diary(learner, loss)
-        learner.plan_rounds(len(relation), lambda _: Allowance(()))
+        learner.plan_rounds(len(relation), lambda _: RoundAllowance(()))
         train = train_networks if isinstance(learner, NetworkLearner) else _train_linear
         model, intercept = train(learner, relation.client, encoding, loss, diary.write)
         diary.close()

@@ -1,6 +1,6 @@
 """Estimators on the joined rows of parties in this process, pooled: what networks across parties are compared with.
 
-Comes in: a relation of in-process parties. Goes out: predictions and metrics as learners give them. The rows of all
+Input: a relation of in-process parties. Output: predictions and metrics as learners give them. The rows of all
 tables are materialised here, so this is for experiments with data that may be pooled.
 """
 

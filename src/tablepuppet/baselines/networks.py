@@ -87,7 +87,7 @@ class PooledSteps:
         places = np.arange(rows, dtype=np.int32)
         whole = MappedTable(places, (ShardRows("", places, 0),))
         self.mapping, self.tables = TableMapping(dict.fromkeys(parts, whole), rows), list(parts)
-        self.secured: list[str] = []  # nothing is told here
+        self.secured: list[str] = []  # nothing is sent
         self.conditioned: Conditioned | None = None
         self.penalty, self.centre = 0.0, np.zeros(1)
 

@@ -78,7 +78,7 @@ def check_output(output: Path) -> None:
     """ConfigError unless a table can be written there, which is better known before the work than after."""
     if output.suffix not in (".parquet", ".csv"):
         raise ConfigError(f"cannot write {str(output)!r}: name a file that ends in .parquet or .csv")
-    with _told(output):
+    with _write_errors(output):
         if output.exists():
             os.close(os.open(output, os.O_WRONLY))
         with tempfile.NamedTemporaryFile(dir=output.parent, prefix=".new-"):
@@ -87,7 +87,7 @@ def check_output(output: Path) -> None:
 
 def write_output(table: pa.Table, output: Path) -> None:
     """Write a table whole or not at all."""
-    with _told(output), tempfile.TemporaryDirectory(dir=output.parent, prefix=".new-") as folder:
+    with _write_errors(output), tempfile.TemporaryDirectory(dir=output.parent, prefix=".new-") as folder:
         draft = Path(folder) / output.name
         (pa_parquet.write_table if output.suffix == ".parquet" else pa_csv.write_csv)(table, draft)
         draft.replace(output)
@@ -104,7 +104,7 @@ def print_table(table: pa.Table) -> None:
 
 
 @contextlib.contextmanager
-def _told(output: Path) -> Iterator[None]:
+def _write_errors(output: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

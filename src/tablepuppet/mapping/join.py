@@ -1,6 +1,6 @@
 """Which rows meet: the join of blinded keys.
 
-Comes in: for every shard its key digests and a code per row. Goes out: a `TableMapping`. Digests are merged into
+Input: for every shard its key digests and a code per row. Output: a `TableMapping`. Digests are merged into
 one numbering per key class, so that the join itself runs on small integers: rows that cannot join are struck
 out first, then the tables are attached one after the other to the largest, in the order of its rows. Every
 intermediate result of an acyclic join is then no larger than the answer, sizes are known before memory is
@@ -25,7 +25,7 @@ Codes = NDArray[np.integer]
 
 @dataclass(frozen=True)
 class ShardKeys:
-    """What a party told of one shard: rows, and per key its digests and codes."""
+    """What a party sent about one shard: rows, and per key its digests and codes."""
 
     party: str
     rows: int

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import mark
 from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
+from tablepuppet.operators.joined_rows import JoinedRows
 from tablepuppet.operators.secure_sum import Bounds, SecureTables
 from tablepuppet.party.ops import SECURE, find_op
 from tablepuppet.party.reply_check import check_reply, masked
@@ -80,6 +81,10 @@ class Client:
         """The shards of a table with at least one row in the relation."""
         return [shard for shard in self.mapping.tables[alias].shards if len(shard.row_ids)]
 
+    def joined_rows(self, outputs: int, labels: NDArray[Any] | None = None) -> JoinedRows:
+        """The joined rows, with ``outputs`` scores each and no other columns yet; another form would be chosen here."""
+        return JoinedRows(self.mapping, outputs, labels)
+
     def owners(self, alias: str) -> str:
         """The parties that own a table's rows in the relation, as the end of an error: "(party 'store')"."""
         names = [repr(shard.party) for shard in self.shards(alias)]
@@ -92,9 +97,9 @@ class Client:
         instead: Callable[[str, ShardRows], Mapping[str, Any]] | None = None,
         bounds: Bounds | None = None,
     ) -> Pending:
-        """Run ``op`` at every shard; ``arguments`` gives those of one shard, or None to leave it out.
+        """Run ``op`` at every shard; ``arguments`` returns the arguments for one shard, or None to leave it out.
 
-        ``instead`` gives the reply that stands in for that of a shard whose party is lost. ``bounds`` are for an op
+        ``instead`` returns the substitute for the reply of a shard whose party is lost. ``bounds`` are for an op
         whose replies are only added up: where a table's shards have a roster, they mask them.
         """
         if not self._announced:
@@ -143,7 +148,7 @@ class Client:
             self.models[given["model"], step.table] = (given["encoding"], given["spec"])
 
     def _model(self, table: str, arguments: Mapping[str, Any]) -> tuple[str, AnySpec | None]:
-        """The encoding and the spec that a step is about, as far as they are known."""
+        """The encoding and the spec that a step uses, if they are known."""
         known = self.models.get((arguments["model"], table)) if "model" in arguments else None
         encoding, spec = known or ("", None)
         return arguments.get("encoding", encoding), arguments.get("spec", spec)
@@ -175,7 +180,7 @@ def _outputs(arguments: Mapping[str, Any], spec: AnySpec | None) -> int | None:
     if spec is not None:
         return spec.outputs
     rows = arguments.get("directions", arguments.get("rows"))
-    if rows is None:  # so many vectors that are at the party, or groups of rows
+    if rows is None:  # the number of vectors at the party, or of groups of rows
         rows = arguments.get("vectors", arguments.get("groups"))
         return rows if isinstance(rows, int) else None
     return (1 if rows.ndim == 1 else rows.shape[1]) if isinstance(rows, np.ndarray) else None

@@ -67,7 +67,7 @@ def write(table: LocalTable, view: str, run: str, values: NDArray[np.float64], c
 def _check(
     table: LocalTable, run: str, values: NDArray[np.float64], classes: Sequence[Class] | None, rows: int
 ) -> None:
-    """PartyError unless the arguments are predictions of so many rows."""
+    """Raise PartyError unless the arguments are predictions for this number of rows."""
     shape = (rows,) if classes is None else (rows, len(classes))
     known = classes is None or (
         len({type(each) for each in classes}) == 1

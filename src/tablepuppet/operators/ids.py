@@ -38,7 +38,7 @@ Names = Annotated[Sequence[str], Meta(min_length=1, max_length=100)]
     use=Use.ID,
     returns={EACH: Column()},
 )
-def told_ids(table: LocalTable, view: str, columns: Names) -> Values:
+def id_columns(table: LocalTable, view: str, columns: Names) -> Values:
     """The values of columns of the table, selected or not, for the rows of a relation."""
     if len({name.lower() for name in columns}) < len(columns):
         raise PartyError(f"party {table.grant.party!r}: name each column once")

@@ -1,6 +1,6 @@
 """Everything that is as long as the joined rows of a relation: mapping, labels, and columns of numbers for solvers.
 
-Comes in: functions of a block of rows, with small arguments. Goes out: their small results, in the order of blocks. An
+Input: functions of a block of rows, with small arguments. Output: their small results, in the order of blocks. An
 algorithm names a column and changes it by sending such a function; it never holds the column itself. So rows may be
 stored anywhere: here they are in memory, and all cores work on their blocks. Columns are kept until they are dropped,
 since allocating memory in every round would cost more than the computation. Nothing here is sent over the wire.
@@ -56,20 +56,20 @@ class Block:
 
     @property
     def weights(self) -> Array | None:
-        """How many joined rows each of these stands for; None: itself."""
+        """How many joined rows each row represents; None: one."""
         found = self._columns.get(WEIGHTS)
         return None if found is None else found[self.part]
 
     @property
     def joined(self) -> float:
-        """How many joined rows these stand for."""
+        """How many joined rows these rows represent."""
         return float(len(self)) if self.weights is None else float(self.weights.sum())
 
 
 class JoinedRows:
     """The joined rows of a relation, with named columns; a row has ``outputs`` scores.
 
-    With ``weights`` a row stands for several joined rows that have the same label and scores (operators/merged.py).
+    With ``weights`` a row represents several joined rows with the same label and scores (operators/merged.py).
 
     >>> rows = JoinedRows(TableMapping({}, 4), labels=np.array([1.0, 2.0, 3.0, 4.0]))
     >>> rows.total(lambda block, shift: float((block.labels + shift).sum()), 10.0)
@@ -80,7 +80,7 @@ class JoinedRows:
         self, mapping: TableMapping, outputs: int = 1, labels: NDArray[Any] | None = None, weights: Array | None = None
     ):
         self.mapping, self.outputs = mapping, outputs
-        self.joined = len(mapping) if weights is None else int(weights.sum())  # joined rows that these stand for
+        self.joined = len(mapping) if weights is None else int(weights.sum())  # joined rows that these represent
         given = {LABELS: labels, WEIGHTS: weights}
         self._columns: dict[str, NDArray[Any]] = {name: each for name, each in given.items() if each is not None}
         self._relabelled: list[JoinedRows] = []
@@ -128,7 +128,7 @@ class JoinedRows:
         return Block(self.mapping, self._columns, slice(0, len(self)))
 
     def with_labels(self, work: Callable[[Block], NDArray[np.float64]]) -> JoinedRows:
-        """The same rows with other labels, made of each block, and columns of their own."""
+        """The same rows with other labels, computed by block, and with separate columns."""
         found = JoinedRows(self.mapping, self.outputs, np.empty(len(self)))
 
         def write(block: Block) -> None:

@@ -39,9 +39,11 @@ class LearningOverUnion:
         bounds: Bounds | None = None,
         **values: Any,
     ) -> Pending:
-        """Run ``op`` at the shards of ``aliases``: ``rows`` gives each its part of an array over the table's rows,
-        ``by_alias`` values of one table, ``values`` those of all. ``instead`` stands in for shards that are lost;
-        ``bounds`` are for an op whose replies are only added up (see `Client.ask`).
+        """Ask ``op`` of the shards of ``aliases``.
+
+        ``rows`` are arrays over the rows of tables: each shard gets its part. ``by_alias`` are arguments for one table,
+        ``values`` for all. ``instead`` returns substitutes for lost shards. ``bounds`` are for an op whose replies are
+        only added up (see `Client.ask`).
         """
         chosen = set(aliases)
 

@@ -2,7 +2,7 @@
 
 Two joined rows have the same scores under every model if their base rows have equal encoded values in each table. Where
 columns have few values, such as ages, ratings or codes, a relation of millions of joined rows has only thousands of
-different ones, and a pass over them costs as little. Comes in: which base rows are alike (prep/alike.py). Goes out:
+different ones, and a pass over them costs as little. Input: which base rows are alike (prep/alike.py). Output:
 `JoinedRows` with weights, over the same base rows, so nothing that parties hold or are sent changes.
 """
 

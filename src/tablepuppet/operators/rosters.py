@@ -51,7 +51,7 @@ def _check_places(client: Client, alias: str, parties: Sequence[str]) -> None:
 
 
 def _check_stand_ins(client: Client, secured: set[str]) -> None:
-    """PrivacyError if something shall stand in for lost parties, and nothing can for any that may be lost."""
+    """Raise PrivacyError if lost replies shall be replaced, and no party that may be lost has a substitute."""
     mode = client.outbox.when_lost.stand_in
     elsewhere = set(filter(client.engine.is_service, client.plan.parties))
     if mode is not None and elsewhere and elsewhere <= secured:

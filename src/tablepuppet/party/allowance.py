@@ -1,9 +1,9 @@
-"""What one request may take of a party's machine: seconds, memory, bytes of its reply.
+"""What one request may use of a party's machine: seconds, memory, bytes of its reply.
 
-The service says what a request is allowed. Whatever takes long asks `check_time` between its steps, whatever is large
-asks `check_memory` or `check_reply` before it is made, releases with noise are counted by `count_release`, and a DuckDB
-that evaluates for a caller is interrupted when time is up. Errors say what the limit is, never how much there was: that
-may depend on rows. Outside of a request, and in the analyst's own process, there are no limits.
+The service sets what a request is allowed. Code that takes long calls `check_time` between its steps; code that creates
+something large calls `check_memory` or `check_reply` before; `count_release` counts releases with noise; and a DuckDB
+that evaluates for a caller is interrupted when the time is over. Errors name the limit, never the amount that was
+needed: that may depend on rows. Outside of a request, and in the analyst's own process, there are no limits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import duckdb
 
 from tablepuppet.errors import PartyError
-from tablepuppet.party.bounded import Account
+from tablepuppet.party.bounded import MemoryAccount
 
 
 class TooMuchError(PartyError):
@@ -33,7 +33,7 @@ class Allowance:
     seconds: float | None = None
     expression_bytes: int | None = None
     reply_bytes: int | None = None
-    account: Account = field(default_factory=Account)  # what the caller holds in memory
+    account: MemoryAccount = field(default_factory=MemoryAccount)  # what the caller holds in memory
     releases: int | None = None  # with noise: each is charged on disk
     made: int = field(default=0, init=False)  # of them so far
     began: float = field(default_factory=time.monotonic)
@@ -87,14 +87,14 @@ def check_time() -> None:
 
 
 def check_memory(size: int) -> None:
-    """PartyError if the caller may not hold so many bytes more; to be asked before they are taken."""
+    """Raise PartyError if the caller may not hold this many more bytes; call it before they are allocated."""
     allowance = _CURRENT.get()
     if allowance is not None:
         allowance.account.check(size)
 
 
 def check_reply(size: int) -> None:
-    """PartyError if a reply of so many bytes may not leave; to be asked before it is computed."""
+    """Raise PartyError if a reply of this many bytes may not be sent; call it before it is computed."""
     allowance = _CURRENT.get()
     if allowance is not None and allowance.reply_bytes is not None and size > allowance.reply_bytes:
         raise PartyError(

@@ -37,7 +37,7 @@ MOST_ITEMS = 1 << 16  # of a list
 
 @dataclass(frozen=True)
 class Within:
-    """Limits of an array: every number of it is finite and from ``least`` to ``most``; it has so many dimensions."""
+    """Limits of an array: every number is finite and from ``least`` to ``most``; how many dimensions it may have."""
 
     least: float = -LARGEST
     most: float = LARGEST
@@ -105,7 +105,7 @@ class Parameters:
 
     @cached_property
     def others(self) -> str | None:
-        """The parameter that stands for arguments that are not named, where the function takes such."""
+        """The parameter for arguments that are not named (``**name``), if the function has one."""
         parameters = self._signature.parameters.values()
         return next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
 

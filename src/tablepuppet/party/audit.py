@@ -1,9 +1,9 @@
 """The audit log of a party: one line of JSON for every request, on disk before its reply leaves.
 
-Each line says when, who, which session, verb and op, which tables, which releases left and how many bytes, and how
-it ended; never a value, an argument or a text of SQL. What cannot be written down is refused. A request that is
-computed anew after a restart is a line too, with the outcome ``restored``: nothing left with it. If the party has
-metrics, whatever is a line is counted there too.
+Each line has the time, the caller, the session, the verb and op, the tables, the releases and their bytes, and the
+outcome; never a value, an argument or SQL text. A request that cannot be logged is refused. A request that is computed
+again after a restart has a line too, with the outcome ``restored``: nothing was sent. If the party has metrics, every
+line is counted there too.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ class AuditLog:
 
     def _count(self, entry: Entry, outcome: str, rule: str) -> None:
         if self.metrics is not None:
-            told = (entry.verb, entry.op, entry.releases.label, outcome, rule)
-            self.metrics.ended(*told, entry.seconds, entry.received, entry.size)
+            labels = (entry.verb, entry.op, entry.releases.label, outcome, rule)
+            self.metrics.ended(*labels, entry.seconds, entry.received, entry.size)
 
     def _append(self, path: Path, line: bytes, *, at_once: bool) -> None:
         file = self._opened(path)
@@ -213,7 +213,7 @@ def _refused(error: BaseException) -> tuple[str, str]:
 
 
 def _time() -> str:
-    """Now, to a millisecond, as `datetime.isoformat` has it."""
+    """Now, to a millisecond, as `datetime.isoformat` writes it."""
     seconds, thousandths = divmod(time.time_ns() // 1_000_000, 1000)
     return f"{_second(seconds)}.{thousandths:03d}+00:00"
 

@@ -1,8 +1,8 @@
 """Other columns of a snapshot's table, for the same rows that a session has read.
 
-Comes in: a snapshot, and names of columns that it need not hold. The same scan is read again with these columns and
-held against the snapshot. Goes out, to code of the same party only: the columns, in the snapshot's own order; or an
-error if the table has changed. Rows that are equal in all that was read may stand for each other.
+Input: a snapshot, and names of columns that it need not contain. The same scan is read again with these columns and
+compared with the snapshot. Output, for code of the same party only: the columns, in the snapshot's order; or an error
+if the table has changed. Rows that are equal in everything that was read may be exchanged.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def _wider(scan: Scan, wanted: dict[str, str], database: Database) -> Scan:
 
 
 def _order(before: Snapshot, now: Snapshot) -> NDArray[np.int64] | None:
-    """Where each row of a snapshot stands in a new one; None: at the same place.
+    """The position of each row of a snapshot in a new one; None: the same.
 
-    A source without an order of its own sorts by the columns that are read, so that more columns may change the order.
+    A source without an order is sorted by the columns that are read, so that more columns may change the order.
     """
     old, new = _content(before, before.scan), _content(now, before.scan)
     if _is_same(before.positions, now.positions) and _digest(old) == _digest(new):

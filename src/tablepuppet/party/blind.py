@@ -1,8 +1,8 @@
 """Blinded values: join keys and categories leave a party only as keyed digests.
 
-Comes in: a column of values. Goes out: its distinct values as 16-byte digests in digest order, and for each
-row the index of its digest. Equal values of different databases meet, because values are first written in one
-canonical form; the key of the digest is known to parties and not to the coordinator.
+Input: a column of values. Output: its distinct values as 16-byte digests in digest order, and for each row the index of
+its digest. Values are first written in one canonical form, so equal values of different databases get equal digests.
+Parties know the key of the digest; the coordinator does not.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Blinded:
 def derive_key(secret: bytes, purpose: str, *fields: str) -> bytes:
     """A key for one purpose and the fields that name its use; other fields have an unrelated key.
 
-    Each field stands behind its length, so that ("a", "bc") and ("ab", "c") differ whatever characters they hold.
+    Each field is preceded by its length, so that ("a", "bc") and ("ab", "c") differ whatever characters they hold.
     """
     parts = [field.encode() for field in ("tablepuppet", purpose, *fields)]
     info = b"".join(len(part).to_bytes(8, "big") + part for part in parts)

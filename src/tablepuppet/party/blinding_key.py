@@ -1,6 +1,6 @@
-"""The blinding key: 32 random bytes in a file that all parties of a federation share and the coordinator lacks.
+"""The blinding key: 32 random bytes in a file that all parties of a federation have and the coordinator does not.
 
-One party makes the file; it reaches the others by a way that they trust, as a password would.
+One party creates the file and gives it to the others over a channel that they trust, as one would a password.
 """
 
 from __future__ import annotations

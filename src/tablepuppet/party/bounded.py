@@ -1,6 +1,7 @@
 """Limits on what a party holds in memory for a caller: how many objects, and how many bytes.
 
-An `Account` adds up the bytes of one caller, over all its sessions. What is held belongs to a session and goes with it.
+A `MemoryAccount` adds up the bytes of one caller, over all its sessions. An object belongs to a session and is freed
+with it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tablepuppet.errors import PartyError
 SMALL = 64  # bytes that a plain value is counted as
 
 
-class Account:
+class MemoryAccount:
     """The bytes that one caller holds at a party; ``most`` is the limit, None if there is none."""
 
     def __init__(self, party: str = "", most: int | None = None):
@@ -27,7 +28,7 @@ class Account:
         self.total = 0
 
     def check(self, more: int) -> None:
-        """PartyError if the caller may not hold so many bytes more."""
+        """Raise PartyError if the caller may not hold this many more bytes."""
         if self._most is not None and self.total + more > self._most:
             raise PartyError(  # how much there is may depend on rows
                 f"party {self._party!r}: this caller would hold more than the {self._most:,} bytes in memory that the "
@@ -65,9 +66,9 @@ class Bounded(MutableMapping[str, Any]):
     tablepuppet.errors.PartyError: relations: there are 1, as many as the party allows (limits.views); del what you ...
     """
 
-    def __init__(self, what: str = "", limit: str = "", most: int | None = None, account: Account | None = None):
+    def __init__(self, what: str = "", limit: str = "", most: int | None = None, account: MemoryAccount | None = None):
         self._held: dict[str, Any] = {}
-        self._what, self._limit, self._most, self._account = what, limit, most, account or Account()
+        self._what, self._limit, self._most, self._account = what, limit, most, account or MemoryAccount()
         self._used: set[str] = set()  # since they were last measured
 
     def __getitem__(self, name: str) -> Any:

@@ -1,6 +1,6 @@
 """The names of categories in the stored parts of models; shown to the party's operator only.
 
-Comes in: a party file. The party keeps digests of the categories that its parts of saved models were learned from. Here
+Input: a party file. The party keeps digests of the categories that its parts of saved models were learned from. Here
 its own values are read again and blinded the same way; the command shows the names of those that match.
 """
 

@@ -1,6 +1,6 @@
 """The fingerprint of a column over the whole table; noise that must repeat is derived from it.
 
-Comes in: a snapshot and one of its outputs. Goes out, to ops of the same party only: a hash of that output over all
+Input: a snapshot and one of its outputs. Output, for ops of the same party only: a hash of that output over all
 rows of the table, including those that the filters of the snapshot leave out. So two relations with different filters
 over the same data get the same fingerprint; changed data gets another.
 """

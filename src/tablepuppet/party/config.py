@@ -1,6 +1,6 @@
 """The party file: everything that the operator of one party decides, in TOML.
 
-Comes in: a path. Goes out: settings that were checked, with paths made absolute, and the `Policy` they spell. A
+Input: a path. Output: settings that were checked, with paths made absolute, and the `Policy` they spell. A
 column that the file does not name is hidden, a caller that it does not name is refused. Errors name the file and
 the field, and repeat no password.
 """

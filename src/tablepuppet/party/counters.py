@@ -1,25 +1,24 @@
 """How much of a party's limits each caller has used.
 
-A filter together with digests reveals which rows pass it, a split reveals which rows stand at some places of the
-source, and a query that fails reveals that some row makes it fail. So the number of distinct ones is limited by caller
-and table: with many, a caller could find a value, or the order of rows, by bisection. They are remembered as
-hashes, in a file of ``state_dir`` if there is one, so that a restart gives no new allowance. Rounds, and vectors that a
-caller chose, are counted while their session lives.
+A filter together with digests reveals which rows pass it; a split reveals which rows are at some positions of the
+source; a query that fails reveals that some row makes it fail. With many of these, a caller could find a value, or the
+order of rows, by bisection. So the number of distinct ones is limited by caller and table. They are stored as hashes,
+in a file of ``state_dir`` if there is one, so that a restart gives no new allowance. Rounds, and vectors that a caller
+chose, are counted while their session is open.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from tablepuppet.errors import ConfigError, PartyError
+from tablepuppet.privacy.private_file import write_atomically
 
 FILE = "used.json"
 _Used = dict[str, dict[str, dict[str, list[str]]]]  # kind -> caller -> table -> hashes
@@ -102,17 +101,10 @@ def _read(file: Path) -> _Used:
 
 
 def _write(file: Path, used: _Used) -> None:
-    """Whole or not at all, and on disk before anything is answered."""
-    draft = file.with_suffix(".new")
+    """Replace the file; it is on disk before anything is answered."""
     try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
-            stream.write(msgspec.json.encode(used))
-            stream.flush()
-            os.fsync(stream.fileno())
-        draft.replace(file)
+        write_atomically(file, msgspec.json.encode(used))
     except OSError as error:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
         raise PartyError(
             "the party cannot store what callers have used, so it refuses; its log informs the operator", limit="disk"
         ) from error

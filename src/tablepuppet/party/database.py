@@ -1,7 +1,7 @@
-"""How a party reads its own database: read-only, columnar, only what is asked, in a stable order.
+"""How a party reads its own database: read-only, by columns, only what is asked for, in a stable order.
 
-Out come the names, types and row counts that a party may publish, and `Source`s: subqueries that
-DuckDB runs at the party. Rows never leave this package except through such a connection, and no error holds one.
+Output: the names, types and row counts that a party may publish, and `Source`s: subqueries that DuckDB runs at the
+party. Rows leave this package only through such a connection, and no error contains one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SourceTable:
 class Source:
     """A table ready to be read by DuckDB, for as long as its reader is open.
 
-    ``sql`` stands after FROM. It yields the asked columns, named and typed as asked, and `POSITION`. If it is
+    ``sql`` is written after FROM. It yields the asked columns, named and typed as asked, and `POSITION`. If it is
     ``in_order`` it yields every row, in the order of positions: an unfiltered scan need not read them.
     """
 

@@ -56,7 +56,7 @@ def _run_of_csv(file: Path, keys: Sequence[str]) -> str | None:
 
 
 def replace_file(party: str, file: Path, keys: Sequence[str], rows: pa.Table, run: str) -> None:
-    """Write rows in the place of an earlier delivery, unless they are there already."""
+    """Replace an earlier delivery by new rows, unless they are the same delivery."""
     check_place(party, file, keys)
     if run_of(party, file, keys) == run:
         return
@@ -84,5 +84,5 @@ def _write(rows: pa.Table, path: str, run: str) -> None:
 
 
 def _unable(party: str, reason: str) -> PartyError:
-    """What a caller hears: no path."""
+    """The error that a caller gets; it contains no path."""
     return PartyError(f"party {party!r} cannot write predictions to the file that its operator named: {reason}")

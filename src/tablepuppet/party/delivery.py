@@ -1,15 +1,14 @@
 """Delivered predictions: a party writes them beside its own keys, at a place that its operator named.
 
-Comes in: predictions about rows of a session, from a coordinator. Goes out to the coordinator: nothing but whether it
-worked. The file or table has the key columns, which need not be published, ``prediction``, of classifiers
-``probability=<class>``, and ``run``, a name for the delivery. It is replaced whole, all or nothing. One run is written
-once, however often it is asked for; what was not written by a delivery is never written over.
+Input: predictions about rows of a session, from a coordinator. Output for the coordinator: only whether it worked. The
+file or table has the key columns, which need not be published, ``prediction``, for classifiers also
+``probability=<class>``, and ``run``, a name for the delivery. It is replaced atomically. One run is written once,
+however often it is asked for. A file or table that no delivery wrote is never overwritten.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from tablepuppet.party.databases.delivering import replace_rows
 from tablepuppet.party.delivered_file import SUFFIXES, check_place, replace_file
 from tablepuppet.party.grant import refusal
 from tablepuppet.party.snapshot import Snapshot
-from tablepuppet.privacy.private_file import sync_folder
+from tablepuppet.privacy.private_file import write_atomically
 
 RULE = "predictions"
 RUN = "run"
@@ -117,14 +116,8 @@ class Deliveries:
         self._done = [*(each for each in self._done if each[0] != table), *mine, (table, name)]
         if self._record is None:
             return
-        draft = self._record.with_suffix(".new")
         try:
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
-                stream.write("".join(f"{run} {known}\n" for known, run in self._done).encode())
-                stream.flush()
-                os.fsync(stream.fileno())
-            draft.replace(self._record)
-            sync_folder(self._record.parent)
+            write_atomically(self._record, "".join(f"{run} {known}\n" for known, run in self._done).encode())
         except OSError as error:
             raise PartyError(
                 f"party {self.party!r} cannot write down that predictions were delivered ({error.strerror}); its "

@@ -1,7 +1,7 @@
-"""A `Grant`: what one caller may do with one table of a session, decided when it is opened.
+"""A `Grant`: what one caller may do with one table of a session, decided when the session is opened.
 
-Comes in: the table's rules and the scan that the coordinator sent. Goes out: a refusal, or the grant that every
-op on the table is held against. A refusal names party, table, column and rule, and no value.
+Input: the table's rules and the scan that the coordinator sent. Output: a refusal, or the grant that every op on the
+table is checked against. A refusal names party, table, column and rule, and no value.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Grant:
             raise self.refusal("min_rows", f"fewer than {self.rules.min_rows} of its rows take part in the relation")
 
     def is_group(self, rows: NDArray[np.integer] | int) -> NDArray[np.bool_]:
-        """Whether statistics of a group of so many rows may be released; an empty group may."""
+        """Whether statistics of a group of this number of rows may be released; those of an empty group may."""
         return np.asarray((rows == 0) | (np.asarray(rows) >= self.rules.min_group))
 
     def refusal(self, rule: str, reason: str) -> PrivacyError:
@@ -212,7 +212,9 @@ class _Judge:
         if whole is None or not whole.uses & use:
             reason = f"have no use as {_either(use)} in common, so no expression may hold them all"
             raise refusal(self.party, "uses", reason, self.table, columns)
-        if use & (Use.FEATURE | Use.LABEL) and whole.level is Level.PRIVATE:  # its size in memory alone tells of it
+        if (
+            use & (Use.FEATURE | Use.LABEL) and whole.level is Level.PRIVATE
+        ):  # its size in memory alone reveals something about it
             private = [name for name in columns if (rule := self.rules.column(name)) and rule.level is Level.PRIVATE]
             reason = "at level private it may be joined and filtered by, and is neither a label nor a feature"
             raise refusal(self.party, "level", reason, self.table, private[:1])

@@ -1,7 +1,7 @@
 """The `Guard`: the one place where a party's policy is enforced, at `open` and on every op.
 
-Comes in: who calls, and what is asked. Goes out: nothing, or a PrivacyError that names party, table, column and
-rule. The service asks it before anything is read or computed.
+Input: the caller, and what is asked. Output: nothing, or a PrivacyError that names party, table, column and rule. The
+service calls it before anything is read or computed.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ the caller's folder still names existing parts. A file contains no row.
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 import threading
 from collections import Counter
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PartyError
 from tablepuppet.party.metrics import OTHER
 from tablepuppet.party.spec import AnySpec
-from tablepuppet.privacy.private_file import sync_folder
+from tablepuppet.privacy.private_file import sync_folder, write_atomically
 from tablepuppet.sql.plan import Scan
 
 FOLDER = "models"
@@ -55,7 +54,7 @@ class KeptPart(msgspec.Struct, frozen=True, kw_only=True):
     noisy: bool = False  # whether all that it is made of had noise
     encoding: str = ""  # the secret that categories are blinded under
     categories: tuple[KeptCategories, ...] = ()
-    salt: bytes  # without it a fingerprint would tell whether a guess of the parameters is right
+    salt: bytes  # without it a fingerprint would reveal whether a guess of the parameters is right
 
     @classmethod
     def of(
@@ -89,7 +88,7 @@ class Shelf:
         return self._folder is not None
 
     def put(self, kept: KeptPart) -> str:
-        """Keep a part; its fingerprint. One that is there stays as it is. PartyError if there is no room."""
+        """Store a part, unless it exists, and return its fingerprint. Raises PartyError if there is no room."""
         with self._lock:
             path = self._file(kept.model, kept.part, kept.scan.alias)
             if not path.exists():
@@ -151,20 +150,14 @@ class Shelf:
         ) from None
 
     def _write(self, path: Path, kept: KeptPart) -> None:
-        content, draft = msgspec.msgpack.encode(kept), path.with_suffix(".new")
+        content = msgspec.msgpack.encode(kept)
         try:
             for folder in (*path.parents[1:3][::-1], path.parent):  # parents=True would give those above another mode
                 folder.mkdir(exist_ok=True, mode=0o700)
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
-                stream.write(hashlib.sha256(content).digest() + content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            draft.replace(path)
-            for folder in (path.parent, *path.parents[1:3]):
+            write_atomically(path, hashlib.sha256(content).digest() + content)
+            for folder in path.parents[1:3]:
                 sync_folder(folder)
         except OSError as error:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
             raise PartyError(
                 f"party {self._party!r} cannot keep its part of the model ({error.strerror}); its operator must make "
                 "room, then save again",

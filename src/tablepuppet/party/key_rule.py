@@ -1,10 +1,10 @@
 """Which expressions may be join keys: those that cannot turn one key into another.
 
-Comes in: an expression of a scan, the types of the columns it reads, and the expressions that the operator named. Goes
-out: yes or no. Digests of ``id`` and of ``id + 1`` under one key would chain the ids of a table into a list that
-needs one known id to be read; a ``CASE`` would be a filter that nobody counts. So a key is a plain column, or a cast
-that keeps different values different and never fails: to a wider type of its kind, or of whole numbers, dates,
-booleans and UUIDs to text. Whatever else is needed, the operator names.
+Input: an expression of a scan, the types of the columns it reads, and the expressions that the operator named. Output:
+yes or no. Digests of ``id`` and of ``id + 1`` under one key would link the ids of a table to a chain, and one known id
+would reveal all; a ``CASE`` would be a filter that is not counted. So a key is a plain column, or a cast that keeps
+different values different and never fails: to a wider type of its kind, or from whole numbers, dates, booleans and
+UUIDs to text. The operator names any other expression that is needed.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The ledger of a party: what has been spent on each table, in a small SQLite file that outlives the process.
 
-Comes in: who asks, which table, what a release would cost. Goes out: nothing, or a PrivacyError that says what is
-left. A charge is on disk before its release leaves; a process that is killed in between has spent too much, never
-too little. Costs are kept as curves (`privacy/accountant.py`), so that many runs add up to less than the sum of
-their epsilons; a single run may promise a little less than it is charged, as it can be counted more tightly alone. The
-budget of a table binds the sum over all callers; a limit per caller comes on top. Only the
-party and its operator read the file; it holds no value of a row.
+Input: the caller, the table, the cost of a release. Output: nothing, or a PrivacyError that says what is left. A charge
+is on disk before its release is sent; if the process is killed in between, too much is charged, never too little. Costs
+are stored as curves (`privacy/accountant.py`), so that many runs add up to less than the sum of their epsilons. A
+single run may promise a little less than it is charged, since it can be counted more tightly alone. The budget of a
+table limits the sum over all callers; each caller may have a limit in addition. Only the party and its operator read
+the file; it contains no value of a row.
 
-The file does not grow with the number of charges: they are added up by table, caller and purpose. Names are kept of
-releases that cost once, up to a limit per caller and table; what has no name any more costs again, never less.
+The file does not grow with the number of charges: they are added up by table, caller and purpose. The names of releases
+that are charged once are stored, up to a limit per caller and table. A release whose name was dropped is charged again.
 """
 
 from __future__ import annotations

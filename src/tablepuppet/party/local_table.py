@@ -86,7 +86,7 @@ class RelationRows:
     @cached_property
     def firsts(self) -> NDArray[np.bool_]:
         """A mask of the first occurrence of each row: a repeated row does not count towards group sizes."""
-        if np.all(self.row_ids[1:] > self.row_ids[:-1]):  # as the rows of a mapping stand
+        if np.all(self.row_ids[1:] > self.row_ids[:-1]):  # in the order of the mapping's rows
             return np.ones(len(self.row_ids), bool)
         found = np.zeros(len(self.row_ids), bool)
         found[np.unique(self.row_ids, return_index=True)[1]] = True
@@ -188,7 +188,7 @@ class LocalTable:
     def taken(self, column: pa.ChunkedArray, view: str) -> pa.ChunkedArray:
         """Values of a column in the snapshot's own order, for the rows of a relation.
 
-        A row may be listed as often as it is joined: PartyError where so many copies of it, or of the numbers that an
+        A row may be listed as often as it is joined: PartyError if that many copies of it, or of the numbers that an
         op makes of it, may be too much memory, and PrivacyError where noise is demanded, as the longest value decides
         about that.
         """
@@ -300,9 +300,9 @@ class LocalTable:
         mark = f"noise {name} {hmac.digest(self.noise_secret, name.encode() + values.tobytes(), 'sha256').hex()}"
         key = hmac.digest(self.noise_secret, mark.encode(), "sha256")
         noise = discrete_gaussian(SecureStream.keyed(key), values.size, sigma / step)
-        told = np.asarray((values + noise.reshape(values.shape)) * step, np.float64)
-        self.made.put(name, told, size)
-        return told
+        released = np.asarray((values + noise.reshape(values.shape)) * step, np.float64)
+        self.made.put(name, released, size)
+        return released
 
     def category_key(self, blinding: str, column: str) -> bytes:
         """The digest key of a column's categories under the secret that ``blinding`` names."""

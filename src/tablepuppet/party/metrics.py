@@ -1,9 +1,9 @@
-"""What an operator's monitoring reads of a party: counters and gauges for Prometheus, in a registry of the party's own.
+"""The metrics of a party for its operator's monitoring: counters and gauges for Prometheus, in a registry of its own.
 
-Comes in: how each request ended, as the audit log has it; names of limits that ran out; functions that are asked for
-gauges when somebody looks. Goes out: numbers, to whoever the operator lets read them. Labels are words of this package
-and of the party file: verbs, ops, releases, rules, limits, tables, and callers that the policy names (all others
-together are ``other``). No text that a caller chose, and no value of a row, is in them, and no caller can add a series.
+Input: how each request ended, as in the audit log; names of limits that were reached; functions that return gauges when
+metrics are read. Output: numbers, for whoever the operator allows to read them. Labels are words of this package and of
+the party file: verbs, ops, releases, rules, limits, tables, and callers that the policy names (all others are
+``other``). They contain no text that a caller chose and no value of a row, and no caller can add a series.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Nonces and session names, each of which a party accepts once: no two sessions can blind keys in the same way.
 
-A nonce goes out with the catalog and comes back with `open`, together with those of the other parties; the digest keys
-of join keys are made of all of them. A party takes its own nonce once, only from the caller that it gave it to, and
-not together with another of its own, which it knows by a tag. So nobody can have keys of two queries blinded
-alike, whatever is asked, and even if other parties help.
+A party sends a nonce with its catalog and gets it back with `open`, together with those of the other parties; the keys
+of digests are derived from all of them. A party accepts its own nonce once, only from the caller that it sent it to,
+and not together with another nonce of its own, which it recognises by a tag. So nobody can have the keys of two queries
+blinded in the same way, even if other parties help.
 
-All of it is in memory, and bounded: a party that is started anew knows no nonce, so none is taken twice.
+Everything is in memory, and limited in size: after a restart a party knows no nonce, so none is accepted twice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Ops: everything that a party computes for a coordinator, each with what it releases.
+"""Ops: everything that a party computes for a coordinator, each with its releases.
 
-An op is a function over a `LocalTable` (local_table.py) with named arguments, plain values and NumPy arrays in and out.
-It declares its releases; the service checks them. Algorithms register their ops beside their coordinator half.
+An op is a function over a `LocalTable` (local_table.py) with named arguments; arguments and results are plain values
+and NumPy arrays. It declares its releases; the service checks them. An op is in the same file as the coordinator's half
+of its algorithm.
 """
 
 from __future__ import annotations

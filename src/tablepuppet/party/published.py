@@ -1,8 +1,7 @@
 """What an operator publishes of a database: only the tables and columns that the party file names.
 
-A published table is a table of the database under its own name, or a SELECT over such tables, which DuckDB
-evaluates at the party as it evaluates everything else. It is a `Database` around a `Database`: whatever is not
-named does not exist for whoever reads through it.
+A published table is a table of the database under its own name, or a SELECT over such tables, which DuckDB evaluates at
+the party like everything else. It is a `Database` around a `Database`: its readers cannot see what is not named.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The noisy releases of a session, written down before they are sent: a repeated request gets the same values.
+"""The noisy releases of a session, stored before they are sent: a repeated request gets the same values.
 
-Comes in: names of releases, and their noisy values. Goes out: the values that a name had. All of it may be known to the
-caller; nothing that is not noisy is here. A party in the analyst's own process is never started anew, and keeps none.
+Input: names of releases, and their noisy values. Output: the values stored under a name. The caller may know all of it;
+nothing without noise is stored. A party in the analyst's own process is never restarted, and stores none.
 """
 
 from __future__ import annotations

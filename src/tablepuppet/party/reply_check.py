@@ -1,6 +1,6 @@
 """Checks replies against what ops declare (returns.py): the coordinator trusts no party.
 
-Comes in: the reply to one step, the step, and what the coordinator knows of the shard that it asked. Goes out: nothing,
+Input: the reply to one step, the step, and what the coordinator knows of the shard that it asked. Output: nothing,
 or one error that names the party, the table and the op.
 """
 
@@ -69,8 +69,8 @@ def keys_returned(keys: int, filters: int, reply: Any) -> Returns:
     found: dict[str, Returned] = {}
     for number in range(keys):
         found |= {f"digests{number}": Digests(ROWS), f"codes{number}": Codes(f"digests{number}", more=1)}
-    told = [f"passes{number}" for number in range(filters)]
-    return found | {name: Bytes((BITS,)) for name in told if isinstance(reply, Mapping) and name in reply}
+    names = [f"passes{number}" for number in range(filters)]
+    return found | {name: Bytes((BITS,)) for name in names if isinstance(reply, Mapping) and name in reply}
 
 
 def declared(returns: Returns | None, reply: Mapping[str, Any]) -> Returns:

@@ -1,7 +1,7 @@
-"""What a party file would publish, and what is wrong with it, found before anything listens.
+"""What a party file would publish, and what is wrong with it, checked before the service starts.
 
-Comes in: a party file. Goes out, to the operator only: every table with its callers, columns, uses, levels and
-releases, and all problems at once. Reads the database's catalog and counts rows; tells no value of any.
+Input: a party file. Output, for the operator only: every table with its callers, columns, uses, levels and releases,
+and all problems at once. It reads the database's catalog and counts rows; it shows no value.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _check_state(settings: PartyFile) -> None:
 
 
 def _check_deliveries(settings: PartyFile, problems: list[str]) -> None:
-    """The places for predictions, and the keys that stand beside them."""
+    """The places for predictions, and the keys written beside them."""
     targets = settings.targets()
     if targets:
         _attempt(problems, lambda: open_published(settings, with_keys=True).tables())
@@ -157,8 +157,8 @@ def _table_report(settings: PartyFile, policy: Policy, table: SourceTable) -> Ta
     for name, type_name in table.columns.items():
         rule = rules.column(name) or ColumnRule(Use(0))
         uses = [(use.name or "").lower() for use in rule.uses]
-        told = [release.name or "" for release in rules.releases(rule)]
-        columns.append(ColumnReport(name, type_name, uses, rule.level.name.lower(), told))
+        released = [release.name or "" for release in rules.releases(rule)]
+        columns.append(ColumnReport(name, type_name, uses, rule.level.name.lower(), released))
     callers = sorted(settings.allow if rules.allow is None else rules.allow)
     entry = next(entry for name, entry in settings.tables.items() if name.lower() == table.name.lower())
     return TableReport(
@@ -221,10 +221,10 @@ def _budget_warnings(table: TableReport) -> list[str]:
         found.append(f"table {table.name}: matrix has no effect: under require_dp such products are refused")
     if table.label_means and table.budget.require_dp:
         found.append(f"table {table.name}: label_means has no effect: under require_dp means of labels are refused")
-    told = {"key", "filter"}
+    revealed = {"key", "filter"}
     for column in table.columns if table.budget.require_dp else ():
-        if told & set(column.uses) and {"label", "feature"} & set(column.uses):
-            uses = " and ".join(sorted(told & set(column.uses)))
+        if revealed & set(column.uses) and {"label", "feature"} & set(column.uses):
+            uses = " and ".join(sorted(revealed & set(column.uses)))
             found.append(
                 f"table {table.name}, column {column.name}: as {uses} it is released without noise, though require_dp "
                 "is set"

@@ -1,10 +1,9 @@
 """What an op returns, declared with the op: the kinds of values that a reply may hold.
 
-Comes in: a value of a reply, the step that was asked, and what the coordinator knows of the shard. Goes out: nothing,
+Input: a value of a reply, the step that was asked, and what the coordinator knows of the shard. Output: nothing,
 or what is wrong; `reply_check.py` turns that into one error that names the party. A length is a number, the name of an
 argument whose length it is, the name of another value of the reply, or one of the words below. No number is without a
-bound: where none is declared, it is `LARGEST`, as for arguments. An op with a rule of its own declares a kind of its
-own.
+bound: where none is declared, it is `LARGEST`, as for arguments. An op with another rule declares another kind.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Asked:
     type: str = ""  # of the column that the step names
 
     def shapes(self, lengths: Sequence[Length], reply: Mapping[str, Any]) -> list[tuple[int | None, ...]]:
-        """The shapes that an array may have; None stands for any length."""
+        """The shapes that an array may have; None means any length."""
         found: list[tuple[int | None, ...]] = [()]
         for length in lengths:
             ends = self._ends(length, reply)
@@ -104,7 +103,7 @@ class Returned(Protocol):
 
 @dataclass(frozen=True)
 class Numbers:
-    """An array of numbers from ``least`` to ``most``; unless they are ``finite``, NaN and infinity may stand there."""
+    """An array of numbers from ``least`` to ``most``; unless they are ``finite``, NaN and infinity are allowed."""
 
     lengths: tuple[Length, ...]
     kinds: str = "f"
@@ -122,7 +121,7 @@ class Numbers:
         if self.or_none and value.shape == (0,):
             return
         _check_shape(value, asked.shapes(self.lengths, reply))
-        if self.finite and value.dtype.kind == "f" and not _is_ordinary(value, self.size):
+        if self.finite and value.dtype.kind == "f" and not are_within(value, self.size):
             raise NotFinite
         most = asked.bound(self.most)
         if self.places_in:
@@ -181,7 +180,7 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Digests:
-    """Digests of 16 bytes, rising, so that none is there twice."""
+    """Digests of 16 bytes, strictly increasing, so without duplicates."""
 
     most: Bound = MOST
 
@@ -273,7 +272,7 @@ class ByName:
 
 @dataclass(frozen=True)
 class Texts:
-    """A list of texts of at most so many letters each."""
+    """A list of texts, each with at most this number of letters."""
 
     letters: int
 
@@ -321,11 +320,6 @@ NEXT_IMAGE = Numbers(("next_places", OUTPUTS))
 THETA = Numbers((PARAMETERS,))
 PRODUCTS = Products()
 SQUARE = Plain(float, 0.0, size=LARGEST_SQUARE)
-
-
-def _is_ordinary(value: np.ndarray[Any, Any], size: float) -> bool:
-    """Whether all numbers are finite and none is larger: NaN is neither above nor below."""
-    return are_within(value, size)
 
 
 def _is_same(value: Any, known: Any) -> bool:

@@ -71,7 +71,7 @@ def _check_rows(table: LocalTable, row_ids: NDArray[np.integer], counts: NDArray
 
 @op("rows.sample", asked="every relation", releases=Release.COUNTS, returns={"chosen": Bytes((BITS,), ones="ranks")})
 def sample_rows(table: LocalTable, view: str, ranks: NDArray[np.integer]) -> Values:
-    """Which of a relation's rows stand at ``ranks`` in the order of the source.
+    """Which of a relation's rows are at ``ranks`` in the order of the source.
 
     The coordinator draws ranks from a seed, so that the same source rows are chosen as long as the data is the same,
     whatever the row ids are. Each choice reveals one bit of every row's place, so choices are counted.

@@ -1,9 +1,9 @@
-"""Secure sums at a party: what it knows of its peers for one table of one session.
+"""Secure sums at a party: what it knows about its peers for one table of one session.
 
 In the order of calls: `hello` returns a signed key, `propose` checks the keys of all peers by certificates and policy
-and signs the roster, `confirm` checks that every peer has signed the same one. From then on sums over the table's rows
-leave masked, and never otherwise. The key is made for one table of one session and kept in memory only: a party that
-was started anew does not have it, and the session ends.
+and signs the roster, `confirm` checks that every peer has signed the same one. After that, sums over the table's rows
+are sent masked, and never otherwise. The key is created for one table of one session and held in memory only: a party
+that was restarted does not have it, and the session ends.
 """
 
 from __future__ import annotations
@@ -144,15 +144,15 @@ class SecureTable:
         masks, roster = self._masks, self._roster
         if masks is None or roster is None or set(values) != set(wanted.bits):
             raise self.refusal(f"op {op!r} would release more than sums")
-        told: dict[str, Any] = {"bits": wanted.bits}
+        reply: dict[str, Any] = {"bits": wanted.bits}
         for name, value in values.items():
             try:
                 words = to_words(value, wanted.bits[name], len(roster.hellos))
             except PrivacyError as error:
-                self._masks, self._ended = None, True  # or many scales would tell how large the sum is
+                self._masks, self._ended = None, True  # or many scales would reveal how large the sum is
                 raise self.refusal(str(error)) from None
-            told[name] = masks.masked(words, Purpose(wanted.number, op, name, wanted.bits[name], np.shape(words)))
-        return told
+            reply[name] = masks.masked(words, Purpose(wanted.number, op, name, wanted.bits[name], np.shape(words)))
+        return reply
 
     def _checked(self, hellos: Sequence[Hello]) -> Roster:
         known = self._known()

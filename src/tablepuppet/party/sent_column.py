@@ -1,8 +1,8 @@
-"""A column of values as it is sent: a type, an array, and for text the length of each value.
+"""A column of values in the form in which it is sent: a type, an array, and for text the length of each value.
 
-Comes in: an Arrow column of numbers, texts, dates, timestamps, decimals or booleans, with NULLs. Goes out: plain values
-and NumPy arrays; the receiver checks them against the rows it asked for before it builds a column. UUIDs and decimals
-are sent as text.
+Input: an Arrow column of numbers, texts, dates, timestamps, decimals or booleans, with NULLs. Output: plain values and
+NumPy arrays; the receiver checks them against the rows it asked for before it builds a column. UUIDs and decimals are
+sent as text.
 """
 
 from __future__ import annotations

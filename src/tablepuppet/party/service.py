@@ -25,7 +25,7 @@ from tablepuppet.party.allowance import Allowance, allowed, check_reply, check_t
 from tablepuppet.party.audit import AuditLog, Outcome
 from tablepuppet.party.beside import columns_beside
 from tablepuppet.party.blind import derive_key
-from tablepuppet.party.bounded import Account, Bounded, Owned, size_of
+from tablepuppet.party.bounded import Bounded, MemoryAccount, Owned, size_of
 from tablepuppet.party.database import Database, Reader, SourceTable
 from tablepuppet.party.delivery import CallersDeliveries, Deliveries
 from tablepuppet.party.grant import Grant
@@ -60,7 +60,7 @@ class Party:
     numbers rows as its source does. Every verb first asks the guard, which enforces ``policy``, and ends with a line
     in the ``audit`` log. ``state_dir`` keeps what callers have used up of their limits, the parts of their saved
     models, and the ledger of what was spent of privacy budgets; without it nothing is charged. What was read for a
-    caller is read anew for its next run once ``snapshot_ttl`` seconds have passed. ``identity`` signs what it sends
+    caller is read again for its next run once ``snapshot_ttl`` seconds have passed. ``identity`` signs what it sends
     to other shards. ``deliveries`` are the places for predictions that it takes home; without them it takes none.
     """
 
@@ -87,7 +87,7 @@ class Party:
         self._ledger = None if state_dir is None else Ledger(state_dir / FILE, name, self._guard.policy.ledger_releases)
         self._sessions: dict[tuple[str, str], dict[str, LocalTable]] = {}
         self._models: dict[str, tuple[Bounded, dict[str, str]]] = {}  # by caller, and the sessions that made them
-        self._accounts: dict[str, Account] = {}  # by caller
+        self._accounts: dict[str, MemoryAccount] = {}  # by caller
         self._turns: dict[str, threading.BoundedSemaphore] = {}  # by caller: requests that are computed now
         self._shelves = Shelves(name, state_dir, self._guard.policy.max_models, self._guard.policy.kept_bytes)
         self._category_secrets: dict[str, bytes] = {}
@@ -111,7 +111,7 @@ class Party:
 
         ``outcome`` is what the audit log says of it; ``restored`` if the reply goes nowhere. ``replies`` is filled one
         by one: whoever gives a list knows how far the request has come if it fails. ``again``: the party has accepted
-        the request before it was started anew. ``made`` keeps what a session that is opened releases with noise.
+        the request before it was restarted. ``made`` keeps what a session that is opened releases with noise.
         """
         replies = [] if replies is None else replies
         refusing = partial(self._audit.refusing, caller, request.session, request.verb)
@@ -155,9 +155,9 @@ class Party:
             None if again else policy.releases_per_request,
         )
 
-    def _account(self, caller: str) -> Account:
+    def _account(self, caller: str) -> MemoryAccount:
         with self._lock:
-            return self._accounts.setdefault(caller, Account(self.name, self._guard.policy.memory_bytes))
+            return self._accounts.setdefault(caller, MemoryAccount(self.name, self._guard.policy.memory_bytes))
 
     def hold_reply(self, caller: str, session: str, size: int) -> None:
         """Count the bytes of a session's last reply, which is kept until the next; PartyError if there is no room."""
@@ -166,7 +166,7 @@ class Party:
 
     @contextmanager
     def _at_work(self, caller: str) -> Iterator[None]:
-        """Compute so many requests of a caller at once, the others wait: each takes memory while it is computed."""
+        """Compute this number of a caller's requests at once; the others wait, since each takes memory."""
         most = self._guard.policy.work_per_caller
         if most is None:
             yield
@@ -323,8 +323,8 @@ class Party:
     def _held(self, caller: str, session: str, scans: tuple[Scan, ...]) -> list[Snapshot]:
         """What the scans of a session read, if there is room for it.
 
-        Where noise is demanded, that follows from what is public; else it tells of the lengths of texts, and counts as
-        a query that fails.
+        If noise is required, this depends on public values only. Otherwise it depends on the lengths of texts, and a
+        refusal counts as a query that fails.
         """
         account = self._account(caller)
         with self._guard.evaluating(caller, scans):
@@ -371,7 +371,7 @@ class Party:
             budget = grant.rules.budget
             self._ledger.charge(grant.table, caller, cost, budget, purpose=purpose, release=release, line=line)
 
-    def _bounded(self, what: str, limit: str, account: Account) -> Bounded:
+    def _bounded(self, what: str, limit: str, account: MemoryAccount) -> Bounded:
         return Bounded(f"party {self.name!r}, {what}", limit, getattr(self._guard.policy, limit), account)
 
     def _snapshots(self, caller: str, scans: tuple[Scan, ...]) -> list[Snapshot]:
@@ -392,7 +392,7 @@ class Party:
         with self._database.reader() as reader:
             found = [self._taken(caller, scan, reader, secret) for scan in scans]
         if self._snapshot_ttl > 0:
-            with suppress(PartyError):  # without room it is read anew
+            with suppress(PartyError):  # without room it is read again
                 self._account(caller).put(("read", repr(scans)), sum(map(self._size, found)))
                 with self._lock:
                     self._read[caller, repr(scans)] = (now + self._snapshot_ttl, found)

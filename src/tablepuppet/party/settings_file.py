@@ -1,6 +1,6 @@
 """Settings that people write in TOML files: an unknown field is named with its place, and the closest that is known.
 
-Comes in: what a file says, and the type it must have. Goes out: a value of that type. An error repeats names of fields,
+Input: what a file says, and the type it must have. Output: a value of that type. An error repeats names of fields,
 never a value.
 """
 

@@ -1,12 +1,12 @@
 """A snapshot: what a party read of its shard, once, for one table use of one relation.
 
-Comes in: a `Scan` and an open database. Stays here: the selected columns in the stable order of the source.
-Goes out: nothing of itself; ops work on it. Row ids are places under a permutation that only the party knows, another
-one for each caller and state of the data, so that a row id says nothing about where the row stands in the source; a
-party inside the coordinator's own process, which may ask for the places anyway, keeps the order of the source.
+Input: a `Scan` and an open database. It holds the selected columns in the stable order of the source. It releases
+nothing; ops work on it. Row ids are positions under a permutation that only the party knows. The permutation differs by
+caller and state of the data, so a row id does not reveal the row's position in the source. A party in the coordinator's
+own process keeps the order of the source, since the coordinator may ask for positions there anyway.
 
-For a caller elsewhere an expression never fails on a row: where it would, its value is NULL, since an error would
-reveal that there is such a row. In the analyst's own process it is an error that says what to do.
+For a remote caller an expression never fails on a row: its value is NULL instead, since an error would reveal that such
+a row exists. In the analyst's own process it is an error that says what to do.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Snapshot:
 
     @property
     def in_source_order(self) -> bool:
-        """Whether row ids are places in source order, as where there is nobody to hide the order from."""
+        """Whether row ids are positions in source order: only where the order need not be hidden."""
         return self.ordered is None
 
     @property
@@ -97,7 +97,7 @@ class Snapshot:
         return 4 * ((self.ordered is not None) + len(self.scan.keys)) + len(self.passes)
 
     def place(self, row_ids: NDArray[np.integer]) -> NDArray[np.integer]:
-        """Where rows stand in the snapshot's own order."""
+        """The positions of rows in the snapshot's order."""
         return row_ids if self.ordered is None else take(self.ordered.result().places, row_ids)
 
     def by_row_id(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
@@ -105,7 +105,7 @@ class Snapshot:
         return values if self.ordered is None else take(values, self.ordered.result().places)
 
     def position(self, row_ids: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Where rows stand in the source; this stays at the party."""
+        """The positions of rows in the source; they stay at the party."""
         places: NDArray[np.int64] = self.place(row_ids).astype(np.int64)
         return places if self.positions is None else np.take(self.positions, places)
 
@@ -135,7 +135,7 @@ class Snapshot:
         return self._blinded
 
     def again(self) -> Snapshot:
-        """The same rows for another run, whose keys are blinded anew."""
+        """The same rows for another run, whose keys are blinded again."""
         return replace(self, _blinded=None)
 
     @cached_property
@@ -237,7 +237,7 @@ def _read(source: Source, scan: Scan, total: bool, hides: bool) -> pa.Table:
 
 
 def _check_growth(scan: Scan, texts: Sequence[str]) -> None:
-    """All expressions are evaluated at once: together they must not make too much of a row."""
+    """All expressions are evaluated at once: together their results for a row must not be too long."""
     allowance = current()
     bounded = allowance is not None and allowance.expression_bytes is not None
     if bounded and letters_of_all(map(checked, texts)) > MOST_IN_SCAN:

@@ -96,7 +96,7 @@ Sizes = Annotated[Sequence[Some], Meta(max_length=10_000)]
 class TabNet(msgspec.Struct, frozen=True, tag_field="kind", tag="tabnet"):
     """Batch norm over the columns, then a linear layer: the guest's part of TabVFL (papers: TabVFL, Fig. 3).
 
-    With ``part`` above 0, another layer reconstructs the columns from so many numbers, in pretraining. ``categories``
+    With ``part`` above 0, another layer reconstructs the columns from ``part`` numbers, in pretraining. ``categories``
     are the last encoded columns: cells of one categorical column are hidden together.
     """
 

@@ -1,7 +1,7 @@
 """One run of a pipeline's steps over the columns of a relation, as far as statistics are known (known.py).
 
-Here columns are names, kinds and what is known of them; no value of a row. Steps read statistics, and emit the fitted
-steps that parties will run (specs.py). A column whose statistics are not known yet waits; the others go on.
+A column here is its name, its kind and its known statistics; it has no values. Steps read statistics and emit the
+fitted steps that parties will run (specs.py). A column whose statistics are not known yet waits; the others continue.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Column:
     more: tuple[str, ...] = ()  # codes after those of the digests
     missing: float = 0.0  # joined rows without a category
     waits: bool = False
-    is_guessed: bool = False  # numbers stand in for values that are wanted
+    is_guessed: bool = False  # placeholders are used for values that are wanted
 
     @property
     def name(self) -> str:
@@ -230,7 +230,7 @@ class Attempt:
         except LearnError:
             if not column.is_guessed and self.statistics.ranks_wanted == before:
                 raise
-            column.waits = True  # numbers that stand in for others need not fit each other
+            column.waits = True  # placeholders need not fit each other
         except Dropped as error:
             self.drop(column, str(error))
 
@@ -302,7 +302,7 @@ class Attempt:
         return Moments.of(self._derived(alias, name, chain))
 
     def _derived(self, alias: str, name: str, chain: TableSteps, size: int | None = None) -> Any:
-        """Statistics after steps: wanted only if no number in them stands in for another."""
+        """Statistics after steps: wanted only if they contain no placeholder."""
         self._refuse_guesses(name, chain)
         return self.statistics.derived(Wanted(alias, name, chain, size))
 

@@ -1,7 +1,7 @@
-"""The names of categories: text that leaves a party only of columns that its policy makes public.
+"""The names of categories: text, which a party releases only for columns that its policy makes public.
 
-Models know categories as digests, and call them by codes. The coordinator asks what some of them are called; the op
-finds those among its rows, and returns no category with fewer rows than the policy's ``min_group``.
+Models contain categories as digests and refer to them by codes. The coordinator asks for the names of some of them. The
+op finds them among the party's rows, and returns no category with fewer rows than the policy's ``min_group``.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ NAMED: Returns = {"places": Numbers(("names",), "iu", least=0, places_in="digest
     columns=("column",),
     returns=NAMED,
 )
-def told_names(table: LocalTable, view: str, column: str, family: Blinding, blinding: str, digests: Digests) -> Values:
-    """What those categories of a column are called whose ``digests`` are given, each with its place among these."""
+def category_names(
+    table: LocalTable, view: str, column: str, family: Blinding, blinding: str, digests: Digests
+) -> Values:
+    """The names of the categories with these ``digests``, each with its position among them."""
     if digests.shape[1] != 16 or len(digests) > MOST:
         raise PartyError(f"party {table.grant.party!r}: name up to {MOST:,} categories by digests of 16 bytes")
     values = table.column(column, view)
@@ -71,7 +73,7 @@ def _families(kind: pa.DataType) -> tuple[str, ...]:
 
 
 def _meeting(asked: NDArray[np.uint8], found: NDArray[np.uint8]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Where digests that both lists have stand in each of them."""
+    """The positions of common digests in each of two lists."""
     first, second = (np.ascontiguousarray(each).view("V16").ravel() for each in (asked, found))
     _, places, codes = np.intersect1d(first, second, return_indices=True)
     return places, codes
@@ -95,12 +97,13 @@ def _arguments(coded: Coded, alias: str, _: ShardRows) -> Mapping[str, Any] | No
     if alias != coded.column.alias:
         return None
     column = coded.column
-    told = {"column": column.name, "family": key_family(column), "blinding": coded.blinding}
-    return {**told, "digests": coded.digests}
+    return {
+        "column": column.name, "family": key_family(column), "blinding": coded.blinding, "digests": coded.digests,
+    }  # fmt: skip
 
 
 class CategoryNames:
-    """What categories are called: asked for when made, read when looked at."""
+    """What categories are called: asked for at construction, read on first use."""
 
     def __init__(self, client: Client, coded: Iterable[Coded]):
         self.coded = list(coded)

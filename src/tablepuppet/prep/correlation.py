@@ -1,11 +1,11 @@
-"""`relation.correlation()` and `relation.covariance()`: of pairs of columns over joined rows, as pandas has them.
+"""`relation.correlation()` and `relation.covariance()`: pairs of columns over joined rows, with the results of pandas.
 
-Each pair is over the joined rows that have both values. Columns of one table: the party answers with weighted products
-of its columns (release GRAM). Columns of two tables: both are sent, one number per base row (sent_columns.py), and the
-coordinator takes one of them through the mapping to the rows of the other.
+Each pair is computed over the joined rows that have both values. For columns of one table, the party returns weighted
+products of its columns (release GRAM). For columns of two tables, both are sent, one number per base row
+(sent_columns.py), and the coordinator uses the mapping to combine them.
 
-Of a pair whose rows with both values, or with only one of them, are some but fewer than the policy's ``min_group``,
-nothing is released.
+Nothing is released for a pair if the rows with both values, or those with only one of them, are some but fewer than the
+policy's ``min_group``.
 """
 
 from __future__ import annotations
@@ -202,8 +202,8 @@ class _Pairs:
             block = np.sum([reply["sums"] for reply in replies.read()[alias]], axis=0)
             sums[:, np.array(own)[:, None], own] = block
         if across:
-            told = {column.name: sent.numbers(column) for column in columns}
-            _fill_across(client, columns, told, means, scales, places, sums)
+            sent_numbers = {column.name: sent.numbers(column) for column in columns}
+            _fill_across(client, columns, sent_numbers, means, scales, places, sums)
         return cls(columns, known, scales, sums)
 
     def covariances(self) -> Floats:
@@ -231,7 +231,7 @@ def _check_values(column: OutputColumn, known: NumberSummary, step: str) -> None
 
 
 def _scale(known: NumberSummary) -> float:
-    """The standard deviation; one where it is none, or out of what parties divide by."""
+    """The standard deviation; one if it is zero, or outside of what parties accept as a divisor."""
     found = known.std(0) if known.count else 0.0
     return float(found) if 1 / LARGE < found < LARGE else 1.0
 

@@ -1,9 +1,9 @@
-"""`relation.crosstab()`: joined rows by the categories of two columns, and how closely these go together.
+"""`relation.crosstab()`: counts of joined rows by the categories of two columns, and how strongly the two depend.
 
-Of one table: the party counts, under digests, and pools categories so that no cell has fewer base rows than its
-policy's ``min_group`` (pooled.py); where shards pool different ones, a second trip asks all of them for the same. Of
-two tables: both columns are sent as one small number per base row (sent_columns.py), and the coordinator counts and
-pools.
+For columns of one table, the party counts under digests, and pools categories so that no cell has fewer base rows than
+its policy's ``min_group`` (pooled.py). If shards pool different categories, a second trip asks all of them for the same
+ones. For columns of two tables, both are sent as one small number per base row (sent_columns.py), and the coordinator
+counts and pools.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Families = Annotated[Sequence[KeyFamily], Meta(min_length=2, max_length=2)]
 
 @dataclass(frozen=True)
 class CellCounts:
-    """Joined rows by kept categories of both columns and, as the last line of each, those that are pooled."""
+    """Joined rows by the kept categories of both columns; the last line of each is for pooled categories."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` unless it is such an array."""
@@ -73,7 +73,7 @@ def count_cells(
     table: LocalTable, view: str, columns: Sequence[str], families: Families, blinding: str, most: Most,
     first_pool: Known, second_pool: Known,
 ) -> Values:  # fmt: skip
-    """Joined rows by the categories of two columns. Rare categories are pooled, and those that the caller names."""
+    """Joined rows by the categories of two columns. Rare categories, and those that the caller names, are pooled."""
     if len(columns) != 2 or first_pool.shape[1] != 16 or second_pool.shape[1] != 16:
         raise PartyError(f"party {table.grant.party!r}: a crosstab has two columns, and pools digests of 16 bytes")
     for name, family in zip(columns, families, strict=True):
@@ -92,9 +92,9 @@ def count_cells(
     pools = rare([Grid(different)], table.grant.rules.min_group)
     for axis, (name, given) in enumerate((("first", first_pool), ("second", second_pool))):
         digests = found[axis].digests
-        told = pools[axis] | among(digests, given)
-        reply |= {name: digests[~told], f"{name}_rare": digests[told]}
-        weights = pool_lines(weights, told, axis)
+        pooled = pools[axis] | among(digests, given)
+        reply |= {name: digests[~pooled], f"{name}_rare": digests[pooled]}
+        weights = pool_lines(weights, pooled, axis)
     return {**reply, "weights": weights[:-1, :-1].astype(np.float64)}
 
 
@@ -211,7 +211,7 @@ class Crosstab(ShownAsTable):
 
 
 def _unique(labels: Sequence[str]) -> list[str]:
-    """Labels as names of columns: one that is there twice is numbered."""
+    """Labels as names of columns: duplicates are numbered."""
     found: dict[str, None] = {}
     for label in labels:
         name, number = label, 2
@@ -223,7 +223,7 @@ def _unique(labels: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Counted:
-    """Joined rows by digests of two columns, the last line of each being those that are pooled."""
+    """Joined rows by digests of two columns; the last line of each is for pooled categories."""
 
     columns: Sequence[OutputColumn]
     digests: tuple[NDArray[np.uint8], NDArray[np.uint8]]
@@ -294,7 +294,7 @@ def _added(
 
 
 def _places(digests: NDArray[np.uint8], known: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Where digests stand among all known ones, and after them the place of those that are pooled."""
+    """The positions of digests among all known ones; pooled ones have the position after the last."""
     [numbers], _ = number_digests([np.concatenate([known, digests])])
     return np.append(numbers[len(known) :], len(known)).astype(np.int64)
 
@@ -352,19 +352,19 @@ def label_lines(column: OutputColumn, names: Sequence[str | None]) -> list[str]:
 
 
 def _named(client: Client, found: Counted) -> Crosstab:
-    """The table with the names of categories, the most frequent first, and those that are pooled last."""
+    """The table with the names of categories, the most frequent first, pooled categories last."""
     columns, labels, counts = found.columns, [], found.counts
     asked = CategoryNames(client, [
         Coded(column, blinding, digests)
         for column, blinding, digests in zip(columns, found.blindings, found.digests, strict=True)
         if len(digests) and is_public(client.plan, column)
     ])  # fmt: skip
-    names = {each.column.name: told for each, told in zip(asked.coded, asked.read(), strict=True)}
+    names = {each.column.name: texts for each, texts in zip(asked.coded, asked.read(), strict=True)}
     for axis, column in enumerate(columns):
         kept = counts.shape[axis] - 1
         order = np.argsort(-counts.sum(axis=1 - axis)[:kept], kind="stable")
-        told = names.get(column.name, [None] * kept)
-        lines = label_lines(column, [told[place] for place in order.tolist()])
+        texts = names.get(column.name, [None] * kept)
+        lines = label_lines(column, [texts[place] for place in order.tolist()])
         lines += [OTHER] if found.is_pooled[axis] else []
         labels.append(lines)
         counts = np.take(counts, [*order.tolist(), *([kept] if found.is_pooled[axis] else [])], axis=axis)

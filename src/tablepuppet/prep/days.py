@@ -1,4 +1,4 @@
-"""Dates and timestamps are computed as days since 1970-01-01; here they become dates again, to be shown."""
+"""Dates and timestamps are computed as days since 1970-01-01; this module converts them back, to be shown."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Statistics of columns that steps of a pipeline make, at the party: sums of numbers, and how often each code occurs.
+"""Statistics of the columns that a pipeline's steps create, at the party: sums of numbers, and counts of codes.
 
-What such sums tell depends on numbers that the caller chose: bounds, edges, exponents. So of columns that are not
-public, each different choice counts as a refined histogram (``limits.max_refinements``). The policy's ``min_group``
-holds as for other statistics: numbers that too few rows have are told as none, and so is a code.
+What such sums reveal depends on numbers that the caller chose: bounds, edges, exponents. So for columns that are not
+public, each distinct choice counts as a refined histogram (``limits.max_refinements``). The policy's ``min_group``
+applies as for other statistics: if too few rows have a number, or a code, it is returned as if there were none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tablepuppet.prep.statistics import KeyFamily, centred_sums, check_sums
 
 @dataclass(frozen=True)
 class DerivedSums:
-    """Of each wanted column of numbers what ``statistics.numbers`` tells of columns as they are read."""
+    """For each wanted column of numbers, the sums that ``statistics.numbers`` returns for columns as they are read."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` unless it is such an array."""
@@ -99,7 +99,7 @@ def derived_sums(
 
 
 def _sums(table: LocalTable, view: str, column: NumberColumn, *, is_flag: bool, is_public: bool) -> list[float]:
-    """A flag that is set, or not set, in too few rows is told as the same everywhere."""
+    """The sums of a column; a flag counts as constant if too few rows have it set, or not set."""
     rows, present, values = table.view(view), column.present, column.values
     if not table.grant.is_group(int(np.count_nonzero(present & rows.firsts))):
         present = np.zeros_like(present)

@@ -1,6 +1,6 @@
-"""`relation.describe()`: what the joined rows look like, without one of them.
+"""`relation.describe()`: summary statistics of the joined rows; it releases no row.
 
-Dates and timestamps are computed as days since 1970-01-01, at the parties and here; they are shown as dates.
+Dates and timestamps are computed as days since 1970-01-01, by parties and coordinator; they are shown as dates.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import KEY_LIKE, NUMERIC, Family, family
 
-COUNTED = (*KEY_LIKE, Family.FLOAT)  # families whose values can be told apart by digests
+COUNTED = (*KEY_LIKE, Family.FLOAT)  # families whose values can be distinguished by digests
 MOST_FLOATS = 1 << 17  # of a shard whose different floats are compared with those of others
 _QUARTILES = {"q25": 0.25, "median": 0.5, "q75": 0.75}
 _DATES = {name: f"{name}_date" for name in ("mean", "min", *_QUARTILES, "max")}
@@ -94,7 +94,7 @@ def describe(
     client: Client, columns: Iterable[OutputColumn], categorical: frozenset[str], events: Events,
     numbers: NumberStatistics | None = None,
 ) -> Description:  # fmt: skip
-    """Statistics of every column, over joined rows; ``numbers`` are those of numeric ones, if they were asked for."""
+    """Statistics of every column, over joined rows; ``numbers`` has the statistics of numeric columns, if known."""
     listed = list(columns)
     check_without_noise(client.plan, listed, "describe")
     done = events.progress("describe", "computing statistics at the parties", len(listed))
@@ -106,7 +106,7 @@ def describe(
     summaries, rows = asked_numbers.read(), []
     names = _ask_tops(client, [c for c in listed if c.name in asked and _is_category(c, categorical)], asked)
     shapes, quartiles = asked_shape.read(), asked_quartiles.read()
-    tops = {each.column.name: told[0] for each, told in zip(names.coded, names.read(), strict=True)}
+    tops = {each.column.name: counted[0] for each, counted in zip(names.coded, names.read(), strict=True)}
     for column in listed:
         row: dict[str, Any] = {"column": column.name, "table": column.alias, "type": column.type}
         if column.name in summaries:
@@ -120,9 +120,9 @@ def describe(
                 row |= {place: as_date(row[name]) for name, place in _DATES.items()}
         if column.name in asked:
             with_share = _is_category(column, categorical)
-            told, shards = asked[column.name].read(), len(client.shards(column.alias))
-            row |= _categories(told, len(client.mapping), row.get("count"), with_share)
-            if shards > 1 and len(told.digests) < told.distinct:
+            counted, shards = asked[column.name].read(), len(client.shards(column.alias))
+            row |= _categories(counted, len(client.mapping), row.get("count"), with_share)
+            if shards > 1 and len(counted.digests) < counted.distinct:
                 row["distinct"] = None  # shards were not compared
             row |= {"top": tops.get(column.name)}
         rows.append(row)
@@ -154,12 +154,13 @@ def _ask_categories(client: Client, column: OutputColumn) -> CategoryStatistics:
 
 
 def _categories(found: CategorySummary, joined_rows: int, numbers: int | None, with_share: bool) -> dict[str, Any]:
-    """Counts of a column's categories. Of numbers, so many of which are not missing, some may be too rare to be told of
-    as categories: how many distinct ones there are is not known then.
+    """Counts of a column's categories. ``numbers`` counts the values of a column of numbers that are not missing.
+
+    Some of these may be too rare to be released as categories: then the number of distinct values is not known.
     """
-    told = round(joined_rows - found.missing)
-    count = told if numbers is None else numbers
-    distinct = found.distinct if count == told else None
+    counted = round(joined_rows - found.missing)
+    count = counted if numbers is None else numbers
+    distinct = found.distinct if count == counted else None
     row: dict[str, Any] = {"count": count, "missing": joined_rows - count, "distinct": distinct}
     return row | ({"top_share": found.top / count if count else None} if with_share else {})
 

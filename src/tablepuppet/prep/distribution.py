@@ -1,13 +1,13 @@
-"""How the values of a column are distributed over joined rows, refined only where that is asked for.
+"""The distribution of a column over joined rows, refined only where this is needed.
 
-A party counts its rows in buckets that cut the ordered words of values (ordered.py), 8 bits a trip. The coordinator
-asks only for buckets that may hold a rank it looks for, so eight trips always do; fewer do where a public column has
-few values left, which are then listed.
+A party counts its rows in buckets of the ordered words of values (ordered.py); each trip refines by 8 bits. The
+coordinator asks only for buckets that may contain a wanted rank, so at most eight trips are needed. Fewer are enough if
+a bucket of a public column has few distinct values, which are then listed.
 
-Of a column that is not public every cell that leaves has `least` different base rows or more: buckets with fewer are
-pooled with their neighbours. Cells of one column over the same rows are a tree, of which each node is the sum of its
-children: nothing smaller than a cell follows from any number of answers. How many columns and sets of rows are
-refined is counted by the party (``limits.max_refinements``).
+If the column is not public, every released cell has at least `least` distinct base rows: smaller buckets are pooled
+with their neighbours. The cells of one column over the same rows form a tree, in which each node is the sum of its
+children. So no number of answers reveals anything smaller than a cell. The party counts how many columns and sets of
+rows are refined (``limits.max_refinements``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tablepuppet.sql.query import OutputColumn
 
 Depth = Annotated[int, Meta(ge=0, le=DEPTHS - 1)]
 LISTED = 1024  # values of a public column that are listed rather than cut further
-SAMPLED = 4 * LISTED  # values that are looked at first, to see whether they are few
+SAMPLED = 4 * LISTED  # values that are checked first, to see whether there are few distinct ones
 LEAST = 5  # base rows of a cell of a column that is not public, where the policy's min_group is lower
 MOST_BUCKETS = 1 << 16  # that one request may ask for
 NEXT_NONE = -1  # a cell that is not cut further
@@ -135,7 +135,7 @@ def mark_of_rows(table: LocalTable, view: str) -> str:
 
 @dataclass(frozen=True)
 class Cells:
-    """Cells of one bucket in rising order: least and largest word, joined rows, the byte to go on with or -1."""
+    """Cells of one bucket in increasing order: smallest and largest word, joined rows, next byte to refine or -1."""
 
     lows: Words
     highs: Words
@@ -168,7 +168,7 @@ class _Edge:
 
 @dataclass(frozen=True)
 class _Run:
-    """Neighbouring buckets that leave as one cell; at most one of them, ``heavy``, may be cut further."""
+    """Neighbouring buckets that are released as one cell; at most one of them, ``heavy``, may be refined."""
 
     low: int
     high: int
@@ -194,7 +194,7 @@ class _Column:
 
     @classmethod
     def of(cls, table: LocalTable, view: str, name: str, asked: Sequence[Bucket]) -> _Column:
-        """A column, of which a public one needs no rows that lie outside of the buckets that are asked for."""
+        """A column; for a public one, rows outside of the asked buckets are not needed."""
         rows = table.view(view)
         values, present = numbers(table.column(name, view))
         if not table.grant.is_group(int(np.count_nonzero(present & rows.firsts))):
@@ -248,7 +248,7 @@ class _Column:
         return Cells(lows, lows + (width - np.uint64(1)), nexts.astype(np.int16), sums[bytes_])
 
     def _cut(self, run: _Run) -> list[_Run]:
-        """The runs that the heavy bucket of a run is cut into, left to right; those at the ends take its edges."""
+        """The runs into which the heavy bucket of a run is divided, left to right; first and last get its edges."""
         assert run.heavy is not None
         assert self.least is not None
         chosen = run.heavy.chosen(self.words)
@@ -287,7 +287,7 @@ def _few(words: Words) -> tuple[Words, NDArray[np.int32]] | None:
 
 @dataclass
 class Distribution:
-    """What the coordinator knows of one column: the cells of its shards, as far as they were asked for."""
+    """What the coordinator knows about one column: the cells of its shards that were asked for."""
 
     column: OutputColumn
     shards: list[ShardRows]
@@ -329,7 +329,7 @@ class Distribution:
         return float(values_of(np.array([low], np.uint64))[0]), True
 
     def _offset(self, count: float, low: int, high: int) -> int:
-        """How far above a word the rows below are so many."""
+        """The distance above a word up to which this many rows are below."""
         points, below = self.curve(low, high)
         return int(np.interp(count, below, points))
 
@@ -418,7 +418,7 @@ class Distributions:
             for (name, shard, _), bucket in named.items():
                 by_depth.setdefault(bucket.depth, []).append((name, shard, bucket))
             asked = [self._ask(buckets_) for buckets_ in by_depth.values()]
-            found = {key: told for each in asked for key, told in each.read().items()}
+            found = {key: of_key for each in asked for key, of_key in each.read().items()}
             by_shard: dict[tuple[str, int], dict[int, tuple[Bucket, Cells]]] = {}
             for (name, shard, place), bucket in named.items():
                 by_shard.setdefault((name, shard), {})[place] = (bucket, found[name, shard, bucket])
@@ -436,7 +436,9 @@ class Distributions:
         for name, shard, bucket in named:
             each = self.columns[name]
             listed.setdefault((each.column.alias, each.shards[shard].party), []).append((name, shard, bucket))
-        replies = self._client.ask("statistics.buckets", lambda alias, shard: _told(listed.get((alias, shard.party))))
+        replies = self._client.ask(
+            "statistics.buckets", lambda alias, shard: _arguments(listed.get((alias, shard.party)))
+        )
         return _Asked(self._client, listed, replies)
 
 
@@ -444,7 +446,7 @@ def _numbers(distribution: Distribution) -> range:
     return range(len(distribution.shards))
 
 
-def _told(items: Sequence[Named] | None) -> dict[str, Any] | None:
+def _arguments(items: Sequence[Named] | None) -> dict[str, Any] | None:
     if not items:
         return None
     columns = list(dict.fromkeys(name for name, _, _ in items))

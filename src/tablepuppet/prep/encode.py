@@ -1,4 +1,4 @@
-"""Encodings: how columns become the numbers a learner works on, at the party that owns them.
+"""Encodings: how columns become the numbers that a learner uses, at the party that owns them.
 
 An `Encoding` is a fitted pipeline: steps for each table (specs.py), then a mean and a scale for each number and the
 digests of categories for each text. fit.py fits one. The coordinator holds these numbers and digests; the values and
@@ -44,7 +44,7 @@ FARTHEST = 1e6  # scales off the mean: private encoders take what lies further a
 class NumberEncoder:
     """value -> (value - mean) / scale; a missing value is the mean.
 
-    Over the joined rows that it was fitted on, what comes out has the mean ``centre`` and the mean square ``square``.
+    Over the joined rows that it was fitted on, the result has the mean ``centre`` and the mean square ``square``.
     """
 
     column: OutputColumn
@@ -100,8 +100,8 @@ class TableSteps:
 class Encoding:
     """The fitted pipeline of a relation, kept with the model. ``id`` names the secret by which categories are blinded.
 
-    ``steps`` are those of tables that have any: others are encoded as they are. ``private`` encoders take every number:
-    else an error would tell that there is a strange one. ``described`` are the pipeline's steps for people.
+    ``steps`` are those of tables that have any: others are encoded as they are. ``private`` encoders accept every
+    number, since an error would reveal that there is an unknown one. ``described`` are the pipeline's steps for people.
     """
 
     id: str
@@ -139,7 +139,7 @@ class Encoding:
         return [column for alias in self.numbers for column in self.table(alias).columns]
 
     def kept(self, columns: Iterable[OutputColumn]) -> list[OutputColumn]:
-        """Those of the columns that it reads: the rest was left out when it was fitted."""
+        """The columns that it reads; the others were left out when it was fitted."""
         encoded = {(each.alias, each.name) for each in self.encoded}
         return [column for column in columns if (column.alias, column.name) in encoded]
 
@@ -189,7 +189,7 @@ def encoder_names(client: Client, encoding: Encoding) -> dict[str, list[str | No
     encoders = [each for listed in encoding.categories.values() for each in listed]
     public = [each for each in encoders if len(each.digests) and is_public(client.plan, each.column)]
     names = CategoryNames(client, [Coded(each.column, encoding.id, each.digests) for each in public]).read()
-    found = {each.column.qualified: [*told, *each.more] for each, told in zip(public, names, strict=True)}
+    found = {each.column.qualified: [*known, *each.more] for each, known in zip(public, names, strict=True)}
     return found | {each.column.qualified: list(each.more) for each in encoders if not len(each.digests)}
 
 

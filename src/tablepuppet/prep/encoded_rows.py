@@ -1,4 +1,4 @@
-"""The rows that an op works on: those of a relation, as numbers, as ``encode.build`` left them at the party."""
+"""The encoded rows of a relation that an op works on, as ``encode.build`` stored them at the party."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def encoded_for_noise(table: LocalTable, view: str, encoding: str) -> EncodedTab
 
 def _encoded(table: LocalTable, view: str, encoding: str) -> Encoded:
     found = table.state.get(f"{view}/{encoding}")
-    if not isinstance(found, Encoded) or found.view is not table.view(view):  # rows may be announced anew
+    if not isinstance(found, Encoded) or found.view is not table.view(view):  # rows may be announced again
         raise PartyError(f"party {table.grant.party!r} has not encoded the rows of this relation; fit the model again")
     return found

@@ -1,4 +1,4 @@
-"""A party's rows of one relation as numbers, and the products that learners make with them."""
+"""A party's rows of one relation as numbers, and the products that learners compute with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An encoding in files: facts as JSON has them, and digests of categories as arrays. No value of a row is there."""
+"""An encoding in files: facts as JSON, and digests of categories as arrays. It contains no value of a row."""
 
 from __future__ import annotations
 

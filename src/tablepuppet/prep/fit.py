@@ -1,8 +1,8 @@
-"""Fitting a pipeline over the joined rows of a relation, in as few trips as its statistics depend on each other.
+"""Fits a pipeline over the joined rows of a relation, in as few trips as possible.
 
-Statistics of columns as they are read travel together, in one trip; quantiles are refined in seven more at most. Each
-statistic that depends on what an earlier step learned, and does not follow from sums and ranks (moments.py), takes one
-more trip, for all columns together. `foresee` tells how many, from a plan alone.
+Statistics of the columns as they are read share one trip; refining quantiles takes at most seven more. A statistic that
+depends on what an earlier step learned, and cannot be computed from sums and ranks (moments.py), takes one more trip,
+for all columns together. `foresee` computes the number of trips from a plan alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tablepuppet.sql.query import OutputColumn, Query
 
 
 @dataclass(frozen=True)
-class Settings:
+class PipelineSettings:
     """What a pipeline is fitted to."""
 
     columns: Sequence[OutputColumn]
@@ -44,7 +44,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Foresight:
-    """What the fit of a pipeline will ask: statistics of columns as they are read, and at most so many trips."""
+    """What the fit of a pipeline will ask: statistics of columns as they are read, and the maximum number of trips."""
 
     needs: Needs
     trips: int
@@ -54,7 +54,7 @@ class Foresight:
     widths: dict[str, int]  # encoded columns at most, by alias
 
     def lines(self, pipeline: Pipeline) -> list[str]:
-        """For people: what is done with which columns, and in how many trips it is learned."""
+        """For people: which steps change which columns, and the number of trips."""
         most = f"{self.trips} trip{'s' * (self.trips != 1)}"
         found = [f"Features are prepared by {len(pipeline.steps)} steps, fitted in at most {most}:"]
         for place, (step, (_, columns)) in enumerate(zip(pipeline, self.used, strict=True), 1):
@@ -63,7 +63,7 @@ class Foresight:
         return found
 
     def passed_on(self, plan: Plan) -> list[str]:
-        """For people: whose labels reach whom, as numbers that stand for categories."""
+        """For people: which party gets means of whose labels, as the numbers of categories."""
         label, found = plan.query.label, []
         if label is None:
             return []
@@ -75,9 +75,9 @@ class Foresight:
         return found
 
     def check_policies(self, plan: Plan) -> None:
-        """PrivacyError if a party tells of a step's columns only with noise, or may not pass on means of the label.
+        """Raise PrivacyError if policies forbid a step, LearnError if a step needs a label and there is none.
 
-        LearnError if a step learns from the label, and there is none.
+        A policy may release a step's columns only with noise, or may not allow that means of the label are sent.
         """
         for step, columns in self.used:
             check_without_noise(plan, columns, f"prep, step {step}")
@@ -93,7 +93,7 @@ class Foresight:
             check_across(plan, [column], f"prep, step {step}", LABELLED)
 
 
-def foresee(pipeline: Pipeline, plan: Plan, settings: Settings) -> Foresight:
+def foresee(pipeline: Pipeline, plan: Plan, settings: PipelineSettings) -> Foresight:
     """Run a pipeline over numbers that are made up; LearnError if a step does not fit its columns."""
     statistics = Foreseen(plan)
     attempt = settle(pipeline, statistics, settings)
@@ -110,7 +110,7 @@ def foresee(pipeline: Pipeline, plan: Plan, settings: Settings) -> Foresight:
 
 
 def selecting(pipeline: Pipeline, plan: Plan, max_categories: int) -> Query:
-    """The query of a plan with what the expressions of a pipeline make of its columns."""
+    """The query of a plan, with the expressions of a pipeline applied to its columns."""
     query = plan.query
     if not pipeline.maps:
         return query
@@ -118,7 +118,7 @@ def selecting(pipeline: Pipeline, plan: Plan, max_categories: int) -> Query:
     return with_maps(query, dict(plan.tables), pipeline.maps, attempt)
 
 
-def settle(pipeline: Pipeline, statistics: Statistics, settings: Settings) -> Attempt:
+def settle(pipeline: Pipeline, statistics: Statistics, settings: PipelineSettings) -> Attempt:
     """Run all steps again and again, and ask for what is wanted in between, until nothing is."""
     while True:
         attempt = Attempt(statistics, settings.columns, settings.categorical, settings.max_categories)
@@ -138,7 +138,7 @@ def fit_encoding(
     Empty columns, and text that looks like an id or has too many categories, are left out with a warning event; so are
     constants by default. Raises LearnError for values that are not finite, or too large to be squared.
     """
-    settings = Settings(columns, categorical, max_categories)
+    settings = PipelineSettings(columns, categorical, max_categories)
     foreseen = foresee(pipeline, client.plan, settings)
     if pipeline is not DEFAULT:
         foreseen.check_policies(client.plan)

@@ -22,7 +22,7 @@ from tablepuppet.prep.specs import (
     Exponent,
     Fill,
     FillCode,
-    Fitted,
+    FittedStep,
     FoldLookup,
     Hashed,
     Logarithm,
@@ -142,7 +142,7 @@ class Frame:
         self._coded.pop(name, None)
 
     def change(self, name: str, function: Callable[[Floats], Floats]) -> None:
-        """Apply a function to the values of a column; what it makes of a number that is none is missing."""
+        """Apply a function to the values of a column; results that are not numbers are missing."""
         column = self.number(name)
         with np.errstate(all="ignore"):
             values = function(column.values)
@@ -150,7 +150,7 @@ class Frame:
 
 
 @singledispatch
-def _run(step: Fitted, frame: Frame) -> None:
+def _run(step: FittedStep, frame: Frame) -> None:
     """Run one step."""
     raise AssertionError(f"no step {type(step).__name__}")
 
@@ -238,8 +238,8 @@ def _other(step: Other, frame: Frame) -> None:
 @_run.register
 def _lookup(step: Lookup, frame: Frame) -> None:
     column = frame.coded(step.column)
-    told = np.array([*step.values, 0.0 if step.other is None else step.other])
-    values = told[column.codes]  # the code -1 finds the last
+    table = np.array([*step.values, 0.0 if step.other is None else step.other])
+    values = table[column.codes]  # the code -1 finds the last
     present = np.ones(len(values), bool) if step.other is not None else column.codes >= 0
     present = np.where(column.missing, step.missing is not None, present)
     if step.missing is not None:
@@ -252,8 +252,8 @@ def _fold_lookup(step: FoldLookup, frame: Frame) -> None:
     column = frame.coded(step.column)
     folds = fold_numbers(frame.table.view(frame.view).row_ids, step.folds, step.seed, step.shuffle)
     other, missing = np.array(step.other), np.array(step.missing)
-    told = np.column_stack([np.reshape(step.values, (step.folds, -1)), other])  # the code -1 finds the last
-    values = np.where(column.missing, missing[folds], told[folds, column.codes])
+    table = np.column_stack([np.reshape(step.values, (step.folds, -1)), other])  # the code -1 finds the last
+    values = np.where(column.missing, missing[folds], table[folds, column.codes])
     frame.put(step.column, NumberColumn(values, np.ones(len(values), bool)))
 
 

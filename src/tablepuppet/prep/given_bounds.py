@@ -1,6 +1,6 @@
 """Bounds of columns for noisy statistics: from the caller, or from the policies of all parties, never from the data.
 
-Comes in: a plan and what the caller gave. Goes out: a low and a high number for each column, or one error that names
+Input: a plan and what the caller gave. Output: a low and a high number for each column, or one error that names
 all columns without bounds, before any party is asked. Dates are given as dates, and become days since 1970-01-01.
 """
 
@@ -29,7 +29,7 @@ _DAY = 86_400.0
 def bounds_of(
     plan: Plan, columns: Sequence[OutputColumn], given: Mapping[str, Any] | None, step: str
 ) -> dict[str, Bounds]:
-    """By name. The caller's bounds come first, then those of policies, then 0 and 1 of booleans."""
+    """Bounds by name: the caller's, else the policy's, else 0 and 1 for booleans."""
     known = _given(plan, given, step)
     found = {column.name: known.get(column.name) or _published(plan, column) for column in columns}
     lacking = [name for name, bounds in found.items() if bounds is None]

@@ -1,6 +1,6 @@
 """`relation.group_means()`: the mean of a number for each category of another column, over joined rows.
 
-Columns of one table: the party answers with count, mean and squares of each category, of which rare ones are pooled
+For columns of one table, the party returns count, mean and sum of squares of each category; rare categories are pooled
 (pooled.py), together with the rows that have no number. Columns of two tables are sent as one number per base row.
 """
 
@@ -46,7 +46,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class GroupSums:
-    """Count, mean and squares about it of each kept category, and as the last line of those that are pooled."""
+    """Count, mean and sum of squares about it for each kept category; the last line is for pooled categories."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` unless it is such an array."""
@@ -108,7 +108,7 @@ def group_sums(
 
 
 def _with_end(cells: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rows by category, the missing one too, and by whether there is a number, as lines of which each may be pooled."""
+    """Rows by category, missing ones too, and by whether they have a number; each line may be pooled."""
     return np.concatenate([cells, np.zeros((1, 2), np.int64)])
 
 
@@ -118,7 +118,7 @@ def _rare(grids: Sequence[Grid], least: int) -> NDArray[np.bool_]:
 
 
 def _places(pooled: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The line of each category, and of those without: kept ones in order, those pooled, and those left out."""
+    """The line of each category, and of rows without one: kept categories in order, then pooled, then left out."""
     kept = ~pooled[:-1]
     found = np.full(len(pooled), np.count_nonzero(kept))
     found[:-1][kept] = np.arange(np.count_nonzero(kept))
@@ -192,7 +192,7 @@ def group_means(client: Client, name: str, by: str, most: int) -> GroupMeans:
 
 @dataclass(frozen=True)
 class Grouped:
-    """Sums of a number by digests of another column, the last line being those that are pooled."""
+    """Sums of a number by digests of another column; the last line is for pooled categories."""
 
     column: OutputColumn
     by: OutputColumn
@@ -280,8 +280,8 @@ def _named(client: Client, found: Grouped) -> GroupMeans:
     """The groups with their names, if the category's column is public."""
     by, digests, sums, is_pooled = found.by, found.digests, found.sums, found.is_pooled
     kept = [Coded(by, found.blinding, digests)] if len(digests) and is_public(client.plan, by) else []
-    told = next(iter(CategoryNames(client, kept).read()), [None] * len(digests))
+    names = next(iter(CategoryNames(client, kept).read()), [None] * len(digests))
     order = np.argsort(-sums[:-1, 0], kind="stable").tolist()
-    labels = label_lines(by, [told[place] for place in order])
+    labels = label_lines(by, [names[place] for place in order])
     lines = [*order, *([len(digests)] if is_pooled else [])]
     return GroupMeans(found.column.name, by.name, labels + ([OTHER] if is_pooled else []), sums[lines])

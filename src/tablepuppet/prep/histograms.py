@@ -1,8 +1,8 @@
-"""`relation.histogram()`: how the values of a column are spread over joined rows.
+"""`relation.histogram()`: the histogram of a column over joined rows.
 
-Of a public column the bins are those of `numpy.histogram`: equally wide between minimum and maximum, in two trips. Of
-other columns the extremes are not released: their bins are cells with enough rows each (distribution.py), about equally
-high.
+For a public column the bins are those of `numpy.histogram`: equally wide between minimum and maximum, in two trips. For
+other columns the extremes are not released: their bins are cells with enough rows each (distribution.py), and contain
+about equally many rows.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ class Histogram(ShownAsTable):
     """Joined rows by bins: ``counts[i]`` of ``edges[i]`` up to ``edges[i + 1]``, in the last bin including it.
 
     ``exact``: bins are equally wide and counts are those of `numpy.histogram`; else each bin has enough rows to be
-    told of, and where a table has several shards rows are taken to lie evenly in theirs. With a `Privacy` bins are
-    equally wide, ``noise`` is the standard deviation of noise in every count, and ``spent`` what it has cost.
+    released, and if a table has several shards, rows are assumed to be evenly distributed in their bins. With a
+    `Privacy` bins are equally wide, ``noise`` is the standard deviation of noise in every count, and ``spent`` what it
+    has cost.
     """
 
     column: OutputColumn

@@ -1,9 +1,9 @@
-"""Statistics that the fit of a pipeline has asked for, and those that it still wants.
+"""The statistics that the fit of a pipeline already has, and those that it still needs.
 
-A fit runs through all steps as far as statistics are known. Where they are not, a column waits, and the others go on:
-whatever is wanted then is asked for in one trip. So as many trips are made as statistics depend on each other.
-`Foreseen` answers with numbers of its own: a fit over it checks a pipeline, and counts trips, before any party is
-asked.
+A fit runs through all steps as far as statistics are known. A column whose statistics are missing waits, and the others
+continue; then all missing statistics are asked for in one trip. So the number of trips is the length of the longest
+chain of statistics that depend on each other. `Foreseen` returns made-up numbers: a fit with it checks a pipeline, and
+counts trips, before any party is asked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tablepuppet.operators.client import Client, Pending
 from tablepuppet.prep.category_names import CategoryNames, Coded
 from tablepuppet.prep.distribution import Distribution, Distributions
 from tablepuppet.prep.encode import TableSteps, read_arguments
-from tablepuppet.prep.label_sums import AskedLabels, Folds, LabelSums, SentCodes, made_up_sums, read_codes
+from tablepuppet.prep.label_sums import AskedLabels, ColumnCodes, Folds, LabelSums, made_up_sums, read_codes
 from tablepuppet.prep.moments import NotYetKnown
 from tablepuppet.prep.ordered import values_of
 from tablepuppet.prep.selected import is_public
@@ -123,7 +123,7 @@ class Statistics(ABC):
     def rank(self, column: OutputColumn, rank: float) -> float:
         """The value at a rank of a column as it was read.
 
-        If it is not known, it is wanted, and another one stands in for it: which ranks later steps need depends on
+        If it is not known, it is wanted, and a placeholder is used: which ranks later steps need depends on
         counts, not on values, so all of them are wanted at once.
         """
         if (column.name, rank) not in self._ranks:
@@ -133,7 +133,7 @@ class Statistics(ABC):
 
     @property
     def ranks_wanted(self) -> int:
-        """How many values in order are wanted: a step that has wanted one has numbers that stand in for others."""
+        """How many order statistics are wanted: a step that has wanted one has placeholders."""
         return sum(len(ranks) for _, ranks in self.wanted_ranks.values())
 
     def derived(self, wanted: Wanted) -> Any:
@@ -170,7 +170,7 @@ class Known(Statistics):
         self._distributions = Distributions(client, needs.ranks.values()) if needs.ranks else None
         self._summaries: dict[str, NumberSummary] | None = None
         self._read: dict[str, CategorySummary] = {}
-        self._codes: dict[tuple[str, str, bytes], SentCodes] = {}
+        self._codes: dict[tuple[str, str, bytes], ColumnCodes] = {}
         self._labels: AskedLabels | None = None
         self._label_sums: dict[tuple[tuple[str, str, bytes], Folds], LabelSums] = {}
 
@@ -240,8 +240,8 @@ class Known(Statistics):
             for place, each in enumerate(listed):
                 assert each.size is not None, "it has codes"
                 self._codes[each.key] = read_codes(self._client, each.alias, replies, place, each.size)
-        for each_coded, told in zip(coded, named.read(), strict=True):
-            self._names[each_coded.column.name] = told
+        for each_coded, texts in zip(coded, named.read(), strict=True):
+            self._names[each_coded.column.name] = texts
 
     def _ask(self, op: str, listed: Sequence[Wanted]) -> Pending:
         """Ask the shards of a table."""
@@ -303,7 +303,7 @@ def merged(wanted: Iterable[Wanted]) -> list[list[Wanted]]:
 
 
 class Foreseen(Statistics):
-    """Plausible answers, and what was asked for: nobody is asked."""
+    """Made-up but plausible statistics, and a list of what was wanted; no party is asked."""
 
     def __init__(self, plan: Plan):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Labels: the coordinator asks their party for them after the join, for the rows that take part."""
+"""Labels: after the join, the coordinator asks their party for them, for the rows that take part."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def label_classes(table: LocalTable, view: str, column: str, most: int) -> Value
     if not 0 < found <= most:
         return {"found": found, "classes": [], "codes": codes[:0], "missing": missing, "days": ""}
     narrow = codes.astype(np.min_scalar_type(max(found, 1)))
-    told, days = sent_classes(encoded.dictionary)
-    return {"found": found, "classes": told, "codes": narrow, "missing": missing, "days": days}
+    sent, days = sent_classes(encoded.dictionary)
+    return {"found": found, "classes": sent, "codes": narrow, "missing": missing, "days": days}
 
 
 def sent_classes(classes: pa.Array) -> tuple[list[Any], str]:
@@ -189,7 +189,7 @@ def joined_classes(client: Client, label: OutputColumn, asked: Pending, least: i
     _refuse_missing(sum(reply["missing"] for reply in replies), label, owners)
     most = max(reply["found"] for reply in replies)
     classes = [_classes(reply["classes"], reply["days"]) for reply in replies]
-    values = np.array(sorted({value for told in classes for value in told}))
+    values = np.array(sorted({value for listed in classes for value in listed}))
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise LearnError(f"label {label.qualified} has values that are not finite; filter them in WHERE {owners}")
     if most > MOST_CLASSES or len(values) > MOST_CLASSES:
@@ -202,8 +202,8 @@ def joined_classes(client: Client, label: OutputColumn, asked: Pending, least: i
         )
     narrow = class_number_type(len(values))
     numbered: list[NDArray[np.integer]] = [
-        take(np.searchsorted(values, np.array(told)).astype(narrow), reply["codes"])
-        for told, reply in zip(classes, replies, strict=True)
+        take(np.searchsorted(values, np.array(listed)).astype(narrow), reply["codes"])
+        for listed, reply in zip(classes, replies, strict=True)
     ]
     return Classes(values, client.mapping.gather(label.alias, _one(numbered)))
 
@@ -214,7 +214,7 @@ def is_continuous(classes: NDArray[Any]) -> bool:
 
 
 def class_number_type(classes: int) -> type[np.int8 | np.int16]:
-    """What the numbers of so many classes fit in: they are as many as the joined rows, so they are kept narrow."""
+    """The smallest integer type for this number of classes: there is one number per joined row, so memory matters."""
     return np.int8 if classes < 128 else np.int16
 
 
@@ -233,14 +233,14 @@ def _one(parts: list[NDArray[Scalar]]) -> NDArray[Scalar]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _classes(told: list[Any], days: str) -> list[Any]:
+def _classes(sent: list[Any], days: str) -> list[Any]:
     """Classes as Python values; ``days`` is their Arrow type if they are dates or timestamps."""
     if not days:
-        return told
+        return sent
     if days == str(pa.date32()):
-        return list(pa.array(told, pa.int32()).cast(pa.date32()).to_pylist())
+        return list(pa.array(sent, pa.int32()).cast(pa.date32()).to_pylist())
     unit, _, zone = days.removeprefix("timestamp[").removesuffix("]").partition(", tz=")
-    return list(pa.array(told, pa.int64()).cast(pa.timestamp(unit, zone or None)).to_pylist())
+    return list(pa.array(sent, pa.int64()).cast(pa.timestamp(unit, zone or None)).to_pylist())
 
 
 def _refuse_missing(missing: int, label: OutputColumn, owners: str) -> None:

@@ -1,13 +1,13 @@
-"""Sums of the label by the categories of a column, over joined rows: what `TargetEncode` and `WOE` learn from.
+"""Sums of the label by the categories of a column, over joined rows: `TargetEncode` and `WOE` learn from them.
 
-The label is in one table and the category often in another, so the sums are made where labels may be used: here, at the
-coordinator. The label's table sends labels (label.py); the category's table sends codes, one small number per base row,
-if its policy allows that (``cross_statistics``). What comes of the sums goes back to the category's table as numbers of
-a step, if the label's policy allows that (``label_means``).
+The label is in one table and the category often in another, so the coordinator computes the sums. The label's table
+sends labels (label.py); the category's table sends codes, one small number per base row, if its policy allows that
+(``cross_statistics``). The results are sent to the category's table as the numbers of a step, if the label's policy
+allows that (``label_means``).
 
-A group whose mean goes back has at least ``min_group`` different base rows in both tables, and so have the pooled rest
-and the parts that folds make. Categories with fewer rows are pooled: they have no mean of their own. Where a row of the
-label's table meets several categories, groups overlap, and differences of their sums may be of fewer rows.
+A group whose mean is sent has at least ``min_group`` distinct base rows in both tables. The same holds for the pooled
+rest and for the parts of folds. Categories with fewer rows are pooled and have no mean of their own. If a row of the
+label's table is joined with several categories, groups overlap, and differences of their sums may concern fewer rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NO_CODE = -1  # of a category that is not listed
 
 @dataclass(frozen=True)
 class DerivedCodes:
-    """The code of each wanted column for every row: `NO_CODE`, or one of those listed, or one more if it is missing."""
+    """The code of each wanted column for every row: `NO_CODE`, a listed code, or one code more if it is missing."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` unless it is such an array."""
@@ -97,7 +97,7 @@ class Folds:
 
 
 @dataclass(frozen=True)
-class SentCodes:
+class ColumnCodes:
     """The codes of a column over the base rows of its table, and the rows that its policy asks of a group."""
 
     alias: str
@@ -108,7 +108,7 @@ class SentCodes:
 
 @dataclass(frozen=True)
 class LabelSums:
-    """Joined rows, mean of the label and squares about it: by category, of which the last are those missing.
+    """Joined rows, mean of the label and squares about it, by category; the last is for missing categories.
 
     The first line is over all rows. Then, if there are folds, there is one line for each, over the rows of the others.
     Categories that are pooled have no rows here. ``prior_*`` are over all categories, those pooled too.
@@ -150,7 +150,7 @@ class AskedLabels:
             return (values == high).astype(np.float64), True
         return values, False
 
-    def of(self, column: SentCodes, folds: Folds) -> LabelSums:
+    def of(self, column: ColumnCodes, folds: Folds) -> LabelSums:
         """The label's sums by category of a column."""
         values, has_two = self._found
         fold = fold_of_rows(self._client, column.alias, folds)
@@ -174,7 +174,7 @@ class AskedLabels:
             count, mean + means, about, prior_count, mean + prior_means, prior_about, grid[0].T, has_two
         )  # fmt: skip
 
-    def least(self, column: SentCodes) -> int:
+    def least(self, column: ColumnCodes) -> int:
         """Different base rows that a group must have, in the tables of the label and of the category."""
         shards = self._client.plan.tables[self.label.alias].shards
         return max(column.least, *(shard.min_group for shard in shards))
@@ -186,7 +186,7 @@ class AskedLabels:
             self._sums[alias] = scatter(alias, values), scatter(alias, values**2)
         return self._sums[alias]
 
-    def _parts(self, column: SentCodes, fold: NDArray[np.intp], folds: int) -> NDArray[np.intp]:
+    def _parts(self, column: ColumnCodes, fold: NDArray[np.intp], folds: int) -> NDArray[np.intp]:
         """Into how many parts the folds of each category are put together; 0 if it is pooled.
 
         As many as possible so that each part has enough different base rows, in both tables, or none at all.
@@ -208,7 +208,7 @@ class AskedLabels:
             kept = np.flatnonzero((parts > 0) & (rows > 0))
             if not len(kept) or all(each == 0 or each >= least for each in rest):
                 return parts
-            parts[kept[np.argmin(rows[kept])]] = 0  # what is left of all rows would tell of the few that are pooled
+            parts[kept[np.argmin(rows[kept])]] = 0  # what is left of all rows would reveal the few that are pooled
 
     def _different_rows(self, alias: str, cells: NDArray[np.int64], shape: tuple[int, ...]) -> list[NDArray[np.int64]]:
         """How many different base rows there are by cell, in the category's table and in the label's."""
@@ -222,7 +222,7 @@ class AskedLabels:
 
 
 def base_rows(table: MappedTable) -> NDArray[np.int64]:
-    """A number for the base row at each place of a table, which may stand there several times."""
+    """A number for the base row at each position of a table; a row may be listed several times."""
     found, start = np.empty(table.rows, np.int64), 0
     for shard in table.shards:
         known, places = np.unique(shard.row_ids, return_inverse=True)
@@ -242,7 +242,7 @@ def fold_of_rows(client: Client, alias: str, folds: Folds) -> NDArray[np.intp]:
 
 
 def _left(parts: NDArray[np.intp], folds: int) -> Floats:
-    """For each line and category the folds that count, (lines, categories, folds): all, then those of other parts."""
+    """For each line and category the folds that count, (lines, categories, folds): all folds, then the other folds."""
     numbers, some = np.arange(folds), np.maximum(parts, 1)[None, :, None]
     others = numbers[None, None, :] % some != numbers[:, None, None] % some
     whole = np.ones((1, len(parts), folds), bool)
@@ -261,14 +261,14 @@ def _centred(count: Floats, total: Floats, square: Floats) -> tuple[Floats, Floa
     return mean, np.maximum(square - count * mean**2, 0.0)
 
 
-def read_codes(client: Client, alias: str, replies: Sequence[Mapping[str, Any]], place: int, size: int) -> SentCodes:
+def read_codes(client: Client, alias: str, replies: Sequence[Mapping[str, Any]], place: int, size: int) -> ColumnCodes:
     """One of the columns that shards have sent, over all of them."""
     found, least = np.empty(client.mapping.tables[alias].rows, np.int64), 0
     for shard, reply in zip(client.shards(alias), replies, strict=True):
         codes = reply["codes"][:, place].astype(np.int64)
         found[shard.slice] = np.where(codes == NO_CODE, size + 1, codes)
         least = max(least, reply["least"])
-    return SentCodes(alias, found, size, least)
+    return ColumnCodes(alias, found, size, least)
 
 
 def made_up_sums(size: int, folds: Folds) -> LabelSums:

@@ -1,8 +1,8 @@
-"""What is known of a column of numbers without asking again: moments and order statistics, followed through steps.
+"""What is known about a column of numbers without asking again: moments and order statistics, updated step by step.
 
-Sums after a fill or a scaling follow from those before. Order statistics follow through every rising function, through
-a fill, and through values that become missing at the ends. So statistics of columns as they were read are enough for
-most pipelines, and are asked for in one trip, all columns together.
+Sums after a fill or a scaling are computed from those before. Order statistics can be computed through every increasing
+function, through a fill, and if values at the ends become missing. So for most pipelines, the statistics of the columns
+as they were read are enough; all columns are asked for in one trip.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class NotYetKnown(Exception):  # noqa: N818 - a step waits, nothing is wrong
 
 
 def together(wanted: Iterable[Callable[[], float]]) -> list[float]:
-    """All of these statistics; those that are not known yet are wanted at once."""
+    """All of these statistics; unknown ones are wanted together."""
     found, waits = [], False
     for each in wanted:
         try:
@@ -88,7 +88,7 @@ def of_flag(rows: float, share: float) -> Moments:
 
 
 class Ranks(Protocol):
-    """The values of a column in rising order of joined rows; those missing are left out."""
+    """The order statistics of a column over joined rows; missing values are left out."""
 
     @property
     def count(self) -> float:
@@ -119,7 +119,7 @@ class Mapped:
 
 @dataclass(frozen=True)
 class Filled:
-    """With one more value, in so many rows.
+    """With one more value, in this number of rows.
 
     With S the order statistics before and m rows that are filled with c, the value at rank r is c, but no more than
     S(r) and no less than S(r - m).

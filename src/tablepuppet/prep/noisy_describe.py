@@ -1,7 +1,7 @@
-"""`describe`, `quantile`, `histogram` with a `Privacy`: what has a sound form with noise, and the noise of each number.
+"""`describe`, `quantile`, `histogram` with a `Privacy`: what can be computed with noise, and the noise of each number.
 
-Means, deviations and quantiles are of values between bounds: a value beyond is taken as the nearest bound. Everything
-here is computed from noisy answers only.
+Means, deviations and quantiles use values between bounds: a value outside counts as the nearest bound. Everything here
+is computed from noisy replies only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tablepuppet.operators.client import Client
 from tablepuppet.prep.given_bounds import bounds_of
 from tablepuppet.prep.histograms import Histogram, checked_bins
 from tablepuppet.prep.noisy_distribution import NoisyDistribution
-from tablepuppet.prep.noisy_statistics import Noise, NoisyStatistics, noisy_features
+from tablepuppet.prep.noisy_statistics import NoiseRequest, NoisyStatistics, noisy_features
 from tablepuppet.prep.quantiles import Quantile, Quantiles, as_shown, checked_shares
 from tablepuppet.prep.selected import find_number, is_date, is_number
 from tablepuppet.prep.statistics_promise import Spent
@@ -84,8 +84,8 @@ class NoisyDescription(ShownAsTable):
                 f"({as_shown(column, row[f'{name}_low'])} to {as_shown(column, row[f'{name}_high'])})"
             )
         days = " days" if is_date(column) else ""
-        told = as_shown(column, value) if name == "mean" else f"{shown(value)}{days}"
-        return f"{told} ± {row[f'{name}_noise']:,.3g}{days}"
+        text = as_shown(column, value) if name == "mean" else f"{shown(value)}{days}"
+        return f"{text} ± {row[f'{name}_noise']:,.3g}{days}"
 
     def table_view(self) -> TableView:
         """One row per column, for people."""
@@ -98,7 +98,7 @@ class NoisyDescription(ShownAsTable):
 
 
 def noisy_describe(
-    client: Client, noise: Noise, names: Sequence[str] | None, bounds: Mapping[str, Any] | None, events: Events
+    client: Client, noise: NoiseRequest, names: Sequence[str] | None, bounds: Mapping[str, Any] | None, events: Events
 ) -> NoisyDescription:
     """Count and missing of every feature; mean, standard deviation and quartiles of numbers."""
     columns = noisy_features(client, names, "describe")
@@ -140,8 +140,8 @@ def description_rows(
             row |= {"std": _known(found.std), "std_noise": _known(found.std_noise)}
             row |= {"bound_low": distribution.low, "bound_high": distribution.high}
             for name, share in QUARTILES.items():
-                told = zip(("", "_low", "_high"), distribution.quantile(share), strict=True)
-                row |= {f"{name}{end}": _known(value) for end, value in told}
+                estimates = zip(("", "_low", "_high"), distribution.quantile(share), strict=True)
+                row |= {f"{name}{end}": _known(value) for end, value in estimates}
         else:
             count = asked.counts(column)
         row |= {"count": count.shown, "missing": round(count.rows) - count.shown, "count_noise": count.noise}
@@ -150,10 +150,10 @@ def description_rows(
 
 
 def noisy_quantile(
-    client: Client, noise: Noise, shares: float | Sequence[float], names: Sequence[str] | None,
+    client: Client, noise: NoiseRequest, shares: float | Sequence[float], names: Sequence[str] | None,
     bounds: Mapping[str, Any] | None, events: Events,
 ) -> Quantiles:  # fmt: skip
-    """Quantiles of numeric features: any number of them for the price of one."""
+    """Quantiles of numeric features; any number of them costs as much as one."""
     listed = checked_shares(shares)
     columns = noisy_features(client, names, "quantile")
     if names is None:
@@ -167,12 +167,14 @@ def noisy_quantile(
     found = {}
     for column in columns:
         distribution = asked.distribution(column)
-        told = [distribution.quantile(share) for share in listed]
-        found[column] = [Quantile(value, exact=False, low=low, high=high) for value, low, high in told]
+        estimates = [distribution.quantile(share) for share in listed]
+        found[column] = [Quantile(value, exact=False, low=low, high=high) for value, low, high in estimates]
     return Quantiles(listed, found, spent)
 
 
-def noisy_histogram(client: Client, noise: Noise, name: str, bins: int, bounds: Any, events: Events) -> Histogram:
+def noisy_histogram(
+    client: Client, noise: NoiseRequest, name: str, bins: int, bounds: Any, events: Events
+) -> Histogram:
     """The histogram of one feature, in equally wide bins between bounds."""
     size = checked_bins(bins)
     [column] = noisy_features(client, [find_number(client.plan, name, "histogram").name], "histogram")

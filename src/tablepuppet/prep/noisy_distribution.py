@@ -1,8 +1,8 @@
 """The distribution of a column from two noisy histograms, a coarse and a fine one: quantiles, and a histogram to show.
 
-Comes in: noisy counts. Goes out: values with the interval that noise leaves open. All of it is computed from noisy
-counts only, so it costs no privacy. The sum of many fine bins has much noise; the coarse histogram, a second release,
-replaces it (Hay et al. 2010, with two levels).
+Input: noisy counts. Output: values with intervals for their noise. It uses noisy counts only, so it costs no privacy.
+The sum of many fine bins has much noise, so the coarse histogram, a second release, is used instead (Hay et al. 2010,
+with two levels).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`profile` with a `Privacy`: the page with noisy counts, means, quartiles, histograms and frequent categories only.
+"""`profile` with a `Privacy`: a page with noisy counts, means, quartiles, histograms and frequent categories only.
 
-What is drawn beyond the description comes from the same releases, so it costs nothing more; only lists of categories
-are asked for besides.
+Most of it is computed from the releases of the description and costs nothing more; only the lists of categories are
+asked for in addition.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tablepuppet.prep.noisy_describe import (
     distributions_of,
     want_description,
 )
-from tablepuppet.prep.noisy_statistics import Noise, NoisyStatistics, noisy_features
+from tablepuppet.prep.noisy_statistics import NoiseRequest, NoisyStatistics, noisy_features
 from tablepuppet.prep.private_encode import is_category
 from tablepuppet.prep.profile import MUCH_MISSING, SHOWN, Profile
 from tablepuppet.prep.profile_page import CategoryBars, Warned
@@ -40,7 +40,7 @@ WITHOUT = {
 
 
 def noisy_profile(
-    client: Client, noise: Noise, names: Sequence[str] | None, bounds: Mapping[str, Any] | None, events: Events
+    client: Client, noise: NoiseRequest, names: Sequence[str] | None, bounds: Mapping[str, Any] | None, events: Events
 ) -> Profile:
     """Ask for everything that a profile shows with noise."""
     query = client.plan.query

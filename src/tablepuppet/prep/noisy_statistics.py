@@ -1,8 +1,8 @@
 """Statistics of the joined rows with noise: what `describe`, `quantile`, `histogram`, `profile` ask with a `Privacy`.
 
-Comes in: columns, bounds that are not taken from the data, a promise. Goes out: noisy counts, sums and histograms of
-columns, with the noise of each. All of a call is asked in one trip, after it is known that budgets allow it. Only
-features are counted: a label has noise by `label_epsilon`.
+Input: columns, bounds that are not taken from the data, a promise. Output: noisy counts, sums and histograms of
+columns, with the noise of each. First it is checked that budgets allow the whole call; then everything is asked in one
+trip. Only features are counted: a label gets noise by `label_epsilon`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Noise:
+class NoiseRequest:
     """What a caller asks for: the promise, how often a row counts at most (None: as often as it is joined), and where
     to look up what is left of budgets.
     """
@@ -50,7 +50,7 @@ class Noise:
     funds: Callable[[], PartysFunds]
 
     @classmethod
-    def of(cls, privacy: object, max_times: Any, funds: Callable[[], PartysFunds], step: str) -> Noise:
+    def of(cls, privacy: object, max_times: Any, funds: Callable[[], PartysFunds], step: str) -> NoiseRequest:
         """PrivacyError or LearnError unless both make sense."""
         checked = check_privacy(privacy, step)
         whole = isinstance(max_times, Integral) and not isinstance(max_times, bool)
@@ -79,7 +79,7 @@ def noisy_features(client: Client, names: Sequence[str] | None, step: str) -> li
 
 @dataclass(frozen=True)
 class NoisyCount:
-    """A number of joined rows, of which each base row counts at most so often, and its noise."""
+    """A count of joined rows with its noise; each base row counts at most ``max_times`` times."""
 
     count: float
     noise: float
@@ -137,12 +137,12 @@ class NoisyCategories:
 class NoisyStatistics:
     """Noisy statistics of columns. Name what is wanted, then `ask` once; answers are read after that."""
 
-    def __init__(self, client: Client, noise: Noise, step: str):
+    def __init__(self, client: Client, noise: NoiseRequest, step: str):
         self._client, self._noise, self._step = client, noise, step
         self._planned: list[PlannedRelease] = []
         self._wanted: dict[tuple[str, str, int], list[tuple[OutputColumn, Bounds]]] = {}  # by op, alias and bins
         self._lists: list[OutputColumn] = []
-        self._told: dict[tuple[str, str, int], Pending] = {}
+        self._pending: dict[tuple[str, str, int], Pending] = {}
         self._promise: StatisticsPromise | None = None
 
     # What is wanted
@@ -184,7 +184,7 @@ class NoisyStatistics:
         for known in known_of_features(self._client.plan):
             events.emit("warning", "privacy.known", f"{known} Leave it out there if it is to be protected.")
         for (op, alias, bins), wanted in self._wanted.items():
-            self._told[op, alias, bins] = self._ask(op, alias, self._arguments(op, alias, bins, wanted))
+            self._pending[op, alias, bins] = self._ask(op, alias, self._arguments(op, alias, bins, wanted))
         for column in self._lists:
             asked: dict[str, Any] = {
                 "column": column.name,
@@ -192,7 +192,7 @@ class NoisyStatistics:
                 "blinding": self._client.new_name(),
             }
             asked |= {"counted": True, **self._noise_of(column.alias)}
-            self._told[CATEGORIES, column.name, 0] = self._ask(CATEGORIES, column.alias, asked)
+            self._pending[CATEGORIES, column.name, 0] = self._ask(CATEGORIES, column.alias, asked)
         return self._promise.spent
 
     def _ask(self, op: str, alias: str, arguments: Mapping[str, Any]) -> Pending:
@@ -219,14 +219,14 @@ class NoisyStatistics:
 
     def counts(self, column: OutputColumn) -> NoisyCount:
         """How many rows have a value."""
-        told = self._read(COUNTS, column, 0, ())
-        return NoisyCount(float(told), self._sigma(column.alias, 1.0, 1), self._rows(column.alias))
+        noisy = self._read(COUNTS, column, 0, ())
+        return NoisyCount(float(noisy), self._sigma(column.alias, 1.0, 1), self._rows(column.alias))
 
     def moments(self, column: OutputColumn) -> NoisyMoments:
         """Count, mean and standard deviation."""
         sigma = self._sigma(column.alias, math.sqrt(SUMS), SUMS)
-        told = self._read(MOMENTS, column, 0, (SUMS,))
-        return NoisyMoments.of(told, sigma, self._rows(column.alias), self._bounds(MOMENTS, column, 0))
+        noisy = self._read(MOMENTS, column, 0, (SUMS,))
+        return NoisyMoments.of(noisy, sigma, self._rows(column.alias), self._bounds(MOMENTS, column, 0))
 
     def bins(self, column: OutputColumn, bins: int) -> tuple[Array, float]:
         """(counts of a histogram, the noise of each)."""
@@ -239,19 +239,19 @@ class NoisyStatistics:
 
     def categories(self, column: OutputColumn) -> NoisyCategories:
         """The categories that enough rows have."""
-        replies = self._told[CATEGORIES, column.name, 0].read()[column.alias]
+        replies = self._pending[CATEGORIES, column.name, 0].read()[column.alias]
         found = merge_categories([{**reply, "missing": 0.0, "top": 0.0} for reply in replies])
         order = np.argsort(-found.weights, kind="stable")
         rows = self._client.mapping.tables[column.alias].rows
         return NoisyCategories(found.digests[order], found.weights[order], self._sigma(column.alias, 1.0, rows))
 
     def rows(self, column: OutputColumn) -> float:
-        """The joined rows that there are, of which each base row counts at most so often."""
+        """The number of joined rows; each base row counts at most ``max_times`` times."""
         return self._rows(column.alias)
 
     def _read(self, op: str, column: OutputColumn, bins: int, shape: tuple[int, ...]) -> Array:
         """The sum over shards."""
-        replies = self._told[op, column.alias, bins].read()[column.alias]
+        replies = self._pending[op, column.alias, bins].read()[column.alias]
         place = [each for each, _ in self._wanted[op, column.alias, bins]].index(column)
         name = "sums" if op == MOMENTS else "counts"
         return np.asarray(sum((reply[name][place] for reply in replies), start=np.zeros(shape)))

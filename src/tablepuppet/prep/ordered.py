@@ -1,7 +1,8 @@
-"""Numbers as words of 64 bits that have the same order, and the buckets that cut these words, 8 bits at a time.
+"""Numbers as 64-bit words in the same order, and the buckets that divide these words, 8 bits at a time.
 
-A word is a value's image: its sign bit flipped, or all its bits if it is negative (IEEE 754). Cutting words instead of
-values needs no minimum or maximum, and no outlier makes a bucket wide: eight cuts always end at a single value.
+The word of a value is its IEEE 754 bits with the sign bit flipped, or with all bits flipped if it is negative. Dividing
+words instead of values needs no minimum or maximum, and outliers do not make buckets wide: after eight divisions a
+bucket is a single value.
 """
 
 from __future__ import annotations

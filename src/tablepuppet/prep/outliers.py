@@ -1,7 +1,8 @@
-"""`relation.outlier_by_iqr()` and `relation.outlier_by_sd()`: how many joined rows lie far out, by column.
+"""`relation.outlier_by_iqr()` and `relation.outlier_by_sd()`: the number of outliers of each column, over joined rows.
 
-Bounds come from quartiles, or from means and deviations; rows beyond them are counted from histograms that parties
-refine at the bounds (rows_below.py). No row and no value of one leaves, except quartiles of public columns.
+Bounds are computed from quartiles, or from means and standard deviations. The rows beyond them are counted from
+histograms that parties refine at the bounds (rows_below.py). No value of a row is released, except quartiles of public
+columns.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ import pyarrow as pa
 
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.days import as_date, shown_date
+from tablepuppet.prep.quantiles import as_shown
 from tablepuppet.prep.rows_below import RowsBelow
-from tablepuppet.prep.selected import check_without_noise, find_numbers, is_date
+from tablepuppet.prep.selected import check_without_noise, find_numbers
 from tablepuppet.prep.statistics import NumberStatistics
-from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
+from tablepuppet.runs.table_view import Align, ShownAsTable, TableView
 from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
-from tablepuppet.sql.types import family
 
 Bounds = tuple[float, float]
 
@@ -59,7 +59,7 @@ class Outliers(ShownAsTable):
 
     @property
     def columns(self) -> list[str]:
-        """The columns that were looked at."""
+        """The columns that were checked."""
         return list(self._found)
 
     def to_arrow(self) -> pa.Table:
@@ -92,13 +92,8 @@ def _cells(each: Outlying) -> list[str]:
         return [each.column.name, each.column.alias, "", "", "", "", ""]
     about = "" if each.exact else "≈ "
     counts = [f"{about}{count:,.0f}" for count in (each.below, each.above)]
-    ends = [_end(each.column, end) for end in (each.low, each.high)]
+    ends = [as_shown(each.column, end) for end in (each.low, each.high)]
     return [each.column.name, each.column.alias, *ends, *counts, f"{about}{_share(each):.2%}"]
-
-
-def _end(column: OutputColumn, value: float) -> str:
-    date = as_date(value) if is_date(column) else None
-    return shown_date(date, family(column.type)) if date else shown(value)
 
 
 def outlier_by_iqr(client: Client, columns: Sequence[str] | None, k: float) -> Outliers:
@@ -134,13 +129,15 @@ def _checked(client: Client, columns: Sequence[str] | None, k: float, step: str)
 def _counted(
     asked: RowsBelow, columns: Sequence[OutputColumn], bounds: Mapping[str, Bounds], step: str
 ) -> list[Outlying]:
-    """Rows beyond the bounds; a column whose bounds are none must have no value at all."""
+    """Rows beyond the bounds; a column without finite bounds must have no values."""
     cuts = {name: [end for end in ends if not math.isnan(end)] for name, ends in bounds.items()}
     found, counts = [], asked.read(cuts)
     for column in columns:
-        told, (low, high) = counts[column.name], bounds[column.name]
-        if told.total and math.isnan(low + high):
+        counted, (low, high) = counts[column.name], bounds[column.name]
+        if counted.total and math.isnan(low + high):
             raise LearnError(f"{step}: column {column.name!r} has NaN or infinite values; filter them in WHERE")
-        below, above = (float(told.below[0]), told.total - float(told.up_to[1])) if told.total else (0.0, 0.0)
-        found.append(Outlying(column, low, high, below, above, told.total, told.exact))
+        below, above = (
+            (float(counted.below[0]), counted.total - float(counted.up_to[1])) if counted.total else (0.0, 0.0)
+        )
+        found.append(Outlying(column, low, high, below, above, counted.total, counted.exact))
     return found

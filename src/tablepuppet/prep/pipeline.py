@@ -1,8 +1,8 @@
 """`Pipeline`: the steps by which columns become features, in order.
 
-A pipeline is settings only; it is fitted over a relation (fit.py), and what was learned is an `Encoding`, kept with the
-model. After the last step, numbers that may be missing get their mean, and text that is left becomes one column per
-category: every column of a relation is a feature then. `DEFAULT` is the pipeline of a relation that names none.
+A pipeline contains settings only. Fitting it over a relation (fit.py) gives an `Encoding`, which is stored with the
+model. After the last step, missing numbers get their mean, and remaining text becomes one column per category: then
+every column of the relation is a feature. `DEFAULT` is used for a relation without a pipeline.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Pipeline:
             given = {each.name: getattr(step, each.name) for each in fields(step)}
             columns = given.pop("columns")
             given = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
-            told = {} if columns is None else {"columns": [str(each) for each in columns]}
-            found.append({"kind": step.name, **{name: v for name, v in given.items() if v is not None}, **told})
+            selected = {} if columns is None else {"columns": [str(each) for each in columns]}
+            found.append({"kind": step.name, **{name: v for name, v in given.items() if v is not None}, **selected})
         return found
 
 

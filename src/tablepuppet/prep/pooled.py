@@ -1,8 +1,8 @@
-"""Pooling rare categories, so that every cell of a table of counts has enough base rows, or none.
+"""Pools rare categories, so that every cell of a table of counts has either enough base rows or none.
 
-Leaving single cells out would not do: sums over rows and columns are known, and what is missing follows from them. So
-whole categories are pooled, two or more of a column at a time. Those without a value are no category and are not
-pooled, but their cells are checked too: they follow from the others.
+Leaving out single cells would not be enough: sums over rows and columns are known, so a missing cell could be computed.
+So whole categories are pooled, at least two of a column at a time. Rows without a value are not a category and are not
+pooled, but their cells are checked too, since they can be computed from the others.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Merge = Callable[..., Any]  # np.add.reduce where rows of pooled cells differ, n
 class Grid:
     """Different base rows of one table by cell: (first categories and missing, second categories and missing).
 
-    ``merges`` says for both columns what the rows of pooled cells come to, at least.
+    ``merges`` is, for both columns, the least number of rows of pooled cells.
     """
 
     rows: Counts
     merges: tuple[Merge, Merge] = (np.add.reduce, np.add.reduce)
 
     def pooled(self, pools: Sequence[NDArray[np.bool_]]) -> Counts:
-        """The grid with pooled categories as one line each, after those that are kept and before those missing."""
+        """The grid with pooled categories as one line, after kept categories and before missing ones."""
         found = self.rows
         for axis, (pool, merge) in enumerate(zip(pools, self.merges, strict=True)):
             found = pool_lines(found, pool, axis, merge)
@@ -39,7 +39,7 @@ class Grid:
 
 
 def pool_lines(cells: NDArray[Any], pool: NDArray[np.bool_], axis: int, merge: Merge = np.add.reduce) -> NDArray[Any]:
-    """Lines of a table: those kept, one of all that are pooled, and the last, which is never pooled.
+    """Lines of a table: kept lines, one line for all pooled ones, and the last, which is never pooled.
 
     >>> pool_lines(np.array([1, 2, 3, 9]), np.array([True, False, True]), 0).tolist()
     [2, 4, 9]

@@ -1,8 +1,8 @@
-"""Ops of noisy statistics: how many rows have a value, and how many lie in bins between bounds of the caller's choice.
+"""Ops of noisy statistics: how many rows have a value, and how many are in bins between bounds that the caller chose.
 
-Comes in: columns, bounds and noise. Goes out: noisy counts. A row counts as often as it is joined, at most ``times``
-times, and is in one bin: so it changes a count, or a histogram, by ``times``. `private.moments` (private_encode.py) has
-means and variances.
+Input: columns, bounds and noise. Output: noisy counts. A row counts as often as it is joined, at most ``times`` times,
+and is in one bin, so it changes a count, or a histogram, by at most ``times``. `private.moments` (private_encode.py)
+returns means and variances.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def count_bins(
                 places = np.searchsorted(inner, values[block][present[block]], side="right")
                 yield np.asarray(np.bincount(places, rows.weights[block][present[block]], minlength=bins), np.float64)
 
-        told = table.noisy(found, (bins,), float(times), multiplier, "bins")
-        counts[place] = told if is_group(table, told.sum(keepdims=True), times) else 0.0
+        noisy = table.noisy(found, (bins,), float(times), multiplier, "bins")
+        counts[place] = noisy if is_group(table, noisy.sum(keepdims=True), times) else 0.0
     return {"counts": counts}
 
 
@@ -97,6 +97,6 @@ def count_values(
             for block in blocks(len(present)):
                 yield np.array([rows.weights[block][present[block]].sum()])
 
-        told = table.noisy(found, (1,), float(times), multiplier, "counts")
-        counts[place] = told[0] if is_group(table, told, times) else 0.0
+        noisy = table.noisy(found, (1,), float(times), multiplier, "counts")
+        counts[place] = noisy[0] if is_group(table, noisy, times) else 0.0
     return {"counts": counts}

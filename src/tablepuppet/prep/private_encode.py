@@ -1,11 +1,12 @@
-"""Encoders under feature privacy: from what a policy says of columns, or from statistics with noise.
+"""Encoders under feature privacy: computed from what a policy says about columns, or from statistics with noise.
 
-Statistics count every row once, however often it is joined: then a row changes a histogram by one. Where a party's
-policy gives the bounds of a number, or lists the categories of a column, nothing is released and nothing is charged.
+Statistics count every row once, however often it is joined, so a row changes a histogram by one. If a party's policy
+gives the bounds of a number, or lists the categories of a column, nothing is released and nothing is charged.
 
-- A number without bounds: how many rows lie between each two powers of two, with noise, tells its range; sums of values
-  and squares within that range, with noise, its mean and scale.
-- A category is released if so many rows have it that noise alone would say so once in 10^12; others count as missing.
+- A number without bounds: noisy counts of rows between powers of two give its range; noisy sums of values and squares
+  within that range give its mean and scale.
+- A category is released if its noisy count is so high that noise alone would reach it once in 10^12 times; others
+  count as missing.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ def ranges(table: LocalTable, view: str, columns: Sequence[str], multiplier: Mul
             values, present = rows.values(name)
             yield np.bincount(bins_of(values[present]), minlength=BINS).astype(np.float64)
 
-        told = table.noisy(found, (BINS,), 1.0, multiplier, "ranges")
-        counts[place] = told if is_group(table, told) else 0.0
+        noisy = table.noisy(found, (BINS,), 1.0, multiplier, "ranges")
+        counts[place] = noisy if is_group(table, noisy) else 0.0
     return {"known": known, "counts": counts}
 
 
@@ -168,8 +169,8 @@ def moments(
                 weighted = weights * inside
                 yield np.array([weights.sum(), weighted.sum(), weighted @ inside])
 
-        told = table.noisy(found, (3,), math.sqrt(3.0) * times, multiplier, "moments")
-        sums[place] = told if is_group(table, told[:1], times) else 0.0
+        noisy = table.noisy(found, (3,), math.sqrt(3.0) * times, multiplier, "moments")
+        sums[place] = noisy if is_group(table, noisy[:1], times) else 0.0
     return {"sums": sums}
 
 
@@ -199,8 +200,8 @@ def categories(
 ) -> Values:
     """Digests of the categories that the policy lists, or of those that enough rows have, with noisy counts.
 
-    Noise and cost are those of one category for each row, so that they do not tell how many there are. Listed ones are
-    ``counted`` only if that is asked for. A row counts as often as it is joined, and at most ``times`` times.
+    Noise and cost are those of one category for each row, so they do not reveal how many there are. Listed categories
+    are counted only if ``counted``. A row counts as often as it is joined, and at most ``times`` times.
     """
     rows = RowsOnce.of_any(table, view, [column], times)
     check_family(table, column, family)
@@ -216,7 +217,7 @@ def categories(
 
     if listed is not None:
         digests = blind([_as_column(table, column, listed)], [family], key).digests
-        weights, told = np.ones(len(digests)), {"distinct": len(digests), "digests": digests, "known": True}
+        weights, reply = np.ones(len(digests)), {"distinct": len(digests), "digests": digests, "known": True}
         if counted:
 
             def of_listed() -> Iterator[NDArray[np.float64]]:
@@ -226,14 +227,14 @@ def categories(
             check_noise(table, [column], multiplier)
             weights = table.noisy(of_listed, (len(digests),), float(times), multiplier, "categories")
             weights = np.where(are_groups(table, weights, times), weights, 0.0)
-        return {**told, "weights": weights}
+        return {**reply, "weights": weights}
 
     def of_all() -> Iterator[NDArray[np.float64]]:
         yield by_category(len(found().digests), found().codes)
 
     most = len(rows.weights)
     noisy = table.noisy(of_all, (most,), float(times), multiplier, "categories", tail=TAIL_DELTA, is_most=True)
-    others = max(1, table.grant.rules.min_group - 1)  # rows that a category which is not told may have
+    others = max(1, table.grant.rules.min_group - 1)  # rows that a category may have that is not listed
     kept = noisy > times * others + TAIL * gaussian_sigma(multiplier, float(times), most)
     return {"distinct": int(kept.sum()), "digests": found().digests[kept], "weights": noisy[kept], "known": False}
 
@@ -353,7 +354,7 @@ def fit_numbers(client: Client, columns: Sequence[OutputColumn], noise: EncoderN
         for place, column in enumerate(listed):
             bounds = [reply["known"][place] for reply in replies[alias]]
             ranges = [(float(low), float(high)) for low, high in bounds if not math.isnan(low + high)]
-            is_known = len(ranges) == len(bounds)  # else some shard has told noisy counts
+            is_known = len(ranges) == len(bounds)  # else some shard has returned noisy counts
             if not is_known:
                 noise.use(alias)
                 counts = np.sum([reply["counts"][place] for reply in replies[alias]], axis=0)

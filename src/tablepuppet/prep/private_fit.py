@@ -1,10 +1,11 @@
-"""Fitting a pipeline under feature privacy: steps learn from what policies say of columns, or from noisy statistics.
+"""Fits a pipeline under feature privacy: steps learn from what policies say about columns, or from noisy statistics.
 
-Comes in: a pipeline and the noise of encoders. Goes out: an `Encoding` for noise, or a PrivacyError that names a step
-without a form with noise, before anything is asked. What is asked is what encoders ask without a pipeline: a range and
-sums for a number without bounds in the policy, a list for a text without categories there (private_encode.py). What
-steps make of columns is scaled by bounds (step_bounds.py), which costs nothing. A step is a function of a row's own
-cells, and parties make all zeros of null records after the last one: so sensitivities are those without steps.
+Input: a pipeline and the noise of encoders. Output: an `Encoding` for noise; or, before anything is asked, a
+PrivacyError that names a step that cannot be fitted with noise. The questions are those of encoders without a pipeline:
+a range and sums for a number without bounds in the policy, a list for a text without categories there
+(private_encode.py). The results of steps are scaled by bounds (step_bounds.py), which costs nothing. A step is a
+function of a row's own cells, and after the last step parties set null records to zero: so sensitivities are the same
+as without steps.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tablepuppet.errors import PrivacyError
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.attempt import Attempt, Column, Dropped
 from tablepuppet.prep.encode import Encoding, build_encoding, drop_column
-from tablepuppet.prep.fit import Settings, encoders, finish, foresee
+from tablepuppet.prep.fit import PipelineSettings, encoders, finish, foresee
 from tablepuppet.prep.known import Statistics, Wanted
 from tablepuppet.prep.label_sums import Folds, LabelSums
 from tablepuppet.prep.moments import Ranks
@@ -105,7 +106,7 @@ class NoisyKnown(Statistics):
         return self._client.owners(alias)
 
     def base_rows(self, alias: str) -> int:
-        """None: whether a text names rows is not looked for, as that would be told of the data."""
+        """0, so that no text counts as an id: the check would depend on the data."""
         return 0
 
     def number(self, column: OutputColumn) -> NumberSummary:
@@ -117,7 +118,7 @@ class NoisyKnown(Statistics):
         return NumberSummary(self.rows, found.mean, squares, 0.0, self.rows, found.low, found.high)
 
     def categories(self, column: OutputColumn, most: int | None) -> CategorySummary:
-        """Those that a policy lists, or enough rows have; some other rows count as missing."""
+        """The categories that a policy lists, or that enough rows have; others count as missing."""
         found = self._texts.read(column)
         if not found.distinct:
             raise Dropped(NO_CATEGORY)
@@ -161,7 +162,7 @@ class NoisyAttempt(Attempt):
 
 
 def fit_private_pipeline(
-    client: Client, settings: Settings, pipeline: Pipeline, events: Events, noise: EncoderNoise
+    client: Client, settings: PipelineSettings, pipeline: Pipeline, events: Events, noise: EncoderNoise
 ) -> Encoding:
     """A pipeline fitted with noise, applied at the parties; columns that drown in noise are left out with a warning."""
     refuse_with_noise(pipeline)

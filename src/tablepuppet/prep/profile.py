@@ -1,8 +1,7 @@
-"""`relation.profile()`: one look at the joined rows: every column, how columns go together, and what to watch out for.
+"""`relation.profile()`: an overview of the joined rows: every column, how columns depend on each other, and warnings.
 
-Comes in: the statistics of this package, each as far as policies allow it. Goes out: a `Profile`, which a notebook
-shows and `save` writes as one self-contained page (profile_page.py). Values are on it only of columns that are
-public.
+Input: the statistics of this package, each if policies allow it. Output: a `Profile`, which a notebook shows and `save`
+writes as one self-contained page (profile_page.py). It contains values of public columns only.
 """
 
 from __future__ import annotations
@@ -143,13 +142,13 @@ def _ask_names(
 
 def _bars(query: Query, counted: Mapping[str, CategorySummary], names: CategoryNames) -> dict[str, CategoryBars]:
     """The most frequent categories, by name where it is known."""
-    told = {each.column.name: found for each, found in zip(names.coded, names.read(), strict=True)}
+    texts = {each.column.name: found for each, found in zip(names.coded, names.read(), strict=True)}
     bars = {}
     for column in query.outputs:
         found = counted.get(column.name)
         if found is not None and len(found.digests):
             places = _most_frequent(found)
-            lines = label_lines(column, told.get(column.name, [None] * len(places)))
+            lines = label_lines(column, texts.get(column.name, [None] * len(places)))
             bars[column.name] = CategoryBars(lines, found.weights[places].tolist(), float(found.weights.sum()))
     return bars
 
@@ -190,7 +189,7 @@ def _column_warnings(row: Row, histograms: Mapping[str, Histogram], joined: int)
 
 
 def _beyond(found: Histogram, low: float, high: float) -> float:
-    """Joined rows in bins that lie wholly beyond the fences; none of a column half of which is one value."""
+    """Joined rows in bins completely beyond the fences; 0 if half of the column is one value."""
     width = high - low
     if not width > 0:
         return 0.0
@@ -225,7 +224,7 @@ def _is_class(label: OutputColumn, query: Query, row: Row) -> bool:
 
 
 def _ask_across(client: Client, query: Query, rows: Mapping[str, Row], sent: SentOnce) -> None:
-    """Ask for columns that are compared with the label across tables, as far as parties send them, in one trip."""
+    """Ask, in one trip, for the columns that are compared with the label across tables, if parties send them."""
     label = query.label
     if label is None or not rows[label.name]["count"]:
         return
@@ -256,18 +255,18 @@ def _label_warnings(
         if column.alias != label.alias and not sends_across(client.plan, (column.alias, label.alias)):
             continue
         try:
-            told = _association(client, query, column, label, is_class, correlations, most, sent)
+            association = _association(client, query, column, label, is_class, correlations, most, sent)
         except (PrivacyError, LearnError):  # too many categories, or not allowed: nothing is known then
             continue
-        if told is not None and told[1] > TELLS:
-            yield Warned(column.name, "tells the label", f"{told[0]} with {label.name} is {told[1]:.3f}")
+        if association is not None and association[1] > TELLS:
+            yield Warned(column.name, "tells the label", f"{association[0]} with {label.name} is {association[1]:.3f}")
 
 
 def _association(
     client: Client, query: Query, column: OutputColumn, label: OutputColumn, is_class: bool,
     correlations: ColumnMatrix | None, most: int, sent: SentOnce,
 ) -> tuple[str, float] | None:  # fmt: skip
-    """(the measure, how closely a feature and the label go together, from 0 to 1); None if it cannot be told."""
+    """(measure, how strongly a feature and the label depend on each other, from 0 to 1); None if not known."""
     category = _is_category(column, query)
     if category and is_class:
         return "Cramér's V", cramers_v(count_pairs(client, column.name, label.name, most, sent).counts)
@@ -281,7 +280,7 @@ def _association(
 
 
 def _ratio(sums: NDArray[np.float64]) -> float:
-    """The share of a number's variance that lies between groups, as a square root; NaN where there is none."""
+    """The square root of the share of a number's variance that is between groups; NaN if it has no variance."""
     counts, means, within = sums[sums[:, 0] > 0].T
     mean = float(counts @ means) / max(float(counts.sum()), 1.0)
     between = float(counts @ (means - mean) ** 2)

@@ -1,6 +1,6 @@
 """The page of a `Profile`: HTML with its own style and drawings, which needs no network; every text is escaped.
 
-Comes in: statistics. Goes out: a whole page for a file, or a part of one for a notebook. Nothing is computed here.
+Input: statistics. Output: a whole page for a file, or a part of one for a notebook. Nothing is computed here.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class CategoryBars:
 
 @dataclass(frozen=True)
 class Page:
-    """All that stands on a page."""
+    """Everything on a page."""
 
     sql: str
     joined_rows: int
@@ -195,13 +195,13 @@ def _heat_map(found: ColumnMatrix | None) -> str:
             if np.isnan(value):
                 continue
             colour = "#d9534f" if value > 0 else "#3b7dd8"
-            told = f"{_text(first)}, {_text(second)}: {value:.3f}"
+            text = f"{_text(first)}, {_text(second)}: {value:.3f}"
             spot = f'x="{left + j * size}" y="{top + i * size}" width="{size - 1}" height="{size - 1}"'
             number = (
                 f'<text x="{left + j * size + 12.5}" y="{top + i * size + 16}" text-anchor="middle">{value:.1f}</text>'
             )
             cells.append(
-                f'<rect {spot} fill="{colour}" fill-opacity="{abs(value):.3f}"><title>{told}</title></rect>{number}'
+                f'<rect {spot} fill="{colour}" fill-opacity="{abs(value):.3f}"><title>{text}</title></rect>{number}'
             )
     side = len(names) * size
     more = "" if len(names) == len(found.columns) else f'<div class="small">the first {MOST_PAIRS} columns</div>'

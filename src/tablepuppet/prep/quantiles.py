@@ -1,7 +1,7 @@
 """`relation.quantile()`: quantiles over joined rows, as NumPy's ``linear``, from histograms that parties refine.
 
-Exact of public columns. Of others the value at a rank is estimated within the smallest cell that has enough rows
-(distribution.py), and ``exact`` says so. All columns and quantiles are refined together: eight trips at most.
+They are exact for public columns. For others the value at a rank is estimated within the smallest cell that has enough
+rows (distribution.py), and ``exact`` is False. All columns and quantiles are refined together, in at most eight trips.
 """
 
 from __future__ import annotations
@@ -165,11 +165,11 @@ def _ranks(share: float, count: float) -> tuple[float, float, float]:
 
 
 def quantile_of(known: Distribution, share: float) -> Quantile:
-    """A quantile, as far as the cells tell it."""
+    """A quantile, as precisely as the cells allow."""
     if not known.total:
         return Quantile(math.nan, exact=True)
     if has_odd(known) and math.isnan(known.value(known.total - 1)[0]):
-        return Quantile(math.nan, exact=True)  # as NumPy has it
+        return Quantile(math.nan, exact=True)  # as in NumPy
     below, above, part = _ranks(share, known.total)
     (low, is_low), (high, is_high) = known.value(below), known.value(above)
     with np.errstate(invalid="ignore"):

@@ -1,7 +1,7 @@
-"""How many joined rows lie below given values, from cells that are cut only where these values fall (distribution.py).
+"""How many joined rows are below given values, from cells that are refined only at these values (distribution.py).
 
-Exact of public columns. Of others a value may fall inside a cell that has too few rows to be cut: rows are taken to
-lie evenly in it, as for quantiles, and ``exact`` says so.
+The counts are exact for public columns. For others a value may be inside a cell with too few rows to be divided. Then
+rows are assumed to be evenly distributed in the cell, as for quantiles, and ``exact`` is False.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The rows of a relation as noisy statistics count them: each listed once, null records left out.
+"""The rows of a relation as noisy statistics count them: each listed once, without null records.
 
-A row counts as often as it is joined, but at most ``times`` times, so that it changes a count by no more than that. How
-often rows are joined is public; ``times`` is an argument. Nothing here leaves a party.
+A row counts as often as it is joined, but at most ``times`` times, so it changes a count by no more than that. How
+often rows are joined is public; ``times`` is an argument. Nothing here is released.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class RowsOnce:
 
 
 def is_group(table: LocalTable, counts: NDArray[np.float64], times: int = 1) -> bool:
-    """Whether a column with such noisy counts may be released: with next to no noise, ``min_group`` still holds.
+    """Whether a column with these noisy counts may be released: with almost no noise, ``min_group`` still applies.
 
     A group of fewer rows than that counts at most ``times`` (``min_group`` - 1).
     """

@@ -1,7 +1,7 @@
-"""The columns that a statistic is asked of: found by name, of the right kind, and not forbidden by what is published.
+"""The columns that a statistic is asked of: found by name, of the right kind, and not forbidden by the catalog.
 
-Comes in: a plan and names. Goes out: columns, or an error that names the column, the statistic and the rule, before
-any party is asked. Parties hold every op against their policies all the same.
+Input: a plan and names. Output: columns, or an error that names the column, the statistic and the rule, before any
+party is asked. Parties still check every op against their policies.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def sends_across(plan: Plan, aliases: Iterable[str]) -> bool:
 
 
 def is_public(plan: Plan, column: OutputColumn) -> bool:
-    """Whether every party that has the column publishes all that it is made of as public."""
+    """Whether the column is public at every party: all columns that it is computed from."""
     used = {name.lower() for name in columns_of(column.expression)}
     shards = plan.tables[column.alias].shards
     return bool(used) and all(used <= {name.lower() for name in shard.public} for shard in shards)

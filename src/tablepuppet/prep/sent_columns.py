@@ -1,7 +1,7 @@
 """Columns that parties send to the coordinator, one number per base row, to be compared across tables.
 
-Only tables whose policy says ``cross_statistics`` send any (release COLUMNS). What is sent has the length of the rows
-that take part; the coordinator takes it to joined rows by the mapping.
+Only tables whose policy says ``cross_statistics`` send them (release COLUMNS). A sent column has one number for each
+row that takes part; the coordinator gathers it to joined rows with the mapping.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class SentCategories:
 
 
 class SentNumbers:
-    """Numeric columns: asked for when made, read when looked at."""
+    """Numeric columns: asked for at construction, read on first use."""
 
     def __init__(self, client: Client, columns: Iterable[OutputColumn]):
         self._client = client
@@ -109,7 +109,7 @@ class SentNumbers:
 
 
 class SentCodes:
-    """A column's categories: asked for when made, read when looked at."""
+    """A column's categories: asked for at construction, read on first use."""
 
     def __init__(self, client: Client, column: OutputColumn, blinding: str):
         self._client, self._column, self.blinding = client, column, blinding
@@ -140,7 +140,7 @@ class Meetings:
 
 
 class SentOnce:
-    """Columns that are sent once, however many statistics need them: asked for at first, read when looked at."""
+    """Columns that are sent once, however many statistics need them: asked for at first, read on first use."""
 
     def __init__(self, client: Client):
         self._client = client

@@ -1,7 +1,7 @@
-"""Skew and kurtosis of columns over joined rows, as pandas has them, from central sums of the shards.
+"""Skew and kurtosis of columns over joined rows, with the results of pandas, from central sums of the shards.
 
-A party answers with sums of powers about its own mean, of the same rows as ``statistics.numbers``; the coordinator
-moves them to the mean of all shards: exact sums, whatever the offset of the values.
+A party returns sums of powers about its own mean, over the same rows as ``statistics.numbers``. The coordinator
+converts them to the mean of all shards. The sums are accurate whatever the offset of the values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tablepuppet.sql.query import OutputColumn
 
 @dataclass(frozen=True)
 class CentralSums:
-    """Count, mean, and sums of the second to fourth power about it: those of even powers are not negative."""
+    """Count, mean, and sums of the second to fourth power about it; sums of even powers are not negative."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` unless it is such an array."""
@@ -74,7 +74,7 @@ class Shape:
 
 
 class ShapeStatistics:
-    """Skew and kurtosis of columns: asked for when made, read when looked at."""
+    """Skew and kurtosis of columns: asked for at construction, read on first use."""
 
     def __init__(self, client: Client, columns: Iterable[OutputColumn]):
         self._by_alias: dict[str, list[str]] = {}

@@ -1,8 +1,8 @@
-"""Fitted steps of a pipeline, in the form in which they travel to a party and are saved with a model.
+"""Fitted steps of a pipeline, in the form in which they are sent to a party and saved with a model.
 
-Each is a small Struct that says what becomes of one column. `Shapes` follows them by names alone: which columns there
-are, and whether they hold numbers or codes. So what does not fit is refused before a row is read; the coordinator
-follows them in the same way, and knows the columns that a party will make. frame.py computes with rows.
+Each is a small Struct that says how one column is changed. `Shapes` applies them to names alone: which columns exist,
+and whether they contain numbers or codes. So a step that does not fit is refused before a row is read. The coordinator
+does the same, and knows which columns a party will create. frame.py computes with rows.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Factors = Annotated[Sequence[str], Meta(min_length=1, max_length=16)]
 DatePart = Literal["year", "quarter", "month", "week", "day", "weekday", "yearday", "hour", "minute", "second"]
 
 
-class Fitted(msgspec.Struct, frozen=True, tag_field="kind"):
-    """A fitted step. Those that are not ``linear`` change the distribution of values by numbers of the caller."""
+class FittedStep(msgspec.Struct, frozen=True, tag_field="kind"):
+    """A fitted step. Unless ``linear``, it changes the distribution of values by numbers that the caller chose."""
 
     @property
     def reads(self) -> Sequence[str]:
@@ -53,7 +53,7 @@ class Fitted(msgspec.Struct, frozen=True, tag_field="kind"):
         return False
 
 
-class Fill(Fitted, frozen=True, tag="fill"):
+class Fill(FittedStep, frozen=True, tag="fill"):
     """A missing number is ``value``."""
 
     column: str
@@ -65,14 +65,14 @@ class Fill(Fitted, frozen=True, tag="fill"):
         return True
 
 
-class FillCode(Fitted, frozen=True, tag="fill_code"):
+class FillCode(FittedStep, frozen=True, tag="fill_code"):
     """A missing category has this code: that of another one, or one more."""
 
     column: str
     code: Code
 
 
-class Missing(Fitted, frozen=True, tag="missing"):
+class Missing(FittedStep, frozen=True, tag="missing"):
     """Make a column: 1 where there is no value, else 0."""
 
     column: str
@@ -84,7 +84,7 @@ class Missing(Fitted, frozen=True, tag="missing"):
         return True
 
 
-class Scale(Fitted, frozen=True, tag="scale"):
+class Scale(FittedStep, frozen=True, tag="scale"):
     """(value - centre) / scale."""
 
     column: str
@@ -97,7 +97,7 @@ class Scale(Fitted, frozen=True, tag="scale"):
         return True
 
 
-class Clip(Fitted, frozen=True, tag="clip"):
+class Clip(FittedStep, frozen=True, tag="clip"):
     """Values below ``low`` are ``low``, those above ``high`` are ``high``."""
 
     column: str
@@ -105,7 +105,7 @@ class Clip(Fitted, frozen=True, tag="clip"):
     high: Value
 
 
-class Outside(Fitted, frozen=True, tag="outside"):
+class Outside(FittedStep, frozen=True, tag="outside"):
     """Make a column: 1 where the value is below ``low`` or above ``high``, else 0."""
 
     column: str
@@ -114,7 +114,7 @@ class Outside(Fitted, frozen=True, tag="outside"):
     output: str
 
 
-class Without(Fitted, frozen=True, tag="without"):
+class Without(FittedStep, frozen=True, tag="without"):
     """Values below ``low`` or above ``high`` are missing."""
 
     column: str
@@ -122,34 +122,34 @@ class Without(Fitted, frozen=True, tag="without"):
     high: Value
 
 
-class Logarithm(Fitted, frozen=True, tag="log"):
+class Logarithm(FittedStep, frozen=True, tag="log"):
     """log(value + offset); missing where that has none."""
 
     column: str
     offset: Value
 
 
-class Exponent(Fitted, frozen=True, tag="power"):
+class Exponent(FittedStep, frozen=True, tag="power"):
     """The power of the value's size, with its sign."""
 
     column: str
     exponent: Annotated[float, Meta(ge=1e-3, le=1e3)]
 
 
-class Cut(Fitted, frozen=True, tag="cut"):
+class Cut(FittedStep, frozen=True, tag="cut"):
     """The number of the bin: edges rise; a value beyond them is in the first or last bin."""
 
     column: str
     edges: Values
 
 
-class Other(Fitted, frozen=True, tag="other"):
+class Other(FittedStep, frozen=True, tag="other"):
     """Categories that are not listed have one more code."""
 
     column: str
 
 
-class Lookup(Fitted, frozen=True, tag="lookup"):
+class Lookup(FittedStep, frozen=True, tag="lookup"):
     """A number for each code; for what is not listed, and for what is missing (None: a missing number)."""
 
     column: str
@@ -158,8 +158,8 @@ class Lookup(Fitted, frozen=True, tag="lookup"):
     missing: Value | None
 
 
-class FoldLookup(Fitted, frozen=True, tag="fold_lookup"):
-    """As a lookup, with other numbers for the rows of each fold: those that were learned without these rows.
+class FoldLookup(FittedStep, frozen=True, tag="fold_lookup"):
+    """A lookup with different numbers for the rows of each fold, learned without these rows.
 
     Folds are parts of the base rows of a shard that take part (`fold_numbers`). ``values`` has the numbers of one fold
     after those of another, ``other`` and ``missing`` one number for each fold. ``full`` is for rows to predict.
@@ -175,15 +175,15 @@ class FoldLookup(Fitted, frozen=True, tag="fold_lookup"):
     full: Lookup
 
 
-class Hashed(Fitted, frozen=True, tag="hashed"):
+class Hashed(FittedStep, frozen=True, tag="hashed"):
     """Categories as one of ``size`` codes, by their digests."""
 
     column: str
     size: Size
 
 
-class Product(Fitted, frozen=True, tag="product"):
-    """Make a column: the product of columns, of which one may stand there again."""
+class Product(FittedStep, frozen=True, tag="product"):
+    """Create a column: the product of columns, of which one may be listed twice."""
 
     factors: Factors
     output: str
@@ -194,7 +194,7 @@ class Product(Fitted, frozen=True, tag="product"):
         return self.factors
 
 
-class Part(Fitted, frozen=True, tag="date_part"):
+class Part(FittedStep, frozen=True, tag="date_part"):
     """Make a column: a part of a date, which is in days since 1970-01-01. Monday is the weekday 0."""
 
     column: str
@@ -202,7 +202,7 @@ class Part(Fitted, frozen=True, tag="date_part"):
     output: str
 
 
-class Drop(Fitted, frozen=True, tag="drop"):
+class Drop(FittedStep, frozen=True, tag="drop"):
     """The column is left out."""
 
     column: str
@@ -229,8 +229,9 @@ class Shapes:
 
     @classmethod
     def of(cls, numbers: Iterable[str], categories: Mapping[str, int], steps: Iterable[Spec]) -> Shapes:
-        """After ``steps``, of columns that are numbers, and of categories with so many codes; PartyError if a step
-        does not fit.
+        """The shapes after ``steps``, from columns of numbers and columns of categories with their numbers of codes.
+
+        Raises PartyError if a step does not fit.
         """
         found = cls(dict.fromkeys(numbers, NUMBERS) | dict(categories), set(categories))
         for step in steps:
@@ -267,7 +268,7 @@ class Shapes:
         self._change(step, name)
 
     def _change(self, step: Spec, name: str) -> None:
-        """What becomes of the column itself; one that gets codes stands behind those that are there."""
+        """The new shape of the column itself; a column that gets codes is placed after the existing ones."""
         match step:
             case Cut(edges=edges):
                 if len(edges) < 2 or any(after <= before for before, after in pairwise(edges)):

@@ -1,8 +1,8 @@
 """Statistics of columns over the joined rows, computed where the rows are.
 
-A party weighs each row by how often it is joined and answers with a few sums per column, centred at its own
-mean so that no digits are lost; the coordinator adds shards up (Chan, Golub and LeVeque 1983). Categories are
-counted under digests, so that no text leaves a party.
+A party weights each row by how often it is joined and returns a few sums per column, centred at its own mean so that no
+digits are lost. The coordinator adds the sums of shards (Chan, Golub and LeVeque 1983). Categories are counted under
+digests, so that no text leaves a party.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class NumberSums:
 
 
 def check_sums(value: Any, columns: int | str, asked: Asked, reply: Mapping[str, Any]) -> None:
-    """Raise `Wrong` unless an array holds sums of so many columns."""
+    """Raise `Wrong` unless an array holds sums of this number of columns."""
     Numbers((columns, 8), finite=False).check(value, asked, reply)
     count, _, _, squares, odd, rows, low, high = value.T
     if not ((odd >= 0) & (count >= odd) & (rows >= count) & (count == np.rint(count))).all():
@@ -58,16 +58,16 @@ def check_sums(value: Any, columns: int | str, asked: Asked, reply: Mapping[str,
 
 @dataclass(frozen=True)
 class CategoryWeights:
-    """The weights of all categories, with those missing the joined rows; none if they are too many to send."""
+    """The weights of all categories: with missing rows they add up to the joined rows. Empty if there are too many."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` unless it is such an array."""
         Numbers(("digests",), least=0.0, most=JOINED).check(value, asked, reply)
         distinct, most = reply["distinct"], asked.arguments["most"]
-        is_told = most is None or distinct <= most
-        if len(value) != (distinct if is_told else 0) or len(reply["top_digest"]) != min(distinct, 1):
+        is_listed = most is None or distinct <= most
+        if len(value) != (distinct if is_listed else 0) or len(reply["top_digest"]) != min(distinct, 1):
             raise Wrong("has more or fewer categories than there are")
-        if not is_told:
+        if not is_listed:
             return
         if value.max(initial=0.0) != reply["top"] or asked.joined not in (None, value.sum() + reply["missing"]):
             raise Wrong("has counts of other rows than those that are joined")
@@ -131,7 +131,7 @@ def centred_sums(values: NDArray[np.float64], weights: NDArray[np.float64]) -> t
         return total, math.nan, math.nan, math.nan, odd
     if values.min() == values.max():  # exactly constant, whatever the sums would round to
         return total, float(values[0]), 0.0, 0.0, odd
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is told as such
+    with np.errstate(over="ignore", invalid="ignore"):  # overflow is returned as infinity or NaN
         mean = float(weights @ values) / total
         mean += float(weights @ (values - mean)) / total
         centred = values - mean
@@ -236,11 +236,6 @@ class NumberSummary:
         """Joined rows without a value."""
         return round(self.rows - self.count)
 
-    @property
-    def filled_std(self) -> float:
-        """Standard deviation (ddof 0) over all joined rows, where those without a value have the mean."""
-        return math.sqrt(self.squares / self.rows)
-
     def std(self, ddof: int) -> float:
         """Standard deviation; NaN where it has none."""
         return math.sqrt(self.squares / (self.count - ddof)) if self.count > ddof else math.nan
@@ -253,10 +248,10 @@ class CategorySummary:
     distinct: int
     top: float
     missing: float
-    digests: NDArray[np.uint8]  # (told, 16) in digest order; empty where there are too many
+    digests: NDArray[np.uint8]  # (listed, 16) in digest order; empty if there are too many
     weights: NDArray[np.float64]
     top_digest: NDArray[np.uint8]  # (1, 16), of the most frequent; empty where it is not known
-    ties: NDArray[np.uint64]  # (told,): a word for each, the same in every fit; none where the column is not public
+    ties: NDArray[np.uint64]  # (listed,): a word for each, the same in every fit; none if the column is not public
 
 
 class NumberStatistics:
@@ -313,7 +308,7 @@ class CategoryStatistics:
 
 
 def merge_categories(shards: Sequence[Mapping[str, Any]]) -> CategorySummary:
-    """Categories of a column from those of its shards: equal digests are one category."""
+    """The categories of a column, from its shards: equal digests are one category."""
     missing = float(sum(reply["missing"] for reply in shards))
     largest = max(shards, key=lambda reply: int(reply["distinct"]), default=None)
     if largest is None or any(len(reply["digests"]) < reply["distinct"] for reply in shards):
@@ -323,12 +318,12 @@ def merge_categories(shards: Sequence[Mapping[str, Any]]) -> CategorySummary:
         return CategorySummary(distinct, top, missing, nothing, np.zeros(0), only, NO_TIES)
     digests = np.concatenate([reply["digests"] for reply in shards])
     [numbers], size = number_digests([digests])
-    told = np.concatenate([reply["weights"] for reply in shards])
-    weights = np.bincount(numbers, told, minlength=size).astype(np.float64)
+    reported = np.concatenate([reply["weights"] for reply in shards])
+    weights = np.bincount(numbers, reported, minlength=size).astype(np.float64)
     first = np.unique(numbers, return_index=True)[1]
     most = digests[first][weights.argmax()][None] if size else digests[:0]
-    told_ties = np.concatenate([NO_TIES, *(reply.get("ties", NO_TIES) for reply in shards)])
-    ties = told_ties[first] if len(told_ties) == len(digests) else NO_TIES
+    all_ties = np.concatenate([NO_TIES, *(reply.get("ties", NO_TIES) for reply in shards)])
+    ties = all_ties[first] if len(all_ties) == len(digests) else NO_TIES
     return CategorySummary(size, float(weights.max(initial=0.0)), missing, digests[first], weights, most, ties)
 
 

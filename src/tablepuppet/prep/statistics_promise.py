@@ -1,8 +1,8 @@
 """How the privacy promise for a table is divided among noisy statistics, and what they have spent: numbers only.
 
-Comes in: a `Privacy` and the releases that are planned. Goes out: one noise multiplier for each table, a PrivacyError
-if a budget would be exceeded, and `Spent`. All releases of a table get the same share; a table that is used under two
-aliases is one table, since a row may be in both.
+Input: a `Privacy` and the planned releases. Output: one noise multiplier for each table and `Spent`, or a PrivacyError
+if a budget would be exceeded. All releases of a table get the same share. A table that is used under two aliases is one
+table, since a row may be in both.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Bounds of columns after fitted steps, from bounds before them: no data is looked at.
+"""Bounds of columns after fitted steps, computed from the bounds before them, without data.
 
-With noise, what a step makes of a column is scaled by these bounds instead of by statistics, which would each cost a
-release. They need not hold for every value: parties clip what lies far off.
+With noise, the result of a step is scaled by these bounds and not by statistics, each of which would cost a release.
+The bounds need not hold for every value: parties clip values far outside.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tablepuppet.prep.specs import (
     Clip,
     Exponent,
     Fill,
-    Fitted,
+    FittedStep,
     Logarithm,
     Lookup,
     Missing,
@@ -41,7 +41,7 @@ Known = Mapping[str, Bounds]
 
 
 def bounds_after(steps: Iterable[Spec], known: Known) -> dict[str, Bounds]:
-    """Bounds by column after steps; ``known`` are those of columns of numbers as they are read.
+    """Bounds by column after steps; ``known`` are the bounds of numeric columns as they are read.
 
     >>> bounds_after([Scale("x", 2.0, 4.0), Clip("x", 0.0, 9.0)], {"x": (-2.0, 10.0)})
     {'x': (0.0, 2.0)}
@@ -56,7 +56,7 @@ def bounds_after(steps: Iterable[Spec], known: Known) -> dict[str, Bounds]:
 
 
 @singledispatch
-def _after(step: Fitted, known: Known) -> Bounds | None:
+def _after(step: FittedStep, known: Known) -> Bounds | None:
     """Bounds of the column that a step writes; None where it holds no numbers then."""
     return None
 

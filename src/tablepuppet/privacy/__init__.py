@@ -1,1 +1,1 @@
-"""Pure functions that parties call to keep a promise."""
+"""Pure functions by which parties keep privacy promises."""

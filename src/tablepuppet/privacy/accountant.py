@@ -1,12 +1,12 @@
 """What noise costs: epsilon and delta of many releases, and the noise for a target.
 
-Comes in: noise multipliers, how often noise was added, sampling probabilities. Goes out: epsilons, multipliers, and
-`Spending`, a cost that adds up over releases and runs. No data is here. The formulas are those of `dp-accounting`.
+Input: noise multipliers, how often noise was added, sampling probabilities. Output: epsilons, multipliers, and
+`Spending`, a cost that can be added over releases and runs. It uses no data. The formulas are those of `dp-accounting`.
 
-Neighbours are those of feature privacy: one row's features replaced by a null record, which adds nothing to a sum, so
-a row whose part of a sum has norm C or less changes it by C. A multiplier is the noise's standard deviation divided by
-that C. ``sampling`` is the probability with which a party puts each of its rows in a step, each on its own and
-unseen by others (Poisson sampling); batches of a fixed size, or batches that others know, are none: leave it None.
+Neighbours are those of feature privacy: one row's features are replaced by a null record, which adds nothing to a sum.
+So a row whose part of a sum has norm C or less changes the sum by at most C. A multiplier is the standard deviation of
+the noise divided by C. ``sampling`` is the probability with which a party includes each row in a step, independently
+and unknown to others (Poisson sampling). It is None for batches of a fixed size, and for batches that others know.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Spending:
 
     @classmethod
     def of_gaussian(cls, multiplier: float, steps: int = 1, sampling: float | None = None) -> Spending:
-        """The cost of adding Gaussian noise in so many steps.
+        """The cost of adding Gaussian noise in this number of steps.
 
         >>> round(Spending.of_gaussian(4.0, 10_000, sampling=0.01).epsilon(1e-5), 2)
         1.04
@@ -80,7 +80,7 @@ class Spending:
         )
 
     def times(self, count: int) -> Spending:
-        """The cost of so many releases like this one."""
+        """The cost of this number of releases like this one."""
         curves = (tuple(count * cost for cost in curve) for curve in (self.gaussian, self.pure_curve))
         gaussian, pure_curve = curves
         return Spending(gaussian, count * self.pure, pure_curve, count * self.tail)
@@ -98,7 +98,7 @@ class Spending:
 def gaussian_epsilon(
     multiplier: float, delta: float, steps: int = 1, sampling: float | None = None, beside: float = 0.0
 ) -> float:
-    """The epsilon of Gaussian noise in so many steps: the least of all sound ways to count.
+    """The epsilon of Gaussian noise in this number of steps: the smallest of all valid bounds.
 
     Without sampling that is the exact figure (Balle and Wang 2018); with sampling the lower of Renyi divergences and
     the privacy loss distribution. ``beside`` is the sum of 1 / multiplier^2 of other releases with Gaussian noise and
@@ -122,7 +122,7 @@ def gaussian_epsilon(
 def noise_multiplier(
     epsilon: float, delta: float, steps: int = 1, sampling: float | None = None, beside: float = 0.0
 ) -> float:
-    """The least multiplier for ``epsilon`` at ``delta`` over so many steps, to one part in 500, never below it.
+    """The least multiplier for ``epsilon`` at ``delta`` over this number of steps, to one part in 500, never below it.
 
     ``beside`` is that of `gaussian_epsilon`; PrivacyError if it alone costs as much. With sampling this takes seconds.
 
@@ -185,13 +185,11 @@ def group_epsilon(
     return min(coarse, _by_mixtures(sampled, delta, rows, whole, finer)) if finer < 5e-3 else coarse
 
 
-def simple_division(parties: Sequence[Spending], delta: float) -> float:
-    """The epsilon at ``delta`` of tables about the same people, each converted by itself and then added up."""
-    return sum(party.epsilon(delta / len(parties)) for party in parties)
-
-
 def moments_division(parties: Sequence[Spending], delta: float) -> float:
-    """The same, with divergences added up first and converted once (FedOnce, Theorem 4): much less for many tables."""
+    """The epsilon at ``delta`` of tables about the same people: divergences are added up, then converted once.
+
+    This is Theorem 4 of FedOnce. Converting each table by itself and adding up epsilons gives much more.
+    """
     return sum(parties, Spending()).epsilon(delta)
 
 

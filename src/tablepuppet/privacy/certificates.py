@@ -1,9 +1,8 @@
 """A small certificate authority for trials, and the name in a certificate.
 
-Comes in: a folder and an owner's name. Goes out: ``ca.key`` and ``ca.crt``, then ``NAME.key`` and ``NAME.crt``, good
-for both ends of a TLS connection. Whoever holds ``ca.key`` can be anybody: it stays with the person who issues.
-Production brings certificates of its own; all that is asked of them is that their SubjectAlternativeName begins with
-the owner's name, as a DNS name.
+Input: a folder and an owner's name. Output: ``ca.key`` and ``ca.crt``, then ``NAME.key`` and ``NAME.crt``, for both
+ends of a TLS connection. Whoever holds ``ca.key`` can impersonate anybody: it stays with the person who issues. In
+production, use your own certificates; their SubjectAlternativeName must begin with the owner's name, as a DNS name.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ def identity(certificate: bytes | str) -> str:
     """The name of a certificate's owner: the DNS name that is first in its SubjectAlternativeName.
 
     ``certificate`` is PEM or DER; of a chain in PEM, the first counts. A name of another kind before the DNS name is
-    an error: gRPC tells the other end the first name of any kind, which would then be somebody else's.
+    an error: gRPC sends the other end the first name of any kind, which would then be somebody else's.
     """
     data = certificate.encode() if isinstance(certificate, str) else certificate
     try:

@@ -1,11 +1,13 @@
 """Clipping: no row adds more than its bound to a release, whatever its values are.
 
-Comes in: numbers by row. Goes out: the same, each row cut to a length. What is not finite counts as a null record,
-which adds nothing. Lengths neither vanish nor overflow: where the plain sum of squares is no ordinary number, a row
-is divided by its largest number first. After a row is cut, its length is computed again and held against the bound.
+Input: numbers by row. Output: the same numbers, each row scaled to a length within the bound. A row with a number that
+is not finite counts as a null record, which adds nothing. Lengths neither underflow nor overflow: if the sum of squares
+is too small or too large, the row is first divided by its largest number. After a row is clipped, its length is
+computed again and compared with the bound.
 
-Sums are made of blocks of rows. A row is in one of them, so that what rounding adds to the difference of two sums which
-differ in one row is that of a block: less than `SLACK` of the bound, which the noise counts (`noise.gaussian_sigma`).
+Sums are computed in blocks of rows, and a row is in one block only. So if two sums differ in one row, rounding changes
+their difference by at most the rounding error of one block. This is less than `SLACK` of the bound, which the noise
+takes into account (`noise.gaussian_sigma`).
 """
 
 from __future__ import annotations
@@ -58,6 +60,30 @@ def clipped(values: Array, bound: float, times: Array | float = 1.0) -> Array:
         kept = by_row(values, kept_shares(lengths_of(values) * times, bound))
         within = lengths_of(kept) * times <= bound * (1 + ROUNDING)
     return kept if within.all() else zeroed(kept, ~within)
+
+
+def clipped_layers(
+    inputs: list[Array], slopes: list[Array], sizes: list[Array], has_values: NDArray[np.bool_], bound: float
+) -> tuple[list[Array], list[Array]]:
+    """(inputs, slopes) of a network's layers, such that the gradient of every row has at most the length ``bound``.
+
+    A row's gradient by the weights of a layer is the outer product of the layer's input, with its bias of length
+    ``sizes``, and the derivative by its output, the slope. So its norm follows from theirs, and no gradient of a single
+    row is stored. ``inputs`` are those of all layers but the first. Rows without values, and rows whose length is still
+    above the bound or no number, become zero.
+    """
+    kept = kept_shares(_over_layers(sizes, slopes), bound)
+    cut = [by_row(slope, kept) for slope in slopes]
+    out = ~((_over_layers(sizes, cut) <= bound * (1 + ROUNDING)) & has_values)  # NaN fails too
+    return [zeroed(each, out) for each in inputs], [zeroed(each, out) for each in cut]
+
+
+def _over_layers(sizes: list[Array], slopes: list[Array]) -> Array:
+    """The norm of every row's gradient over all layers."""
+    found = np.zeros(len(slopes[0]))
+    for size, slope in zip(sizes, slopes, strict=True):
+        found = np.hypot(found, size * lengths_of(slope))
+    return found
 
 
 def by_row(values: Array, factors: Array) -> Array:

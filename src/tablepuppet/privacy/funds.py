@@ -1,8 +1,8 @@
-"""`Funds`: what may be spent on a table by a caller, or by all callers together, and what they have spent.
+"""`Funds`: what a caller, or all callers together, may spend on a table, and what they have spent.
 
-Comes in: a budget and the charges of a ledger. Goes out: whether a cost is within it, at the budget's delta. A party's
-ledger asks before every charge; the same is in the catalog that a caller gets, so that a coordinator asks the same
-question of a whole fit before its first charge. Charges follow from what callers asked for: no value of a row is here.
+Input: a budget and the charges of a ledger. Output: whether a cost is within the budget, at the budget's delta. A
+party's ledger checks this before every charge. The catalog contains the same `Funds`, so that a coordinator can check a
+whole fit before its first charge. Charges depend on what callers asked for, and on no value of a row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Label privacy: noise that a label's owner adds before any label leaves.
 
-Comes in: labels of rows, a name for each row, and an epsilon. Goes out: noisy labels, which the coordinator may see.
+Input: labels of rows, a name for each row, and an epsilon. Output: noisy labels, which the coordinator may see.
 Neighbours are two tables that differ in one row's label. The guarantee is pure: delta is 0.
 
 The noise of a label is a pseudo-random function of the party's secret, the label's expression, mechanism, epsilon,
@@ -137,7 +137,7 @@ def number_variance(epsilon: float, bounds: tuple[float, float]) -> float:
 
 
 def check_classes(number: int) -> None:
-    """Raise PrivacyError unless so many classes can be noised."""
+    """Raise PrivacyError unless noise is possible for this number of classes."""
     if not 2 <= number <= MOST_CLASSES:
         raise PrivacyError(f"label classes: {number} are listed; noise needs 2 to {MOST_CLASSES:,}")
 
@@ -182,8 +182,8 @@ def _key(secret: bytes, expression: str, mechanism: str, epsilon: float, domain:
     """A key for this release: any other expression, mechanism, epsilon, class list or bounds has other noise."""
     if len(secret) < 16:
         raise PrivacyError("a party's secret for label noise must have 16 bytes or more")
-    told = msgspec.msgpack.encode(["label noise", expression, mechanism, float(epsilon).hex(), domain])
-    return HKDF(hashes.SHA256(), 32, salt=None, info=told).derive(secret)
+    info = msgspec.msgpack.encode(["label noise", expression, mechanism, float(epsilon).hex(), domain])
+    return HKDF(hashes.SHA256(), 32, salt=None, info=info).derive(secret)
 
 
 def _messages(rows: pa.Array, labels: NDArray[Any]) -> pa.Array:

@@ -1,8 +1,8 @@
-"""Learning from classes whose noise is known: targets that make a loss unbiased, and how frequent true classes are.
+"""Learning from classes whose noise is known: targets that make a loss unbiased, and frequencies of true classes.
 
-Comes in: how likely a noisy class is the true one (`label.keep_probability`), and noisy classes. Goes out: what a
-loss needs to learn the true classes. It uses no data beyond the noisy labels, so it costs no privacy. This is the
-backward correction of Patrini et al. 2017, "Making Deep Neural Networks Robust to Label Noise".
+Input: the probability that a noisy class is the true one (`label.keep_probability`), and noisy classes. Output: what a
+loss needs to learn the true classes. It uses noisy labels only, so it costs no privacy. This is the backward correction
+of Patrini et al. 2017, "Making Deep Neural Networks Robust to Label Noise".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """All private noise: where its random bits come from, and the samplers that turn them into numbers.
 
-Comes in: values that are about to leave a party, and how much noise a promise needs. Goes out: noisy values on a
+Input: values that are about to leave a party, and how much noise a promise needs. Output: noisy values on a
 grid. Only the party runs this; its random bits never leave.
 
 Bits come from AES-256 in counter mode under a fresh key of the operating system (`SecureStream`), or, where the same
@@ -132,7 +132,7 @@ def _rest(share: float) -> float:
 
 
 def sampling_epsilon(numbers: int) -> float:
-    """What the samplers' error adds to the epsilon of a release of so many noisy numbers."""
+    """What the samplers' error adds to the epsilon of a release of this number of noisy numbers."""
     return 2 * numbers * SAMPLING_ERROR
 
 
@@ -160,7 +160,7 @@ def summed_steps(parts: Iterable[Numbers], shape: tuple[int, ...] | None, step: 
     """The sum of parts of one ``shape`` (None: that of the first), each rounded down to whole steps: of any numbers.
 
     Steps are added exactly, and stop at `MOST_STEPS`: that brings no two sums further apart, so that a bound of the
-    distance holds for what comes out as it holds for the parts. NaN counts as 0.
+    distance holds for the result as it holds for the parts. NaN counts as 0.
     """
     total = np.zeros(shape or (), np.int64)
     for part in parts:

@@ -1,6 +1,6 @@
-"""Files that hold a secret: only their owner may read them, and nothing writes over them.
+"""Files that hold a secret, which only their owner may read, and files that are written atomically.
 
-Comes in: a path, and what the file is, in words for errors. A secret never appears in an error.
+Input: a path, and what the file is, in words for errors. A secret never appears in an error.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from tablepuppet.errors import ConfigError
@@ -53,6 +54,25 @@ def _check_mode(mode: int, path: Path, what: str) -> None:
         raise ConfigError(
             f"{what} {str(path)!r} is open to other users (mode {stat.S_IMODE(mode):o}): run chmod 600 on it"
         )
+
+
+def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Replace a file, or create it: whoever reads it finds the old content or the new one, and it is on disk.
+
+    Raises OSError; the old content is then unchanged.
+    """
+    draft = path.with_name(f"{path.name}.new")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

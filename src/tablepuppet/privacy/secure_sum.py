@@ -1,13 +1,13 @@
-"""Masks that cancel in a sum: adding the masked words of all peers gives the sum, and reveals no single peer.
+"""Masks that cancel in a sum: the masked words of all peers add up to the true sum, and reveal no single peer's number.
 
-Comes in: a peer's numbers, and a secret for each pair of peers. Goes out: 64-bit words that look random. Numbers are
-rounded to multiples of 2^-bits and added modulo 2^64, so the sum is exactly that of the rounded numbers. Of each pair,
-the peer whose name comes first adds a mask and the other one takes it away:
+Input: a peer's numbers, and a secret for each pair of peers. Output: 64-bit words that look random. Numbers are rounded
+to multiples of 2^-bits and added modulo 2^64, so the result is exactly the sum of the rounded numbers. In each pair,
+the peer whose name comes first adds a mask and the other one subtracts it:
 
-    told_a = round(2^bits x_a) + sum_{b > a} m_ab - sum_{b < a} m_ba   (mod 2^64)
+    sent_a = round(2^bits x_a) + sum_{b > a} m_ab - sum_{b < a} m_ba   (mod 2^64)
 
 m_ab is a stream of AES-256 in counter mode. Its key is derived from the pair's secret for one roster, one number, one
-op, one name and one scale: it is used once, or the difference of two replies would be revealed.
+op, one name and one scale. It is used once: if it were used twice, the difference of two replies would be revealed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_BITS = 900  # a scale beyond that has no use
 
 
 def scale_bits(bound: float, peers: int) -> int:
-    """The scale, as a power of two, for numbers of so many peers that are not much above a bound that all know.
+    """The scale, as a power of two, for numbers of this number of peers that are not much above a bound that all know.
 
     >>> scale_bits(1.0, 4), scale_bits(1e9, 4)
     (47, 18)
@@ -44,7 +44,7 @@ def scale_bits(bound: float, peers: int) -> int:
 
 
 def to_words(values: NDArray[np.float64] | float, bits: int, peers: int) -> Words:
-    """Numbers rounded to multiples of 2^-bits; PrivacyError if the sum over so many peers might not fit.
+    """Numbers rounded to multiples of 2^-bits; PrivacyError if the sum over all peers might not fit.
 
     >>> to_words(-0.75, 1, 3).view(np.int64)
     array(-2)
@@ -92,11 +92,11 @@ class Masks:
 
     def masked(self, words: Words, purpose: Purpose) -> Words:
         """The words with all masks for this purpose."""
-        told = words.copy()
+        sent = words.copy()
         for name, secret in self._secrets.items():
             mask = _stream(secret, purpose)
-            told = told + mask if self._own < name else told - mask  # modulo 2^64
-        return np.asarray(told, np.uint64)
+            sent = sent + mask if self._own < name else sent - mask  # modulo 2^64
+        return np.asarray(sent, np.uint64)
 
 
 def pair_secret(own: X25519PrivateKey, other: bytes, roster: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """`Privacy`: what an analyst asks parties to promise while a model is learned.
 
-Comes in: a learner's settings or a job file's. Goes out: settings that make sense together, or a PrivacyError with
+Input: a learner's settings or a job file's. Output: settings that make sense together, or a PrivacyError with
 advice. Whether they fit a table is only known to its party: it checks again.
 """
 

@@ -1,6 +1,6 @@
 """How the privacy promise for a table's features is divided among its releases.
 
-Comes in: a target epsilon and delta. Goes out: a noise multiplier for each release, and the epsilon of what was used.
+Input: a target epsilon and delta. Output: a noise multiplier for each release, and the epsilon of what was used.
 All noise is Gaussian, and without sampling: releases of multipliers s_1, s_2, ... are together exactly as private as
 one of (1 / s_1^2 + 1 / s_2^2 + ...)^(-1/2) (Dong, Roth, Su 2022), so that shares of 1 / s^2 add up.
 """
@@ -42,7 +42,7 @@ class Shares:
 
 
 def tail_delta(rows: int, multiplier: float) -> float:
-    """The delta of one noisy list of categories for somebody with so many rows in a table.
+    """The delta of one noisy list of categories for somebody with this number of rows in a table.
 
     A category is listed whose noisy count is above 1 + TAIL noises; at worst all rows have one that nobody else has, or
     each has its own.

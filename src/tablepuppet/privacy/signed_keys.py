@@ -1,7 +1,7 @@
-"""Keys that peers exchange through somebody they do not trust: each is signed by the key of its owner's certificate.
+"""Keys that peers exchange through an intermediary that they do not trust: the owner of a certificate signs its key.
 
-Comes in: an owner's certificate and key, or a `Hello` of a peer. Goes out: a `Hello` that others can check, or the name
-of the peer that it comes from. Whoever passes hellos on can leave them out, and change nothing in them.
+Input: an owner's certificate and key, or a `Hello` of a peer. Output: a `Hello` that others can check, or the name of
+the peer that sent it. The intermediary can drop hellos, but cannot change them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Identities for parties of one process: an authority that lives in memory vouches for all of them.
+"""Identities for parties in one process, issued by an authority in memory.
 
-There is nobody to hide from in one process. What runs there is what runs between organisations, so it can be tried.
+Within one process nobody must be hidden from anybody. These identities exist so that the code that runs between
+organisations can be tried in one process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tables wider than the screen: columns that do not fit come below, beside the first column again.
 
-Comes in: a table of texts. Goes out: its title in a line of its own, as long as the screen allows; the same table,
-without its frame if that makes it fit, or several tables below each other. Long texts are wrapped; no number or word is
-cut as long as the first column and one more fit.
+Input: a table of texts. Output: its title in a line of its own, as long as the screen allows; the same table, without
+its frame if that makes it fit, or several tables below each other. Long texts are wrapped; no number or word is cut as
+long as the first column and one more fit.
 """
 
 from __future__ import annotations

@@ -29,10 +29,10 @@ class Shard:
     name: str  # as the party spells it
     columns: Mapping[str, str]
     rows: int
-    require_dp: bool = False  # what is told of its cells must be noised
+    require_dp: bool = False  # what is released of its cells must have noise
     secure_sum: bool = False  # sums over its rows leave only within a sum over shards
     max_rounds: int | None = None  # replies with predictions, gradient sums or parameters that a session gets of it
-    public: tuple[str, ...] = ()  # columns of which everything may be told that ops tell, names of categories too
+    public: tuple[str, ...] = ()  # columns of which ops may release everything, names of categories too
     funds: tuple[Funds, ...] = ()  # what the caller may still spend on noise; none: nothing is bounded
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # that the policy gives columns
     categories: Mapping[str, tuple[str | int | float | bool, ...]] = field(
@@ -43,7 +43,7 @@ class Shard:
     matrix: bool = False  # callers may multiply it with vectors of their own choice
     values: tuple[str, ...] = ()  # columns whose cells may be collected as features
     label_means: bool = False  # means of its labels may reach other parties, as numbers that stand for categories
-    min_group: int = 0  # rows that a group must have to be told of
+    min_group: int = 0  # rows that a group must have to be released
 
 
 @dataclass(frozen=True)

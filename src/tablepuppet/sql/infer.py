@@ -1,6 +1,6 @@
 """Types of expressions, asked of DuckDB itself over empty tables: no data, and DuckDB's own rules.
 
-Comes in: an expression of the analyst's that `expression.py` allows, and columns as parties publish them. Names of
+Input: an expression of the analyst's that `expression.py` allows, and columns as parties publish them. Names of
 columns are quoted, types are those that types.py knows, and what comes of it must be one SELECT: a party's catalog
 cannot write a statement.
 """

@@ -18,7 +18,7 @@ def key_classes(
     """The key classes of a SELECT, and the filters they imply, in the aliases that ``rename`` gives.
 
     Two expressions of one table in one class (a.x = b.p AND a.y = b.p) imply a filter (a.x = a.y). Classes
-    over exactly the same tables travel as one composite key, so that its parts cannot be told apart.
+    over exactly the same tables travel as one composite key, so that its parts cannot be distinguished.
     """
     implied: dict[str, list[str]] = {}
     by_tables: dict[frozenset[str], list[dict[str, str]]] = {}

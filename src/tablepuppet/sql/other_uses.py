@@ -1,6 +1,6 @@
 """What a query does with the columns of a table besides selecting them: they may be filters, join keys and labels too.
 
-Comes in: a plan. Goes out: uses with their expressions, and which protected columns are known by another use. It uses
+Input: a plan. Output: uses with their expressions, and which protected columns are known by another use. It uses
 no row data.
 """
 

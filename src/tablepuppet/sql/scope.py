@@ -19,7 +19,7 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
-class Use:
+class ScopedTable:
     """One table in FROM as the scope sees it."""
 
     alias: str
@@ -50,11 +50,11 @@ class Scope:
 
     sql: SqlText
     catalog: Catalog
-    uses: dict[str, Use] = field(default_factory=dict)
+    uses: dict[str, ScopedTable] = field(default_factory=dict)
     hidden: set[tuple[str, str]] = field(default_factory=set)  # (alias, column) that USING / NATURAL merged away
     output_names: set[str] = field(default_factory=set)  # lower-case names that AS gives in the SELECT list
 
-    def add(self, node: exp.Expr) -> Use:
+    def add(self, node: exp.Expr) -> ScopedTable:
         """Make a table of FROM visible under its alias."""
         self._refuse_other_than_table(node)
         assert isinstance(node, exp.Table)
@@ -68,7 +68,7 @@ class Scope:
             if node.name.lower() in map(str.lower, self.catalog.names) and party is None:
                 raise  # the table is there, its shards do not agree
             raise self.sql.error(str(error), node) from error
-        self.uses[alias] = Use(alias, table, party, node)
+        self.uses[alias] = ScopedTable(alias, table, party, node)
         return self.uses[alias]
 
     def _party(self, node: exp.Table) -> str | None:
@@ -101,20 +101,20 @@ class Scope:
             advice = "use split()" if extra == "sample" else "publish a view at the party"
             raise self.sql.error(f"only a table and its alias can stand here; {advice}", node)
 
-    def use(self, name: str, at: exp.Expr) -> Use:
+    def use(self, name: str, at: exp.Expr) -> ScopedTable:
         """The table use of that alias."""
         for alias, use in self.uses.items():
             if alias.lower() == name.lower():
                 return use
         raise self.sql.error(f"no table is called {name}{did_you_mean(name, self.uses)}", at)
 
-    def owners(self, column: str) -> list[Use]:
+    def owners(self, column: str) -> list[ScopedTable]:
         """The table uses that have a column of that name; one only if USING or NATURAL merged it."""
         lower = column.lower()
         found = [use for use in self.uses.values() if use.table.find(column)]
         return [use for use in found if (use.alias, lower) not in self.hidden]
 
-    def merge(self, column: str, right: Use) -> None:
+    def merge(self, column: str, right: ScopedTable) -> None:
         """Record that USING or NATURAL made one column of two: the left one stands for both."""
         self.hidden.add((right.alias, column.lower()))
 

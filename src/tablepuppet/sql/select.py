@@ -1,6 +1,6 @@
 """One SELECT of the union: FROM, WHERE and the SELECT list, bound to the catalog.
 
-Comes in: a parsed SELECT. Goes out: a `BoundSelect`, in which every condition is either a predicate of one
+Input: a parsed SELECT. Output: a `BoundSelect`, in which every condition is either a predicate of one
 table or an equality of two one-table expressions, and every output belongs to one table.
 """
 
@@ -14,7 +14,7 @@ from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.expression import and_parts, render
 from tablepuppet.sql.place import SqlText
-from tablepuppet.sql.scope import Bound, Scope, Use, identifier
+from tablepuppet.sql.scope import Bound, Scope, ScopedTable, identifier
 
 _REFUSED_CLAUSES = {
     "with_": ("WITH", "WITH is not supported yet; name the tables and join them"),
@@ -118,7 +118,7 @@ def _bind_join(join: exp.Join, bound: BoundSelect) -> None:
         bound.crossed.append(right.alias)
 
 
-def _common_columns(before: list[Use], right: Use, scope: Scope, join: exp.Join) -> list[str]:
+def _common_columns(before: list[ScopedTable], right: ScopedTable, scope: Scope, join: exp.Join) -> list[str]:
     visible = {name.lower() for use in before for name in use.table.columns}
     common = [name for name in right.table.columns if name.lower() in visible]
     if not common:
@@ -126,7 +126,7 @@ def _common_columns(before: list[Use], right: Use, scope: Scope, join: exp.Join)
     return common
 
 
-def _equate_by_name(name: str, before: list[Use], right: Use, bound: BoundSelect, at: exp.Expr) -> None:
+def _equate_by_name(name: str, before: list[ScopedTable], right: ScopedTable, bound: BoundSelect, at: exp.Expr) -> None:
     """USING (name): the column of the tables before equals that of the right one, and both become one."""
     scope = bound.scope
     owners = [use for use in scope.owners(name) if use in before]
@@ -225,7 +225,7 @@ def _expand_star(item: exp.Expr, scope: Scope) -> list[Output]:
     ]
 
 
-def _excluded(node: exp.Expr, uses: list[Use], scope: Scope) -> set[tuple[str, str]]:
+def _excluded(node: exp.Expr, uses: list[ScopedTable], scope: Scope) -> set[tuple[str, str]]:
     """(alias, column) pairs that one name in EXCLUDE takes away."""
     qualifier = node.table if isinstance(node, exp.Column) else ""
     chosen = [scope.use(qualifier, node)] if qualifier else uses

@@ -74,7 +74,7 @@ class Doorkeeper:
         self._lock = threading.Lock()
         self._spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(SPARE)]
         self._noted: dict[str, float] = {}
-        self._reached = reached  # is told which limit ran out
+        self._reached = reached  # called with the name of a limit that was reached
         self.ended = 0  # connections that were hung up on, so far
 
     def enter(self, peer: str, caller: str) -> bool:

@@ -1,6 +1,6 @@
 """The `Engine`: a router that calls parties by name, each over its own transport.
 
-Comes in: requests for parties. Goes out: their replies, every message metered alike whatever the transport, and a
+Input: requests for parties. Output: their replies, every message metered alike whatever the transport, and a
 ``trip`` event for each call of a trip, which names ops and sizes only. A new way to reach parties is a new `Transport`.
 """
 

@@ -1,6 +1,6 @@
 """A `Transport`: calls one party (its only method is `call`); `Capabilities` lists what else that party can do.
 
-Comes in: a request. Goes out: the party's reply. Each kind of transport is a file: `in_process.py`,
+Input: a request. Output: the party's reply. Each kind of transport is a file: `in_process.py`,
 `flight_transport.py`, and `record.py`, which keeps what another transport brought.
 """
 

@@ -1,6 +1,6 @@
 """Reports early that the coordinator waits for a party, so that users see something before the timeout.
 
-Comes in: failures of the tries of one request. Goes out: one message, with the address and the reason, at the second
+Input: failures of the tries of one request. Output: one message, with the address and the reason, at the second
 failure, since a first one is often mended by trying again; or after some seconds if a party that has not answered yet
 stays silent. It names nothing but the party and the network's own words.
 """

@@ -1,6 +1,6 @@
 """The matrix of a regression, [1, X]: an intercept, then X without the first column of each category group.
 
-With an intercept, all columns of a group would be one too many: they add up to it.
+The columns of a category group add up to the intercept column, so with all of them the matrix would be singular.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Design(ProductOperator):
         return _bordered(float(self.shape[0]), asked.read()[self.kept], within)
 
     def equations(self, values: Array, progress: Progress) -> tuple[Array, Array]:
-        """([1, X]^T [1, X], [1, X]^T values), which a program that goes on has; trips as `gram`."""
+        """([1, X]^T [1, X], [1, X]^T values), which a resumed program already has; trips as `gram`."""
         state = progress.read()
         if not state:
             asked = self.ask_transposed_times(values)

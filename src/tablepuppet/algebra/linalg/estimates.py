@@ -114,7 +114,7 @@ def facts_view(title: str, facts: Mapping[str, object]) -> TableView:
 
 
 def _cell(number: float, decimals: int, by_size: bool) -> str:
-    """A number with so many decimals, or digits if it is very small or large."""
+    """A number with this many decimals, or digits if it is very small or large."""
     if math.isnan(number):
         return ""
     is_plain = not by_size or 1e-4 <= abs(number) < 1e4

@@ -40,7 +40,7 @@ Array = NDArray[np.float64]
 HALVINGS = 30
 SLACK = 1e-12  # by which rounding may raise a deviance
 NOTHING: Array = np.zeros(())
-SEPARATED = 1e-6  # of the null deviance: so little is left only if classes can be told apart exactly
+SEPARATED = 1e-6  # of the null deviance: so little is left only if the columns separate the classes exactly
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def glm(
 
     Links are canonical, but for ``gamma`` and ``tweedie``: log. ``power`` is that of a tweedie family's variance.
     ``solver="gram"`` begins with the Gram matrix, which makes steps cheap, and gives standard errors. ``"cg"`` needs
-    products only and gives none; ``"auto"`` takes it beyond 2,000 columns. With a ``folder`` it goes on after a crash:
-    its state is kept there after every step, with a score for every joined row.
+    products only and gives none; ``"auto"`` takes it beyond 2,000 columns. With a ``folder`` it continues after a
+    crash: its state is kept there after every step, with a score for every joined row.
 
     Raises LearnError for labels that the family cannot have, for columns that depend on each other, and if the deviance
     still changes by more than ``tol`` of itself after ``max_iter`` steps.

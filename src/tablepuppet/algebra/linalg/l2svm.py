@@ -75,8 +75,8 @@ def l2svm(
     """The least mean loss plus l2/2 |w|^2; scikit-learn's LinearSVC has C = 1 / (2 l2 N), and penalises its intercept.
 
     Two trips for each step of conjugate gradients; with ``plan="parties"`` one, and one for every loss that is tried on
-    the way. With a ``folder`` it goes on after a crash: coefficients are kept there after each step of Newton's method.
-    Raises LearnError unless the label has two classes.
+    the way. With a ``folder`` it continues after a crash: coefficients are stored there after each step of Newton's
+    method. Raises LearnError unless the label has two classes.
     """
     check_settings("l2svm", l2, tol, max_iter)
     classes, numbers = classes_of("l2svm", label, matrix.shape[0])

@@ -2,7 +2,7 @@
 
     |y - X b - a|^2 / (2 n) + alpha * (l1_ratio |b|_1 + (1 - l1_ratio) / 2 |b|^2)
 
-Coordinate descent over the Gram matrix of centred columns: after that nothing is asked of parties.
+It is coordinate descent over the Gram matrix of centred columns; once this matrix is known, no trip is needed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def lasso(
 
     ``alphas`` are penalties, or how many: then from the least one that sets all coefficients to zero down to ``eps``
     of it. Coordinates are changed until none moves by more than ``tol``, in standard deviations of the label.
-    With a ``folder`` it goes on after a crash: the Gram matrix, of which all follows, is kept there.
+    With a ``folder`` it continues after a crash: the Gram matrix, from which everything is computed, is stored there.
     """
     for name, value in (("l1_ratio", l1_ratio), ("eps", eps), ("tol", tol)):
         check_positive("lasso", name, value)
@@ -153,7 +153,7 @@ def _descend(gram: Array, products: Array, start: Array, l1: float, l2: float, t
                 left -= change * gram[:, place]
                 moved = max(moved, abs(change) * float(np.sqrt(spread[place])))
         if moved > tol:
-            active = np.flatnonzero(found)  # those at zero are looked at again when the others stay
+            active = np.flatnonzero(found)  # coefficients at zero are checked again when the others have converged
         elif active is columns:
             return found
         else:

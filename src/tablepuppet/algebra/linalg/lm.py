@@ -1,4 +1,4 @@
-"""Least squares with an intercept, and what statistics says of its coefficients.
+"""Least squares with an intercept, and the statistics of its coefficients.
 
 b     = (D^T D)^-1 D^T y          D = [1, X without the first column of each category group]
 var b = s^2 (D^T D)^-1            s^2 = |y - D b|^2 / (n - p)

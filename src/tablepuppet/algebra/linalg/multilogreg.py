@@ -45,7 +45,7 @@ class MultiLogReg(LinearFit):
         return np.asarray(self.classes[np.argmax(self.predict_proba(rows), axis=1)])
 
     def facts(self) -> dict[str, object]:
-        """How likely the fit makes the classes of its own rows."""
+        """The likelihood and accuracy on the rows of the fit."""
         return {
             "observations": self.rows, "classes": len(self.classes), "log-likelihood": self.log_likelihood,
             "accuracy": self.accuracy,
@@ -95,8 +95,8 @@ def multilogreg(
 ) -> MultiLogReg:  # fmt: skip
     """The least mean log loss plus l2/2 |W|^2: scikit-learn's LogisticRegression with C = 1 / (l2 N).
 
-    Two trips for each step of conjugate gradients, whatever the number of classes. With a ``folder`` it goes on after a
-    crash: coefficients are kept there after every step of Newton's method.
+    Two trips for each step of conjugate gradients, whatever the number of classes. With a ``folder`` it continues after
+    a crash: coefficients are kept there after every step of Newton's method.
     """
     check_settings("multilogreg", l2, tol, max_iter)
     classes, numbers = classes_of("multilogreg", label, matrix.shape[0])

@@ -23,7 +23,7 @@ class PCA(SavedModel):
     """Principal components, the one that explains most first."""
 
     components: Array  # (k, columns), of length 1 each; the largest number of each is above zero
-    explained_variance: Array  # (k,), with n - 1 as scikit-learn has it
+    explained_variance: Array  # (k,), divided by n - 1, as in scikit-learn
     explained_variance_ratio: Array  # (k,), shares of the variance of all columns
     mean: Array  # (columns,)
     columns: list[str]

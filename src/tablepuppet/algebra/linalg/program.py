@@ -26,9 +26,9 @@ def program(function: Callable[Arguments, Fitted]) -> Callable[Arguments, Fitted
         if "label" in signature.parameters:
             takes += ", y = rel.label()"
         if not isinstance(given.get("matrix"), LazyArray):
-            raise LearnError(f"{takes}, not {_told(given, 'matrix')}")
+            raise LearnError(f"{takes}, not {_type_of(given, 'matrix')}")
         if "label" in signature.parameters and _is_no_label(given.get("label")):
-            raise LearnError(f"{name}: y is one value per joined row, y = rel.label(), not {_told(given, 'label')}")
+            raise LearnError(f"{name}: y is one value per joined row, y = rel.label(), not {_type_of(given, 'label')}")
         return function(*values, **named)
 
     return names_checked(checked)
@@ -38,5 +38,5 @@ def _is_no_label(given: object) -> bool:
     return given is None or isinstance(given, (str, LazyArray)) or hasattr(given, "fit_encoding")
 
 
-def _told(given: dict[str, object], name: str) -> str:
+def _type_of(given: dict[str, object], name: str) -> str:
     return "nothing" if given.get(name) is None else type(given[name]).__name__

@@ -1,12 +1,12 @@
-"""The folder of a program that takes long: its state after the last round, so that it goes on after a crash.
+"""The folder of a program that takes long: its state after the last round, so that it can continue after a crash.
 
-A state is what the program goes on from, as arrays: coefficients, Gram matrices, the clusters of joined rows. It holds
-nothing that parties have not released, and is readable for this user only. With it stands which tables were collected,
-so that a program that goes on computes where it did before, however fast the line to the parties is now. A state of
-another program, of other settings, rows or cells is not mixed with it.
+A state contains arrays: coefficients, Gram matrices, the clusters of joined rows. It contains only what parties have
+released, and only this user may read it. It also lists which tables were collected, so that a program that continues
+computes in the same places, however fast the connection is now. A state of another program, or of other settings, rows
+or cells, is refused.
 
-Cells are compared by X.T @ r for one fixed vector r of random numbers: it changes with any cell, and with the order of
-categories. Encoders are not compared: digests of categories differ by session, and whatever they change is in X.
+Cells are compared by X.T @ r for one fixed random vector r, which changes with any cell and with the order of
+categories. Encoders are not compared: digests of categories differ by session, and any effect of them is in X.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ State = dict[str, NDArray[Any]]
 
 
 class Progress:
-    """The state of one program; without a folder there is none, and nothing is kept.
+    """The state of one program; without a folder nothing is stored.
 
     ``label`` are further arrays that the program is about, ``settings`` plain values. LearnError if the folder holds
     the state of something else.
@@ -44,10 +44,10 @@ class Progress:
         self._file = None if folder is None else Path(folder) / f"{program}.npz"
         self._places = matrix.source.places
         self._about = {} if folder is None else _described(matrix, given) | {"settings": settings}
-        self._cells = None if folder is None else Cells(matrix)
+        self._cells = None if folder is None else CellProducts(matrix)
 
     def read(self) -> State:
-        """The state after the last round; empty if there is none. Tables that were collected then are so again."""
+        """The state after the last round; empty if there is none. The same tables are collected again."""
         if self._file is None or self._cells is None or not self._file.exists():
             return {}
         try:
@@ -87,7 +87,7 @@ class Progress:
             ) from error
 
 
-class Cells:
+class CellProducts:
     """The cells of a matrix as X.T @ r, which are asked for with the next trip."""
 
     def __init__(self, matrix: LazyArray):
@@ -101,7 +101,7 @@ class Cells:
         return self._asked.read()
 
     def are(self, products: NDArray[np.float64]) -> bool:
-        """Whether they are those of which these are the products, as far as the wire's precision tells."""
+        """Whether the products are those of the same cells, up to the wire's precision."""
         margin = self._precision * np.sqrt(self._squares.read())
         return bool(np.all(np.abs(self.products - products) <= margin))
 

@@ -1,8 +1,8 @@
 """Models of `tp.linalg` as folders: ``linalg.json``, ``arrays.npz`` and ``secrets.json``.
 
-A model is a frozen dataclass of numbers, texts, arrays, and of what its columns were prepared by. Nothing in a folder
-is executed when it is read. ``secrets.json`` is there because categories are known by keyed digests: it holds the keys
-of databases that were opened in the same process, as for learners.
+A model is a frozen dataclass of numbers, texts, arrays, and the preparation of its columns. Nothing in a folder is
+executed when it is read. ``secrets.json`` contains the keys under which categories are blinded, for databases that were
+opened in this process, as for learners.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class SavedModel:
         )
 
     def save(self, path: str | Path) -> Self:
-        """Write the model into a folder, which `tp.load` reads; one that is there is replaced."""
+        """Write the model into a folder, which `tp.load` reads; an existing model is replaced."""
         place = Path(path)
         if place.exists() and not is_saved(place) and (place.is_file() or any(place.iterdir())):
             raise ConfigError(f"{str(place)!r} exists and is no saved model of tp.linalg; choose another name")
         arrays: dict[str, NDArray[Any]] = {}
         facts = {"format": FORMAT, "model": _written(self, arrays)}
         draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
-        with _write_errors(place):
+        with save_errors(place):
             place.parent.mkdir(parents=True, exist_ok=True)
             draft.mkdir()
             np.savez(draft / ARRAYS, **arrays)  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ def _secrets(preparation: Preparation) -> dict[str, str]:
 
 
 def _written(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
-    """A value as JSON has it; arrays are put aside."""
+    """A value as JSON; arrays are collected separately."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind == "O":
             return {"kind": "texts", "values": [_written(each, arrays) for each in value.tolist()]}
@@ -183,7 +183,8 @@ def _read_preparation(facts: Facts, arrays: Mapping[str, NDArray[Any]], engine: 
 
 
 @contextmanager
-def _write_errors(path: Path) -> Iterator[None]:
+def save_errors(path: Path) -> Iterator[None]:
+    """Raise ConfigError instead of OSError, for a model that cannot be saved at a path."""
     try:
         yield
     except OSError as error:

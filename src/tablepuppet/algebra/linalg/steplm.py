@@ -35,7 +35,7 @@ class StepLM(LM):
 def steplm(matrix: LazyArray, label: ArrayLike, folder: str | Path | None = None) -> StepLM:
     """Least squares on the columns of X that forward selection finds; trips as `lm`, however many columns there are.
 
-    With a ``folder`` it goes on after a crash: the Gram matrix, of which all follows, is kept there.
+    With a ``folder`` it continues after a crash: the Gram matrix, from which everything is computed, is stored there.
     """
     design, y = Design(matrix), check_numbers("steplm", label, matrix.shape[0])
     check_rows("steplm", design.shape[0], 2)
@@ -76,6 +76,6 @@ def _selected(gram: Array, products: Array, squares: float, rows: int, least: Ar
 
 
 def _criterion(squares: float, rows: int, parameters: int) -> float:
-    """As `LM.aic` has it."""
+    """As in `LM.aic`."""
     with np.errstate(divide="ignore"):
         return float(rows * (np.log(2 * np.pi * max(squares, 0.0) / rows) + 1) + 2 * parameters)

@@ -59,7 +59,7 @@ class LogLikelihood:
 
 
 @dataclass(frozen=True)
-class JoinedRows:
+class JoinedRowCount:
     """The number of joined rows, in total or per class."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
@@ -79,7 +79,7 @@ class JoinedRows:
     releases=Release.METRICS | Release.STATISTICS,
     columns=("column",),
     use=Use.LABEL,
-    returns={"error": SquaredError(), "labels": LABEL_SUM, "label_squares": LABEL_SUM, "rows": JoinedRows()},
+    returns={"error": SquaredError(), "labels": LABEL_SUM, "label_squares": LABEL_SUM, "rows": JoinedRowCount()},
 )
 def label_errors(
     table: LocalTable, view: str, column: str, sums: NDArray[np.floating], squares: NDArray[np.floating]
@@ -92,8 +92,8 @@ def label_errors(
     if not present.all():
         raise _missing(table, column)
     error = squares.sum() - 2 * values @ sums + counts @ values**2
-    told = {"error": error, "labels": counts @ values, "label_squares": counts @ values**2, "rows": counts.sum()}
-    return {name: float(value) for name, value in told.items()}
+    found = {"error": error, "labels": counts @ values, "label_squares": counts @ values**2, "rows": counts.sum()}
+    return {name: float(value) for name, value in found.items()}
 
 
 @op(
@@ -105,7 +105,7 @@ def label_errors(
     returns={
         "right": Plain(int, 0, JOINED),
         "log": LogLikelihood(),
-        "rows": JoinedRows(),
+        "rows": JoinedRowCount(),
         "areas": Numbers(("classes",), finite=False, least=0.0, most=1.0, or_none=True),
     },
 )

@@ -117,9 +117,9 @@ def private_classes(
         expression=table.snapshot.scan.outputs[column],
         mechanism=mechanism,
     )
-    told, days = sent_classes(values)
+    sent, days = sent_classes(values)
     narrow = codes[places].astype(np.min_scalar_type(len(listed)))
-    return {"found": len(listed), "classes": told, "codes": narrow, "missing": 0, "days": days}
+    return {"found": len(listed), "classes": sent, "codes": narrow, "missing": 0, "days": days}
 
 
 @contextmanager

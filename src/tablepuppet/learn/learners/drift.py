@@ -1,8 +1,8 @@
-"""`drift`: how far the columns of one relation are distributed differently in another, by PSI and Kolmogorov-Smirnov.
+"""`drift`: how much the distribution of each column differs between two relations, by PSI and Kolmogorov-Smirnov.
 
-Numbers are counted in bins that hold about equally many rows of the first relation; only histograms leave a party
-(rows_below.py). Categories are counted under digests, which are the same in both relations. Rows without a value
-are a bin of their own.
+Numbers are counted in bins that contain about equally many rows of the first relation; parties release histograms only
+(rows_below.py). Categories are counted under digests, which are the same in both relations. Rows without a value are a
+separate bin.
 """
 
 from __future__ import annotations
@@ -208,17 +208,17 @@ class _Categories:
     def read(self, *, named: bool) -> list[ColumnDrift]:
         found = []
         for pair, *sides in zip(self._pairs, *self._asked, strict=True):
-            told = [side.read() for side in sides]
-            [numbers], size = number_digests([np.concatenate([each.digests for each in told])])
+            categories = [side.read() for side in sides]
+            [numbers], size = number_digests([np.concatenate([each.digests for each in categories])])
             if named:
                 check_number(pair[0], size, self._most, STEP)
             if size > self._most:
                 _tell(self._first, pair[0].name, f"has {size:,} categories, more than {self._most:,}")
                 continue
-            parts = np.split(numbers, [len(told[0].digests)])
+            parts = np.split(numbers, [len(categories[0].digests)])
             counts = [
                 np.append(np.bincount(part, each.weights, minlength=size), rows - each.weights.sum())
-                for part, each, rows in zip(parts, told, self._sizes, strict=True)
+                for part, each, rows in zip(parts, categories, self._sizes, strict=True)
             ]
             found.append(ColumnDrift(pair[0].name, _psi(*counts), None, (counts[0], counts[1]), exact=True))
         return found

@@ -1,8 +1,8 @@
 """FedOnce: one-shot learning across parties (Wu, Li, He 2022).
 
-The label's table is the host. Every other table is a guest: it learns a network from its own rows, without labels, and
-sends one message, the representations of its rows. The coordinator learns the host's network and a top network over
-all of them, in rounds with the host alone. With ``rounds`` above 1 all tables go on as in SplitNN.
+The label's table is the host. Every other table is a guest: it trains a network on its own rows, without labels, and
+sends one message, the representations of its rows. The coordinator trains the host's network and a top network over all
+representations, in rounds with the host alone. With ``rounds`` above 1, all tables then continue as in SplitNN.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from tablepuppet.learn.private.step_promise import StepPromise
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import COUNT, NUMBER, RATE, Auto, Kind, or_auto, setting
-from tablepuppet.learn.solve.allowance import Allowance, Cost, Costs
+from tablepuppet.learn.solve.allowance import Cost, Costs, RoundAllowance
+from tablepuppet.learn.solve.plateau import ended_flat
 from tablepuppet.learn.solve.schedule import Schedule, batches_of
 from tablepuppet.learn.solve.sgd import falling
 from tablepuppet.learn.solve.solvers import SGD
@@ -170,13 +171,13 @@ class FedOnce(Parts, SplitNN):
         linear = {a: Mlp((), spec.outputs, "relu", spec.double) for a, spec in found.items() if a != self.host_}
         return found | (linear if self.method == "pca" else {})
 
-    def _allowance(self, relation: Relation, validation: Relation | None, batches: int) -> Allowance:
+    def _allowance(self, relation: Relation, validation: Relation | None, batches: int) -> RoundAllowance:
         """Shards of the host answer in every batch; shards of a guest average, and answer in the batches of rounds."""
         label, aliases = relation.query.label, tables_of(relation.query)
         host = [alias for alias in aliases if label is not None and alias == label.alias]
         guests = [alias for alias in aliases if alias not in host]
         once = (AVERAGINGS if self.method == "nat" else 0) + batches * (int(self.rounds) - 1)
-        found = Allowance([
+        found = RoundAllowance([
             (relation.client, host, Costs(Cost(0, 0), Cost(batches * (int(self.rounds) - 1), batches))),
             (relation.client, guests, Costs(Cost(0, 0), Cost(once, 0))),
         ])  # fmt: skip
@@ -227,16 +228,16 @@ class FedOnce(Parts, SplitNN):
         report, host = watch.of(model), [alias for alias in model.tables if alias not in guests]
         rates = falling(AUTO_LR if isinstance(self.lr, str) else self.lr, self.schedule_.rounds)
 
-        def told(done: Round) -> bool:
+        def report_round(done: Round) -> bool:
             return report(out_of_units(done, self.unit_))
 
         size = self.schedule_.batch_size
-        learn_by_batches(Exchange(model, host), loss, rates, size, self.seed, told, fixed=messages)
+        learn_by_batches(Exchange(model, host), loss, rates, size, self.seed, report_round, fixed=messages)
         if self.rounds > 1 and guests:
-            self._go_on(model, loss, told, watch.validation is not None)
+            self._go_on(model, loss, report_round, watch.validation is not None)
         model.forget()
         self.absent_ = sorted(model.absent)
-        self.converged_ = self._is_flat()
+        self.converged_ = ended_flat(self.history_, self.most_rounds)
         return model, np.zeros(loss.outputs)
 
     def _train_noisily(

@@ -1,7 +1,8 @@
-"""`cross_validate`: a learner fitted on all folds but one, and measured on that one, for each fold.
+"""`cross_validate`: for each fold, a learner is fitted on the other folds and measured on this one.
 
-Folds are parts of the rows of the label's table, so that no row of it is on both sides; or of the groups that a column
-makes, or of each class. All folds share the relation's session: tables are read and joined once.
+Folds divide the rows of the label's table, so that no row of it is used both for fitting and for measuring. Instead
+they can divide the groups of a column, or the rows of each class. All folds share the relation's session: tables are
+read and joined once.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def _named_fold(learner: Learner, number: int) -> Iterator[None]:
 def make_folds(
     relation: Relation, folds: int, seed: int, *, groups: str | None = None, stratified: bool = False
 ) -> list[Fold]:
-    """(the rest, a fold) for each fold; LearnError if there cannot be so many."""
+    """(the other folds, this fold) for each fold; LearnError if there are too few rows for this number of folds."""
     return Folding(relation, folds, seed, groups=groups, stratified=stratified).sides()
 
 

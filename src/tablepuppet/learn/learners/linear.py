@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from tablepuppet.errors import PrivacyError, TablePuppetError
+from tablepuppet.errors import TablePuppetError
 from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL, Array, Learner, label_of
 from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
@@ -27,7 +27,6 @@ from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.admm import SharingRule
 from tablepuppet.learn.solve.allowance import Cost, Costs
-from tablepuppet.learn.solve.schedule import Usual
 from tablepuppet.learn.solve.sgd import Conditioned, Stochastic, descend_by_batches, falling
 from tablepuppet.learn.solve.solvers import ADMM, SGD, chosen_solver
 from tablepuppet.learn.threads import one_thread
@@ -53,8 +52,6 @@ class Measured:
 
 class LinearLearner(Learner):
     """A linear model over a relation."""
-
-    usual = Usual(batches=5, epochs=40, long_epochs=20, steps=200)
 
     @property
     def coef_(self) -> dict[str, Array]:
@@ -142,7 +139,7 @@ class LinearLearner(Learner):
                 self._close_fit(begun, watch, model, intercept)
                 model.score(test.client, held_out)
                 add_intercept(held_out, intercept, "the fold to measure on")
-                # as `evaluate` has it: rows that are learned from may be encoded by other numbers
+                # as in `evaluate`: training rows may be encoded by other numbers
                 train = self.evaluate(relation) if relation.prep.leaves_out else self.measures(rows)
                 yield Measured(l2, train, self.measures(held_out))
         finally:
@@ -187,10 +184,7 @@ class LinearLearner(Learner):
         return model, intercept
 
     def _check_private(self) -> None:
-        if not self.solving.sums_shards:
-            raise PrivacyError("inner_rounds: consensus tells parameters without noise; leave it at 'auto'")
-        if not self.reduce:
-            raise PrivacyError("reduce=False tells a row as often as it is joined, without noise; leave it at True")
+        self._check_noise_settings()
 
     def _sharing(self, model: LinearModel, loss: JoinedLoss) -> Rule:
         solver = self.solving

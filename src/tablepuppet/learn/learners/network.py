@@ -22,6 +22,7 @@ from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import NUMBER, Kind, setting
 from tablepuppet.learn.solve.allowance import Cost, Costs
+from tablepuppet.learn.solve.plateau import ended_flat
 from tablepuppet.learn.solve.schedule import Usual
 from tablepuppet.learn.solve.sgd import Stochastic, descend_by_batches
 from tablepuppet.learn.solve.solvers import ADMM, SGD
@@ -34,7 +35,6 @@ from tablepuppet.relation import Relation
 AUTO_LR = 0.1
 SMALL = 30_000  # joined rows: with fewer, a network overfits unless it is stopped early
 FEWEST_ROWS = 100  # of the label's table: a tenth of fewer rows is too small to validate on
-FLAT = 0.01  # a share of the objective: sgd has converged if its last quarter of epochs gained less
 
 
 def _are_layers(value: object) -> bool:
@@ -110,10 +110,7 @@ class NetworkLearner(Learner):
     def _check_private(self) -> None:
         if self.solver_ == "lbfgs":
             raise PrivacyError("solver='lbfgs' of networks has no private form; use 'auto', 'sgd' or 'admm'")
-        if not self.solving.sums_shards:
-            raise PrivacyError("inner_rounds: consensus tells parameters without noise; leave it at 'auto'")
-        if not self.reduce:
-            raise PrivacyError("reduce=False tells a row as often as it is joined, without noise; leave it at True")
+        self._check_noise_settings()
 
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
         if isinstance(self.promise_, StepPromise):
@@ -130,7 +127,7 @@ class NetworkLearner(Learner):
         if self.solver_ == "sgd":
             steps = Stochastic(model, self.plain_momentum)
             intercept = descend_by_batches(steps, loss, self._rates(), self.schedule_.batch_size, self.seed, report)
-            self.converged_ = self._is_flat()
+            self.converged_ = ended_flat(self.history_, self.most_rounds)
             return intercept
         if isinstance(solver := self.solving, ADMM):
             inner = Inner(solver.local_steps, solver.inner_trips, solver.inner_rho)
@@ -142,19 +139,6 @@ class NetworkLearner(Learner):
                 model, loss, self.most_rounds, tol, report, self.schedule_.replies
             )
         return intercept
-
-    def _is_flat(self) -> bool:
-        """Whether the objective fell little in the last quarter of the epochs.
-
-        A shorter window would not do: learning rates fall to zero, so the last epochs always gain little.
-        """
-        objectives = [entry["objective"] for entry in self.history_]
-        last = len(objectives) // 4
-        return (
-            last > 0
-            and len(objectives) == self.most_rounds
-            and objectives[-1 - last] - objectives[-1] <= FLAT * abs(objectives[-1])
-        )
 
     def _rates(self) -> list[float]:
         """Learning rates by epoch: they fall linearly to zero."""

@@ -1,6 +1,6 @@
 """Emits an event if noise left a model that is no better than a constant.
 
-Comes in: a fitted learner and its loss. Goes out: the event ``privacy.useless``, with advice (usefulness.py). It uses
+Input: a fitted learner and its loss. Output: the event ``privacy.useless``, with advice (usefulness.py). It uses
 released values only: no party is asked, and no epsilon is spent.
 """
 

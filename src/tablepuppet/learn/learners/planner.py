@@ -1,6 +1,6 @@
 """What a learner of a label decides before any party is asked: solver, privacy promise, rounds, budgets.
 
-Comes in: settings, a plan, what parties publish. Goes out: ``solver_``, ``promise_`` and ``schedule_``, or an error.
+Input: settings, a plan, what parties publish. Output: ``solver_``, ``promise_`` and ``schedule_``, or an error.
 The fit itself is in learner.py, the only direct subclass: one class in two files, split where the first party is asked.
 """
 
@@ -26,7 +26,7 @@ from tablepuppet.learn.private.promise import (
 )
 from tablepuppet.learn.private.promises import new_promise
 from tablepuppet.learn.settings import COUNT, SWITCH, Auto, or_auto, setting
-from tablepuppet.learn.solve.allowance import VALIDATION, Allowance, Costs
+from tablepuppet.learn.solve.allowance import VALIDATION, Costs, RoundAllowance
 from tablepuppet.learn.solve.schedule import Schedule, Usual, schedule_of
 from tablepuppet.learn.solve.solvers import SHORT_FORMS, SOLVER, Solver, SolverName, Stepping, chosen_solver
 from tablepuppet.operators.client import Client
@@ -43,7 +43,7 @@ Array = NDArray[np.float64]
 AUTO_ROUNDS = 300  # at most: all solvers except sgd stop when they converge
 
 
-class Progress:
+class FitAttributes:
     """Attributes of a learner during and after a fit."""
 
     intercept_: Array
@@ -57,12 +57,12 @@ class Progress:
     predictions_to_come: int = 0  # after the fit: parties' budgets must allow these too
 
 
-class Planner(Progress, Estimator):
+class Planner(FitAttributes, Estimator):
     """Plans a fit."""
 
     beside = SHORT_FORMS
     learns_classes: ClassVar[bool] = False
-    usual: ClassVar[Usual]  # of sgd
+    usual: ClassVar[Usual] = Usual(batches=5, epochs=40, long_epochs=20, steps=200)  # of sgd
     usual_rounds: ClassVar[int] = AUTO_ROUNDS  # of other solvers
     usual_momentum: ClassVar[float] = 0.0  # of steps with one learning rate for all columns
 
@@ -99,9 +99,16 @@ class Planner(Progress, Estimator):
     def _costs(self, batches: int) -> Costs:
         """The number of replies that parties count towards their limits, with ``batches`` batches in an epoch."""
 
-    @abstractmethod
     def _check_private(self) -> None:
-        """PrivacyError unless the settings allow noise on features."""
+        """Raise PrivacyError unless all releases that depend on features can have noise: by default they cannot."""
+        raise PrivacyError(f"{type(self).__name__} cannot be fitted with noise on features: leave feature_epsilon out")
+
+    def _check_noise_settings(self) -> None:
+        """Raise PrivacyError if a setting excludes noise on features."""
+        if not self.solving.sums_shards:
+            raise PrivacyError("inner_rounds: consensus tells parameters without noise; leave it at 'auto'")
+        if not self.reduce:
+            raise PrivacyError("reduce=False tells a row as often as it is joined, without noise; leave it at True")
 
     def _takes_noisy_steps(self) -> bool:
         """Whether feature privacy uses noisy steps instead of noisy sums."""
@@ -157,7 +164,7 @@ class Planner(Progress, Estimator):
             refuse_with_noise(prep)
         self._choose_solver({alias: len(plan.tables[alias].shards) for alias in tables}, max(rows.values()))
         self.promise_ = self.promise_for(plan, {alias: rows[alias] for alias in tables}, self.privacy)
-        allowance = Allowance.of_plan(plan, self._costs(1))
+        allowance = RoundAllowance.of_plan(plan, self._costs(1))
         if self.promise_ is not None or self.solver_ != "sgd":
             self.plan_rounds(max(rows.values()), lambda _: allowance)
         return Planning(self, plan, rows, max_categories, self.predictions_to_come, allowance.most_rounds(), prep)
@@ -221,7 +228,7 @@ class Planner(Progress, Estimator):
         planning = Planning(self, relation.plan, rows, relation.max_categories, to_come, most, relation.prep)
         return check_budget(self, planning, relation.funds(), labels_paid=labels_paid)
 
-    def plan_rounds(self, rows: int, allowed: Callable[[int], Allowance]) -> None:
+    def plan_rounds(self, rows: int, allowed: Callable[[int], RoundAllowance]) -> None:
         """Choose rounds and batches for ``rows`` joined rows; PrivacyError if parties do not allow them.
 
         ``allowed(batches)`` is what parties allow with this number of batches in an epoch.
@@ -230,8 +237,8 @@ class Planner(Progress, Estimator):
             self.schedule_ = schedule_of(self.solving, self.rounds, rows, self.usual, self.usual_rounds, allowed)
             return
         self.promise_ = self.promise_.within(allowed(1).most_rounds())
-        told: dict[str, object] = {"solver": self.solver_, "rounds": self.rounds}
-        allowed(1).check(self.promise_.rounds, told, "lower local_steps")
+        settings: dict[str, object] = {"solver": self.solver_, "rounds": self.rounds}
+        allowed(1).check(self.promise_.rounds, settings, "lower local_steps")
         self.schedule_ = Schedule(self.promise_.rounds, rows)
 
     @property
@@ -239,13 +246,13 @@ class Planner(Progress, Estimator):
         """The largest number of rounds, or epochs."""
         return self.schedule_.rounds if self.promise_ is None else self.promise_.rounds
 
-    def _allowance(self, relation: Relation, validation: Relation | None, batches: int) -> Allowance:
+    def _allowance(self, relation: Relation, validation: Relation | None, batches: int) -> RoundAllowance:
         """What parties allow, with ``batches`` batches in an epoch."""
         aliases = tables_of(relation.query)
         asked: list[tuple[Client, Iterable[str], Costs]] = [(relation.client, aliases, self._costs(batches))]
         if validation is not None:
             asked.append((validation.client, aliases, VALIDATION))
-        return Allowance(asked)
+        return RoundAllowance(asked)
 
     @property
     def epsilon_so_far(self) -> float | None:

@@ -1,9 +1,9 @@
-"""`GridSearch` and `RandomSearch`: the settings of a learner that do best on folds which it has not learned from.
+"""`GridSearch` and `RandomSearch`: find the settings of a learner with the best scores in cross-validation.
 
-Every candidate learns from the same folds: tables are read, joined and encoded once for all of them. Linear models that
-differ in ``l2`` only share labels and Gram matrices and go on from each other's solutions, on all folds in step: folds
-share their trips. The best one is then fitted on the whole relation. With a folder, scores are written down as they
-come, and a search that was stopped goes on from there.
+All candidates use the same folds: tables are read, joined and encoded once for all of them. Linear models that differ
+in ``l2`` only share labels and Gram matrices, and each starts from the solution before it. Their folds are fitted in
+step, so that they share trips. The best candidate is then fitted on the whole relation. With a folder, every score is
+stored when it is known, and a search that was stopped continues from there.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from tablepuppet.learn.learners.search_prep import (
     PreparedFolds,
     check_pipelines,
     check_prep,
+    for_people,
     is_of_prep,
     pipeline_of,
     plain,
     prepared,
-    told,
 )
 from tablepuppet.learn.solve.allowance import counts_replies
 from tablepuppet.relation import Relation
@@ -48,7 +48,7 @@ LOWER_IS_BETTER = ("log_loss", "rmse")
 MEASURES = {True: ("accuracy", "auc", "log_loss"), False: ("rmse", "r2")}  # of learners of classes, of numbers
 LEFT_BY_FIT = ("best_params_", "best_score_", "best_model_", "results_", "metric_")
 MOST = 10_000  # candidates
-KEPT = 3  # of so many candidates one goes on, with so many times the rows
+KEPT = 3  # one of this number of candidates continues, with this many times the rows
 FEWEST = 200  # rows of the table that is dealt to folds: fewer say too little of a candidate
 ROWS_IN_STEP = 10_000_000  # joined rows of folds that are fitted at a time: each takes memory
 Settings = dict[str, Any]
@@ -201,7 +201,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
 
     def _row(self, settings: Settings, share: float, scores: Sequence[Mapping[str, float]]) -> Settings:
         """One candidate: its settings, means and deviations over folds, and the time it took."""
-        row: Settings = told(settings, self._listed("prep"))
+        row: Settings = for_people(settings, self._listed("prep"))
         for name in scores[0]:
             values = np.array([each[name] for each in scores])
             if name == "seconds":
@@ -318,7 +318,7 @@ class RandomSearch(Search):
         return found if _is_list(found) else ()
 
     def _candidates(self) -> list[Settings]:
-        """Different settings, drawn one after another; fewer if there are not so many."""
+        """Distinct settings, drawn one after another; fewer if there are not enough."""
         self._check_names(list(self.settings))
         for name, values in self.settings.items():
             if not _is_list(values) and not hasattr(values, "rvs"):
@@ -354,11 +354,11 @@ class RandomSearch(Search):
         return [Rung(rung.candidates, float(KEPT) ** (place + 1 - len(found))) for place, rung in enumerate(found)]
 
     def _row(self, settings: Settings, share: float, scores: Sequence[Mapping[str, float]]) -> Settings:
-        return {**told(settings, self._listed("prep")), "share": share, **super()._row({}, share, scores)}
+        return {**for_people(settings, self._listed("prep")), "share": share, **super()._row({}, share, scores)}
 
 
 def _drawn(values: Any, rng: np.random.Generator) -> Any:
-    """One value of a list or a distribution, as Python has it."""
+    """One value of a list or a distribution, as a plain Python object."""
     found = values[int(rng.integers(len(values)))] if _is_list(values) else values.rvs(random_state=rng)
     return found.item() if isinstance(found, np.generic) else found
 

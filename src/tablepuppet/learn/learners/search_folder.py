@@ -1,17 +1,17 @@
-"""The folder of a search: what it is about, and the scores so far, in ``search.json``.
+"""The folder of a search: a description of the search, and the scores so far, in ``search.json``.
 
-It holds settings and metrics, never a row. A search that is another one, or over other rows, is not mixed with it.
+It contains settings and metrics, never a row. A different search, or one over other rows, is refused.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tablepuppet.errors import LearnError
+from tablepuppet.privacy.private_file import write_atomically
 
 FILE = "search.json"
 Kept = tuple[int, float, int]  # candidate, share of rows, fold
@@ -51,13 +51,11 @@ class SearchFolder:
             raise LearnError(f"{str(self._file)!r} cannot be read: {type(error).__name__}") from error
 
     def write(self, scores: Mapping[Kept, Mapping[str, float]]) -> None:
-        """Replace the file in one moment."""
+        """Replace the file atomically."""
         listed = [[*key, dict(values)] for key, values in sorted(scores.items())]
-        draft = self._file.with_suffix(".new")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(json.dumps({"search": self._described, "scores": listed}))
-            os.replace(draft, self._file)
+            write_atomically(self._file, json.dumps({"search": self._described, "scores": listed}).encode(), 0o644)
         except OSError as error:
             raise LearnError(
                 f"the folder {str(self._file.parent)!r} cannot be written ({error.strerror}); name another one"

@@ -73,10 +73,10 @@ def _changed(pipeline: Pipeline, name: str, value: Any) -> Pipeline:
     return Pipeline(steps)
 
 
-def told(settings: Mapping[str, Any], listed: Sequence[Any]) -> dict[str, Any]:
+def for_people(settings: Mapping[str, Any], listed: Sequence[Any]) -> dict[str, Any]:
     """Settings for a table: a pipeline by the kinds of its steps, and its place among those listed if these are alike.
 
-    >>> told({"prep": None, "l2": 0.1}, [None, Pipeline([])])
+    >>> for_people({"prep": None, "l2": 0.1}, [None, Pipeline([])])
     {'prep': 'default', 'l2': 0.1}
     """
     if PREP not in settings:

@@ -1,12 +1,13 @@
-"""The worst slices of a table of codes, level by level (SliceLine, Sagadeeva and Boehm 2021): counting, no traffic.
+"""The worst slices of a table of codes, level by level (SliceLine, Sagadeeva and Boehm 2021); it makes no trip.
 
-A slice is a set of (column, value) pairs, at most one value per column; its rows are those that have all of them. With
-n rows and a sum of errors e in all, a slice of size s with a sum of errors se has the score
+A slice is a set of (column, value) pairs, at most one value per column; its rows are those that have all these values.
+For n rows with the total error e, a slice of s rows with the total error se has the score
 
     alpha * ((se / s) / (e / n) - 1) - (1 - alpha) * (n / s - 1)
 
-so a slice of all rows has 0, and a small slice needs a large mean error. No slice below another has more rows, a larger
-sum of errors or a larger single error: that bounds its score, and what cannot be among the best is not counted.
+So the slice of all rows has score 0, and a small slice needs a large mean error. A slice inside another has no more
+rows, no larger total error and no larger single error. This gives an upper bound of its score; a slice whose bound is
+too low to be among the best is not counted.
 """
 
 from __future__ import annotations
@@ -151,17 +152,17 @@ class Lattice:
         }
 
     def _merged(self, best: list[Found], level: Mapping[Key, Counts], scoring: Scoring, k: int) -> list[Found]:
-        """The best of those known and of a new level. Only what would be among them is held against its parents."""
+        """The best of those known and of a new level. Only candidates for the best are compared with their parents."""
         scored = [(scoring.score(counts.size, counts.error), key) for key, counts in level.items()]
         found = list(best)
         for score, key in sorted(scored, key=lambda each: (-each[0], each[1])):
             if score <= 0 or (len(found) >= k and score <= found[k - 1].score):
                 break
-            if self._may_be_told(key):
+            if self._may_be_reported(key):
                 found = sorted([*found, Found(key, level[key], score)], key=lambda each: -each.score)[:k]
         return found
 
-    def _may_be_told(self, key: Key) -> bool:
+    def _may_be_reported(self, key: Key) -> bool:
         """Whether what a slice leaves of every slice around it has enough different rows too: it follows from both."""
         inside = np.zeros(len(self.errors), bool)
         inside[self.rows(key)] = True

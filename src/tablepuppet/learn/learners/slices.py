@@ -1,9 +1,9 @@
-"""`slice_finder`: parts of the joined rows that a model predicts worst, such as ``kind = b, price >= 10``.
+"""`slice_finder`: the parts of the joined rows that a model predicts worst, such as ``kind = b, price >= 10``.
 
-The coordinator has the errors of joined rows. Of every column it asks for one number per base row, a category's code
-under digests or a number that it puts into bins (release COLUMNS): tables must allow it (``cross_statistics``). What is
-reported has at least the policies' ``min_group`` different base rows in the tables of its columns and in that of the
-label, and so has what it leaves of every slice around it.
+The coordinator has the errors of joined rows. For every column it asks for one number per base row: the code of a
+category (by digest), or a number, which it puts into bins (release COLUMNS). Tables must allow this
+(``cross_statistics``). A reported slice has at least the policies' ``min_group`` distinct base rows in the tables of
+its columns and in the label's table. The same holds for the rows of every larger slice that are not in it.
 """
 
 from __future__ import annotations
@@ -201,11 +201,13 @@ class SlicedColumns:
                 places = np.where(np.isnan(sent.values), len(edges) + 1, np.searchsorted(edges, sent.values, "right"))
                 found.append(self._sliced(column, places, len(edges) + 2, sent.least, None, edges))
                 continue
-            told = self._codes[column.name].read()
+            coded = self._codes[column.name].read()
             if self._named:
-                check_number(column, len(told.digests), self._most, STEP)
-            if len(told.digests) <= self._most:
-                found.append(self._sliced(column, told.codes, len(told.digests) + 1, told.least, told.digests, None))
+                check_number(column, len(coded.digests), self._most, STEP)
+            if len(coded.digests) <= self._most:
+                found.append(
+                    self._sliced(column, coded.codes, len(coded.digests) + 1, coded.least, coded.digests, None)
+                )
         return found
 
     def _sliced(

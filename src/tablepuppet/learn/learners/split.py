@@ -1,7 +1,7 @@
-"""Networks across parties: a bottom network for each table, a top network over their embeddings (SplitNN).
+"""Networks across parties (SplitNN): a bottom network for each table, and a top network over their embeddings.
 
-Unlike `tp.MLP*`, which add up one score per table, they can learn interactions between columns of different tables;
-tables must allow embeddings of their rows to be released.
+`tp.MLP*` add one score per table. These networks can also learn interactions between columns of different tables; their
+tables must allow that embeddings of rows are released.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.settings import COUNT, RATE, Auto, Kind, or_auto, setting
-from tablepuppet.learn.solve.allowance import Allowance, Cost, Costs
+from tablepuppet.learn.solve.allowance import Cost, Costs, RoundAllowance
+from tablepuppet.learn.solve.plateau import ended_flat
 from tablepuppet.learn.solve.schedule import Schedule, batches_of
 from tablepuppet.learn.solve.sgd import falling
 from tablepuppet.learn.split.bottom import BOTTOM, mlp, on_pixels
@@ -53,7 +54,6 @@ NO_FEATURE = (
     "no feature is left to learn from, and networks across parties need one: select columns that are not constant, or "
     "see the warnings about columns"
 )
-FLAT = 0.01  # a share of the objective: it has converged if its last quarter of epochs gained less
 
 
 class SplitLearner(Learner):
@@ -158,9 +158,6 @@ class SplitLearner(Learner):
         """None: Adam has no settings."""
         return None
 
-    def _check_private(self) -> None:
-        raise AssertionError("`check_plan` refused it")
-
     def _costs(self, batches: int) -> Costs:
         """Embeddings are counted by row; of tables with several shards, each batch is a sum."""
         return Costs(Cost(0, 0), Cost(0, batches))
@@ -180,7 +177,7 @@ class SplitLearner(Learner):
         allowed(batches).check(epochs, {"epochs": self.epochs, "batch_size": self.batch_size}, "make batch_size larger")
         self.schedule_ = Schedule(epochs, size)
 
-    def _allowance(self, relation: Relation, validation: Relation | None, batches: int) -> Allowance:
+    def _allowance(self, relation: Relation, validation: Relation | None, batches: int) -> RoundAllowance:
         found = super()._allowance(relation, None, batches)
         found.tables = [table for table in found.tables if table.cost.each]
         return found
@@ -235,7 +232,7 @@ class SplitLearner(Learner):
             Exchange(model), loss, rates, self.schedule_.batch_size, self.seed,
             lambda done: report(out_of_units(done, self.unit_)),
         )  # fmt: skip
-        self.converged_ = self._is_flat()
+        self.converged_ = ended_flat(self.history_, self.most_rounds)
         return model, np.zeros(loss.outputs)
 
     def _begin_networks(self, relation: Relation, loss: JoinedLoss) -> SplitModel:
@@ -263,16 +260,6 @@ class SplitLearner(Learner):
     @abstractmethod
     def _top(self, widths: Mapping[str, int], constant: Array, double: bool) -> Top:
         """The network over embeddings of these widths, whose scores begin at a constant."""
-
-    def _is_flat(self) -> bool:
-        """Whether the objective fell little in the last quarter of the epochs."""
-        objectives = [entry["objective"] for entry in self.history_]
-        last = len(objectives) // 4
-        return (
-            last > 0
-            and len(objectives) == self.most_rounds
-            and objectives[-1 - last] - objectives[-1] <= FLAT * abs(objectives[-1])
-        )
 
     # Saving
 

@@ -1,7 +1,7 @@
-"""TabVFL: TabNet cut between tables and coordinator, pretrained on all tables' columns without labels, then finetuned.
+"""TabVFL: TabNet divided between tables and coordinator; pretrained without labels on all columns, then finetuned.
 
-One latent vector per joined row comes of the columns of all tables (papers: TabVFL). Tables release embeddings as wide
-as they have encoded columns.
+It computes one latent vector per joined row from the columns of all tables (papers: TabVFL). Each table releases
+embeddings that are as wide as its encoded columns.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.settings import COUNT, NUMBER, RATE, Auto, Kind, or_auto, setting
 from tablepuppet.learn.solve.allowance import Cost, Costs
+from tablepuppet.learn.solve.plateau import ended_flat
 from tablepuppet.learn.solve.schedule import Schedule, batches_of
 from tablepuppet.learn.solve.sgd import falling
 from tablepuppet.learn.split.bottoms import need_tabnet
@@ -165,7 +166,7 @@ class TabVFL(SplitLearner):
             Exchange(model), loss, falling(highest, self.schedule_.rounds), self.schedule_.batch_size, self.seed,
             lambda done: report(out_of_units(done, self.unit_)),
         )  # fmt: skip
-        self.converged_ = self._is_flat()
+        self.converged_ = ended_flat(self.history_, self.most_rounds)
         return model, np.zeros(loss.outputs)
 
     def _begin_networks(self, relation: Relation, loss: JoinedLoss) -> SplitModel:

@@ -56,7 +56,7 @@ class Regressor(Learner):
         return ask_numbers(client, label, number_question(self.privacy))
 
     def _prepare(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
-        return JoinedLoss(Squared(), JoinedRows(client.mapping, 1, joined_numbers(client, label, asked)))
+        return JoinedLoss(Squared(), client.joined_rows(1, joined_numbers(client, label, asked)))
 
     def _held_out(
         self, client: Client, label: OutputColumn, asked: Pending, where: str = "in the validation relation"
@@ -152,8 +152,8 @@ class Classifier(Learner):
     def _log_loss(self, client: Client, numbers: NDArray[np.integer]) -> JoinedLoss:
         keep = kept(self.privacy, len(self.classes_)) if self.label_correction else 1.0
         if len(self.classes_) == 2:
-            return JoinedLoss(Logistic(keep), JoinedRows(client.mapping, 1, numbers))
-        return JoinedLoss(Softmax(len(self.classes_), keep), JoinedRows(client.mapping, len(self.classes_), numbers))
+            return JoinedLoss(Logistic(keep), client.joined_rows(1, numbers))
+        return JoinedLoss(Softmax(len(self.classes_), keep), client.joined_rows(len(self.classes_), numbers))
 
     def _known(self, client: Client, label: OutputColumn, asked: Pending, where: str) -> NDArray[np.integer]:
         """The class number of every joined row; LearnError for a class that the model was not fitted on."""

@@ -182,24 +182,24 @@ class Consensus:
 
     def _round(self, rows: Mapping[str, Floats] | None, curvature: Curvature) -> float:
         """One inner round of every table; if ``rows`` are given, they begin a new problem."""
-        told = {alias: self._problem(alias, curvature) for alias in self.parts}
+        problems = {alias: self._problem(alias, curvature) for alias in self.parts}
         replies = self.lou.ask(
-            "ridge.consensus", told, rows, told, self._as_before,
-            lambda alias: self._bounds(alias, told[alias], None if rows is None else rows[alias]), **self.common,
+            "ridge.consensus", problems, rows, problems, self._as_before,
+            lambda alias: self._bounds(alias, problems[alias], None if rows is None else rows[alias]), **self.common,
         ).read()  # fmt: skip
-        for alias, each in told.items():
+        for alias, each in problems.items():
             shards = zip(self.lou.client.shards(alias), replies[alias], strict=True)
             self._last_sums |= {(alias, shard.party): reply["sum"] for shard, reply in shards}
             whole = self.l2 * np.eye(len(each["pull"])) + self.lou.shards(alias) * each["pull"]
             self.agreed[alias] = self.lou.add(replies[alias], "sum") @ np.linalg.inv(whole)
-        return float(sum(self.lou.add(replies[alias], "gain") for alias in told))
+        return float(sum(self.lou.add(replies[alias], "gain") for alias in problems))
 
-    def _bounds(self, alias: str, told: Mapping[str, Array], rows: Floats | None) -> dict[str, float]:
+    def _bounds(self, alias: str, problem: Mapping[str, Array], rows: Floats | None) -> dict[str, float]:
         """Rough bounds of sum and gain, from Y and from the distance between theta and the agreed parameters.
 
         Dual variables depend on earlier rounds, so the largest bound so far counts.
         """
-        agreed, theta, curvature, pull = (told[name] for name in ("agreed", "theta", "curvature", "pull"))
+        agreed, theta, curvature, pull = (problem[name] for name in ("agreed", "theta", "curvature", "pull"))
         hessian = np.linalg.norm(agreed - theta) * np.linalg.norm(curvature) * max(len(theta), 1)
         force = float(hessian + (0.0 if rows is None else self.lou.bound(rows)))
         self._force[alias] = force = max(force, self._force.get(alias, 0.0))

@@ -62,20 +62,20 @@ class LostParties:
             late = iter(late_replies[alias])
             for shard, is_lost in zip(model.lou.client.shards(alias), predictions.missed(alias), strict=True):
                 place = (alias, shard.party)
-                told = next(late)["image"] if place in self._since else None
+                late_prediction = next(late)["image"] if place in self._since else None
                 if is_lost:
                     self._since.setdefault(place, model.shared[alias].theta)
-                elif told is not None:
+                elif late_prediction is not None:
                     del self._since[place]
-                    self._add(alias, shard, told)
+                    self._add(alias, shard, late_prediction)
         self.changed = before != (self.still, set(self._since))
         self._products |= {a: replies[a][0]["products"] for a in model.alone if a not in self.still}
 
-    def _add(self, alias: str, shard: ShardRows, told: Array) -> None:
+    def _add(self, alias: str, shard: ShardRows, prediction: Array) -> None:
         if alias not in self._missed:
             rows = self.model.loj.mapping.tables[alias].rows
-            self._missed[alias] = np.zeros((rows, *told.shape[1:]))
-        self._missed[alias][shard.slice] = told
+            self._missed[alias] = np.zeros((rows, *prediction.shape[1:]))
+        self._missed[alias][shard.slice] = prediction
 
     def correct(self, intercept: Array) -> None:
         """Correct the scores for the parties that were lost or returned."""
@@ -85,14 +85,14 @@ class LostParties:
         elif self._missed:
             model.loj.add(self._missed)
 
-    def total(self, told: dict[str, Array], shared: list[Array], steps: int) -> Array:
+    def total(self, by_table: dict[str, Array], shared: list[Array], steps: int) -> Array:
         """Inner products over all tables; of lost tables only those of the parameters count."""
-        products = [*told.values(), *shared]
+        products = [*by_table.values(), *shared]
         if self.changed:  # tables no longer store the same steps
             ends = np.ix_([0, -1], [0, -1])
             products, steps = [each[ends] for each in products], 0
         else:
-            check_products(self.model.lou.client, told, steps + 2)
+            check_products(self.model.lou.client, by_table, steps + 2)
         found = np.sum([np.zeros((steps + 2, steps + 2)), *products], axis=0)
         found[-1, -1] += sum(self._squares.get(alias, 0.0) for alias in self.still)
         return np.asarray(found)

@@ -43,9 +43,9 @@ class Sums:
     ):  # fmt: skip
         self.lou, self.encoding, self.aliases, self.spec, self.l2, self.noise = lou, encoding, aliases, spec, l2, noise
         self.parts: dict[str, TableParameters] = {}  # by table, from `start` on
-        told = {alias: {} if noise is None else {"noise": noise.of_gram(self._rows(alias))} for alias in aliases}
+        arguments = {alias: {} if noise is None else {"noise": noise.of_gram(self._rows(alias))} for alias in aliases}
         self._grams = lou.ask(
-            "matrix.gram", aliases, by_alias=told, encoding=encoding.id, joined_rows=len(lou.client.mapping),
+            "matrix.gram", aliases, by_alias=arguments, encoding=encoding.id, joined_rows=len(lou.client.mapping),
             bounds=lambda alias: {"gram": self._largest(alias, noise)},
         )  # fmt: skip
 
@@ -82,9 +82,9 @@ class Sums:
     def turn(self, rows: Mapping[str, Floats], curvature: Curvature) -> float:
         """Set the direction of every table; return 0, since exact sums leave no disagreement."""
         noise = self.noise
-        told = {a: {} if noise is None else {"noise": noise.of_sums(self._rows(a))} for a in self.aliases}
+        arguments = {a: {} if noise is None else {"noise": noise.of_sums(self._rows(a))} for a in self.aliases}
         sums = self.lou.ask(
-            "model.gradient", self.aliases, rows, told, self._left_out if noise is None else None,
+            "model.gradient", self.aliases, rows, arguments, self._left_out if noise is None else None,
             lambda alias: {"sums": self._bound(alias, rows[alias])}, encoding=self.encoding.id, spec=self.spec,
         ).read()  # fmt: skip
         self.start()
@@ -116,9 +116,9 @@ class LinearModel(FederatedModel):
         self.disagreement = 0.0  # how much shards could still gain by more inner rounds of consensus
         self.lost, self._steps = LostParties(self), 0
         self._bounds: dict[str, float] = {}  # by table with one shard: what its last noisy X p was cut to
-        told = {a: {} if noise is None else {"noise": noise.of_gram(self.rows(a))} for a in self.alone}
+        arguments = {a: {} if noise is None else {"noise": noise.of_gram(self.rows(a))} for a in self.alone}
         self.lou.ask(
-            "ridge.start", self.alone, by_alias=told, encoding=encoding.id, model=self.name, spec=self.spec,
+            "ridge.start", self.alone, by_alias=arguments, encoding=encoding.id, model=self.name, spec=self.spec,
             joined_rows=len(client.mapping),
         )  # fmt: skip
         self._union: Sums | Consensus
@@ -151,22 +151,24 @@ class LinearModel(FederatedModel):
         self.lost.learn(turned, moved, missed)
         if self.noise is not None:  # and nobody is lost, as nothing stands in for noisy directions
             self._bounds = {alias: float(replies[alias][0]["bound"]) for alias in self.alone}
-        told = {alias: replies[alias][0]["products"] for alias in self.alone if alias not in self.lost.still}
+        products = {alias: replies[alias][0]["products"] for alias in self.alone if alias not in self.lost.still}
         shared = [ridge_of(part).products(part.theta) for part in self.shared.values()]
         self.loj.gather(predictions, into)
-        return self.lost.total(told, shared, self._steps)
+        return self.lost.total(products, shared, self._steps)
 
     def _ask_directions(self, rows: Mapping[str, Floats], curvature: Curvature) -> Pending:
         """Ask tables with one shard."""
-        noise, told = self.noise, dict[str, dict[str, Any]]()
+        noise, arguments = self.noise, dict[str, dict[str, Any]]()
         if noise is not None:
             noise.steps += 1
             noise.images += 1
-            told = {a: {"noise": noise.of_sums(self.rows(a))} for a in self.alone}
+            arguments = {a: {"noise": noise.of_sums(self.rows(a))} for a in self.alone}
             if noise.image is not None:
-                told = {a: {**each, "prediction_noise": noise.of_predictions(None)} for a, each in told.items()}
+                arguments = {
+                    a: {**each, "prediction_noise": noise.of_predictions(None)} for a, each in arguments.items()
+                }
         return self.lou.ask(
-            "ridge.direction", self.alone, rows, told, self.lost.instead if noise is None else None,
+            "ridge.direction", self.alone, rows, arguments, self.lost.instead if noise is None else None,
             encoding=self.encoding.id, model=self.name, l2=self.l2, curvature=curvature,
         )  # fmt: skip
 

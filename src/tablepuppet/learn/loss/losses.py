@@ -19,7 +19,7 @@ Weights = NDArray[np.float64]
 Labels = NDArray[Any]  # numbers, or class numbers
 Directions = NDArray[np.float64]  # (directions, outputs, rows)
 Matrix = NDArray[np.float64]
-LOGS_AT_ONCE = 32  # so many numbers up to 2 ** 31 have a product that does not overflow
+LOGS_AT_ONCE = 32  # the product of this many numbers up to 2 ** 31 does not overflow
 
 
 class Hessian(Protocol):

@@ -1,7 +1,7 @@
-"""How good predictions are: scikit-learn's metrics, over joined rows, each of which may stand for several.
+"""How good predictions are: scikit-learn's metrics over joined rows; a row may count several times.
 
-The area under the ROC curve comes from one sort of whole numbers that hold probability and label. That is several
-times quicker than sorting the places of rows.
+The area under the ROC curve needs one sort, of whole numbers that contain probability and label. That is several times
+faster than sorting row indices.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tablepuppet.pieces import over_pieces
 
 Array = NDArray[np.float64]
 Classes = NDArray[np.integer[Any]]
-SMALLEST = float(np.finfo(np.float64).eps)  # of probabilities in a log loss, as scikit-learn has it
+SMALLEST = float(np.finfo(np.float64).eps)  # of probabilities in a log loss, as in scikit-learn
 
 
 def probabilities(scores: Array) -> Array:

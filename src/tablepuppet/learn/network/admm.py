@@ -201,9 +201,9 @@ class Sharing:
         model = self.model
         pull = AUTO_INNER_RHO * rho + L2_SHARE * model.l2 if isinstance(self.inner.rho, str) else self.inner.rho
         for number in range(self.inner.rounds):
-            told = {alias: {"theta": part.theta} for alias, part in model.shared.items()}
+            arguments = {alias: {"theta": part.theta} for alias, part in model.shared.items()}
             pending = model.lou.ask(
-                "proximal.consensus", model.together, None if number else rows, told, self._own_before,
+                "proximal.consensus", model.together, None if number else rows, arguments, self._own_before,
                 self._bounds,
                 inner_rho=pull, spec=model.spec, **common,
             )  # fmt: skip

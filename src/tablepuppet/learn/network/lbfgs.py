@@ -114,9 +114,9 @@ class FullBatch:
             "lbfgs.turn", model.alone, rows, instead=lambda *_: {},
             encoding=model.encoding.id, model=model.name, l2=model.l2, memory=memory,
         )  # fmt: skip
-        told = {alias: {"theta": part.theta} for alias, part in model.shared.items()}
+        arguments = {alias: {"theta": part.theta} for alias, part in model.shared.items()}
         sums = model.lou.ask(
-            "model.gradient", model.together, rows, told, self._left_out,
+            "model.gradient", model.together, rows, arguments, self._left_out,
             lambda alias: model.gradient_bound(alias, rows[alias]), encoding=model.encoding.id, spec=model.spec,
         )  # fmt: skip
         replies, added = turned.read(), sums.read()

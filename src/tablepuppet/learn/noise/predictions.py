@@ -1,6 +1,6 @@
 """Noise in tables' predictions: how much of a step, an intercept or a score is signal, and how to correct for it.
 
-Comes in: the standard deviation of the noise that each table added, and the mapping. Goes out: variances of the noise
+Input: the standard deviation of the noise that each table added, and the mapping. Output: variances of the noise
 over the joined rows, and values shrunk by their share of noise. The coordinator knows all of this anyway, so it costs
 no privacy. A base row's noise goes to all its joined rows: it does not average out if few rows are joined often.
 """

@@ -1,6 +1,6 @@
 """Whether parties' budgets allow a whole fit, before its first charge.
 
-Comes in: the planned releases of a fit, and what each party says is left of its budgets. Goes out: nothing, or one
+Input: the planned releases of a fit, and what each party says is left of its budgets. Output: nothing, or one
 PrivacyError that names party, table, what is left, what is needed and which epsilon would fit. It uses no row data.
 Nothing is reserved: if others spend the budget between this check and the last charge, the party refuses that charge.
 """

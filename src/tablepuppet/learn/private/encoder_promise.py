@@ -1,6 +1,6 @@
 """The share of the privacy promise that is spent on encoder statistics, by table: numbers only.
 
-Comes in: how many statistics each table's columns need. Goes out: their noise, and what was spent. Statistics that are
+Input: how many statistics each table's columns need. Output: their noise, and what was spent. Statistics that are
 not needed, since a policy gives bounds, cost nothing.
 """
 
@@ -21,27 +21,27 @@ RELEASES = {"number": 2, "category": 1}  # of a column's statistics
 
 
 @dataclass(frozen=True)
-class Statistics:
+class EncoderReleases:
     """Noisy statistics of one table's columns."""
 
     planned: int = 0  # releases among which the promise is divided
     expected: int = 0  # releases that will be made at most: policies with bounds or categories save the others
     lists: int = 0  # lists of categories: each needs a little of delta
 
-    def __add__(self, other: Statistics) -> Statistics:
-        return Statistics(self.planned + other.planned, self.expected + other.expected, self.lists + other.lists)
+    def __add__(self, other: EncoderReleases) -> EncoderReleases:
+        return EncoderReleases(self.planned + other.planned, self.expected + other.expected, self.lists + other.lists)
 
 
 def statistics_of(
     columns: Iterable[OutputColumn], categorical: frozenset[str], known: frozenset[str] = frozenset()
-) -> dict[str, Statistics]:
+) -> dict[str, EncoderReleases]:
     """The statistics that some columns need, by table; for ``known`` columns all policies give the values."""
-    found: dict[str, Statistics] = {}
+    found: dict[str, EncoderReleases] = {}
     for column in columns:
         is_list = is_category(column, categorical)
         count = RELEASES["category" if is_list else "number"]
-        one = Statistics(count, 0 if column.name in known else count, int(is_list))
-        found[column.alias] = found.get(column.alias, Statistics()) + one
+        one = EncoderReleases(count, 0 if column.name in known else count, int(is_list))
+        found[column.alias] = found.get(column.alias, EncoderReleases()) + one
     return found
 
 
@@ -62,7 +62,7 @@ class EncoderPromise:
 
     epsilon: float
     delta: float
-    tables: Mapping[str, Statistics]
+    tables: Mapping[str, EncoderReleases]
 
     def shares(self, alias: str | None = None) -> Shares:
         """How a table's promise is divided; without alias, as for the table with most lists."""

@@ -1,6 +1,6 @@
 """The planned noisy releases of a fit: which table, how many, with which noise, at which cost.
 
-Comes in: a learner, a plan, and how many rows take part. Goes out: `PlannedFit`: the promise, and `Releases` for people
+Input: a learner, a plan, and how many rows take part. Output: `PlannedFit`: the promise, and `Releases` for people
 and for programs. Costs are upper bounds of what parties will charge: noise may hide a column, and descent may end
 early. It uses no row data.
 """
@@ -18,7 +18,7 @@ from tablepuppet.learn.private.encoder_promise import known_columns
 from tablepuppet.learn.private.feature_promise import FeaturePromise, PlannedNoise
 from tablepuppet.learn.private.usefulness import TableSize
 from tablepuppet.party.spec import Spec
-from tablepuppet.prep.fit import Settings, foresee
+from tablepuppet.prep.fit import PipelineSettings, foresee
 from tablepuppet.prep.label import MOST_CLASSES
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.prep.private_encode import BINS, is_category
@@ -165,7 +165,7 @@ class Planning:
         """Encoded columns at most."""
         query = self.plan.query
         if self.prep is not DEFAULT:
-            settings = Settings(query.features, query.categorical, self.max_categories)
+            settings = PipelineSettings(query.features, query.categorical, self.max_categories)
             return foresee(self.prep, self.plan, settings).widths[alias]
         lists = sum(is_category(column, query.categorical) for column in self._columns(alias))
         return len(self._columns(alias)) - lists + lists * self.max_categories

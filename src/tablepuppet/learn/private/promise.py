@@ -1,6 +1,6 @@
 """What a fit promises: checks that its `Privacy` can be kept and is what tables demand; computes the epsilons.
 
-Comes in: a learner's privacy and a plan. Goes out: a PrivacyError before anything is asked of a party, or ``privacy_``.
+Input: a learner's privacy and a plan. Output: a PrivacyError before anything is asked of a party, or ``privacy_``.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class TablePromise:
     feature_given_messages: float | None
     aliases: tuple[str, ...] = ()  # of its uses that have features
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The entry of the table in ``privacy_``."""
         return {
             "parties": list(self.parties),
@@ -180,7 +180,7 @@ class TablePromise:
 
 
 @dataclass(frozen=True)
-class TableUse:
+class UsedTable:
     """What a fit uses of one table."""
 
     parties: tuple[str, ...]
@@ -192,7 +192,7 @@ class TableUse:
 class Uses:
     """What a fit uses, by table: all that ``privacy_`` needs of its plan."""
 
-    tables: Mapping[str, TableUse]
+    tables: Mapping[str, UsedTable]
     parties: tuple[str, ...]
     known: tuple[str, ...]  # of features, by keys, filters and labels: as sentences
     summed: tuple[str, ...] = ()  # tables whose shards reach the coordinator as their sum only
@@ -209,7 +209,7 @@ class Uses:
         for table in plan.tables.values():
             uses = {alias for alias, other in plan.tables.items() if other.name == table.name}
             parties = tuple(dict.fromkeys(shard.party for shard in table.shards))
-            tables[table.name] = TableUse(parties, label in uses, tuple(sorted(uses & features)))
+            tables[table.name] = UsedTable(parties, label in uses, tuple(sorted(uses & features)))
         summed: list[str] = []
         if privacy is not None and privacy.secure_sum:
             several = [alias for alias in features if len(plan.tables[alias].shards) > 1]
@@ -235,7 +235,7 @@ def promised(
         "delta": promise.privacy.delta if promise else None if label_epsilon is None else 0.0,
         "label_epsilon": None if label_epsilon is None else rows * label_epsilon,
         "secure_sum": bool(uses.summed),
-        "tables": {name: table.told() for name, table in tables.items()},
+        "tables": {name: table.to_dict() for name, table in tables.items()},
         "parties": {party: _of_party(tables.values(), party, promise, rows) for party in uses.parties},
         "total": _total(tables.values(), promise, rows),
         "assumptions": " ".join(filter(None, [_assumptions(privacy, promise), sums, *uses.known])),
@@ -271,7 +271,7 @@ def _of_sums(uses: Uses, privacy: Privacy | None) -> str:
     return SUMS_ONLY.format(", ".join(uses.summed)) if uses.summed else NOT_SUMMED
 
 
-def _of_table(use: TableUse, label_epsilon: float | None, promise: FeaturePromise | None, rows: int) -> TablePromise:
+def _of_table(use: UsedTable, label_epsilon: float | None, promise: FeaturePromise | None, rows: int) -> TablePromise:
     of_label = (math.inf if label_epsilon is None else rows * label_epsilon) if use.label else None
     whole = given = math.inf if use.aliases else None
     if promise is not None and use.aliases:

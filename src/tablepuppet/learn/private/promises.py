@@ -7,7 +7,7 @@ from typing import Any
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.noise.plan import FeatureNoise, StepNoise
-from tablepuppet.learn.private.encoder_promise import EncoderPromise, Statistics, known_columns, statistics_of
+from tablepuppet.learn.private.encoder_promise import EncoderPromise, EncoderReleases, known_columns, statistics_of
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.step_promise import StepPromise, sampling_of
 from tablepuppet.learn.private.sum_promise import SumPromise
@@ -28,7 +28,7 @@ def new_promise(
     return StepPromise(privacy, statistics, rounds, steps.local_steps, sampling_of(steps.batch_size, rows))
 
 
-def _of_encoders(privacy: Privacy, tables: Mapping[str, Statistics]) -> EncoderPromise:
+def _of_encoders(privacy: Privacy, tables: Mapping[str, EncoderReleases]) -> EncoderPromise:
     if privacy.feature_epsilon is None:
         raise PrivacyError("prediction_epsilon is about predictions only: set feature_epsilon too")
     return EncoderPromise(privacy.feature_epsilon, privacy.delta, tables)
@@ -37,7 +37,7 @@ def _of_encoders(privacy: Privacy, tables: Mapping[str, Statistics]) -> EncoderP
 def read_promise(kept: Mapping[str, Any]) -> FeaturePromise:
     """The promise that `FeaturePromise.to_keep` stored, with its counts: later predictions are added to them."""
     privacy = Privacy.of_settings(kept["privacy"])
-    statistics = _of_encoders(privacy, {alias: Statistics(**each) for alias, each in kept["tables"].items()})
+    statistics = _of_encoders(privacy, {alias: EncoderReleases(**each) for alias, each in kept["tables"].items()})
     statistics.noise = EncoderNoise(**kept["encoders"])
     steps = kept.get("steps")
     if steps is None:

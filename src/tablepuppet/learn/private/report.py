@@ -1,6 +1,6 @@
 """`PrivacyReport`: ``model.privacy_``, a dict that prints as a small table with a one-line summary.
 
-Comes in: epsilons by table, party and in total (promise.py). Goes out: the same, for people: as text, and as HTML in a
+Input: epsilons by table, party and in total (promise.py). Output: the same, for people: as text, and as HTML in a
 notebook. `for_rows` gives the promise for a person with several rows. It uses no row data.
 """
 
@@ -43,8 +43,8 @@ class PrivacyReport(dict[str, Any]):
         samples of rows this may take some seconds.
         """
         if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= MOST_ROWS:
-            told = "a larger one" if isinstance(rows, int) and rows > MOST_ROWS else repr(rows)
-            raise PrivacyError(f"rows must be a whole number of at least 1 and at most {MOST_ROWS:,}, not {told}")
+            given = "a larger one" if isinstance(rows, int) and rows > MOST_ROWS else repr(rows)
+            raise PrivacyError(f"rows must be a whole number of at least 1 and at most {MOST_ROWS:,}, not {given}")
         if rows == self.get("rows", 1) or self.again is None:
             return self
         return self.again(rows)
@@ -125,8 +125,8 @@ def in_one_line(values: Mapping[str, Any], sums: str = "") -> str:
     whose = "any one row" if rows == 1 else f"somebody with {_rows(rows)} in each table"
     if labels:
         label = values["label_epsilon"]
-        told = "nothing is promised" if label is None else _hidden("the label of", whose, label, 0.0)
-        parts.append(f"Labels ({', '.join(labels)}): {told}.")
+        text = "nothing is promised" if label is None else _hidden("the label of", whose, label, 0.0)
+        parts.append(f"Labels ({', '.join(labels)}): {text}.")
     if features:
         parts.append(f"Features ({', '.join(features)}): {_of_features(values, whose)}.")
     return " ".join([*parts, sums] if sums else parts)

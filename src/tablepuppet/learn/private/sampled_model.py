@@ -88,13 +88,13 @@ class SampledModel(FederatedModel):
         self._squares = {alias: replies[alias][0]["square"] for alias in self.alone}
 
     def _ask_steps(self, rows: Mapping[str, Floats], pull: float, pace: Pace) -> Pending:
-        told = {alias: {"rates": pace.rates[alias], **self._sum_noise(alias)} for alias in self.alone}
+        arguments = {alias: {"rates": pace.rates[alias], **self._sum_noise(alias)} for alias in self.alone}
         if self.noise.image is not None:
             noise = self.noise.of_predictions(self.noise.clip)
-            told = {alias: {**each, "prediction_noise": noise} for alias, each in told.items()}
+            arguments = {alias: {**each, "prediction_noise": noise} for alias, each in arguments.items()}
         return self.lou.ask(
-            "steps.descend", self.alone, rows, by_alias=told, encoding=self.encoding.id, model=self.name, pull=pull,
-            momentum=pace.momentum, l2=self.l2,
+            "steps.descend", self.alone, rows, by_alias=arguments, encoding=self.encoding.id, model=self.name,
+            pull=pull, momentum=pace.momentum, l2=self.l2,
         )  # fmt: skip
 
     def _sum_noise(self, alias: str) -> dict[str, Any]:
@@ -103,10 +103,10 @@ class SampledModel(FederatedModel):
     def _step_shared(self, rows: Mapping[str, Floats] | None, pull: float, pace: Pace, number: int) -> None:
         if not self.together:
             return
-        told = {alias: {"theta": part.theta, **self._sum_noise(alias)} for alias, part in self.shared.items()}
+        arguments = {alias: {"theta": part.theta, **self._sum_noise(alias)} for alias, part in self.shared.items()}
         sums = self.lou.ask(
-            "steps.gradient", self.together, rows, told, encoding=self.encoding.id, model=self.name, spec=self.spec,
-            pull=pull, bounds=self._largest,
+            "steps.gradient", self.together, rows, arguments, encoding=self.encoding.id, model=self.name,
+            spec=self.spec, pull=pull, bounds=self._largest,
         ).read()  # fmt: skip
         for alias, part in self.shared.items():
             rate = float(pace.rates[alias][number])

@@ -86,10 +86,10 @@ class NoisySteps:
                 f"party {self.table.grant.party!r}: parameters of another shape than those that the round began with"
             )
         chosen = self.table.sample(len(self.data.dense), noise.sampling, self.given + theta.tobytes())
-        told = self.table.noisy(
+        noisy = self.table.noisy(
             lambda: self.parts(theta, chosen), theta.shape, noise.clip, noise.multiplier, "gradient", noise.sampling
         )
-        return np.asarray(told / (noise.sampling * noise.table_rows))
+        return np.asarray(noisy / (noise.sampling * noise.table_rows))
 
     def parts(self, theta: Array, chosen: NDArray[np.int64]) -> Iterator[Array]:
         """The sum over chosen rows before noise, block by block: no row adds more than ``clip``."""

@@ -1,6 +1,6 @@
 """Whether a model is useful despite noise, and what would help if not, from what the coordinator knows anyway.
 
-Comes in: losses on labels and predictions that were released, multipliers, counts of rows and columns. Goes out: the
+Input: losses on labels and predictions that were released, multipliers, counts of rows and columns. Output: the
 text of a warning, with figures. It uses released values only, so it reveals nothing more and costs nothing.
 
 The figures are rules of thumb for linear models of 3 to 60 columns and 100 to 10,000 rows:
@@ -68,7 +68,7 @@ def noise_of_steps(promise: FeaturePromise, alias: str, table: TableSize) -> flo
 def is_all_noise(promise: FeaturePromise, tables: Mapping[str, TableSize]) -> bool:
     """Whether the parameters of all tables are almost only noise: any gain of such a model is chance.
 
-    Not if there are so many rounds that the plane search, which has no noise, covers all parameters.
+    False if the plane search, which has no noise, covers all parameters because there are enough rounds.
     """
     learned = {alias: table for alias, table in tables.items() if table.parameters}
     return bool(learned) and all(

@@ -1,6 +1,6 @@
 """How many rounds parties allow: each party publishes a limit of replies per session and table.
 
-Comes in: the replies that a solver needs per round. Goes out: the number of rounds that fit, or a PrivacyError before
+Input: the replies that a solver needs per round. Output: the number of rounds that fit, or a PrivacyError before
 the first round. Earlier replies of the session count too. Databases in the analyst's own process have no limit.
 """
 
@@ -63,7 +63,7 @@ class Allowed:
         return max(0, (self.left - reserve - self.cost.once) // max(self.cost.each, 1))
 
 
-class Allowance:
+class RoundAllowance:
     """The limits of all parties of some relations; ``asked`` are clients with the replies needed of their tables."""
 
     def __init__(self, asked: Iterable[tuple[Client, Iterable[str], Costs]]):
@@ -76,7 +76,7 @@ class Allowance:
         self.tables = list(found.values())
 
     @classmethod
-    def of_plan(cls, plan: Plan, costs: Costs) -> Allowance:
+    def of_plan(cls, plan: Plan, costs: Costs) -> RoundAllowance:
         """The limits for a new session."""
         found: dict[tuple[str, str], Allowed] = {}
         for alias in dict.fromkeys(column.alias for column in plan.query.features):

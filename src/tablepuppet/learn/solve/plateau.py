@@ -6,9 +6,25 @@ handle single rounds with almost no gain.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 EARLY = 100
 WINDOW = 10  # rounds
 STRICT = 1e-6  # share of the objective that counts as no change
+FLAT = 0.01  # share of the objective: mini-batch training has converged if its last quarter of epochs gained less
+
+
+def ended_flat(history: Sequence[Mapping[str, Any]], epochs: int) -> bool:
+    """Whether training ran for all ``epochs``, and the objective gained less than `FLAT` in the last quarter of them.
+
+    A shorter window would not do: learning rates fall to zero, so the last epochs always gain little.
+    """
+    objectives = [entry["objective"] for entry in history]
+    last = len(objectives) // 4
+    return (
+        last > 0 and len(objectives) == epochs and objectives[-1 - last] - objectives[-1] <= FLAT * abs(objectives[-1])
+    )
 
 
 class Plateau:

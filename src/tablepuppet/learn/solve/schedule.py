@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tablepuppet.learn.settings import Auto
-from tablepuppet.learn.solve.allowance import Allowance, Allowed
+from tablepuppet.learn.solve.allowance import Allowed, RoundAllowance
 from tablepuppet.learn.solve.solvers import SGD, Solver
 
 MOST_OF_A_ROUND = 4  # replies of a network's `lbfgs`: gradient, scores anew if a party was lost, a step, and back
@@ -30,7 +30,7 @@ class Usual:
     many: int = 100_000  # joined rows
 
     def epochs_for(self, rows: int) -> int:
-        """Epochs for so many joined rows."""
+        """Epochs for this number of joined rows."""
         return self.epochs if rows <= self.many else self.long_epochs
 
 
@@ -51,15 +51,20 @@ def batches_of(rows: int, size: int) -> int:
 
 
 def schedule_of(
-    solver: Solver, rounds: int | Auto, rows: int, usual: Usual, usual_rounds: int, allowed: Callable[[int], Allowance]
+    solver: Solver,
+    rounds: int | Auto,
+    rows: int,
+    usual: Usual,
+    usual_rounds: int,
+    allowed: Callable[[int], RoundAllowance],
 ) -> Schedule:
-    """The schedule for ``rows`` joined rows; ``allowed(batches)`` is what parties allow with so many batches."""
-    told: dict[str, object] = {"solver": solver.name, "rounds": rounds}
+    """The schedule for ``rows`` joined rows; ``allowed(batches)`` is what parties allow with this number of batches."""
+    settings: dict[str, object] = {"solver": solver.name, "rounds": rounds}
     if isinstance(solver, SGD):
-        told["batch_size"] = solver.batch_size
-        return epochs_that_fit(rows, rounds, solver.batch_size, usual, allowed, told)
+        settings["batch_size"] = solver.batch_size
+        return epochs_that_fit(rows, rounds, solver.batch_size, usual, allowed, settings)
     advice = "" if solver.sums_shards else "lower inner_rounds"
-    planned = rounds_that_fit(rounds, usual_rounds, allowed(1), told, advice)
+    planned = rounds_that_fit(rounds, usual_rounds, allowed(1), settings, advice)
     most, left = allowed(1).most_rounds(), allowed(1).left()
     if most is None or left is None:
         return Schedule(planned, rows)
@@ -67,20 +72,22 @@ def schedule_of(
     return Schedule(planned, rows, replies, allowed(1).tightest(), _is_full(planned, rounds, allowed(1)))
 
 
-def rounds_that_fit(rounds: int | Auto, usual: int, allowance: Allowance, told: dict[str, object], advice: str) -> int:
+def rounds_that_fit(
+    rounds: int | Auto, usual: int, allowance: RoundAllowance, settings: dict[str, object], advice: str
+) -> int:
     """The number of rounds of a solver without batches."""
     planned = _within(usual, allowance) if isinstance(rounds, str) else rounds
-    allowance.check(planned, told, advice)
+    allowance.check(planned, settings, advice)
     return planned
 
 
-def _within(usual: int, allowance: Allowance) -> int:
+def _within(usual: int, allowance: RoundAllowance) -> int:
     """The usual number of rounds, or fewer if parties allow fewer; at least one, which may then be refused."""
     most = allowance.most_rounds()
     return usual if most is None else max(1, min(usual, most))
 
 
-def _is_full(planned: int, rounds: int | Auto, allowance: Allowance) -> bool:
+def _is_full(planned: int, rounds: int | Auto, allowance: RoundAllowance) -> bool:
     """Whether parties allow no round more than planned; "auto" leaves some replies for what follows."""
     tightest, most = allowance.tightest(), allowance.most_rounds()
     if tightest is None or most is None:
@@ -89,21 +96,21 @@ def _is_full(planned: int, rounds: int | Auto, allowance: Allowance) -> bool:
 
 
 def epochs_that_fit(
-    rows: int, rounds: int | Auto, batch_size: int | Auto, usual: Usual, allowed: Callable[[int], Allowance],
-    told: dict[str, object],
+    rows: int, rounds: int | Auto, batch_size: int | Auto, usual: Usual, allowed: Callable[[int], RoundAllowance],
+    settings: dict[str, object],
 ) -> Schedule:  # fmt: skip
-    """Epochs and batch size of `sgd`; ``allowed(batches)`` is what parties allow with so many batches."""
+    """Epochs and batch size of `sgd`; ``allowed(batches)`` is what parties allow with this number of batches."""
     size = _size(rows, rounds, usual, allowed) if isinstance(batch_size, str) else batch_size
     batches = batches_of(rows, size)
     allowance = allowed(batches)
     epochs_enough = min(usual.epochs_for(rows), max(10, math.ceil(2 * usual.steps / batches)))
     epochs = _within(epochs_enough, allowance) if isinstance(rounds, str) else rounds
-    allowance.check(epochs, told, f"make batch_size larger than {size:,}")
+    allowance.check(epochs, settings, f"make batch_size larger than {size:,}")
     is_full = _is_full(epochs, rounds, allowance)
     return Schedule(epochs, size, tightest=allowance.tightest(), is_full=is_full)
 
 
-def _size(rows: int, rounds: int | Auto, usual: Usual, allowed: Callable[[int], Allowance]) -> int:
+def _size(rows: int, rounds: int | Auto, usual: Usual, allowed: Callable[[int], RoundAllowance]) -> int:
     """The rows of a batch: larger batches if parties allow few replies."""
     epochs = usual.epochs_for(rows) if isinstance(rounds, str) else rounds
     batches = min(max(usual.batches, math.ceil(usual.steps / epochs)), max(1, rows // FEWEST_ROWS))

@@ -1,7 +1,7 @@
 """A torch module whose parameters are one flat array, and Adam over it: the same for parties and coordinator.
 
-Parameters travel, are stored and are added up over shards as float64 arrays. After the trainable ones stand the
-module's buffers, such as the running means of batch norm.
+Parameters are sent, stored and added over shards as float64 arrays. The module's buffers, such as the running means of
+batch norm, follow after the trainable parameters.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which cells a table hides from its network in pretraining, as TabNet's RandomObfuscator; the same whoever draws them.
+"""Which cells a table hides from its network in pretraining (TabNet's RandomObfuscator).
 
-A mask follows from the seed, the table and the number of the batch. So a party that was away for some batches draws the
-right one, shards of a table draw parts of one mask, and the coordinator draws it too: no mask travels.
+A mask is computed from the seed, the table and the number of the batch, so no mask is sent. A party that missed some
+batches still draws the right mask, the shards of a table draw parts of one mask, and the coordinator draws the same.
 """
 
 from __future__ import annotations

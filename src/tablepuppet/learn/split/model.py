@@ -1,4 +1,4 @@
-"""What the coordinator knows of a model with bottom networks at the tables and a top network of its own."""
+"""The coordinator's side of a model with a bottom network for each table and one top network."""
 
 from __future__ import annotations
 
@@ -48,8 +48,10 @@ class SplitModel(Holders):
     def begin(self, seed: int, top: Top) -> None:
         """Create the first parameters from the seed."""
         self.top = top
-        told = {alias: {"spec": self.spec_of(alias), **self.start_of(alias)} for alias in self.alone}
-        self.lou.ask("split.start", self.alone, by_alias=told, encoding=self.encoding.id, model=self.name, seed=seed)
+        arguments = {alias: {"spec": self.spec_of(alias), **self.start_of(alias)} for alias in self.alone}
+        self.lou.ask(
+            "split.start", self.alone, by_alias=arguments, encoding=self.encoding.id, model=self.name, seed=seed
+        )
         for alias in self.together:
             network = self.table_model(alias)
             theta = network.start(seed, alias, len(self.encoding.numbers[alias]))
@@ -121,11 +123,13 @@ class SplitModel(Holders):
         trained = self.lou.client
         at_home = [a for a in self.alone if a in present and parties_of(client, a) == parties_of(trained, a)]
         sent = [alias for alias in present if alias not in at_home]  # shards that did not train: theta is sent to them
-        told = {alias: {"theta": theta, "spec": self.spec_of(alias)} for alias, theta in self._thetas(sent).items()}
-        told = {alias: {**each, **self.noise_of(alias), **self.precision} for alias, each in told.items()}
+        arguments = {
+            alias: {"theta": theta, "spec": self.spec_of(alias)} for alias, theta in self._thetas(sent).items()
+        }
+        arguments = {alias: {**each, **self.noise_of(alias), **self.precision} for alias, each in arguments.items()}
         noise = {alias: {**self.noise_of(alias), **self.precision} for alias in at_home}
         held = lou.ask("split.embed", at_home, by_alias=noise, instead=instead, **self._at_party)
-        applied = lou.ask("split.apply", told, by_alias=told, instead=instead, encoding=self.encoding.id)
+        applied = lou.ask("split.apply", arguments, by_alias=arguments, instead=instead, encoding=self.encoding.id)
 
         def read() -> dict[str, Floats]:
             replies = applied.read() | {alias: reply for alias, reply in held.read().items() if alias in at_home}
@@ -158,7 +162,7 @@ class SplitModel(Holders):
 
     def scores(self, client: Client) -> Array:
         """Scores of the rows of a relation."""
-        rows = JoinedRows(client.mapping, self.outputs)
+        rows = client.joined_rows(self.outputs)
         self.score(client, rows)
         return rows.hand_over(SCORES)
 
@@ -211,7 +215,7 @@ class SavedSplitModel(SavedParameters):
         thetas = dict(self.stored.thetas)
         if set(known) - set(at_home) - set(thetas):  # shards that did not train: theta is sent to them
             thetas |= self.stored.fetched(self.engine, self._shape)
-        told = {
+        arguments = {
             alias: {"theta": theta, "spec": self.specs[alias], **self.noise.get(alias, {})}
             for alias, theta in thetas.items()
             if alias in known and alias not in at_home
@@ -220,7 +224,7 @@ class SavedSplitModel(SavedParameters):
         if self.spent is not None:
             self.spent.images += 1
         held = lou.ask("split.embed", at_home, by_alias=self.noise, model=self.stored.part, **names)
-        applied = lou.ask("split.apply", told, by_alias=told, **names)
+        applied = lou.ask("split.apply", arguments, by_alias=arguments, **names)
         replies = applied.read() | {alias: reply for alias, reply in held.read().items() if alias in at_home}
         found = {alias: images(replies[alias]) for alias in known}
         gone = [alias for alias in learned if alias in self.absent]
@@ -228,7 +232,7 @@ class SavedSplitModel(SavedParameters):
 
     def scores(self, client: Client) -> Array:
         """Scores of the rows of a relation."""
-        rows = JoinedRows(client.mapping, self.top.outputs)
+        rows = client.joined_rows(self.top.outputs)
         top_scores(self.top, self.embeddings(client), rows, self.unit)
         return rows.hand_over(SCORES)
 

@@ -1,17 +1,17 @@
 """Noise as targets (NAT; Bojanowski and Joulin 2017): a network of one table learns from the table's rows alone.
 
-Comes in: a network, the encoded rows of a table, settings and a seed. Goes out: its parameters, trained. It runs at
-the party that has the rows (Alg. 1 of FedOnce, lines 3 to 15); nothing here leaves it.
+Input: a network, the encoded rows of a table, settings and a seed. Output: its trained parameters. It runs at the party
+that has the rows (Alg. 1 of FedOnce, lines 3 to 15), and nothing here is released.
 
-Every row i has a target c_i, a point on the unit sphere that is drawn at random. z_i is the output of the network,
-divided by its length. Training minimises, over the parameters and over which row has which target,
+Every row i has a target c_i, a random point on the unit sphere. z_i is the output of the network, divided by its
+length. Training minimises, over the parameters and over the assignment of targets to rows,
 
     1 / 2n sum_i |z_i - c_i|^2  =  1 - 1/n sum_i z_i . c_i                                       (Eq. 1)
 
-In every ``assign_every``-th epoch the rows of a batch exchange their targets so that this is least for the batch. In
-other epochs they keep them. Each base row is seen once an epoch, however often it is joined: NAT spreads rows over the
-sphere, and copies of one row would have to go to different places. PCA, which has no such targets, weighs rows by how
-often they are joined (`principal_components`).
+In every ``assign_every``-th epoch the rows of a batch exchange their targets so that this is least for the batch; in
+other epochs they keep them. Each base row is used once per epoch, however often it is joined: NAT spreads rows over the
+sphere, and copies of one row would get different targets. PCA has no targets, so it weights each row by how often it is
+joined (`principal_components`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""NAT with noise (FedOnce-L1, Alg. 1 lines 11 to 13): gradients of a sample of rows, clipped, added up and noised.
+"""NAT with noise (FedOnce-L1, Alg. 1 lines 11 to 13): gradients of a sample of rows are clipped, summed and noised.
 
-Comes in: the encoded rows of a table, parameters, the noise. Goes out: noisy gradients, which cost epsilon.
+Input: the encoded rows of a table, parameters, the noise. Output: noisy gradients, which cost epsilon.
 
-The target of a row follows from the seed and the row's id. It is never exchanged with those of other rows: assignment
-within a batch lets one row change the targets, and so the gradients, of all others, and the sum would change by more
-than the clipping bound that noise counts on. With a target of its own, a row adds at most ``clip``:
+The target of a row is computed from the seed and the row's id. Rows never exchange targets: with an assignment within a
+batch, one row could change the targets, and so the gradients, of all others. The sum would then change by more than the
+clipping bound, and the noise would be too small. With a fixed target, a row adds at most ``clip``:
 
     g = ( sum over the sample of clip(J_r^T Y_r) + noise ) / (q n),    Y_r = ((z_r . c_r) z_r - c_r) / |h_r|
 """
@@ -64,10 +64,10 @@ class NoisyNat:
             raise PartyError(f"party {self.table.grant.party!r}: targets and outputs have different widths")
         given = hashlib.sha256(theta.tobytes()).digest()
         chosen = self.table.sample(len(self.data.dense), noise.sampling, given)
-        told = self.table.noisy(
+        noisy = self.table.noisy(
             lambda: self.parts(theta, chosen), theta.shape, noise.clip, noise.multiplier, "gradient", noise.sampling
         )
-        return np.asarray(told / (noise.sampling * noise.table_rows))
+        return np.asarray(noisy / (noise.sampling * noise.table_rows))
 
     def parts(self, theta: Array, chosen: NDArray[np.int64]) -> Iterator[Array]:
         """The sum over chosen rows before noise, block by block: no row adds more than ``clip``."""

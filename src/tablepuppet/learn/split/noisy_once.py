@@ -1,9 +1,10 @@
 """FedOnce with noise (FedOnce-L1): the coordinator's half of noisy_nat.py.
 
-Guests take all their noisy steps by themselves and send one message. Then, in every round, the top network learns from
-the embeddings that are known, and the host takes noisy steps from the gradient by its own embeddings. What the top
-network learns follows from messages. So given these, epsilon is that of a table's noisy steps; where messages have
-noise too, all of it is counted. Every table takes as many steps as the promise has, each with its own multiplier.
+Guests take all their noisy steps alone and then send one message. After that, in every round, the top network learns
+from the stored embeddings, and the host takes noisy steps with the gradient by its own embeddings. What the top network
+learns is computed from messages only. So given the messages, epsilon is that of a table's noisy steps; if messages have
+noise too, the sum of both is counted. Every table takes the number of steps that the promise contains, each table with
+its own noise multiplier.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ class NoisyOnce:
         falling = 1 - np.arange(self.steps) / self.steps
         rates = {alias: self._rate(alias, GUEST_RATE, 1.0) * falling for alias in self.model.guests}
         for start in range(0, self.steps, AT_ONCE):
-            told = {
+            arguments = {
                 alias: {"rates": rates[alias][start : start + AT_ONCE], "noise": self._of(alias)} for alias in rates
             }
-            self.model.lou.ask("nat.steps", told, by_alias=told, seed=seed, **self._names).read()
+            self.model.lou.ask("nat.steps", arguments, by_alias=arguments, seed=seed, **self._names).read()
             report(min(start + AT_ONCE, self.steps))
 
     def learn(

@@ -1,10 +1,10 @@
-"""FedOnce: guests learn a network from their own rows, without labels; then each sends one message (Alg. 1).
+"""FedOnce: guests train a network on their own rows, without labels; then each sends one message (Alg. 1).
 
-A guest is a table that does not hold the label. Its party trains its network by NAT (nat.py), or takes principal
-components, and nothing leaves meanwhile. Epochs are asked for some at a time, so that no request takes long. Shards of
-one table learn one network: each trains on its own rows for some epochs, the coordinator averages their parameters,
-weighted by rows, and sends the mean back. That is the only thing that travels before the message, and is metered as
-PARAMETERS. The message is that of ``split.embed`` or ``split.apply``: EMBEDDINGS of all rows that take part.
+A guest is a table that does not hold the label. Its party trains its network by NAT (nat.py), or computes principal
+components; nothing is released meanwhile. The coordinator asks for a few epochs at a time, so that no request takes
+long. The shards of a table train one network: each trains on its own rows for some epochs, the coordinator averages
+their parameters, weighted by rows, and sends the mean back. Before the message, only these parameters are sent (release
+PARAMETERS). The message is the reply of ``split.embed`` or ``split.apply``: EMBEDDINGS of all rows that take part.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _training(
 def train(
     table: LocalTable, view: str, encoding: str, model: str, seed: Seed, epochs: Some, settings: NatSettings
 ) -> Values:
-    """Train the network of a table with one shard for so many epochs more; nothing of it is released."""
+    """Train the network of a table with one shard for some more epochs; nothing is released."""
     data = encoded(table, view, encoding)
     network, part = bottom_parameters(table, model, data)
     memory = part.remembered(Training)
@@ -176,10 +176,19 @@ class Guests:
             for alias, count in epochs.items()
             if alias in model.together
         }
-        told: dict[str, Any] = {"encoding": model.encoding.id, "model": model.name, "seed": seed, "settings": settings}
-        trained = lou.ask("nat.train", alone, by_alias=alone, instead=lambda alias, shard: {}, **told)
+        arguments: dict[str, Any] = {
+            "encoding": model.encoding.id,
+            "model": model.name,
+            "seed": seed,
+            "settings": settings,
+        }
+        trained = lou.ask("nat.train", alone, by_alias=alone, instead=lambda alias, shard: {}, **arguments)
         averaged = lou.ask(
-            "nat.average", together, by_alias=together, instead=lambda a, _: {"theta": model.shared[a].theta}, **told
+            "nat.average",
+            together,
+            by_alias=together,
+            instead=lambda a, _: {"theta": model.shared[a].theta},
+            **arguments,
         )
         trained.read()
         replies = averaged.read()
@@ -195,9 +204,9 @@ class Guests:
         model, lou = self.model, self.model.lou
         alone = [alias for alias in self.aliases if alias in model.alone]
         together = [alias for alias in self.aliases if alias in model.together]
-        told: dict[str, Any] = {"encoding": model.encoding.id}
-        lou.ask("nat.components", alone, instead=lambda alias, shard: {}, model=model.name, **told)
-        grams = lou.ask("matrix.gram", together, joined_rows=len(lou.client.mapping), **told)
+        arguments: dict[str, Any] = {"encoding": model.encoding.id}
+        lou.ask("nat.components", alone, instead=lambda alias, shard: {}, model=model.name, **arguments)
+        grams = lou.ask("matrix.gram", together, joined_rows=len(lou.client.mapping), **arguments)
         with self._hurried(time.monotonic()):
             replies = grams.read()
         for alias in together:

@@ -1,9 +1,9 @@
 """The party's half of split learning: a table's bottom network computes embeddings and takes steps.
 
-If a table has one shard, its party holds the parameters and the memory of their optimiser: ``split.step`` takes the
-step of one batch and answers with embeddings for the next. If it has several, the coordinator holds them: shards apply
-the parameters that it sends (``split.apply``) and answer with their summand of the gradient (``split.gradient``).
-What is released are embeddings, as wide as the policy of the table allows, and each row's as often as it allows.
+If a table has one shard, its party holds the parameters and the state of their optimiser: ``split.step`` takes the step
+for one batch and returns embeddings for the next. If it has several, the coordinator holds them: shards apply the
+parameters that it sends (``split.apply``) and return their part of the gradient (``split.gradient``). Embeddings are
+released; the table's policy limits how wide they are and how often each row's embedding is sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.split.flat import Adam
 from tablepuppet.learn.split.narrow import Bits, Narrow, narrowed, widened
-from tablepuppet.learn.split.table import Forward, Sums, TorchTable
+from tablepuppet.learn.split.table import BatchSums, Forward, TorchTable
 from tablepuppet.learn.tables.noisy import noisy_predictions
 from tablepuppet.learn.tables.parameters import TableParameters, check_noisy, held_parameters, hold_parameters
 from tablepuppet.party.added_noise import PredictionNoise
@@ -259,13 +259,13 @@ def moments(
     return {"sums": np.stack([weights @ shown, weights @ shown**2, weights @ whole, weights @ whole**2])}
 
 
-def sums_of(network: TorchTable, sums: Array | None, joined: int) -> Sums | None:
+def sums_of(network: TorchTable, sums: Array | None, joined: int) -> BatchSums | None:
     """Sums that a caller has sent; PartyError if they do not fit the table."""
     if sums is None:
         return None
     if sums.shape != (2, network.width):
         raise PartyError(f"sums of shape {sums.shape} do not fit {(2, network.width)}")
-    return Sums(joined, sums)
+    return BatchSums(joined, sums)
 
 
 def check_shape(theta: Array, network: TorchTable) -> None:

@@ -1,12 +1,12 @@
 """Pretraining of TabVFL, both halves (papers: TabVFL, Alg. 1): tables reconstruct cells that they hide.
 
-Two trips a batch. First the gradients of the last batch go down and embeddings of this one come up, as in all split
-learning (exchange.py), with some cells hidden. Then each table gets its part of the decoder's output, the mean over the
-joined rows of each base row, and returns its reconstruction error and the gradient by what it got. Tables with several
-shards need one trip more, as there.
+Each batch takes two trips. In the first, gradients of the last batch are sent to the tables, which return embeddings of
+this batch, with some cells hidden (exchange.py). In the second, each table gets its part of the decoder's output, the
+mean over the joined rows of each base row, and returns its reconstruction error and the gradient by what it got. Tables
+with several shards need one more trip, as in exchange.py.
 
-A table whose party is lost has its last embeddings used again, with the mask they were computed with, or zeros; nothing
-of it is reconstructed in that batch.
+If a table's party is lost, its last embeddings are used, with the mask of their batch, or zeros; nothing of the table
+is reconstructed in that batch.
 """
 
 from __future__ import annotations

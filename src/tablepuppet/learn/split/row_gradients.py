@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.learn.split.layers import Dense, Parts
 from tablepuppet.prep.encoded_table import EncodedTable
-from tablepuppet.privacy.clip import ROUNDING, by_row, kept_shares, lengths_of, zeroed
+from tablepuppet.privacy.clip import clipped_layers, lengths_of
 
 Array = NDArray[np.float64]
 
@@ -37,9 +37,7 @@ class MlpRows(Dense):
         slopes = self.slopes(layers, inputs, row_gradients)
         norms = [table.norms(), *map(lengths_of, inputs)]
         sizes = [np.hypot(norm, 1.0) for norm in norms]
-        cut = [by_row(slope, kept_shares(_whole(sizes, slopes), clip)) for slope in slopes]
-        out = ~((_whole(sizes, cut) <= clip * (1 + ROUNDING)) & (norms[0] > 0))  # NaN fails too
-        cut, inputs = [zeroed(each, out) for each in cut], [zeroed(each, out) for each in inputs]
+        inputs, cut = clipped_layers(inputs, slopes, sizes, norms[0] > 0, clip)
         weights = [table.transposed_times(cut[0]), *(a.T @ d for a, d in zip(inputs, cut[1:], strict=True))]
         both = zip(weights, cut, strict=True)
         return np.concatenate([part for weight, d in both for part in (weight.T.ravel(), d.sum(axis=0))])
@@ -48,11 +46,3 @@ class MlpRows(Dense):
         """By row: the input of each layer after the first, then the output of the last."""
         weights, bias = layers[0]
         return self.beyond_first(layers, table.times(np.ascontiguousarray(weights.T)) + bias)
-
-
-def _whole(sizes: list[Array], slopes: list[Array]) -> Array:
-    """The norm of every row's gradient over all layers."""
-    found = np.zeros(len(slopes[0]))
-    for size, slope in zip(sizes, slopes, strict=True):
-        found = np.hypot(found, size * lengths_of(slope))
-    return found

@@ -34,7 +34,7 @@ CHUNK = 1 << 13  # rows at a time, where no gradient is wanted
 
 
 @dataclass(frozen=True)
-class Sums:
+class BatchSums:
     """Sums over all joined rows of a batch by encoded column: of its values and of their squares, (2, width)."""
 
     joined: int
@@ -150,7 +150,7 @@ class TorchTable:
             mask = torch.from_numpy(drawn.astype(self._number))
         return Batched(self.rows(table), weights, mask)
 
-    def forward(self, theta: Array, batch: Batched, sums: Sums | None = None) -> Forward:
+    def forward(self, theta: Array, batch: Batched, sums: BatchSums | None = None) -> Forward:
         """The embeddings of rows in training; ``sums``: those of the table's columns over all its shards, as shown."""
         torch = need_torch()
         with one_thread(torch):
@@ -169,7 +169,7 @@ class TorchTable:
         return Forward(outputs.detach().numpy(), batch, gradient)
 
     def error(
-        self, theta: Array, batch: Batched, decoded: Floats, sums: Sums | None = None
+        self, theta: Array, batch: Batched, decoded: Floats, sums: BatchSums | None = None
     ) -> tuple[float, Floats, Array]:
         """(Reconstruction error of rows, its gradient by ``decoded``, that by all parameters); for TabNet's part only.
 
@@ -190,7 +190,7 @@ class TorchTable:
             assert flat.grad is not None, "the last layer has parameters"
             return float(error.detach()), point.grad.numpy(), flat.grad.numpy().astype(np.float64)
 
-    def _shown(self, batch: Batched, sums: Sums | None) -> dict[str, Any]:
+    def _shown(self, batch: Batched, sums: BatchSums | None) -> dict[str, Any]:
         if not isinstance(self.spec, TabNet):
             return {}
         if sums is None:

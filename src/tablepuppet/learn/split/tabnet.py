@@ -1,18 +1,18 @@
-"""TabNet cut as in Figure 3 of TabVFL: what a guest computes, what the coordinator computes, and what is minimised.
+"""TabNet, divided as in Figure 3 of TabVFL: what a guest computes, what the coordinator computes, and the losses.
 
-A guest (a table with features) holds a batch norm over its encoded columns and a fully connected layer with as many
-outputs as it has columns; the coordinator holds the rest of TabNet's encoder, its decoder without the last layer, and
-the final mapping. In pretraining a guest hides random cells of its rows from the network, and reconstructs them from
-its part of the decoder's output by a layer of its own.
+A guest (a table with features) has a batch norm over its encoded columns and a fully connected layer with as many
+outputs as columns. The coordinator has the rest of TabNet's encoder, its decoder without the last layer, and the final
+mapping. In pretraining a guest hides random cells of its rows from the network, and reconstructs them with its own
+layer from its part of the decoder's output.
 
-Over a join a base row is in several joined rows of a batch. A guest still sees it once:
+In a join, a base row can be in several joined rows of a batch. A guest still computes it once:
 
-- batch norm weighs each base row by how often it is joined in the batch, so it is that of the joined rows;
-- the mask of hidden cells is drawn per base row, and all its joined rows have the same;
-- a base row is reconstructed once, from the mean of the decoder's outputs at its joined rows, and its error counts as
-  often as it is joined.
+- batch norm weights each base row by how often it is joined in the batch, so it equals that of the joined rows;
+- the mask of hidden cells is drawn per base row, and is the same for all its joined rows;
+- a base row is reconstructed once, from the mean of the decoder's outputs at its joined rows; its error counts as often
+  as it is joined.
 
-With one joined row for every base row this is exactly the paper. Tensors come in and go out; nothing here travels.
+If every base row is joined once, this is exactly the paper. Inputs and outputs are tensors; nothing here is sent.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Moments:
 
     @classmethod
     def of(cls, columns: Tensor, counts: Tensor) -> Moments:
-        """Of base rows that are joined so many times."""
+        """For base rows with the number of times each is joined."""
         weights, wide = counts.double(), columns.double()
         return cls(float(weights.sum()), weights @ wide, weights @ wide**2)
 

@@ -1,7 +1,7 @@
-"""The folder of a saved model as files: replaced all or nothing, whenever the process ends.
+"""The folder of a saved model as files, replaced atomically even if the process ends meanwhile.
 
-``model.json`` names the folder inside that holds arrays and secrets; replacing it is the one moment of change.
-``saving.json`` exists while a model is saved: if it is left behind, it names what parties may still store of it.
+``model.json`` names the folder inside with arrays and secrets; replacing ``model.json`` replaces the model.
+``saving.json`` exists while a model is saved. If it is left over, it names what parties may still store of that model.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.algebra.linalg.saved import save_errors
 from tablepuppet.errors import ConfigError
-from tablepuppet.privacy.private_file import sync_folder
+from tablepuppet.privacy.private_file import write_atomically
 from tablepuppet.runs.saved_files import ARRAYS, SECRETS, sealed
 
 FACTS = "model.json"
@@ -55,7 +56,7 @@ class ModelFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Create and lock the folder; ConfigError if something else is there. It is removed if it stays empty."""
-        with _write_errors(self.path):
+        with save_errors(self.path):
             self.check_free()
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path, os.O_RDONLY)
@@ -73,9 +74,8 @@ class ModelFolder:
     def begin(self, name: str) -> str:
         """Write down under which name parties will know the model: as before, or as ``name``."""
         saved = self.saved or name
-        with _write_errors(self.path):
-            _write(self.path / "saving.json", json.dumps({"saved": saved}).encode())
-            sync_folder(self.path)
+        with save_errors(self.path):
+            write_atomically(self.path / "saving.json", json.dumps({"saved": saved}).encode(), 0o644)
         return saved
 
     def write(
@@ -83,17 +83,15 @@ class ModelFolder:
     ) -> None:
         """Replace what is there, all or nothing."""
         inside = self.path / f"content-{secrets.token_hex(8)}"
-        with _write_errors(self.path):
+        with save_errors(self.path):
             inside.mkdir()
             with (inside / ARRAYS).open("wb") as stream:
                 np.savez(stream, **arrays)  # type: ignore[arg-type]
                 stream.flush()
                 os.fsync(stream.fileno())
-            _write(inside / SECRETS, json.dumps(category_secrets).encode(), 0o600)
-            sync_folder(inside)
+            write_atomically(inside / SECRETS, json.dumps(category_secrets).encode())
             text = sealed({**facts, "content": inside.name}, inside, _plain)
-            _write(self.path / "model.json", text.encode())
-            sync_folder(self.path)
+            write_atomically(self.path / FACTS, text.encode(), 0o644)
 
     def end(self) -> None:
         """Remove what is no longer needed, or what a save that failed has left."""
@@ -111,24 +109,6 @@ def _read(path: Path) -> Mapping[str, Any]:
         if isinstance(found, dict):
             return found
     return {}
-
-
-def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Write a file atomically."""
-    draft = path.with_name(f"{path.name}.new")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    draft.replace(path)
-
-
-@contextmanager
-def _write_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"cannot save the model as {str(path)!r}: {error.strerror}") from error
 
 
 def _plain(value: Any) -> Any:

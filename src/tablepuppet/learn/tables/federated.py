@@ -73,11 +73,11 @@ class FederatedModel(Holders):
         self, thetas: Mapping[str, Array], instead: Instead | None = None, lou: LearningOverUnion | None = None
     ) -> Pending:
         """Ask for predictions of base rows with parameters that the coordinator sends."""
-        told = {alias: {"theta": theta, **self._with_noise(alias, theta)} for alias, theta in thetas.items()}
+        arguments = {alias: {"theta": theta, **self._with_noise(alias, theta)} for alias, theta in thetas.items()}
         return (lou or self.lou).ask(
             "model.apply",
-            told,
-            by_alias=told,
+            arguments,
+            by_alias=arguments,
             instead=self._unless_noisy(instead),
             encoding=self.encoding.id,
             spec=self.spec,
@@ -87,10 +87,10 @@ class FederatedModel(Holders):
         self, aliases: list[str], instead: Instead | None, lou: LearningOverUnion | None = None
     ) -> Pending:
         """Ask for predictions of base rows with parameters that parties hold."""
-        told = {alias: self._with_noise(alias, None) for alias in aliases}
+        arguments = {alias: self._with_noise(alias, None) for alias in aliases}
         return (lou or self.lou).ask(
-            "model.predict", aliases, by_alias=told, instead=self._unless_noisy(instead), encoding=self.encoding.id,
-            model=self.name,
+            "model.predict", aliases, by_alias=arguments, instead=self._unless_noisy(instead),
+            encoding=self.encoding.id, model=self.name,
         )  # fmt: skip
 
     @property
@@ -124,8 +124,8 @@ class FederatedModel(Holders):
         """The substitute for predictions of a lost shard: its last ones, or zeros."""
 
         def stand_in(alias: str, shard: ShardRows) -> dict[str, Any]:
-            told = self._last_predictions.get((client.view, alias, shard.party))
-            return {"image": self.nothing(shard) if told is None else told}
+            last = self._last_predictions.get((client.view, alias, shard.party))
+            return {"image": self.nothing(shard) if last is None else last}
 
         return stand_in
 
@@ -163,7 +163,7 @@ class FederatedModel(Holders):
 
     def scores(self, client: Client) -> Array:
         """Scores of the rows of a relation, without the intercept; noisy ones are shrunk by their share of noise."""
-        rows = JoinedRows(client.mapping, self.outputs)
+        rows = client.joined_rows(self.outputs)
         self.score(client, rows)
         return rows.hand_over(SCORES)
 

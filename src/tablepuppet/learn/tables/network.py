@@ -21,7 +21,7 @@ from tablepuppet.learn.threads import one_thread
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
 from tablepuppet.party.spec import Network
 from tablepuppet.prep.encoded_table import EncodedTable, check_length
-from tablepuppet.privacy.clip import ROUNDING, by_row, kept_shares, lengths_of, zeroed
+from tablepuppet.privacy.clip import clipped_layers, lengths_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -201,10 +201,7 @@ class NetworkRows:
         inputs, slopes = self._backward(theta, table, row_gradients.reshape(len(row_gradients), self.network.outputs))
         norms, biases = [table.norms(), *map(lengths_of, inputs)], [1.0] * len(inputs) + [0.0]
         sizes = [np.hypot(norm, bias) for norm, bias in zip(norms, biases, strict=True)]
-        kept = kept_shares(_whole(sizes, slopes), clip)
-        cut = [by_row(slope, kept) for slope in slopes]
-        out = ~((_whole(sizes, cut) <= clip * (1 + ROUNDING)) & (norms[0] > 0))  # NaN fails too
-        cut, inputs = [zeroed(each, out) for each in cut], [zeroed(each, out) for each in inputs]
+        inputs, cut = clipped_layers(inputs, slopes, sizes, norms[0] > 0, clip)
         parts = [table.transposed_times(cut[0]), *(into.T @ slope for into, slope in zip(inputs, cut[1:], strict=True))]
         flat = [parts[0].ravel()]
         for slope, part in zip(cut, parts[1:], strict=False):
@@ -227,11 +224,3 @@ class NetworkRows:
         for (weights, _), into in zip(layers[:0:-1], inputs[::-1], strict=True):
             slopes.append(slopes[-1] @ weights.T * (1 - into**2))
         return inputs, slopes[::-1]
-
-
-def _whole(sizes: list[Array], slopes: list[Array]) -> Array:
-    """The norm of every row's gradient over all layers."""
-    found = np.zeros(len(slopes[0]))
-    for size, slope in zip(sizes, slopes, strict=True):
-        found = np.hypot(found, size * lengths_of(slope))
-    return found

@@ -1,6 +1,6 @@
 """Noisy releases of a table's model: gradients and predictions, with a bound on each row's contribution.
 
-Comes in: encoded rows, parameters, and Y_r, the gradient of the loss by the prediction of each row r, summed over its
+Input: encoded rows, parameters, and Y_r, the gradient of the loss by the prediction of each row r, summed over its
 joined rows. A null record (a row of missing values) and a row whose gradient is not finite add exactly zero. n is the
 number of the table's rows, J_r the derivative of a row's prediction. Gradients are scaled by n, so that ``clip`` means
 the same as for a single table:

@@ -13,9 +13,9 @@ from tablepuppet.operators.client import Client
 Array = NDArray[np.float64]
 
 
-def check_products(client: Client, told: Mapping[str, Array], size: int) -> None:
+def check_products(client: Client, by_table: Mapping[str, Array], size: int) -> None:
     """PartyError unless each table, by alias, returned the inner products of ``size`` vectors."""
-    for alias, products in told.items():
+    for alias, products in by_table.items():
         if len(products) != size:
             [shard, *_] = client.shards(alias)
             raise PartyError(

@@ -13,7 +13,7 @@ from tablepuppet.learn.noise.predictions import calmed
 from tablepuppet.learn.tables.holders import parties_of
 from tablepuppet.learn.tables.stored import KeptNoise, Stored
 from tablepuppet.operators.client import Client
-from tablepuppet.operators.joined_rows import SCORES, JoinedRows
+from tablepuppet.operators.joined_rows import SCORES
 from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.added_noise import PredictionNoise
@@ -71,7 +71,7 @@ class SavedModel(SavedParameters):
         thetas = dict(self.stored.thetas)
         if present - set(at_home) - set(thetas):  # shards that did not train: theta is sent to them
             thetas |= self.stored.fetched(self.engine, self._shape)
-        told = {alias: theta for alias, theta in thetas.items() if alias in present and alias not in at_home}
+        sent = {alias: theta for alias, theta in thetas.items() if alias in present and alias not in at_home}
         noise = self.stored.noise
         if noise is not None:
             assert self.spent is not None, "it comes with the noise"
@@ -80,12 +80,12 @@ class SavedModel(SavedParameters):
             "model.predict", at_home, by_alias={a: _with_noise(noise, a) for a in at_home}, encoding=self.encoding.id,
             model=self.stored.part,
         )  # fmt: skip
-        given = {alias: {"theta": theta, **_with_noise(noise, alias)} for alias, theta in told.items()}
+        given = {alias: {"theta": theta, **_with_noise(noise, alias)} for alias, theta in sent.items()}
         images = lou.ask("model.apply", given, by_alias=given, encoding=self.encoding.id, spec=self.spec)
         replies, at_homes = images.read(), kept.read()
-        found = {alias: lou.concatenate(replies[alias], "image") for alias in told}
+        found = {alias: lou.concatenate(replies[alias], "image") for alias in sent}
         found |= {alias: lou.concatenate(at_homes[alias], "image") for alias in at_home}
-        rows = JoinedRows(client.mapping, self.spec.outputs)
+        rows = client.joined_rows(self.spec.outputs)
         LearningOverJoin(rows).gather(found)
         scores = rows.hand_over(SCORES)
         return scores if noise is None else calmed(scores, np.array(noise.mean), noise.square)

@@ -1,6 +1,6 @@
 """Arrow IPC files and streams: the asked columns are read into memory at once.
 
-Not mapped: a file that is cut short under a map of it would end the process.
+They are not memory-mapped: if a mapped file is truncated, the process ends.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""CSV files: copied into DuckDB at once, because what a CSV reader says about a bad line quotes the line.
+"""CSV files: copied into DuckDB at once, because error messages of a CSV reader quote the line.
 
-A column's type is the one that fits all its values: the whole file is looked at, once for as long as it is unchanged.
+A column's type is the one that fits all its values: the whole file is read to find it, again only if the file changes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Delivered predictions as a table of the party's own database: emptied and filled in one transaction.
 
-Comes in: the database's URL, a table's name, rows. If there is no such table it is made; one that has other columns
+Input: the database's URL, a table's name, rows. If there is no such table it is made; one that has other columns
 is left alone. Errors name the party and the table, and hold no value and no password.
 """
 
@@ -36,7 +36,7 @@ _TYPES = {
 
 
 def replace_rows(party: str, url: str, table: str, rows: pa.Table, run: str) -> None:
-    """Let a table hold these rows and no others, unless it holds those of the same run."""
+    """Replace the rows of a table by these, unless it already has those of the same run."""
     long = [name for name in rows.column_names if len(name.encode()) > MOST_NAME]
     if long or len({name.lower() for name in rows.column_names}) < rows.num_columns:
         raise PartyError(
@@ -62,7 +62,7 @@ def replace_rows(party: str, url: str, table: str, rows: pa.Table, run: str) -> 
 
 
 def check_database(party: str, url: str, table: str, *, published: bool) -> None:
-    """PartyError unless a table of predictions may be written there, as far as that shows without writing."""
+    """Raise PartyError unless a table of predictions can be written, as far as can be checked without writing."""
     if published:
         raise PartyError(f"party {party!r}: table {table!r} is published; name one for predictions only")
     scheme, _, path = url.partition(":///")
@@ -132,7 +132,7 @@ def _into_duckdb(party: str, url: str, table: str, rows: pa.Table, run: str) -> 
 
 
 def _patiently(path: Path) -> duckdb.DuckDBPyConnection:
-    """A DuckDB file has one writer and then no reader: wait for those to finish."""
+    """A DuckDB file has either one writer or readers: wait for them to finish."""
     end = time.monotonic() + PATIENCE
     while True:
         try:

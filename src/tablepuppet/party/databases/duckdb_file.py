@@ -34,7 +34,7 @@ _CATALOG = """
 
 @dataclass(frozen=True)
 class DuckDBFile:
-    """A DuckDB file, opened anew for each reading so that writers get their turn."""
+    """A DuckDB file, opened again for each reading, so that others can write in between."""
 
     party: str
     path: str

@@ -49,7 +49,7 @@ FORMATS: dict[str, type[Format]] = {"parquet": Parquet, "csv": Csv, "arrow": Arr
 
 
 class Folder:
-    """A folder of files of one format; other files in it are not looked at."""
+    """A folder of files of one format; other files in it are ignored."""
 
     def __init__(self, party: str, path: str, kind: str):
         self.party, self.path, self.kind = party, path, kind

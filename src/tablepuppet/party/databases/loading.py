@@ -28,7 +28,7 @@ def sent_name(index: int) -> str:
 
 
 @dataclass(frozen=True)
-class SentColumn:
+class ForeignColumn:
     """An asked column as the foreign database sends it."""
 
     asked: AskedColumn
@@ -54,7 +54,7 @@ class Loader:
     connection: duckdb.DuckDBPyConnection
 
     def load(
-        self, table: str, columns: Sequence[SentColumn], read: Callable[[], AbstractContextManager[Any]]
+        self, table: str, columns: Sequence[ForeignColumn], read: Callable[[], AbstractContextManager[Any]]
     ) -> Source:
         """What ``read`` sends (Arrow batches; it may be called twice) as a `Source`."""
         for column in columns:
@@ -82,7 +82,7 @@ class Loader:
     def _explained(
         self,
         table: str,
-        columns: Sequence[SentColumn],
+        columns: Sequence[ForeignColumn],
         read: Callable[[], AbstractContextManager[Any]],
         error: Exception,
     ) -> PartyError:

@@ -150,7 +150,7 @@ def _catalog(connection: Any) -> dict[str, _Table]:
 
 
 def _batches(cursor: SSCursor, schema: Any) -> Iterator[Any]:
-    """The rows by columns; those that come without a position come in the order of positions."""
+    """The rows by columns; rows without a position are in the order of positions."""
     start = 0
     while rows := cursor.fetchmany(_BATCH_ROWS):
         columns = [pa.array(values, pa.large_string()) for values in zip(*rows, strict=True)]

@@ -31,7 +31,7 @@ _TYPES = {
     "year": "SMALLINT",
 }
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
-# The server sorts by so many bytes of a text (max_sort_length); what differs only behind them would tie.
+# The server sorts by this number of bytes of a text (max_sort_length); texts that differ only after them would tie.
 _SORTED_BYTES = 1024
 
 

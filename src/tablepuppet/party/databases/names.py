@@ -22,7 +22,7 @@ class UnknownNameError(PartyError):
 
 @dataclass(frozen=True)
 class AskedColumn:
-    """A column as it is asked for, and as its table has it."""
+    """A column's name as the caller wrote it, and as the table spells it."""
 
     name: str  # the caller's spelling
     type: str
@@ -68,7 +68,7 @@ def find_columns(
 ) -> tuple[AskedColumn, ...]:
     """The ``asked`` columns (name -> type) among those a table has (name -> declared type).
 
-    A type must hold every value of the declared one: a cast that fails on some values would tell of them.
+    A type must hold every value of the declared one: a cast that fails on some values would reveal them.
     """
     columns = []
     for (name, type_name), found in zip(asked.items(), find_names(party, table, stored, asked), strict=True):

@@ -17,7 +17,7 @@ from tablepuppet.sql.types import Family, family
 Value = int | float | str
 Kind = Literal["integer", "decimal", "double", "text", "other"]
 
-# Beyond these a double no longer tells whole numbers, or decimals, apart.
+# Beyond these a double cannot distinguish neighbouring whole numbers, or decimals.
 _EXACT_WHOLE = 2**53
 _EXACT_DIGITS = 15
 

@@ -154,13 +154,13 @@ def _memory_settings() -> dict[str, str | bool]:
 
 
 def describe(connection: duckdb.DuckDBPyConnection, relation: str) -> dict[str, str]:
-    """Columns of something that can stand after FROM, with the types in which parties publish them."""
+    """Columns of an expression after FROM, with the types in which parties publish them."""
     rows = connection.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
     return {name: _published(type_name) for name, type_name, *_ in rows}
 
 
 def count(connection: duckdb.DuckDBPyConnection, relation: str) -> int:
-    """The number of rows of something that can stand after FROM."""
+    """The number of rows of an expression after FROM."""
     rows = connection.execute(f"SELECT count(*) FROM {relation}").fetchall()  # fetchone would leave the result open
     return int(rows[0][0])
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from tablepuppet.party.database import Source
-from tablepuppet.party.databases.loading import Loader, SentColumn, sent_name
+from tablepuppet.party.databases.loading import ForeignColumn, Loader, sent_name
 from tablepuppet.party.databases.names import AskedColumn, find_columns, find_table
 from tablepuppet.sql.query import Comparison
 
@@ -64,7 +64,7 @@ class ServerReader(Generic[TypeT, KeyT]):
         found = self.catalog[name]
         asked = find_columns(self.party, name, found.columns, columns)
         sent = [
-            SentColumn(column, found.types[column.stored].restored(sent_name(index)))
+            ForeignColumn(column, found.types[column.stored].restored(sent_name(index)))
             for index, column in enumerate(asked)
         ]
         return self.loader.load(name, sent, partial(self.read, name, self.query(found, asked, where)))

@@ -19,7 +19,7 @@ from adbc_driver_sqlite import StatementOptions, dbapi
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.database import Source, SourceTable
-from tablepuppet.party.databases.loading import SENT_POSITION, Loader, SentColumn, misfit, sent_name
+from tablepuppet.party.databases.loading import SENT_POSITION, ForeignColumn, Loader, misfit, sent_name
 from tablepuppet.party.databases.names import AskedColumn, find_columns, find_table, identifier
 from tablepuppet.party.databases.paths import existing
 from tablepuppet.party.databases.positions import numbered_by
@@ -138,7 +138,7 @@ class _Reader:
             raise PartyError(f"Party {self.party!r}: SQLite cannot evaluate {name!r}; try SELECT there") from None
         parameters: list[Value] = []
         sql = _query(name, asked, position, where, parameters)
-        sent = [SentColumn(column, sent_name(index)) for index, column in enumerate(asked)]
+        sent = [ForeignColumn(column, sent_name(index)) for index, column in enumerate(asked)]
         return self.loader.load(name, sent, partial(self._read, name, asked, sql, parameters))
 
     def _position(

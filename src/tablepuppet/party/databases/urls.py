@@ -50,7 +50,7 @@ def open_database(party: str, url: str, *others: str) -> Database:
 
 
 def anchored(url: str, folder: Path) -> str:
-    """The URL with a relative file path made absolute from ``folder``, where a configuration file stands."""
+    """The URL with a relative file path made absolute from ``folder``, the folder of a configuration file."""
     scheme, separator, path = url.partition(":///")
     if not separator or path.startswith("/") or scheme.startswith(("postgres", "mysql", "mariadb")):
         return url

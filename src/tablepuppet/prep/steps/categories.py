@@ -17,13 +17,13 @@ from tablepuppet.prep.specs import MOST_CODES, Hashed, Lookup, Other
 from tablepuppet.prep.statistics import CategorySummary
 from tablepuppet.prep.steps.step import Step, is_whole
 
-ID_ROWS, ID_SHARE = 50, 0.95  # text with so many distinct values for its base rows is an id, no category
+ID_ROWS, ID_SHARE = 50, 0.95  # text with more distinct values than this share of its base rows is an id, not a category
 ID_HELP = f"{ID_SHARE:.0%} or more of its rows have a value of their own; list it in categorical to keep it"
 MOST_LISTED = 10_000  # categories of a column whose rare ones are pooled
 
 
 def is_id(distinct: int, rows: int) -> bool:
-    """Whether text with so many distinct values in the base rows that take part names rows rather than kinds of them.
+    """Whether text with this number of distinct values identifies rows instead of grouping them.
 
     >>> is_id(200, 200), is_id(49, 49), is_id(90, 100)
     (True, False, False)
@@ -107,7 +107,12 @@ class Recode(Step):
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Number the categories."""
         weights = list_categories(self.name, column, attempt, None)
-        look_up(column, attempt, self.numbers(column, attempt), weights)
+        numbers = self.numbers(column, attempt)
+        attempt.emit(column, Lookup(column.name, numbers.tolist(), None, None))
+        count = float(weights.sum())
+        mean = float(weights @ numbers) / count
+        column.moments = Moments(attempt.statistics.rows, count, mean, float(weights @ (numbers - mean) ** 2))
+        column.kind, column.ranks, column.is_filled = "number", None, False
 
     def numbers(self, column: Column, attempt: Attempt) -> NDArray[np.float64]:
         """The number of each code."""
@@ -134,21 +139,6 @@ class Ordinal(Recode):
         names = [name or "" for name in attempt.statistics.names(column.column, column.digests)]
         places = {place: number for number, place in enumerate(sorted(range(len(names)), key=names.__getitem__))}
         return np.array([float(places[code]) if code < len(names) else float(code) for code in range(column.size)])
-
-
-def look_up(
-    column: Column, attempt: Attempt, numbers: NDArray[np.float64], weights: NDArray[np.float64],
-    other: float | None = None, missing: float | None = None,
-) -> None:  # fmt: skip
-    """Make numbers of codes; what is not listed, or missing, has its own or none."""
-    attempt.emit(column, Lookup(column.name, numbers.tolist(), other, missing))
-    values, rows = numbers, weights
-    if missing is not None:
-        values, rows = np.append(numbers, missing), np.append(weights, column.missing)
-    count = float(rows.sum())
-    mean = float(rows @ values) / count
-    column.moments = Moments(attempt.statistics.rows, count, mean, float(rows @ (values - mean) ** 2))
-    column.kind, column.ranks, column.is_filled = "number", None, other is not None and missing is not None
 
 
 @dataclass(frozen=True)

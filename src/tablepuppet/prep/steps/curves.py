@@ -1,4 +1,4 @@
-"""Steps that bend numbers: `Log` and `Power`."""
+"""Nonlinear functions of numbers: `Log` and `Power`."""
 
 from __future__ import annotations
 

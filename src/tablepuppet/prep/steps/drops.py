@@ -1,4 +1,4 @@
-"""Steps that leave columns out: `DropConstant` and `DropMissing`."""
+"""Steps that remove columns: `DropConstant` and `DropMissing`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Impute`: missing values get one that is learned, or given."""
+"""`Impute`: replaces missing values by a learned or given one."""
 
 from __future__ import annotations
 

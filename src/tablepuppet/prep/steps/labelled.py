@@ -1,10 +1,10 @@
 """Steps that learn from the label: `TargetEncode` and `WOE`. A category becomes one number, by the labels of its rows.
 
-A row that a model learns from must not find its own label in its features. So base rows of the category's table are
-dealt to folds, and each gets the number that was learned from the joined rows of the other folds. A base row has one
-number, however many joined rows it is in: all of these are left out together. Rows to predict get what was learned from
-all rows. Where a row of the label's table is joined with several rows of the category's, its label is in the sums of
-all of these, and folds take out one of them only.
+The features of a training row must not contain its own label. So the base rows of the category's table are divided into
+folds, and each gets the number that was learned from the joined rows of the other folds. A base row has one number for
+all its joined rows, which are left out together. Rows to predict get the number learned from all rows. If a row of the
+label's table is joined with several rows of the category's table, its label is in the sums of all of these, and folds
+remove it from one of them only.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class TargetEncode(LabelStep):
     """The mean of the label for each category, drawn towards that of all rows, as scikit-learn's `TargetEncoder`.
 
     ``smooth`` is how many rows the mean of all rows counts for; ``"auto"``: by the variance within a category and that
-    of all rows (empirical Bayes). Of a label with two values it is the share of the larger one. A missing category is
-    one of its own; one that was not there in the fit, or in too few rows, gets the mean of all rows. Rows to learn from
-    get what was learned from ``folds - 1`` of the ``folds`` parts of the table; with ``folds=1`` from all rows.
+    of all rows (empirical Bayes). Of a label with two values it is the share of the larger one. A missing category is a
+    separate category; one that the fit did not have, or had in too few rows, gets the mean of all rows. Rows to learn
+    from get what was learned from ``folds - 1`` of the ``folds`` parts of the table; with ``folds=1`` from all rows.
     """
 
     def __post_init__(self) -> None:

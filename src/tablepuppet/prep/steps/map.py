@@ -1,6 +1,6 @@
-"""`Map`: an expression of DuckDB's SQL over each of some columns, evaluated where the column is read.
+"""`Map`: a DuckDB SQL expression over each of some columns, evaluated where the column is read.
 
-It becomes part of the SELECT list, before a party reads: the same checks hold as for what is written in SQL. Nothing is
+It becomes part of the SELECT list before a party reads, so the same checks apply as to the query's SQL. Nothing is
 learned.
 """
 
@@ -26,7 +26,7 @@ PLACE = "x"  # stands for the column in an expression
 
 @dataclass(frozen=True)
 class Map(Step):
-    """An expression in which ``x`` stands for the column, such as ``length(x)``.
+    """An expression in which ``x`` is the column, such as ``length(x)``.
 
     The new column is called like the expression with the column's name in it, ``length(c)``, or
     ``<column>_<name_as>``. The column itself is left out unless ``keep`` says otherwise.
@@ -61,7 +61,7 @@ class Map(Step):
         return [each.column for each in attempt.select(self.name, self.columns, self.takes, self.usual)]
 
     def over(self, column: OutputColumn, table: VerticalTable, inference: TypeInference) -> OutputColumn:
-        """The column that it makes of another; QueryError if DuckDB cannot evaluate it."""
+        """The column with the expression applied; QueryError if DuckDB cannot evaluate it."""
 
         def text(inner: exp.Expr) -> str:
             whole = checked(self.expression).transform(

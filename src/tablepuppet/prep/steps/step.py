@@ -62,11 +62,11 @@ class Step:
         """Learn from the statistics of one column, and emit fitted steps."""
         raise NotImplementedError
 
-    def need(self, is_right: bool, told: str, *settings: str) -> None:
-        """LearnError unless something is right; it repeats what was given for the settings."""
+    def need(self, is_right: bool, message: str, *settings: str) -> None:
+        """LearnError unless a setting is right; the error repeats what was given for ``settings``."""
         if not is_right:
             given = " and ".join(repr(getattr(self, name)) for name in settings)
-            raise LearnError(f"{self.name}: {told}{', not ' if given else ''}{given}")
+            raise LearnError(f"{self.name}: {message}{', not ' if given else ''}{given}")
 
 
 def _read(item: str | Selector) -> str | Selector:
@@ -85,5 +85,5 @@ def is_number(value: object) -> bool:
 
 
 def is_whole(value: object, least: int) -> bool:
-    """Whether a setting is a whole number of at least so much."""
+    """Whether a setting is a whole number of at least ``least``."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
