@@ -243,6 +243,10 @@ class Places:
         numbers, categories = len(self._encoding.numbers[alias]), len(self._encoding.categories[alias])
         return self.sizes[alias].rows * (numbers * self.wire_bytes + 4 * categories)
 
+    def min_rows(self, alias: str) -> int:
+        """The fewest rows of a table that the parties add up."""
+        return max((shard.min_rows for shard in self._shards(alias)), default=0)
+
     def _forbids_products(self, alias: str) -> Shard | None:
         """A shard whose policy allows no products with vectors of the caller's choice."""
         return next((shard for shard in self._shards(alias) if not shard.matrix), None)

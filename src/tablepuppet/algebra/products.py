@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import coo_array
 
-from tablepuppet.algebra.nearest import Nearest
+from tablepuppet.algebra.nearest import Image, Nearest
 from tablepuppet.algebra.ops import squares_of
 from tablepuppet.algebra.places import Asked, Places
 from tablepuppet.algebra.row_ops import largest_of_rows
@@ -95,7 +95,7 @@ class TableProducts:
         used = {alias: np.flatnonzero(directions[self.blocks[alias]].any(axis=0)) for alias in self.tables}
         used = {alias: places for alias, places in used.items() if len(places)}
         asked = Asked.times({alias: len(places) for alias, places in used.items()}, self)
-        replies = self._ask_images({alias: directions[self.blocks[alias]][:, used[alias]] for alias in used}, asked)
+        replies = self.ask_images({alias: directions[self.blocks[alias]][:, used[alias]] for alias in used}, asked)
 
         def finish() -> Array:
             images, width = replies(), directions.shape[1]
@@ -131,8 +131,14 @@ class TableProducts:
     def ask_nearest(self, directions: Array, constants: Array) -> Nearest:
         """Ask for the column in which X V + constants is largest, of every joined row; X V is not built."""
         asked = Asked.times(dict.fromkeys(self.tables, len(constants)), self)
-        replies = self._ask_images({alias: directions[self.blocks[alias]] for alias in self.tables}, asked)
-        return Nearest(self.mapping, replies, constants)
+        replies = self.ask_images({alias: directions[self.blocks[alias]] for alias in self.tables}, asked)
+        tables = self.mapping.tables
+
+        def images() -> list[Image]:
+            found = replies().items()
+            return [Image(None if tables[alias].is_identity else tables[alias].index, image) for alias, image in found]
+
+        return Nearest(self.shape[0], images, constants)
 
     def ask_transposed_times(self, values: Array) -> Result:
         """Ask for X^T U, (N, k) to (d, k); U must not change before the result is read."""
@@ -143,12 +149,15 @@ class TableProducts:
             rows = [self.scattered(alias, values) for alias in asked]
         return self._by_blocks(self._ask_sums(dict(zip(asked, rows, strict=True))), values)
 
-    def ask_sums_by(self, labels: NDArray[np.integer], groups: int) -> Result:
-        """Ask for X^T U, (d, groups), for the 0/1 matrix U of ``labels``, (N,), numbers of groups. U is not built."""
-        tables = self.mapping.tables
-        still = {alias for alias in self.tables if tables[alias].is_identity}  # whose rows are the joined rows
+    def ask_sums_by(self, labels: NDArray[np.integer], groups: int, aliases: list[str] | None = None) -> Result:
+        """Ask for X^T U, (d, groups), for the 0/1 matrix U of ``labels``, (N,), numbers of groups. U is not built.
+
+        With ``aliases`` of some tables only; sums of other columns are 0.
+        """
+        wanted = self.tables if aliases is None else aliases
+        still = {alias for alias in wanted if self.mapping.tables[alias].is_identity}  # whose rows are the joined rows
         small, rows = labels.astype(np.min_scalar_type(groups)), dict[str, Floats]()
-        for alias in self.tables:
+        for alias in wanted:
             if alias not in still:
                 rows[alias] = self._counts_by(alias, small, groups)
 
@@ -170,8 +179,8 @@ class TableProducts:
                 data.sums_by(small, groups) if alias in still else data.transposed_times(rows[alias].astype(np.float64))
             )
 
-        asked = Asked.transposed(dict.fromkeys(self.tables, groups), self)
-        return self._by_blocks(self._asked(asked, self.tables, ask, "sums", compute), np.zeros((0, groups)))
+        asked = Asked.transposed(dict.fromkeys(wanted, groups), self)
+        return self._by_blocks(self._asked(asked, wanted, ask, "sums", compute), np.zeros((0, groups)))
 
     def _counts_by(self, alias: str, labels: NDArray[np.integer], groups: int) -> Floats:
         """How often each base row of a table is joined within each group, (n_i, groups), in the wire's precision."""
@@ -258,7 +267,7 @@ class TableProducts:
             return found
         within = self._ask_grams(weights)
         order = sorted(self.tables, key=self.width)
-        sent = self._ask_images({alias: np.eye(self.width(alias)) for alias in order[:-1]}, None)
+        sent = self.ask_images({alias: np.eye(self.width(alias)) for alias in order[:-1]}, None)
         for alias, gram in within().items():
             found[self.blocks[alias], self.blocks[alias]] = gram
         cells = sent()
@@ -297,7 +306,7 @@ class TableProducts:
         replies = self._asked(Asked.gram(self, weights is not None), self.tables, ask, "gram", compute)
         return lambda: {alias: gram * count for alias, gram in replies().items()}
 
-    def _ask_images(self, directions: Mapping[str, Array], asked: Asked | None) -> ByTable:
+    def ask_images(self, directions: Mapping[str, Array], asked: Asked | None) -> ByTable:
         """Ask for T_i V_i of some tables, (n_i, k)."""
 
         def ask(aliases: Iterable[str]) -> Pending:
@@ -309,6 +318,10 @@ class TableProducts:
             return data.times(directions[alias])
 
         return self._asked(asked, list(directions), ask, "image", compute)
+
+    def ask_sums(self, rows: Mapping[str, Array]) -> Result:
+        """Ask for T_i^T U_i of some tables, (n_i, k) each, as (d, k); those of other columns are 0."""
+        return self._by_blocks(self._ask_sums(rows), next(iter(rows.values())))
 
     def _ask_sums(self, rows: Mapping[str, Array], counted: bool = True) -> ByTable:
         """Ask for T_i^T U_i of some tables, (d_i, k)."""
