@@ -19,7 +19,7 @@ from tablepuppet.algebra.nearest import Nearest
 from tablepuppet.algebra.operator import ProductOperator
 from tablepuppet.algebra.places import Places
 from tablepuppet.algebra.preparation import Preparation, Recipe
-from tablepuppet.algebra.products import Result, TableProducts, checked
+from tablepuppet.algebra.products import Result, TableProducts, checked, checked_shape
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.prep.encode import Encoding
 from tablepuppet.wire.engine import Engine
@@ -193,7 +193,7 @@ class ColumnProducts(ProductOperator):
         """Ask for A^T U; U must not change before the result is read."""
         if isinstance(values, KeptArray) and values.keeper is self.source.keeper and self.basis[0].tables:
             return self._ask_kept_transposed_times(values)
-        wanted = checked("U of X.T @ U", values, self.shape[0], "joined rows")
+        wanted = checked_shape("U of X.T @ U", values, self.shape[0], "joined rows")
         columns = wanted[:, None] if wanted.ndim == 1 else wanted  # (N, k)
         asked = self.basis[0].ask_transposed_times(columns)
         sums = columns.sum(axis=0) if self.recipe.shift.any() else np.zeros(columns.shape[1])

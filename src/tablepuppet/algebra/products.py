@@ -107,16 +107,14 @@ class TableProducts:
             else:
                 found = np.empty((self.shape[0], width)) if full else np.zeros((self.shape[0], width))
             order = sorted(images, key=lambda alias: alias != first)
-            images = {alias: image.astype(np.float64, copy=False) for alias, image in images.items()}
 
             def gather(part: slice) -> None:
                 for alias in order:
                     image, table = images[alias], self.mapping.tables[alias]
-                    if alias == first:
-                        image.take(table.index[part], 0, out=found[part], mode="clip")  # which skips the bounds check
-                        continue
                     here = image[part] if table.is_identity else image.take(table.index[part], 0, mode="clip")
-                    if image.shape[1] == width:
+                    if alias == first:
+                        found[part] = here
+                    elif image.shape[1] == width:
                         found[part] += here
                     else:
                         found[part, used[alias]] += here
@@ -141,12 +139,17 @@ class TableProducts:
         return Nearest(self.shape[0], images, constants)
 
     def ask_transposed_times(self, values: Array) -> Result:
-        """Ask for X^T U, (N, k) to (d, k); U must not change before the result is read."""
+        """Ask for X^T U, (N, k) to (d, k); U must not change before the result is read.
+
+        LearnError if U is not finite: then its sums are not, which are fewer to look at.
+        """
         asked = self.tables if values.size else []
         if values.shape[1] > 1:  # one column is cut into pieces
             rows = on_all_cores(lambda alias: self.scattered(alias, values), asked)
         else:
             rows = [self.scattered(alias, values) for alias in asked]
+        for each in rows or [values]:
+            check_finite("U of X.T @ U", each)
         return self._by_blocks(self._ask_sums(dict(zip(asked, rows, strict=True))), values)
 
     def ask_sums_by(self, labels: NDArray[np.integer], groups: int, aliases: list[str] | None = None) -> Result:
@@ -195,7 +198,7 @@ class TableProducts:
         total = found[0] if len(found) == 1 else np.sum(found, axis=0)
         return total.reshape(table.rows, groups).astype(self._lou.wire)
 
-    def _by_blocks(self, replies: ByTable, like: Array) -> Result:
+    def _by_blocks(self, replies: ByTable, like: Floats) -> Result:
         def finish() -> Array:
             found = np.zeros((self.shape[1], like.shape[1]))  # (d, k)
             for alias, sums in replies().items():
@@ -285,7 +288,7 @@ class TableProducts:
         """Ask for T_i^T diag(S_i^T w) T_i of all tables."""
         rows, count = None, self.shape[0]
         if weights is not None:
-            rows = {alias: self.scattered(alias, weights[:, None])[:, 0] for alias in self.tables}
+            rows = {alias: self.mapping.scatter_sum(alias, weights) for alias in self.tables}
             bound = float(np.abs(weights).max(initial=0.0))
 
         def ask(aliases: Iterable[str]) -> Pending:
@@ -319,11 +322,11 @@ class TableProducts:
 
         return self._asked(asked, list(directions), ask, "image", compute)
 
-    def ask_sums(self, rows: Mapping[str, Array]) -> Result:
+    def ask_sums(self, rows: Mapping[str, Floats]) -> Result:
         """Ask for T_i^T U_i of some tables, (n_i, k) each, as (d, k); those of other columns are 0."""
         return self._by_blocks(self._ask_sums(rows), next(iter(rows.values())))
 
-    def _ask_sums(self, rows: Mapping[str, Array], counted: bool = True) -> ByTable:
+    def _ask_sums(self, rows: Mapping[str, Floats], counted: bool = True) -> ByTable:
         """Ask for T_i^T U_i of some tables, (d_i, k)."""
 
         def compute(alias: str, data: EncodedTable) -> Array:
@@ -374,12 +377,13 @@ class TableProducts:
     def _named(self, aliases: Iterable[str]) -> dict[str, dict[str, Any]]:
         return {alias: self.named(alias) for alias in aliases}
 
-    def scattered(self, alias: str, columns: Array) -> Array:
-        """S_i^T U, (n_i, k)."""
+    def scattered(self, alias: str, columns: Array) -> Floats:
+        """S_i^T U, (n_i, k), as it is sent: rounded to the wire's precision if the table is at its parties."""
         table = self.mapping.tables[alias]
         if columns.shape[1] == 1 or table.is_identity:
             return self.mapping.scatter_sum(alias, columns)
-        return np.asarray(self.places.selection(alias) @ columns)  # much faster for several columns
+        precision = self._lou.wire if self.local(alias) is None else np.float64
+        return self.places.row_sums(alias).of(columns, precision)  # much faster for several columns
 
 
 def moved(mapping: TableMapping, source: str, target: str, values: Floats, weights: Array | None = None) -> Array:
@@ -417,6 +421,19 @@ def _places(block: slice) -> NDArray[np.intp]:
 
 def checked(what: str, given: ArrayLike, length: int, unit: str) -> Array:
     """Real, finite numbers of one or two dimensions; LearnError if they are others, or of another length."""
+    values = checked_shape(what, given, length, unit)
+    check_finite(what, values)
+    return values
+
+
+def check_finite(what: str, values: Floats) -> None:
+    """LearnError if there are numbers that parties do not take."""
+    if not are_within(values, LARGEST):
+        raise LearnError(f"{what} has numbers that are not finite, or above {LARGEST:g}")
+
+
+def checked_shape(what: str, given: ArrayLike, length: int, unit: str) -> Array:
+    """Real numbers of one or two dimensions, as `checked` has them, but for their size."""
     try:
         values = np.asarray(given)
         if values.dtype.kind not in "biuf":
@@ -425,7 +442,4 @@ def checked(what: str, given: ArrayLike, length: int, unit: str) -> Array:
         raise LearnError(f"{what} must be an array of real numbers") from None
     if values.ndim not in (1, 2) or len(values) != length:
         raise LearnError(f"{what} has shape {values.shape}, and X has {length:,} {unit}: ({length},) or ({length}, k)")
-    values = values.astype(np.float64, copy=False)
-    if not are_within(values, LARGEST):
-        raise LearnError(f"{what} has numbers that are not finite, or above {LARGEST:g}")
-    return values
+    return values.astype(np.float64, copy=False)
