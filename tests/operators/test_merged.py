@@ -90,3 +90,18 @@ def test_alike_rows() -> None:
     assert np.asarray(first_of_each(EncodedTable(np.zeros((3, 0)), (), ()))).tolist() == [0, 0, 0]
     assert np.asarray(first_of_each(EncodedTable(np.zeros((0, 2)), (), ()))).tolist() == []
     assert first_of_each(EncodedTable(np.arange(70_000.0)[:, None], (), ())) is None
+    assert first_of_each(EncodedTable(np.random.default_rng(0).normal(size=(9000, 2)), (), ())) is None
+
+
+@settings(deadline=None, max_examples=30, derandomize=True)
+@given(st.integers(0, 999), st.sampled_from([0, 1, 7, 300, 20_000]))
+def test_alike_rows_are_equal_rows(seed: int, rows: int) -> None:
+    """However they are ordered: the first of the rows with the same numbers and codes, by NumPy's own comparison."""
+    rng = np.random.default_rng(seed)
+    numbers = rng.integers(0, 4, (rows, 2)) / 3
+    if seed % 2:
+        numbers = np.sort(numbers, axis=0)
+    codes = rng.integers(-1, 3, rows).astype(np.int32)
+    _, firsts, groups = np.unique(np.column_stack([numbers, codes]), axis=0, return_index=True, return_inverse=True)
+    found = first_of_each(EncodedTable(numbers, (codes,), (3,)))
+    np.testing.assert_array_equal(found, firsts[groups.ravel()])

@@ -19,7 +19,7 @@ from tablepuppet.algebra.nearest import Nearest
 from tablepuppet.algebra.operator import ProductOperator
 from tablepuppet.algebra.places import Places
 from tablepuppet.algebra.preparation import Preparation, Recipe
-from tablepuppet.algebra.products import Result, TableProducts, checked
+from tablepuppet.algebra.products import Result, TableProducts, checked, checked_shape
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.prep.encode import Encoding
 from tablepuppet.wire.engine import Engine
@@ -130,11 +130,11 @@ class ColumnProducts(ProductOperator):
     def kept_times(self, directions: ArrayLike) -> KeptArray | Array:
         """A V, which stays at the parties where that is the plan (`kept.py`); else as `times`."""
         keeper, wanted = self.source.keeper, checked("V of X @ V", directions, self.shape[1], "columns")
-        products, pick = self.basis
+        products, _ = self.basis
         if keeper is None or not products.tables or not wanted.size:
             return self.times(wanted)
         columns = wanted[:, None] if wanted.ndim == 1 else wanted  # (d, k)
-        slot = keeper.times(products, self._expanded(self.recipe.scale[:, None] * columns, products, pick))
+        slot = keeper.times(products, self.directions(columns))
         found, shift = KeptArray(self.source, slot, (self.shape[0], *wanted.shape[1:])), self.recipe.shift @ wanted
         return found + shift if shift.any() else found
 
@@ -150,8 +150,7 @@ class ColumnProducts(ProductOperator):
         """Ask for A V; a table is sent the columns of V that are not zero for it."""
         wanted = checked("V of X @ V", directions, self.shape[1], "columns")
         columns = wanted[:, None] if wanted.ndim == 1 else wanted  # (d, k)
-        products, pick = self.basis
-        asked = products.ask_times(self._expanded(self.recipe.scale[:, None] * columns, products, pick))
+        asked = self.basis[0].ask_times(self.directions(columns))
         shift = self.recipe.shift @ columns  # (k,)
 
         def finish() -> Array:
@@ -164,16 +163,19 @@ class ColumnProducts(ProductOperator):
 
     def ask_nearest(self, centres: Array) -> Nearest:
         """Ask for the nearest of some centres, (k, d), of every joined row: where x c - |c|^2 / 2 is largest."""
-        products, pick = self.basis
-        columns = centres.T
-        constants = self.recipe.shift @ columns - (centres**2).sum(axis=1) / 2
-        return products.ask_nearest(self._expanded(self.recipe.scale[:, None] * columns, products, pick), constants)
+        return self.basis[0].ask_nearest(self.directions(centres.T), self.nearness(centres))
 
-    def _expanded(self, columns: Array, products: TableProducts, pick: NDArray[np.intp]) -> Array:
+    def nearness(self, centres: Array) -> Array:
+        """What of x c - |c|^2 / 2 is the same for all rows, (k,)."""
+        return np.asarray(self.recipe.shift @ centres.T - (centres**2).sum(axis=1) / 2)
+
+    def directions(self, columns: Array) -> Array:
+        """The V, (columns of the basis, k), of which S V + shift @ columns is A @ columns, if S is the basis."""
         if self._is_plain:
             return columns
+        products, pick = self.basis
         found = np.zeros((products.shape[1], columns.shape[1]))
-        np.add.at(found, pick, columns)  # a column may be there twice
+        np.add.at(found, pick, self.recipe.scale[:, None] * columns)  # a column may be there twice
         return found
 
     @cached_property
@@ -191,50 +193,46 @@ class ColumnProducts(ProductOperator):
         """Ask for A^T U; U must not change before the result is read."""
         if isinstance(values, KeptArray) and values.keeper is self.source.keeper and self.basis[0].tables:
             return self._ask_kept_transposed_times(values)
-        wanted = checked("U of X.T @ U", values, self.shape[0], "joined rows")
+        wanted = checked_shape("U of X.T @ U", values, self.shape[0], "joined rows")
         columns = wanted[:, None] if wanted.ndim == 1 else wanted  # (N, k)
-        products, pick = self.basis
-        asked = products.ask_transposed_times(columns)
+        asked = self.basis[0].ask_transposed_times(columns)
         sums = columns.sum(axis=0) if self.recipe.shift.any() else np.zeros(columns.shape[1])
         flat = wanted.ndim == 1
 
         def finish() -> Array:
-            found = self._affine(asked.read(), pick, sums)
+            found = self.affine(asked.read(), sums)
             return found[:, 0] if flat else found
 
         return Result(finish)
 
     def _ask_kept_transposed_times(self, values: KeptArray) -> Result:
         """Ask for A^T U, where U is at the parties."""
-        products, pick = self.basis
-        asked = values.keeper.ask_transposed_times(products, values.slot, values.columns)
+        asked = values.keeper.ask_transposed_times(self.basis[0], values.slot, values.columns)
         sums = values.ask_sums() if self.recipe.shift.any() else None
 
         def finish() -> Array:
-            found = self._affine(asked.read(), pick, np.zeros(1) if sums is None else np.atleast_1d(sums.read()))
+            found = self.affine(asked.read(), np.zeros(1) if sums is None else np.atleast_1d(sums.read()))
             return found[:, 0] if values.ndim == 1 else found
 
         return Result(finish)
 
-    def _affine(self, found: Array, pick: NDArray[np.intp], sums: Array) -> Array:
+    def affine(self, found: Array, sums: Array) -> Array:
         """scale * (products of basis columns) + shift * (sums of what they were multiplied with), (d, k)."""
         if self._is_plain:
             return found
-        return np.asarray(self.recipe.scale[:, None] * found[pick] + self.recipe.shift[:, None] * sums)
+        return np.asarray(self.recipe.scale[:, None] * found[self.basis[1]] + self.recipe.shift[:, None] * sums)
 
     def ask_sums_by(self, labels: NDArray[np.integer], groups: int) -> Result:
         """Ask for the sums of columns over the joined rows of each group, (d, groups): A^T U for the 0/1 matrix U of
         ``labels``, (N,), numbers of groups. U is not built.
         """
-        products, pick = self.basis
-        asked, sizes = products.ask_sums_by(labels, groups), np.bincount(labels, minlength=groups).astype(np.float64)
-        return Result(lambda: self._affine(asked.read(), pick, sizes))
+        asked, sizes = self.basis[0].ask_sums_by(labels, groups), np.bincount(labels, minlength=groups)
+        return Result(lambda: self.affine(asked.read(), sizes.astype(np.float64)))
 
     def ask_column_sums(self) -> Result:
         """Ask for the sums of columns. No direction is chosen, so every table that lets statistics out answers."""
-        products, pick = self.basis
-        asked, rows = products.ask_column_sums(), np.full(1, float(self.shape[0]))
-        return Result(lambda: self._affine(asked.read()[:, None], pick, rows)[:, 0])
+        asked, rows = self.basis[0].ask_column_sums(), np.full(1, float(self.shape[0]))
+        return Result(lambda: self.affine(asked.read()[:, None], rows)[:, 0])
 
     def ask_column_squares(self) -> Result:
         """Ask for the sums of the squares of columns."""

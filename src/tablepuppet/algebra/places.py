@@ -22,8 +22,8 @@ from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csc_array
 
+from tablepuppet.algebra.row_sums import RowSums
 from tablepuppet.errors import LearnError, PartyError, PrivacyError
 from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.operators.lou import LearningOverUnion
@@ -173,7 +173,7 @@ class Places:
         self.line = Line()
         self._slots: OrderedDict[object, int] = OrderedDict()  # functions by slot, the one used last at the end
         self._name, self._spent = client.new_name(), 0.0
-        self._selections: dict[str, Any] = {}
+        self._row_sums: dict[str, RowSums] = {}
         self.sizes = {alias: self._size(alias) for alias in client.mapping.tables}
 
     def _size(self, alias: str) -> TableSize:
@@ -190,13 +190,11 @@ class Places:
         self._slots.move_to_end(key)
         return f"{self._name}.{self._slots[key]}", is_kept
 
-    def selection(self, alias: str) -> Any:
-        """S_i^T as a sparse matrix."""
-        if alias not in self._selections:
-            table, rows = self.client.mapping.tables[alias], len(self.client.mapping)
-            ends = np.arange(rows + 1, dtype=np.int32)
-            self._selections[alias] = csc_array((np.ones(rows), table.index, ends), shape=(table.rows, rows))
-        return self._selections[alias]
+    def row_sums(self, alias: str) -> RowSums:
+        """S_i^T."""
+        if alias not in self._row_sums:
+            self._row_sums[alias] = RowSums(self.client.mapping.tables[alias])
+        return self._row_sums[alias]
 
     def prepare(self, asked: Asked) -> None:
         """Collect what the plan collects before this step; PrivacyError if no plan is left that policies allow."""
@@ -242,6 +240,10 @@ class Places:
         """The bytes of a table's encoded cells."""
         numbers, categories = len(self._encoding.numbers[alias]), len(self._encoding.categories[alias])
         return self.sizes[alias].rows * (numbers * self.wire_bytes + 4 * categories)
+
+    def min_rows(self, alias: str) -> int:
+        """The fewest rows of a table that the parties add up."""
+        return max((shard.min_rows for shard in self._shards(alias)), default=0)
 
     def _forbids_products(self, alias: str) -> Shard | None:
         """A shard whose policy allows no products with vectors of the caller's choice."""

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import coo_array
 
-from tablepuppet.algebra.nearest import Nearest
+from tablepuppet.algebra.nearest import Image, Nearest
 from tablepuppet.algebra.ops import squares_of
 from tablepuppet.algebra.places import Asked, Places
 from tablepuppet.algebra.row_ops import largest_of_rows
@@ -95,7 +95,7 @@ class TableProducts:
         used = {alias: np.flatnonzero(directions[self.blocks[alias]].any(axis=0)) for alias in self.tables}
         used = {alias: places for alias, places in used.items() if len(places)}
         asked = Asked.times({alias: len(places) for alias, places in used.items()}, self)
-        replies = self._ask_images({alias: directions[self.blocks[alias]][:, used[alias]] for alias in used}, asked)
+        replies = self.ask_images({alias: directions[self.blocks[alias]][:, used[alias]] for alias in used}, asked)
 
         def finish() -> Array:
             images, width = replies(), directions.shape[1]
@@ -107,16 +107,14 @@ class TableProducts:
             else:
                 found = np.empty((self.shape[0], width)) if full else np.zeros((self.shape[0], width))
             order = sorted(images, key=lambda alias: alias != first)
-            images = {alias: image.astype(np.float64, copy=False) for alias, image in images.items()}
 
             def gather(part: slice) -> None:
                 for alias in order:
                     image, table = images[alias], self.mapping.tables[alias]
-                    if alias == first:
-                        image.take(table.index[part], 0, out=found[part], mode="clip")  # which skips the bounds check
-                        continue
                     here = image[part] if table.is_identity else image.take(table.index[part], 0, mode="clip")
-                    if image.shape[1] == width:
+                    if alias == first:
+                        found[part] = here
+                    elif image.shape[1] == width:
                         found[part] += here
                     else:
                         found[part, used[alias]] += here
@@ -131,24 +129,38 @@ class TableProducts:
     def ask_nearest(self, directions: Array, constants: Array) -> Nearest:
         """Ask for the column in which X V + constants is largest, of every joined row; X V is not built."""
         asked = Asked.times(dict.fromkeys(self.tables, len(constants)), self)
-        replies = self._ask_images({alias: directions[self.blocks[alias]] for alias in self.tables}, asked)
-        return Nearest(self.mapping, replies, constants)
+        replies = self.ask_images({alias: directions[self.blocks[alias]] for alias in self.tables}, asked)
+        tables = self.mapping.tables
+
+        def images() -> list[Image]:
+            found = replies().items()
+            return [Image(None if tables[alias].is_identity else tables[alias].index, image) for alias, image in found]
+
+        return Nearest(self.shape[0], images, constants)
 
     def ask_transposed_times(self, values: Array) -> Result:
-        """Ask for X^T U, (N, k) to (d, k); U must not change before the result is read."""
+        """Ask for X^T U, (N, k) to (d, k); U must not change before the result is read.
+
+        LearnError if U is not finite: then its sums are not, which are fewer to look at.
+        """
         asked = self.tables if values.size else []
         if values.shape[1] > 1:  # one column is cut into pieces
             rows = on_all_cores(lambda alias: self.scattered(alias, values), asked)
         else:
             rows = [self.scattered(alias, values) for alias in asked]
+        for each in rows or [values]:
+            check_finite("U of X.T @ U", each)
         return self._by_blocks(self._ask_sums(dict(zip(asked, rows, strict=True))), values)
 
-    def ask_sums_by(self, labels: NDArray[np.integer], groups: int) -> Result:
-        """Ask for X^T U, (d, groups), for the 0/1 matrix U of ``labels``, (N,), numbers of groups. U is not built."""
-        tables = self.mapping.tables
-        still = {alias for alias in self.tables if tables[alias].is_identity}  # whose rows are the joined rows
+    def ask_sums_by(self, labels: NDArray[np.integer], groups: int, aliases: list[str] | None = None) -> Result:
+        """Ask for X^T U, (d, groups), for the 0/1 matrix U of ``labels``, (N,), numbers of groups. U is not built.
+
+        With ``aliases`` of some tables only; sums of other columns are 0.
+        """
+        wanted = self.tables if aliases is None else aliases
+        still = {alias for alias in wanted if self.mapping.tables[alias].is_identity}  # whose rows are the joined rows
         small, rows = labels.astype(np.min_scalar_type(groups)), dict[str, Floats]()
-        for alias in self.tables:
+        for alias in wanted:
             if alias not in still:
                 rows[alias] = self._counts_by(alias, small, groups)
 
@@ -170,8 +182,8 @@ class TableProducts:
                 data.sums_by(small, groups) if alias in still else data.transposed_times(rows[alias].astype(np.float64))
             )
 
-        asked = Asked.transposed(dict.fromkeys(self.tables, groups), self)
-        return self._by_blocks(self._asked(asked, self.tables, ask, "sums", compute), np.zeros((0, groups)))
+        asked = Asked.transposed(dict.fromkeys(wanted, groups), self)
+        return self._by_blocks(self._asked(asked, wanted, ask, "sums", compute), np.zeros((0, groups)))
 
     def _counts_by(self, alias: str, labels: NDArray[np.integer], groups: int) -> Floats:
         """How often each base row of a table is joined within each group, (n_i, groups), in the wire's precision."""
@@ -186,7 +198,7 @@ class TableProducts:
         total = found[0] if len(found) == 1 else np.sum(found, axis=0)
         return total.reshape(table.rows, groups).astype(self._lou.wire)
 
-    def _by_blocks(self, replies: ByTable, like: Array) -> Result:
+    def _by_blocks(self, replies: ByTable, like: Floats) -> Result:
         def finish() -> Array:
             found = np.zeros((self.shape[1], like.shape[1]))  # (d, k)
             for alias, sums in replies().items():
@@ -258,7 +270,7 @@ class TableProducts:
             return found
         within = self._ask_grams(weights)
         order = sorted(self.tables, key=self.width)
-        sent = self._ask_images({alias: np.eye(self.width(alias)) for alias in order[:-1]}, None)
+        sent = self.ask_images({alias: np.eye(self.width(alias)) for alias in order[:-1]}, None)
         for alias, gram in within().items():
             found[self.blocks[alias], self.blocks[alias]] = gram
         cells = sent()
@@ -276,7 +288,7 @@ class TableProducts:
         """Ask for T_i^T diag(S_i^T w) T_i of all tables."""
         rows, count = None, self.shape[0]
         if weights is not None:
-            rows = {alias: self.scattered(alias, weights[:, None])[:, 0] for alias in self.tables}
+            rows = {alias: self.mapping.scatter_sum(alias, weights) for alias in self.tables}
             bound = float(np.abs(weights).max(initial=0.0))
 
         def ask(aliases: Iterable[str]) -> Pending:
@@ -297,7 +309,7 @@ class TableProducts:
         replies = self._asked(Asked.gram(self, weights is not None), self.tables, ask, "gram", compute)
         return lambda: {alias: gram * count for alias, gram in replies().items()}
 
-    def _ask_images(self, directions: Mapping[str, Array], asked: Asked | None) -> ByTable:
+    def ask_images(self, directions: Mapping[str, Array], asked: Asked | None) -> ByTable:
         """Ask for T_i V_i of some tables, (n_i, k)."""
 
         def ask(aliases: Iterable[str]) -> Pending:
@@ -310,7 +322,11 @@ class TableProducts:
 
         return self._asked(asked, list(directions), ask, "image", compute)
 
-    def _ask_sums(self, rows: Mapping[str, Array], counted: bool = True) -> ByTable:
+    def ask_sums(self, rows: Mapping[str, Floats]) -> Result:
+        """Ask for T_i^T U_i of some tables, (n_i, k) each, as (d, k); those of other columns are 0."""
+        return self._by_blocks(self._ask_sums(rows), next(iter(rows.values())))
+
+    def _ask_sums(self, rows: Mapping[str, Floats], counted: bool = True) -> ByTable:
         """Ask for T_i^T U_i of some tables, (d_i, k)."""
 
         def compute(alias: str, data: EncodedTable) -> Array:
@@ -361,12 +377,13 @@ class TableProducts:
     def _named(self, aliases: Iterable[str]) -> dict[str, dict[str, Any]]:
         return {alias: self.named(alias) for alias in aliases}
 
-    def scattered(self, alias: str, columns: Array) -> Array:
-        """S_i^T U, (n_i, k)."""
+    def scattered(self, alias: str, columns: Array) -> Floats:
+        """S_i^T U, (n_i, k), as it is sent: rounded to the wire's precision if the table is at its parties."""
         table = self.mapping.tables[alias]
         if columns.shape[1] == 1 or table.is_identity:
             return self.mapping.scatter_sum(alias, columns)
-        return np.asarray(self.places.selection(alias) @ columns)  # much faster for several columns
+        precision = self._lou.wire if self.local(alias) is None else np.float64
+        return self.places.row_sums(alias).of(columns, precision)  # much faster for several columns
 
 
 def moved(mapping: TableMapping, source: str, target: str, values: Floats, weights: Array | None = None) -> Array:
@@ -404,6 +421,19 @@ def _places(block: slice) -> NDArray[np.intp]:
 
 def checked(what: str, given: ArrayLike, length: int, unit: str) -> Array:
     """Real, finite numbers of one or two dimensions; LearnError if they are others, or of another length."""
+    values = checked_shape(what, given, length, unit)
+    check_finite(what, values)
+    return values
+
+
+def check_finite(what: str, values: Floats) -> None:
+    """LearnError if there are numbers that parties do not take."""
+    if not are_within(values, LARGEST):
+        raise LearnError(f"{what} has numbers that are not finite, or above {LARGEST:g}")
+
+
+def checked_shape(what: str, given: ArrayLike, length: int, unit: str) -> Array:
+    """Real numbers of one or two dimensions, as `checked` has them, but for their size."""
     try:
         values = np.asarray(given)
         if values.dtype.kind not in "biuf":
@@ -412,7 +442,4 @@ def checked(what: str, given: ArrayLike, length: int, unit: str) -> Array:
         raise LearnError(f"{what} must be an array of real numbers") from None
     if values.ndim not in (1, 2) or len(values) != length:
         raise LearnError(f"{what} has shape {values.shape}, and X has {length:,} {unit}: ({length},) or ({length}, k)")
-    values = values.astype(np.float64, copy=False)
-    if not are_within(values, LARGEST):
-        raise LearnError(f"{what} has numbers that are not finite, or above {LARGEST:g}")
-    return values
+    return values.astype(np.float64, copy=False)

@@ -1,23 +1,28 @@
-"""Joined rows that a linear model cannot tell apart, merged into one row with a weight.
+"""Joined rows that are equal in all encoded values, merged into one row with a weight.
 
-Two joined rows have the same scores under every model if their base rows have equal encoded values in each table. Where
-columns have few values, such as ages, ratings or codes, a relation of millions of joined rows has only thousands of
-different ones, and a pass over them costs as little. Input: which base rows are alike (prep/alike.py). Output:
-`JoinedRows` with weights, over the same base rows, so nothing that parties hold or are sent changes.
+Two joined rows have the same scores under every linear model, and the same nearest centre, if their base rows have
+equal encoded values in each table. Where columns have few values, such as ages, ratings or codes, a relation of
+millions of joined rows has only thousands of different ones, and a pass over them costs as little. Input: which base
+rows are alike (prep/alike.py). Output: rows with weights, over the same base rows, so nothing that parties hold
+changes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import Scalar, mark, take
 from tablepuppet.mapping.table_mapping import MappedTable, TableMapping
 from tablepuppet.operators.joined_rows import JoinedRows
-from tablepuppet.pieces import on_all_cores, pieces
+from tablepuppet.pieces import over_pieces
 
 Places = NDArray[np.int32]
 MOST_CELLS = 4  # times the joined rows: more combinations of base rows and labels are not counted
@@ -25,45 +30,85 @@ WORTH = 2  # joined rows of a merged row, in the mean: with fewer there is littl
 MOST_LABELS = 1000
 
 
-def merged(rows: JoinedRows, alike: Mapping[str, Places]) -> JoinedRows:
-    """The rows merged where base rows of all tables are ``alike`` and labels are equal; themselves if few are.
+@dataclass(frozen=True)
+class MergedRows:
+    """Merged rows: of each the group of alike base rows by table, its label's code, and how many joined rows it is."""
 
-    ``alike`` gives, by table with features, the place of the first base row with the same values.
+    firsts: Mapping[str, Places]  # by table, the first base row of each group
+    groups: Mapping[str, Places]  # by table, the group of each merged row
+    codes: NDArray[np.integer[Any]]
+    weights: NDArray[np.float64]
+    _cells: NDArray[np.integer[Any]]  # of each joined row, in a table of all combinations
+    _filled: NDArray[np.intp]  # the cell of each merged row
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    @cached_property
+    def numbers(self) -> Places:
+        """The merged row that each joined row belongs to, (joined rows,)."""
+        by_cell = np.zeros(int(self._filled[-1]) + 1, np.int32)
+        by_cell[self._filled] = np.arange(len(self), dtype=np.int32)
+        return take(by_cell, self._cells)
+
+    def expanded(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
+        """Values of merged rows as values of joined rows."""
+        return take(values, self.numbers)
+
+
+def merge(
+    mapping: TableMapping, alike: Mapping[str, Places], codes: NDArray[np.integer[Any]] | None = None, kinds: int = 1
+) -> MergedRows | None:
+    """The joined rows merged where base rows of all these tables are ``alike``, and ``codes``; None if few are.
+
+    ``alike`` gives, by table with features, the place of the first base row with the same values; ``codes`` are numbers
+    of joined rows below ``kinds``.
     """
     if not alike:
-        return rows
-    labels = rows.whole().labels
-    values, codes = _coded(labels)
-    firsts, numbers = {}, {}
+        return None
+    firsts, indexes = dict[str, Places](), list[tuple[NDArray[np.intp], Places]]()
     for alias, places in alike.items():
-        firsts[alias], numbers[alias] = np.unique(places, return_inverse=True)
-    sizes = [*(len(each) for each in firsts.values()), len(values)]  # the label last: neighbours share base rows
-    if not values.size or math.prod(sizes) > MOST_CELLS * len(rows):
-        return rows
-    indexes = [(numbers[alias].astype(np.intp), rows.mapping.tables[alias].index) for alias in alike]
+        is_first = mark(len(places), places)
+        firsts[alias] = np.flatnonzero(is_first).astype(np.int32)
+        indexes.append((np.cumsum(is_first)[places] - 1, mapping.tables[alias].index))
+    sizes = [*(len(each) for each in firsts.values()), kinds]  # the label last: neighbours share base rows
+    if math.prod(sizes) > MOST_CELLS * len(mapping):
+        return None
+    cells: NDArray[np.integer[Any]] = np.empty(len(mapping), np.int32 if math.prod(sizes) < 1 << 31 else np.int64)
 
-    def cells(part: slice) -> NDArray[np.intp]:
-        """The cell of each row in a table of all combinations."""
+    def number(part: slice) -> None:
         found = np.zeros(part.stop - part.start, np.intp)
-        for (number, index), size in zip(indexes, sizes, strict=False):
+        for (group, index), size in zip(indexes, sizes, strict=False):
             found *= size
-            found += number.take(index[part], mode="clip")
-        found *= len(values)
-        found += codes[part]
-        return found
+            found += group.take(index[part], mode="clip")
+        if codes is not None:
+            found *= kinds
+            found += codes[part]
+        cells[part] = found
 
-    parts = on_all_cores(cells, pieces(len(rows)))
-    counts = np.bincount(np.concatenate(parts), minlength=math.prod(sizes))
+    over_pieces(number, len(cells))
+    counts = np.bincount(cells, minlength=math.prod(sizes))
     filled = np.flatnonzero(counts)
-    if len(rows) < WORTH * len(filled):
+    if len(cells) < WORTH * len(filled):
+        return None
+    *groups, labels = (each.astype(np.int32) for each in np.unravel_index(filled, sizes))
+    found = dict(zip(alike, groups, strict=True))
+    return MergedRows(firsts, found, labels, counts[filled].astype(np.float64), cells, filled)
+
+
+def merged(rows: JoinedRows, alike: Mapping[str, Places] | None) -> JoinedRows:
+    """The rows merged where base rows of all tables are ``alike`` and labels are equal; themselves if few are."""
+    if not alike:
         return rows
-    *groups, label = np.unravel_index(filled, sizes)
+    values, codes = _coded(rows.whole().labels)
+    found = merge(rows.mapping, alike, codes, len(values)) if values.size else None
+    if found is None:
+        return rows
     tables = {
-        alias: MappedTable(firsts[alias][group].astype(np.int32), rows.mapping.tables[alias].shards)
-        for alias, group in zip(alike, groups, strict=True)
+        alias: MappedTable(found.firsts[alias][group], rows.mapping.tables[alias].shards)
+        for alias, group in found.groups.items()
     }
-    mapping = TableMapping(tables, len(filled))
-    return JoinedRows(mapping, rows.outputs, values[label], counts[filled].astype(np.float64))
+    return JoinedRows(TableMapping(tables, len(found)), rows.outputs, values[found.codes], found.weights)
 
 
 def _coded(labels: NDArray[np.generic]) -> tuple[NDArray[np.generic], NDArray[np.integer]]:

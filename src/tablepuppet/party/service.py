@@ -260,6 +260,7 @@ class Party:
             ),
             rules.label_means and not rules.budget.require_dp,
             rules.min_group,
+            rules.min_rows,
         )
 
     def open(

@@ -92,11 +92,14 @@ class EncodedTable:
         """T^T values: sums over base rows, one per encoded column and output; values may be of the wire's precision."""
         check_length("values", values, len(self.dense))
         check_reply(8 * self.width * math.prod(values.shape[1:]))
-        parts = [_transposed_product(self.dense, values)]
-        wide = values.astype(np.float64, copy=False) if self.codes else self.dense
-        for codes, size in zip(self.codes, self.sizes, strict=True):
-            parts.append(sums_by_code(codes, size, wide))
-        return np.concatenate(parts)
+        found = np.zeros((self.width, *values.shape[1:]))
+        for part in pieces(len(values), max(values[:1].size, 1), SMALL):  # each is widened by itself
+            start, wide = self.dense.shape[1], values[part].astype(np.float64, copy=False)
+            found[:start] += _transposed_product(self.dense[part], wide)
+            for codes, size in zip(self.codes, self.sizes, strict=True):
+                found[start : start + size] += sums_by_code(codes[part], size, wide)
+                start += size
+        return found
 
     def sums_by(self, labels: NDArray[np.integer], groups: int) -> NDArray[np.float64]:
         """The sums of each encoded column over the rows of each group, (width, groups), by numbers of groups."""
@@ -155,13 +158,13 @@ class EncodedTable:
         return np.concatenate(blocks, axis=1)
 
 
-def _transposed_product(one: NDArray[np.float64], two: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+def _transposed_product(one: NDArray[np.float64], two: NDArray[np.float64]) -> NDArray[np.float64]:
     """one^T two, where both are much longer than wide: a block of rows at a time, each a small product."""
     if two.ndim == 1 or two.shape[1] == 1:
-        return np.asarray(one.T @ two.astype(np.float64, copy=False))
+        return np.asarray(one.T @ two)
     found = np.zeros((one.shape[1], two.shape[1]))
     for part in pieces(len(one), max(found.size, 1), SMALL):
-        found += one[part].T @ two[part].astype(np.float64, copy=False)
+        found += one[part].T @ two[part]
     return found
 
 

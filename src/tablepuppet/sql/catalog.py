@@ -44,6 +44,7 @@ class Shard:
     values: tuple[str, ...] = ()  # columns whose cells may be collected as features
     label_means: bool = False  # means of its labels may reach other parties, as numbers that stand for categories
     min_group: int = 0  # rows that a group must have to be released
+    min_rows: int = 0  # rows that a product with a caller's vector must weigh
 
 
 @dataclass(frozen=True)
