@@ -13,7 +13,7 @@ import argparse
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,12 @@ def measured(learner: Any, train: tp.Relation, test: tp.Relation) -> dict[str, A
 
 def compared(
     halves: Halves, task: str, once: Mapping[str, Any], folder: Path, *, others: bool = True, trees: bool = True,
-    steps: Mapping[str, Any] | None = None, put: Callable[[dict[str, Any]], None] = lambda found: None,
+    steps: Mapping[str, Any] | None = None, hidden: Sequence[int] = (30, 30),
+    put: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:  # fmt: skip
     """FedOnce and, with ``others``, all that it is compared with, on one split; ``put`` gets what there is so far.
 
-    ``steps``: epochs and batches that the host, SplitNN, Solo and Combine all have.
+    ``steps``: epochs and batches that the host, SplitNN, Solo and Combine all have; ``hidden``: layers of the last two.
     """
     classes = task == "classification"
     train, test = relations(folder, halves)
@@ -74,8 +75,8 @@ def compared(
         makers |= {
             "SplitNN": lambda: kinds[1](**shared, **equal),
             "SplitNN at equal bytes": lambda: splitnn_at(learner),
-            "Solo": lambda: Solo(task, **equal),
-            "Combine": lambda: Combine(task, **equal),
+            "Solo": lambda: Solo(task, hidden, **equal),
+            "Combine": lambda: Combine(task, hidden, **equal),
             "Linear-Combine": lambda: Centralized(kinds[2](l2=1e-4)),
         } | ({"Boosted": lambda: Boosted(task)} if trees else {})
     found: dict[str, Any] = {}
@@ -143,13 +144,14 @@ def run_mnist_whole(results: Results, folder: Path, quick: bool) -> None:
 
 
 def run_mnist_hour(results: Results, folder: Path, quick: bool) -> None:
-    """All 60,000 digits, within an hour: a hidden layer of 128 as in the paper, 32 numbers per row, smaller batches.
+    """All 60,000 digits, within an hour: a hidden layer of 128 as in the paper, 64 numbers per row, smaller batches.
 
-    The layer and the width were chosen on 5,000 of the training rows, by guests that learned from 12,000 others.
+    The layer and the width (of 16, 32 and 64) were chosen by 5,000 of the training rows, with 12,000 others to learn
+    from.
     """
-    epochs = {"guest_epochs": 1, "epochs": 2} if quick else {"guest_epochs": 12, "epochs": 50}
+    epochs = {"guest_epochs": 1, "epochs": 2} if quick else {"guest_epochs": 8, "epochs": 75}
     bottom = tp.bottom.cnn(shape=(14, 14), hidden=(128,))
-    settings = {**epochs, "embedding": 32, "batch_size": 256, "lr": 1e-3}
+    settings = {**epochs, "embedding": 64, "batch_size": 256, "lr": 1e-3}
     mnist_by_epoch("mnist, an hour", bottom, settings, results, folder, quick)
 
 
@@ -193,14 +195,18 @@ def run_covtype(results: Results, folder: Path, quick: bool) -> None:
 
 
 def run_covtype_whole(results: Results, folder: Path, quick: bool) -> None:
-    """All rows, with as many steps for each: 20 epochs in batches of 1,024; guests have three epochs of their own."""
+    """All rows, with as many steps for each: 20 epochs in batches of 1,024; guests have three epochs of their own.
+
+    FedOnce and SplitNN have the same networks, with 10,000 parameters in all; the pooled networks have about as many.
+    """
     steps = {"epochs": 2 if quick else 20, "batch_size": 1_024}
-    halves, once = covtype(0, 5_000 if quick else None), {"guest_epochs": 3}
+    once = {"guest_epochs": 3, "bottom": tp.bottom.mlp(hidden=(32, 32), embedding=16)}
 
     def put(found: dict[str, Any]) -> None:
-        results.put("covtype, all rows", {**found, **steps, **once})
+        results.put("covtype, all rows", {**found, **steps, "guest_epochs": 3})
 
-    compared(halves, "classification", once, folder / "whole", steps=steps, put=put)
+    halves = covtype(0, 5_000 if quick else None)
+    compared(halves, "classification", once, folder / "whole", steps=steps, hidden=(96, 64), put=put)
 
 
 def run_private(results: Results, folder: Path, quick: bool) -> None:

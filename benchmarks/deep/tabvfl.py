@@ -1,8 +1,8 @@
 """TabVFL beside central TabNet (CT), local TabNets (LT, and LT-tuned) and TabVFL-LE: how good their latent vectors are.
 
 Run with ``python -m benchmarks.deep.tabvfl`` (``--quick``: one data set, 2,000 rows and few epochs; ``--only bank``;
-``--tune bank``: other settings, measured on rows of validation; ``--designs lt lt-tuned``: only these; ``--seeds 3``:
-the training of each design that often, on the same rows).
+``--tune bank``: other settings, measured on rows of validation; ``--designs lt lt-tuned``: only these; ``--seeds 0 1``:
+each design is trained with each seed, on the same rows).
 10,000 rows of bank, forest (covertype, seven classes) and air, drawn with the shares of classes kept, their columns cut
 over five guests with an id as the key, and a host with the labels. All designs have the same encoded columns, rows,
 epochs, batches, rates and seed. The figure is the mean weighted F1 of six learners over latent vectors: of all rows, as
@@ -272,7 +272,7 @@ def main() -> None:
     parser.add_argument("--only", choices=[*SOURCES, "failures"], help="one part")
     parser.add_argument("--tune", choices=[*SOURCES], help="other settings on one data set, by rows of validation")
     parser.add_argument("--designs", nargs="+", choices=DESIGNS, default=DESIGNS, help="only these")
-    parser.add_argument("--seeds", type=int, default=1, help="the first is 0")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of training")
     given = parser.parse_args()
     rows, budget = (2_000, replace(BUDGET, pretrain_epochs=4, epochs=4)) if given.quick else (ROWS, BUDGET)
     if given.tune:
@@ -288,7 +288,7 @@ def main() -> None:
                 fewer = replace(budget, pretrain_epochs=5, epochs=15)
                 result[name] = failures(Path(place), rows, fewer, 3)
             else:
-                for seed in range(given.seeds):
+                for seed in given.seeds:
                     entry, seeded = name if not seed else f"{name}, seed {seed}", replace(budget, seed=seed)
                     for design, figures in compare(name, Path(place), rows, seeded, given.designs):
                         result.setdefault(entry, {})[design] = figures
