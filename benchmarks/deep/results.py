@@ -22,6 +22,8 @@ class Results:
 
     def put(self, name: str, entry: Mapping[str, Any]) -> None:
         """Write an entry, and say it."""
+        if self.path.exists():  # another run may have written meanwhile
+            self.entries |= json.loads(self.path.read_text())
         self.entries[name] = {**entry, "python": platform.python_version()}
         self.path.parent.mkdir(exist_ok=True)
         self.path.write_text(json.dumps(self.entries, indent=2, sort_keys=True) + "\n")

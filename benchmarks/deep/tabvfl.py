@@ -1,7 +1,8 @@
-"""TabVFL beside central TabNet (CT), local TabNets (LT) and TabVFL-LE: how good their latent vectors are.
+"""TabVFL beside central TabNet (CT), local TabNets (LT, and LT-tuned) and TabVFL-LE: how good their latent vectors are.
 
 Run with ``python -m benchmarks.deep.tabvfl`` (``--quick``: one data set, 2,000 rows and few epochs; ``--only bank``;
-``--tune bank``: other settings, measured on rows of validation).
+``--tune bank``: other settings, measured on rows of validation; ``--designs lt lt-tuned``: only these; ``--seeds 0 1``:
+each design is trained with each seed, on the same rows).
 10,000 rows of bank, forest (covertype, seven classes) and air, drawn with the shares of classes kept, their columns cut
 over five guests with an id as the key, and a host with the labels. All designs have the same encoded columns, rows,
 epochs, batches, rates and seed. The figure is the mean weighted F1 of six learners over latent vectors: of all rows, as
@@ -29,7 +30,7 @@ import tablepuppet as tp
 from benchmarks.data import DATA, ROOT
 from tablepuppet.baselines.latent_quality import held_out, mixed
 from tablepuppet.baselines.pooled import joined_tables
-from tablepuppet.baselines.tabnets import DESIGNS, Budget, train
+from tablepuppet.baselines.tabnets import DESIGNS, Budget, Design, train
 from tablepuppet.learn.split.tabnet import TabNetShape
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.prep.encode import apply_encoding
@@ -143,46 +144,60 @@ Vectors = Callable[[str], NDArray[Any]]  # latent vectors of a side
 
 
 def designs(
-    sides: Sides, labels: dict[str, NDArray[Any]], budget: Budget, wanted: Sequence[str] = DESIGNS
+    sides: Sides, labels: dict[str, NDArray[Any]], budget: Budget, wanted: Sequence[Design] = DESIGNS
 ) -> Iterator[tuple[str, Vectors, dict[str, Any]]]:
     """All designs with the same columns, rows and budget; (its name, latent vectors by side, facts of its training)."""
-    start = time.perf_counter()
-    model = fit(sides, budget)
-    seconds = time.perf_counter() - start
-    sent = [*model.pretraining_, *model.history_]
-    yield "tabvfl", lambda side: model.transform(sides[side]), {
-        "seconds": seconds, "pretraining": len(model.pretraining_), "epochs": len(model.history_),
-        "bytes": sum(entry["bytes_up"] + entry["bytes_down"] for entry in sent),
-    }  # fmt: skip
+    if "tabvfl" in wanted:
+        since = _now()
+        model = fit(sides, budget)
+        took = _took(since)
+        sent = [*model.pretraining_, *model.history_]
+        yield "tabvfl", lambda side: model.transform(sides[side]), {
+            **took, "pretraining": len(model.pretraining_), "epochs": len(model.history_),
+            "bytes": sum(entry["bytes_up"] + entry["bytes_down"] for entry in sent),
+        }  # fmt: skip
     parts: dict[str, list[Floats]] = {}
+    encoding = sides["train"].fit_encoding()
     for side, relation in sides.items():
-        apply_encoding(relation.client, model.encoding_)
-        found = joined_tables(relation.client, model.encoding_).values()
+        apply_encoding(relation.client, encoding)
+        found = joined_tables(relation.client, encoding).values()
         parts[side] = [table.matrix().astype(np.float32) for table in found]
     rows_of = [np.concatenate(pair) for pair in zip(parts["train"], parts["validation"], strict=True)]
     known = np.concatenate([labels["train"], labels["validation"]])
     validation = np.arange(len(known)) >= len(labels["train"])
     for design in (each for each in wanted if each != "tabvfl"):
-        start = time.perf_counter()
+        since = _now()
         trained = train(design, rows_of, known, validation, TabNetShape(LATENT, LATENT), budget)
-        seconds = time.perf_counter() - start
+        took = _took(since)
         pooled = {s: [np.concatenate(p, axis=1)] if design == "ct" else p for s, p in parts.items()}
         yield design, lambda side, t=trained, p=pooled: t.latent(p[side]), {
-            "seconds": seconds, "pretraining": len(trained.pretraining), "epochs": len(trained.finetuning)
+            **took, "pretraining": len(trained.pretraining), "epochs": len(trained.finetuning)
         }  # fmt: skip
 
 
-def compare(name: str, folder: Path, rows: int, budget: Budget) -> Iterator[tuple[str, dict[str, Any]]]:
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def _took(since: tuple[float, float]) -> dict[str, float]:
+    """Seconds of the clock and of the processor."""
+    clock, processor = (now - then for now, then in zip(_now(), since, strict=True))
+    return {"seconds": round(clock, 1), "processor_seconds": round(processor, 1)}
+
+
+def compare(
+    name: str, folder: Path, rows: int, budget: Budget, wanted: Sequence[Design] = DESIGNS
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """What each design reaches on one data set."""
     data = Data(name, folder, rows, GUESTS)
     sides = cut(data.relation(tp.Federation(data.urls)), 0)
     labels = labels_of(sides)
-    for design, vectors, facts in designs(sides, labels, budget):
+    for design, vectors, facts in designs(sides, labels, budget, wanted):
         yield design, {**Latent(sides, vectors, labels).figures(budget.seed), **facts}
 
 
 def tune(name: str, folder: Path, rows: int) -> dict[str, Any]:
-    """TabVFL and local TabNets at other settings, learned from rows of training and measured on rows of validation.
+    """TabVFL and LT-tuned at other settings, learned from rows of training and measured on rows of validation.
 
     Test rows are not looked at. Every setting is the same for both designs, and within the budget of epochs.
     """
@@ -191,7 +206,7 @@ def tune(name: str, folder: Path, rows: int) -> dict[str, Any]:
     sides = {side: whole[side] for side in ("train", "validation")}
     labels, found = labels_of(sides), {}
     for changed in TRIED:
-        for design, vectors, _ in designs(sides, labels, replace(BUDGET, **changed), ("tabvfl", "lt")):
+        for design, vectors, _ in designs(sides, labels, replace(BUDGET, **changed), ("tabvfl", "lt-tuned")):
             latent = Latent(sides, vectors, labels)
             figures = held_out(latent.vectors, latent.labels, latent.side == "train", latent.side == "validation")
             found[f"{changed}, {design}"] = figures["mean"]
@@ -256,6 +271,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="bank only, 2,000 rows, four epochs")
     parser.add_argument("--only", choices=[*SOURCES, "failures"], help="one part")
     parser.add_argument("--tune", choices=[*SOURCES], help="other settings on one data set, by rows of validation")
+    parser.add_argument("--designs", nargs="+", choices=DESIGNS, default=DESIGNS, help="only these")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of training")
     given = parser.parse_args()
     rows, budget = (2_000, replace(BUDGET, pretrain_epochs=4, epochs=4)) if given.quick else (ROWS, BUDGET)
     if given.tune:
@@ -271,9 +288,13 @@ def main() -> None:
                 fewer = replace(budget, pretrain_epochs=5, epochs=15)
                 result[name] = failures(Path(place), rows, fewer, 3)
             else:
-                for design, figures in compare(name, Path(place), rows, budget):
-                    result.setdefault(name, {})[design] = figures
-                    print(name, design, json.dumps(figures), flush=True)
+                for seed in given.seeds:
+                    entry, seeded = name if not seed else f"{name}, seed {seed}", replace(budget, seed=seed)
+                    for design, figures in compare(name, Path(place), rows, seeded, given.designs):
+                        result.setdefault(entry, {})[design] = figures
+                        print(entry, design, json.dumps(figures), flush=True)
+                        if not given.quick:
+                            _write(result)
         if not given.quick:
             _write(result)
 

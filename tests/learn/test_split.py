@@ -396,7 +396,7 @@ def test_an_operators_own_module_is_known_by_its_name(fed: tp.Federation) -> Non
 def test_one_seed_one_result_and_job_files(fed: tp.Federation) -> None:
     first, again = (learner("grade").fit(relation_of(fed, "grade")) for _ in range(2))
     assert np.array_equal(first.model_.top.theta, again.model_.top.theta)
-    both: dict[str, Any] = {"o": tp.bottom.mlp((4, 3), 2), "i": tp.bottom.cnn((2, 3), (4,), embedding=5)}
+    both: dict[str, Any] = {"o": tp.bottom.mlp((4, 3), 2), "i": tp.bottom.cnn((2, 3), (4,), embedding=5, hidden=[6])}
     for given in (both, both["i"], tp.bottom.registered("x")):
         told = tp.SplitNNClassifier(bottom=given).plain_settings()
         assert tp.SplitNNClassifier.of_plain(told).bottom == given
@@ -411,5 +411,9 @@ def test_a_cnn_sees_pixels(tmp_path: Path) -> None:
     relation = federation(tmp_path, {"a": {"t": table}}).sql(
         f"SELECT {', '.join(f't.{name}' for name in pixels)}, t.bright FROM t", label="bright"
     )
-    model = tp.SplitNNClassifier(bottom=tp.bottom.cnn((8, 8), (8,), embedding=4), epochs=60, seed=1).fit(relation)
-    assert model.evaluate(relation)["accuracy"] > 0.95
+    for hidden in ((), (6,)):
+        bottom = tp.bottom.cnn((8, 8), (8,), embedding=4, hidden=hidden)
+        model = tp.SplitNNClassifier(bottom=bottom, epochs=60, seed=1).fit(relation)
+        assert model.evaluate(relation)["accuracy"] > 0.95
+        connected = sum((into + 1) * out for into, out in itertools.pairwise((8 * 4 * 4, *hidden, 4)))
+        assert [len(theta) for theta in model.model_.parameters().values()] == [(3 * 3 + 1) * 8 + connected]

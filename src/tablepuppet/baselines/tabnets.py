@@ -4,7 +4,9 @@ Columns are cut into parts, one for each guest. All designs have the same budget
 what a guest and the coordinator compute:
 
 - ``ct``: central TabNet, one network over all columns;
-- ``lt``: local TabNets, each guest pretrains a TabNet of its own on its part, whose latent vectors stand side by side;
+- ``lt``: local TabNets, each guest pretrains a TabNet of its own on its part, whose latent vectors stand side by side.
+  Finetuning trains the final mapping over them; encoders stay as they are, as in the code of TabVFL's authors;
+- ``lt-tuned``: the same, but finetuning trains the encoders too. It is not among the designs of the paper's figures;
 - ``tabvfl-le``: each guest has a whole encoder, whose steps are added up; decoder and reconstruction as in TabVFL;
 - ``tabvfl``: the network of `learn/split/tabnet.py`.
 """
@@ -40,8 +42,8 @@ from tablepuppet.learn.split.tabnet import (
     latent_parts,
 )
 
-Design = Literal["ct", "lt", "tabvfl-le", "tabvfl"]
-DESIGNS: tuple[Design, ...] = ("ct", "lt", "tabvfl-le", "tabvfl")
+Design = Literal["ct", "lt", "lt-tuned", "tabvfl-le", "tabvfl"]
+DESIGNS: tuple[Design, ...] = ("ct", "lt", "lt-tuned", "tabvfl-le", "tabvfl")
 Numbers = NDArray[np.float32]
 Labels = NDArray[np.int64]
 Parts = list[Tensor]
@@ -99,7 +101,7 @@ class Network(Module, ABC):
 
 
 class Local(Network):
-    """LT: an autoencoder for each part by itself. With one part of all columns, this is central TabNet (CT)."""
+    """An autoencoder for each part by itself. With one part of all columns, this is central TabNet (CT)."""
 
     def __init__(self, widths: Sequence[int], shape: TabNetShape, classes: int):
         super().__init__(shape.latent, classes)
@@ -119,6 +121,17 @@ class Local(Network):
         """The guests' latent vectors side by side."""
         found = [encoder(columns) for encoder, columns in zip(self.encoders, parts, strict=True)]
         return torch.cat([latent_of(steps) for steps, _ in found], dim=1), _mean([sparsity for _, sparsity in found])
+
+
+class Frozen(Local):
+    """LT: latent vectors come of pretraining alone."""
+
+    def latent(self, parts: Parts) -> tuple[Tensor, Tensor]:
+        """The same, without gradients; batch norm takes its running means and variances."""
+        self.encoders.eval()
+        with torch.no_grad():
+            found, _ = super().latent(parts)
+        return found, torch.zeros(())
 
 
 class LocalEncoders(Network):
@@ -178,9 +191,10 @@ class Joint(Network):
 def build(design: Design, widths: Sequence[int], shape: TabNetShape, classes: int, seed: int) -> Network:
     """The network of a design, with first weights from the seed."""
     makers: dict[Design, type[Local] | type[LocalEncoders] | type[Joint]]
-    makers = {"ct": Local, "lt": Local, "tabvfl-le": LocalEncoders, "tabvfl": Joint}
+    makers = {"ct": Local, "lt": Frozen, "lt-tuned": Local, "tabvfl-le": LocalEncoders, "tabvfl": Joint}
     cuts = [sum(widths)] if design == "ct" else widths
-    return cast(Network, seeded(seed, design, lambda: makers[design](cuts, shape, classes)))
+    name = "lt" if design == "lt-tuned" else design  # both begin alike
+    return cast(Network, seeded(seed, name, lambda: makers[design](cuts, shape, classes)))
 
 
 def cut(columns: Numbers, guests: int) -> list[Numbers]:

@@ -63,6 +63,8 @@ Units = Sequence[Annotated[float, Meta(ge=0.0, le=1e100)]]
 class Cnn(msgspec.Struct, frozen=True, tag_field="kind", tag="cnn"):
     """Convolutions of ``kernel`` by ``kernel`` over an image of ``shape``, then a linear layer to the embedding.
 
+    Layers of the widths ``hidden``, each followed by ReLU, are between them.
+
     ``shape`` is (channels, height, width). Each convolution keeps height and width, and is followed by ReLU and by the
     maximum over squares of two by two. ``pixels`` says which pixel each column is, and ``units`` what it is multiplied
     by; pixels that no column is are zero. If they are empty, columns are all pixels in their order.
@@ -75,6 +77,7 @@ class Cnn(msgspec.Struct, frozen=True, tag_field="kind", tag="cnn"):
     double: bool
     pixels: Pixels = ()
     units: Units = ()
+    hidden: Layers = ()
 
     @property
     def left(self) -> tuple[int, int]:
@@ -86,7 +89,8 @@ class Cnn(msgspec.Struct, frozen=True, tag_field="kind", tag="cnn"):
         """The same; the number of columns is that of the image, and ``width`` is not used."""
         filters = (self.shape[0], *self.channels)
         convolutions = sum((into * self.kernel**2 + 1) * out for into, out in pairwise(filters))
-        return (convolutions + (filters[-1] * math.prod(self.left) + 1) * self.outputs,)
+        widths = (filters[-1] * math.prod(self.left), *self.hidden, self.outputs)
+        return (convolutions + sum((into + 1) * out for into, out in pairwise(widths)),)
 
 
 Sizes = Annotated[Sequence[Some], Meta(max_length=10_000)]

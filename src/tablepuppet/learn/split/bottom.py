@@ -32,19 +32,23 @@ def mlp(hidden: Sequence[int] = (32,), embedding: int = 8, activation: Literal["
 
 
 @names_checked
-def cnn(shape: Sequence[int], channels: Sequence[int] = (16, 32), kernel: int = 3, embedding: int = 16) -> Cnn:
+def cnn(
+    shape: Sequence[int], channels: Sequence[int] = (16, 32), kernel: int = 3, embedding: int = 16,
+    hidden: Sequence[int] = (),
+) -> Cnn:  # fmt: skip
     """Convolutions over a table whose columns are the pixels of an image, row by row.
 
     ``shape`` is (height, width), or (channels, height, width). Each convolution is followed by ReLU and halves both.
+    Fully connected layers of the widths ``hidden`` follow, each with ReLU, then ``embedding`` outputs.
     """
-    sides, channels = _listed(shape), _listed(channels)
+    sides, channels, hidden = _listed(shape), _listed(channels), _listed(hidden)
     if not (isinstance(sides, tuple) and len(sides) in (2, 3) and all(fits(side, Side) for side in sides)):
         raise LearnError(
             f"shape must be (height, width) or (channels, height, width), each {described(Side)}, not {shape!r}"
         )
-    _check(Cnn, channels=channels, kernel=kernel, embedding=embedding)
+    _check(Cnn, channels=channels, kernel=kernel, embedding=embedding, hidden=hidden)
     depth, height, width = sides if len(sides) == 3 else (1, *sides)
-    return Cnn((depth, height, width), channels, kernel, embedding, False)
+    return Cnn((depth, height, width), channels, kernel, embedding, False, hidden=hidden)
 
 
 @names_checked

@@ -75,9 +75,11 @@ def _cnn(spec: Cnn, width: int, table: str) -> nn.Module:
     layers: list[Any] = [_placed(spec, size), torch.nn.Unflatten(1, spec.shape)]
     for into, out in pairwise((channels, *spec.channels)):
         layers += [torch.nn.Conv2d(into, out, spec.kernel, padding="same"), torch.nn.ReLU(), torch.nn.MaxPool2d(2)]
-    last = (channels, *spec.channels)[-1]
-    layers += [torch.nn.Flatten(), torch.nn.Linear(last * spec.left[0] * spec.left[1], spec.outputs)]
-    return _of_rows(torch.nn.Sequential(*layers))
+    left = (channels, *spec.channels)[-1] * spec.left[0] * spec.left[1]
+    layers.append(torch.nn.Flatten())
+    for into, out in pairwise((left, *spec.hidden, spec.outputs)):
+        layers += [torch.nn.Linear(into, out), torch.nn.ReLU()]
+    return _of_rows(torch.nn.Sequential(*layers[:-1]))
 
 
 def _placed(spec: Cnn, size: int) -> nn.Module:

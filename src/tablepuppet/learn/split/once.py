@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -237,7 +238,8 @@ def _multiplications(network: TorchTable) -> int:
     filters, pixels = (spec.shape[0], *spec.channels), spec.shape[1] * spec.shape[2]
     layers = zip(filters, spec.channels, strict=False)
     passes = [into * out * spec.kernel**2 * pixels // 4**depth for depth, (into, out) in enumerate(layers)]
-    return 3 * int(sum(passes))
+    widths = (filters[-1] * spec.left[0] * spec.left[1], *spec.hidden, spec.outputs)
+    return 3 * int(sum(passes) + sum(into * out for into, out in pairwise(widths)))
 
 
 class OnceModel(SplitModel):

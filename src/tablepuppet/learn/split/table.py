@@ -122,7 +122,7 @@ class TorchTable:
         if isinstance(spec, Mlp):
             return 2 * (self.width + sum(spec.hidden) + spec.outputs)
         if isinstance(spec, Cnn):
-            return 3 * self.width * max([1, *spec.channels])
+            return 3 * (self.width * max([1, *spec.channels]) + sum(spec.hidden))
         return 16 * (self.width + spec.outputs)
 
     def rows(self, table: EncodedTable) -> Tensor:
