@@ -42,7 +42,7 @@ from tablepuppet.sql.types import Family, family
 
 BINS = 30
 SHOWN = 8  # categories with bars
-MUCH_MISSING, SKEWED, RARE, TELLS, FENCE = 0.2, 2.0, 0.01, 0.95, 3.0
+MUCH_MISSING, SKEWED, RARE, LEAKS, FENCE = 0.2, 2.0, 0.01, 0.95, 3.0
 FEW = 10  # different values up to which a number's tail is no matter
 FEW_CLASSES = 20  # different whole numbers up to which a label counts as classes
 Row = dict[str, Any]
@@ -258,7 +258,7 @@ def _label_warnings(
             association = _association(client, query, column, label, is_class, correlations, most, sent)
         except (PrivacyError, LearnError):  # too many categories, or not allowed: nothing is known then
             continue
-        if association is not None and association[1] > TELLS:
+        if association is not None and association[1] > LEAKS:
             yield Warned(column.name, "tells the label", f"{association[0]} with {label.name} is {association[1]:.3f}")
 
 

@@ -234,7 +234,7 @@ class FedOnce(Parts, SplitNN):
         size = self.schedule_.batch_size
         learn_by_batches(Exchange(model, host), loss, rates, size, self.seed, report_round, fixed=messages)
         if self.rounds > 1 and guests:
-            self._go_on(model, loss, report_round, watch.validation is not None)
+            self._continue_as_splitnn(model, loss, report_round, watch.validation is not None)
         model.forget()
         self.absent_ = sorted(model.absent)
         self.converged_ = ended_flat(self.history_, self.most_rounds)
@@ -288,7 +288,7 @@ class FedOnce(Parts, SplitNN):
         message = f"table {alias!r} did not send its message in time {relation.client.owners(alias)}: zeros stand in"
         relation.events.emit("warning", "guest.lags", message, table=alias)
 
-    def _go_on(self, model: OnceModel, loss: JoinedLoss, report: Any, validated: bool) -> None:
+    def _continue_as_splitnn(self, model: OnceModel, loss: JoinedLoss, report: Any, validated: bool) -> None:
         """All tables learn together, as in SplitNN, from the state that the one message has led to."""
         if validated:  # from the best state so far
             model.restore()

@@ -292,11 +292,11 @@ class Learner(Planner):
             )
         return scores + (self.intercept_[0] if scores.ndim == 1 else self.intercept_)
 
-    def _tell_measured_at_party(self) -> None:
+    def _note_measured_at_party(self) -> None:
         check_fitted(self)
         self.evaluated_on_ = "true labels, at their party"
 
-    def _tell_labels(self, relation: Relation) -> None:
+    def _note_labels(self, relation: Relation) -> None:
         """Store in ``evaluated_on_`` which labels a metric used; emit an event if these labels have noise."""
         noisy = self.privacy is not None and self.privacy.is_label_private
         self.evaluated_on_ = "noisy labels" if noisy else "labels"

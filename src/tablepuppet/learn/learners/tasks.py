@@ -75,7 +75,7 @@ class Regressor(Learner):
         """Root mean squared error and R2; ``at_party``: measured by the label's party, as for classifiers."""
         self.check_relation(relation, "evaluate")
         if at_party:
-            self._tell_measured_at_party()
+            self._note_measured_at_party()
             return regression_metrics(relation.client, label_of(relation), self.predict(relation))
         return number_measures(*self._beside_labels(relation))
 
@@ -91,7 +91,7 @@ class Regressor(Learner):
         asked = self._ask_labels(relation.client, label)
         predicted = self.predict(relation)
         labels = joined_numbers(relation.client, label, asked)
-        self._tell_labels(relation)
+        self._note_labels(relation)
         return labels, predicted
 
     def row_errors(self, relation: Relation, kind: str) -> Array:
@@ -200,7 +200,7 @@ class Classifier(Learner):
         """
         self.check_relation(relation, "evaluate")
         if at_party:
-            self._tell_measured_at_party()
+            self._note_measured_at_party()
             probability = self.predict_proba(relation)
             return class_metrics(relation.client, label_of(relation), self.classes_, probability)
         return class_measures(*self._beside_labels(relation))
@@ -217,7 +217,7 @@ class Classifier(Learner):
         asked = self._ask_labels(relation.client, label)
         probability = self.predict_proba(relation)
         numbers = self._known(relation.client, label, asked, "here")
-        self._tell_labels(relation)
+        self._note_labels(relation)
         return numbers, probability
 
     def row_errors(self, relation: Relation, kind: str) -> Array:
