@@ -370,7 +370,7 @@ def test_groups_are_large_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 )  # fmt: skip
 def test_no_group_is_small(seed: int, rows: int, items: int, twice: bool, folds: int, least: int, names: str) -> None:
     """Over random relations and sizes of groups: parts of a category's folds, and all that is pooled, have as many
-    different base rows in both tables, or none.
+    different base rows in the category's table and in the label's, or none.
     """
     parties = shop(seed, rows, items, twice)
     with tempfile.TemporaryDirectory() as folder:
@@ -386,7 +386,8 @@ def test_no_group_is_small(seed: int, rows: int, items: int, twice: bool, folds:
         asked, deal = AskedLabels(rel.client, rel.query.label), Folds(folds, seed)  # type: ignore[arg-type]
         fold = fold_of_rows(rel.client, alias, deal)
         parts = asked._parts(column, fold, folds)
-        by_row, tables = fold[table.index], list(zip(*places(rel), strict=True))
+        by_alias = dict(zip(rel.mapping.tables, zip(*places(rel), strict=True), strict=True))
+        by_row, tables = fold[table.index], [by_alias[each] for each in {alias, "s"}]
 
         def different(chosen: NDArray[np.bool_]) -> list[int]:
             return [len({row for row, here in zip(each, chosen, strict=True) if here}) for each in tables]
