@@ -16,6 +16,7 @@ from tablepuppet.algebra import distinct
 from tablepuppet.algebra.distinct import DistinctRows
 from tablepuppet.party.config import Limits
 from tablepuppet.party.policy import Policy
+from tablepuppet.prep import alike
 from tests.party.policed import ROWS, open_party, write_file
 from tests.party.policed import federation as policed
 from tests.relations import Message, Parties, federation, record_wire
@@ -189,3 +190,11 @@ def test_services(tmp_path: Path, plan: Any, most: int | None, monkeypatch: pyte
         known = tp.linalg.kmeans(x, k=4, runs=2, max_iter=5)
     np.testing.assert_array_equal(found.labels, known.labels)
     np.testing.assert_allclose(found.centres, known.centres, atol=1e-9)
+
+
+def test_places_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A party that says its rows are like one that it does not have is named, and its neighbour's rows stay apart."""
+    x = matrix(tmp_path, 2, plan="heuristic")
+    monkeypatch.setattr(alike, "first_of_each", lambda data: np.full(len(data.dense), len(data.dense), np.int32))
+    with pytest.raises(tp.PartyError, match=r"party 'cinema0', table 'r': sent places of alike rows beyond its 6,000"):
+        tp.linalg.kmeans(x, k=2)

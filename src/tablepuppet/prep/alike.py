@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tablepuppet.errors import PartyError
 from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
@@ -106,6 +107,12 @@ def _by_table(client: Client, aliases: Iterable[str], replies: Replies) -> dict[
         parts = list(zip(client.shards(alias), replies[alias], strict=True))
         if any(len(reply["first"]) < len(shard.row_ids) for shard, reply in parts):
             return None
+        for shard, reply in parts:
+            if reply["first"].max(initial=0) >= len(shard.row_ids):
+                raise PartyError(
+                    f"party {shard.party!r}, table {alias!r}: sent places of alike rows beyond its "
+                    f"{len(shard.row_ids):,} rows"
+                )
         if parts:
             found[alias] = np.concatenate([shard.start + reply["first"] for shard, reply in parts]).astype(np.int32)
     return found
