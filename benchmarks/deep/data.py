@@ -45,7 +45,7 @@ class Halves:
     test: Columns
 
 
-def relations(folder: Path, halves: Halves, wire: str = "float32") -> tuple[tp.Relation, tp.Relation]:
+def relations(folder: Path, halves: Halves) -> tuple[tp.Relation, tp.Relation]:
     """(train, test) of one federation, each party with a Parquet file in ``folder``."""
     urls: dict[str, str] = {}
     for number in range(len(halves.train.parts)):
@@ -53,7 +53,7 @@ def relations(folder: Path, halves: Halves, wire: str = "float32") -> tuple[tp.R
         place.mkdir(parents=True, exist_ok=True)
         pq.write_table(_table(halves, number), place / f"p{number}.parquet")
         urls[f"p{number}"] = f"parquet:///{place}"
-    federation, query = tp.Federation(urls, wire=wire), sql(halves.train)
+    federation, query = tp.Federation(urls), sql(halves.train)
     train, test = (federation.sql(f"{query} WHERE p0.is_test = {side}", label="label") for side in (0, 1))
     return train, test
 

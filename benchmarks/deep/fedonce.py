@@ -27,7 +27,7 @@ from tablepuppet.baselines import Boosted, Centralized, Combine, Solo, priv_base
 from tablepuppet.privacy.accountant import Spending, moments_division, noise_multiplier
 
 SPLITS, COMPARED = 10, 2
-PAPER = {"guest_epochs": 100, "epochs": 300}  # of the paper, on phishing
+PAPER: dict[str, Any] = {"guest_epochs": 100, "epochs": 300}  # of the paper, on phishing
 PRIVATE = (2.0, 4.0, 6.0, 8.0)
 CNN = tp.bottom.cnn(shape=(14, 14), hidden=(128,))
 WIDE: dict[str, Any] = {"embedding": 64, "batch_size": 256, "lr": 1e-3}
@@ -116,8 +116,8 @@ def run_phishing(results: Results, folder: Path, quick: bool) -> None:
 def run_time(results: Results, folder: Path, quick: bool) -> None:
     """The paper's epochs on phishing, in batches of 100 rows: guests 100, host 300; the authors' code takes 315 s."""
     train, test = relations(folder / "time", phishing(0))
-    epochs = {"guest_epochs": 10, "epochs": 30} if quick else PAPER
-    settings = {"bottom": tp.bottom.mlp(hidden=(30, 30)), "top": (30,), "batch_size": 100}
+    epochs: dict[str, Any] = {"guest_epochs": 10, "epochs": 30} if quick else PAPER
+    settings: dict[str, Any] = {"bottom": tp.bottom.mlp(hidden=(30, 30)), "top": (30,), "batch_size": 100}
     for embedding in (3, 16):
         learner = tp.FedOnceClassifier(embedding=embedding, **epochs, **settings)
         results.put(f"phishing, epochs of the paper, embedding {embedding}", measured(learner, train, test))
@@ -308,7 +308,7 @@ def draw(curves: Mapping[str, Any], path: Path) -> None:
         if isinstance(curve, Mapping):
             axes.plot([each / 1e6 for each in curve["guest_bytes"]], curve["accuracy"], marker="o", ms=3, label=name)
     axes.set_xscale("log")
-    axes.set_xticks([2, 5, 10, 20, 50], [2, 5, 10, 20, 50])
+    axes.set_xticks([2, 5, 10, 20, 50], ["2", "5", "10", "20", "50"])
     axes.minorticks_off()
     axes.set_xlabel("MB that guests send and get")
     axes.set_ylabel("accuracy on test rows")

@@ -19,7 +19,7 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -56,7 +56,8 @@ def run_movielens(results: Results, quick: bool) -> None:
     """All learners over one split of MovieLens-1M."""
     if not is_there("movielens-1m"):
         return
-    bottom, few = tp.bottom.mlp(hidden=(32,), embedding=8), {"epochs": 2 if quick else 5, "batch_size": 8192}
+    bottom = tp.bottom.mlp(hidden=(32,), embedding=8)
+    few: dict[str, Any] = {"epochs": 2 if quick else 5, "batch_size": 8192}
     learners: dict[str, Any] = {
         "linear": tp.LinearRegression(),
         "sum of networks": tp.MLPRegressor(rounds=20 if quick else 100),
@@ -94,9 +95,14 @@ def run_epochs(results: Results, quick: bool) -> None:
             epochs: list[tuple[Times, Times]] = []  # medians of an epoch: ours, those of plain torch
             for _ in range(2 if quick else 5):
                 ends: list[Times] = []
+
+                def read(event: tp.Event, ends: list[Times] = ends) -> None:
+                    if event.name == "fit":
+                        ends.append(_now())
+
                 tp.SplitNNClassifier(
                     bottom=tp.bottom.mlp(HIDDEN, EMBEDDING), top=TOP, epochs=EPOCHS, batch_size=size,
-                    callbacks=[lambda event, ends=ends: ends.append(_now()) if event.name == "fit" else None],
+                    callbacks=[read],
                 ).fit(relation)  # fmt: skip
                 # no first epoch, which prepares features
                 epochs.append((_median(ends), _median(_plain(facts, dimension[key], label, size))))
@@ -144,11 +150,11 @@ def _plain(facts: Any, joined: Any, label: Any, size: int) -> list[Times]:
     adam, found = torch.optim.Adam(parameters, 3e-3), []
     for epoch in range(EPOCHS):
         order = torch.from_numpy(np.random.default_rng([0, epoch]).permutation(len(label)))
-        for places in order.split(size):
+        for places in order.split(size):  # type: ignore[no-untyped-call]
             adam.zero_grad()
             embeddings = [network(part[places]) for network, part in zip(networks, rows, strict=True)]
             scores = top(torch.cat(embeddings, dim=1))[:, 0]
-            torch.nn.functional.binary_cross_entropy_with_logits(scores, wanted[places]).backward()
+            torch.nn.functional.binary_cross_entropy_with_logits(scores, wanted[places]).backward()  # type: ignore[no-untyped-call]
             adam.step()
         found.append(_now())
     torch.set_num_threads(before)
@@ -157,21 +163,21 @@ def _plain(facts: Any, joined: Any, label: Any, size: int) -> list[Times]:
 
 def run_wire(results: Results, quick: bool) -> None:
     """The same fits with embeddings, and gradients by them, in three precisions."""
-    few, bottom = {"epochs": 2 if quick else 30}, tp.bottom.mlp(hidden=(32, 32), embedding=16)
-    once, joined = {**few, "guest_epochs": few["epochs"]}, {"epochs": 1 if quick else 3, "batch_size": 8192}
-    for wire in ("auto", "float16", "bfloat16"):
+    bottom, epochs = tp.bottom.mlp(hidden=(32, 32), embedding=16), 2 if quick else 30
+    precisions: tuple[Literal["auto", "float16", "bfloat16"], ...] = ("auto", "float16", "bfloat16")
+    for wire in precisions:
         with tempfile.TemporaryDirectory() as folder:
             if is_there("phishing"):
                 for name, learner in {
-                    "SplitNN": tp.SplitNNClassifier(bottom=bottom, wire=wire, **few),
-                    "FedOnce": tp.FedOnceClassifier(wire=wire, **once),
+                    "SplitNN": tp.SplitNNClassifier(bottom=bottom, wire=wire, epochs=epochs),
+                    "FedOnce": tp.FedOnceClassifier(wire=wire, epochs=epochs, guest_epochs=epochs),
                 }.items():
                     train, test = relations(Path(folder) / name, phishing(0))
                     results.put(f"wire {wire}, phishing, {name}", {"quick": quick, **measured(learner, train, test)})
             if is_there("movielens-1m"):
                 relation = movielens(tp.Federation(write_movielens(Path(folder), 1)), "regression")
                 train, test = relation.split(test=0.9 if quick else 0.15, seed=7)
-                found = measured(tp.SplitNNRegressor(wire=wire, **joined), train, test)
+                found = measured(tp.SplitNNRegressor(wire=wire, epochs=1 if quick else 3, batch_size=8192), train, test)
                 results.put(f"wire {wire}, movielens, SplitNN", {"quick": quick, **found})
 
 

@@ -19,10 +19,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import duckdb
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 
@@ -30,13 +31,13 @@ import tablepuppet as tp
 from benchmarks.data import DATA, ROOT
 from tablepuppet.baselines.latent_quality import held_out, mixed
 from tablepuppet.baselines.pooled import joined_tables
-from tablepuppet.baselines.tabnets import DESIGNS, Budget, Design, train
+from tablepuppet.baselines.tabnets import DESIGNS, Budget, Design, Trained, train
 from tablepuppet.learn.split.tabnet import TabNetShape
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.prep.encode import apply_encoding
 from tablepuppet.wire.engine import Engine
 from tablepuppet.wire.protocol import LostError
-from tablepuppet.wire.transport import Capabilities, Transport
+from tablepuppet.wire.transport import Transport
 
 RESULT = ROOT / "benchmarks" / "results" / "deep_tabvfl.json"
 LATENT, GUESTS, ROWS, AWAY = 16, 5, 10_000, 0.5
@@ -68,13 +69,13 @@ class Data:
     def __init__(self, name: str, folder: Path, rows: int, guests: int, seed: int = 0):
         source, self.label, dropped, categories = SOURCES[name]
         path = DATA / f"{source}.parquet"
-        labels = duckdb.sql(f"SELECT {_quoted(self.label)} FROM '{path}'").fetchnumpy()[self.label].astype(str)
+        connection = duckdb.connect()
+        read = connection.execute(f"SELECT {_quoted(self.label)} FROM '{path}'").fetchnumpy()
+        labels = read[self.label].astype(str)
         chosen, _ = train_test_split(np.arange(len(labels)), train_size=rows, stratify=labels, random_state=seed)
-        numbered = duckdb.sql(f"SELECT row_number() OVER () - 1 AS row_, * FROM '{path}'")  # noqa: F841 - by name
-        wanted = duckdb.sql("SELECT unnest($1) AS wanted", params=[np.sort(chosen).tolist()])  # noqa: F841
-        table = duckdb.sql(
-            "SELECT numbered.* FROM numbered JOIN wanted ON row_ = wanted ORDER BY row_"
-        ).to_arrow_table()
+        numbered = f"SELECT row_number() OVER () - 1 AS row_, * FROM '{path}'"
+        asked = f"SELECT * FROM ({numbered}) SEMI JOIN (SELECT unnest($1) AS wanted) ON row_ = wanted ORDER BY row_"
+        table: pa.Table = connection.sql(asked, params=[np.sort(chosen).tolist()]).to_arrow_table()
         features = [c for c in table.column_names if c not in ("row_", self.label, *dropped)]
         self.columns = [list(part) for part in np.array_split(np.array(features, object), guests)]
         self.categories = [c for c in features if c in categories]
@@ -170,7 +171,11 @@ def designs(
         trained = train(design, rows_of, known, validation, TabNetShape(LATENT, LATENT), budget)
         took = _took(since)
         pooled = {s: [np.concatenate(p, axis=1)] if design == "ct" else p for s, p in parts.items()}
-        yield design, lambda side, t=trained, p=pooled: t.latent(p[side]), {
+
+        def latent(side: str, trained: Trained = trained, parts: dict[str, list[Floats]] = pooled) -> NDArray[Any]:
+            return trained.latent(parts[side])
+
+        yield design, latent, {
             **took, "pretraining": len(trained.pretraining), "epochs": len(trained.finetuning)
         }  # fmt: skip
 
@@ -219,11 +224,7 @@ class Absent(Transport):
 
     def __init__(self, inner: Transport, name: str):
         self.inner, self.name, self.away = inner, name, False
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Those of the party."""
-        return self.inner.capabilities
+        self.capabilities = inner.capabilities
 
     def call(self, request: Request, patience: float | None = None) -> Reply:
         """One request, one reply; none while it is away."""
@@ -239,10 +240,11 @@ def failures(folder: Path, rows: int, budget: Budget, seeds: int) -> dict[str, A
     """
     data = Data("forest", folder, rows, 2)
     found: dict[str, Any] = {"p": AWAY, "seeds": seeds, "budget": asdict(budget)}
-    for mode in ("none", "cache", "zeros"):
+    modes: dict[str, Literal["cache", "zeros"]] = {"none": "cache", "cache": "cache", "zeros": "zeros"}
+    for mode, stand_in in modes.items():
         scores, unseen = [], []
         for seed in range(seeds):
-            fed = tp.Federation(data.urls, on_party_lost="cache" if mode == "none" else mode, timeout=0.01)
+            fed = tp.Federation(data.urls, on_party_lost=stand_in, timeout=0.01)
             guests = {name: Absent(fed.engine.transports[name], name) for name in ("guest1", "guest2")}
             fed.engine = Engine({**fed.engine.transports, **guests})
             sides = cut(data.relation(fed), 0)
@@ -256,7 +258,11 @@ def failures(folder: Path, rows: int, budget: Budget, seeds: int) -> dict[str, A
             model = fit(sides, replace(budget, seed=seed), stops_early=False, callbacks=[change])
             for guest in guests.values():
                 guest.away = False
-            latent = Latent(sides, lambda side, m=model, s=sides: m.transform(s[side]), labels)
+
+            def vectors(side: str, model: Any = model, sides: Sides = sides) -> NDArray[Any]:
+                return np.asarray(model.transform(sides[side]))
+
+            latent = Latent(sides, vectors, labels)
             figures = latent.figures(seed)
             scores.append(figures["f1"]["mean"])
             unseen.append(figures["held_out_f1"]["mean"])

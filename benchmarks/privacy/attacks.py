@@ -83,7 +83,7 @@ def heard(party: str) -> Iterator[list[Any]]:
             found.extend(arguments["rows"] for arguments in steps)
         return call(transport, request, patience)
 
-    InProcessTransport.call = listening  # type: ignore[method-assign]
+    InProcessTransport.call = listening  # type: ignore[method-assign,assignment]
     try:
         yield found
     finally:

@@ -69,8 +69,8 @@ def draw_epsilon(figures: Mapping[str, Any], path: Path) -> None:
         ("constant", "the mean rating for everybody", "bottom"),
     ):
         axis.axhline(figures[name], color=GREY, lw=1)
-        where = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": place, "color": GREY}
-        axis.annotate(words, (0.98, figures[name]), **where)
+        spot: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": place, "color": GREY}
+        axis.annotate(words, (0.98, figures[name]), **spot)
     axis.set_ylim(figures["pooled"] - 0.004, figures["constant"] + 0.012)
     axis.set(xscale="log", xlabel="epsilon, delta 1e-5", ylabel="test RMSE", title="MovieLens-1M, linear regression")
     axis.grid(alpha=0.25)
