@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -198,3 +199,13 @@ def test_places_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(alike, "first_of_each", lambda data: np.full(len(data.dense), len(data.dense), np.int32))
     with pytest.raises(tp.PartyError, match=r"party 'cinema0', table 'r': sent places of alike rows beyond its 6,000"):
         tp.linalg.kmeans(x, k=2)
+
+
+def test_places_in_small_numbers() -> None:
+    """Places of a later shard are counted from its start, however few bits a party sends them in."""
+    shards = [SimpleNamespace(party=f"p{n}", start=300 * n, row_ids=np.arange(300)) for n in range(2)]
+    client: Any = SimpleNamespace(shards=lambda alias: shards)
+    replies: Any = {"t": [{"first": np.zeros(300, np.int8)}, {"first": np.full(300, 100, np.int8)}]}
+    found = alike._by_table(client, ["t"], replies)
+    assert found is not None
+    assert found["t"].tolist() == [0] * 300 + [400] * 300

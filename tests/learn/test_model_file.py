@@ -182,6 +182,43 @@ def test_who_keeps_it_is_in_the_folder(urls: dict[str, str], tmp_path: Path, nam
         tp.load(tmp_path / "model", fed)
 
 
+@pytest.mark.parametrize(
+    ("facts", "secrets"),
+    [
+        ({"content": ".."}, None), ({"content": "/tmp"}, None), ({"kept": {"o": 3}}, None),
+        ({"kept": {"o": {"party": ["p"], "fingerprint": ""}}}, None), ({}, {"p0": "zz"}), ({}, {"p0": 5}),
+    ],
+)  # fmt: skip
+def test_a_folder_that_somebody_made_up(
+    urls: dict[str, str], tmp_path: Path, facts: dict[str, Any], secrets: dict[str, Any] | None
+) -> None:
+    """Whatever it names, outside of itself or of the wrong kind: one error that names the file, also by `forget`."""
+    fed = opened(urls)
+    tp.LinearRegression().fit(relation_of(fed, "paid")).save(tmp_path / "model")
+    path = tmp_path / "model" / "model.json"
+    written = json.loads(path.read_text())
+    del written["digest"]
+    inside = path.parent / written["content"]
+    if secrets is not None:
+        (inside / "secrets.json").write_text(json.dumps(secrets))
+    path.write_text(sealed(written | facts, inside, str))
+    with pytest.raises(tp.ConfigError, match="is damaged"):
+        tp.load(tmp_path / "model", fed)
+    tp.forget(tmp_path / "model", fed)
+    assert not (tmp_path / "model").exists()
+
+
+def test_forgetting_needs_all_parties(urls: dict[str, str], tmp_path: Path) -> None:
+    """A model of which a party that the federation lacks keeps a part stays, with an error that names the party."""
+    fed = opened(urls)
+    tp.LinearRegression().fit(relation_of(fed, "paid")).save(tmp_path / "model")
+    path = tmp_path / "model" / "model.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"kept": {"o": {"party": "nobody", "fingerprint": ""}}}))
+    with pytest.raises(tp.PartyError, match="nobody: keep parts of the model"):
+        tp.forget(tmp_path / "model", fed)
+    assert path.exists()
+
+
 def test_load_takes_a_folder_and_a_federation(urls: dict[str, str], tmp_path: Path) -> None:
     """Without a federation, or with both the other way round, the call is what is wrong."""
     fed: Any = opened(urls)

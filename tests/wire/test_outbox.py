@@ -134,6 +134,27 @@ def test_steps_of_a_model_that_failed_are_not_sent(tmp_path: Path, trips: list[l
         asked[0].read()
 
 
+def test_steps_are_told_apart_though_answers_are_gone(tmp_path: Path, trips: list[list[str]]) -> None:
+    """Answers that nobody holds are freed on a trip; steps that are queued after it are not taken for theirs."""
+    relation = federation(tmp_path, {"p": ROWS}).sql("SELECT x, c FROM t")
+    outbox = Outbox(relation.client.engine, relation.client.session)
+
+    def fail() -> None:
+        with outbox.withdrawn_if_it_fails():
+            outbox.ask("p", Step("keys.blind", "t")).read()
+            for _ in range(20):
+                outbox.ask("p", Step("model.keep", "t", {"view": "w", "model": "gone"}))
+            raise ValueError("it failed")
+
+    for _ in range(5):
+        for _ in range(20):
+            outbox.ask("p", Step("keys.blind", "t"))
+        with pytest.raises(ValueError, match="it failed"):
+            fail()
+    outbox.ask("p", Step("keys.blind", "t")).read()
+    assert "model.keep" not in {op for made in trips for op in made}
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_relation_is_as_good_as_before_after_a_fit_failed(tmp_path: Path, shards: int) -> None:
     """What a fit had begun when it failed does not fail again with the next call."""

@@ -114,5 +114,5 @@ def _by_table(client: Client, aliases: Iterable[str], replies: Replies) -> dict[
                     f"{len(shard.row_ids):,} rows"
                 )
         if parts:
-            found[alias] = np.concatenate([shard.start + reply["first"] for shard, reply in parts]).astype(np.int32)
+            found[alias] = np.concatenate([shard.start + reply["first"].astype(np.int32) for shard, reply in parts])
     return found

@@ -176,7 +176,8 @@ class Outbox:
         They would fail with the next request, whoever makes it. Other steps stay: what they prepare at the parties may
         be used by others. Fits that share trips have a thread each.
         """
-        before = {id(answer) for asked in self._waiting.values() for _, answer in asked}
+        with self._lock:
+            before = [answer for asked in self._waiting.values() for _, answer in asked]
         try:
             yield
         except BaseException as error:
@@ -185,7 +186,7 @@ class Outbox:
                 for party, asked in list(self._waiting.items()):
                     kept = []
                     for step, answer in asked:
-                        if id(answer) in before or answer.asked_by != thread or "model" not in step.arguments:
+                        if answer in before or answer.asked_by != thread or "model" not in step.arguments:
                             kept.append((step, answer))
                         else:
                             self.replies[party, step.table] -= _is_counted(step)

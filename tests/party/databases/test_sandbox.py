@@ -78,6 +78,21 @@ def test_after_an_error_it_is_closed() -> None:
         assert temp_directory(connection) != first
 
 
+@pytest.mark.parametrize("made_again", [False, True])
+def test_a_folder_that_was_taken_away(made_again: bool) -> None:
+    """A database whose folder was removed meanwhile, or is somebody else's now, is not used again: it would spill rows
+    for others to read.
+    """
+    with sandbox() as connection:
+        first = temp_directory(connection)
+    Path(first).rmdir()
+    if made_again:
+        Path(first).mkdir(mode=0o777)
+    with sandbox() as connection:
+        assert temp_directory(connection) != first
+    assert Path(first).exists() == made_again
+
+
 def test_few_are_kept() -> None:
     """Databases that were not used for longest are closed."""
     found = []

@@ -35,6 +35,13 @@ def seeded(seed: int, name: str, build: Callable[[], nn.Module]) -> nn.Module:
         return build()
 
 
+def check_size(parameters: int) -> None:
+    """LearnError or PartyError if a network of so many parameters is too large; to be asked before it is built."""
+    if parameters > MOST_PARAMETERS:
+        raise LearnError(f"a network has {parameters:,} parameters; at most {MOST_PARAMETERS:,} are allowed")
+    check_memory(4 * 8 * parameters)  # with a gradient and the memory of Adam
+
+
 class FlatModule:
     """A module that computes with the parameters of a flat array instead of its own."""
 
@@ -50,9 +57,7 @@ class FlatModule:
         self.trained = sum(self._sizes[: len(self._trained)])
         self.size = sum(self._sizes)
         self._last: dict[str, Tensor] = {}
-        if self.size > MOST_PARAMETERS:
-            raise LearnError(f"a network has {self.size:,} parameters; at most {MOST_PARAMETERS:,} are allowed")
-        check_memory(4 * 8 * self.size)  # with a gradient and the memory of Adam
+        check_size(self.size)  # again: of a module of the operator's own it was not known before
 
     def first(self) -> Array:
         """The parameters that the module was built with."""

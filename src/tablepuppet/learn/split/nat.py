@@ -27,7 +27,7 @@ from tablepuppet.learn.split.flat import Adam
 from tablepuppet.learn.split.table import Batched, TorchTable
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
-from tablepuppet.party.allowance import check_time
+from tablepuppet.party.allowance import check_memory, check_time
 from tablepuppet.party.arguments import NotNegative, Some
 from tablepuppet.party.local_table import LocalTable
 
@@ -63,6 +63,7 @@ def targets_of(row_ids: Places, outputs: int, seed: int) -> Singles:
     True
     """
     ids = int(row_ids.max()) + 1 if len(row_ids) else 0
+    check_memory(4 * 4 * ids * outputs)
     drawn = np.random.default_rng([seed, 0]).standard_normal((ids, outputs), np.float32)[row_ids]
     return np.asarray(drawn / np.maximum(np.linalg.norm(drawn, axis=1, keepdims=True), 1e-12), np.float32)
 
@@ -104,6 +105,7 @@ class NatTraining:
         settings: NatSettings, seed: int,
     ):  # fmt: skip
         self.network, self.theta, self.rows, self.settings, self.seed = network, theta, rows, settings, seed
+        check_memory(3 * 8 * min(2 * settings.batch_size, len(targets)) ** 2)  # of an assignment within a batch
         self.targets, self.epochs = targets.copy(), 0
         self.adam = Adam.over(len(theta))
 

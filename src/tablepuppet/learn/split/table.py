@@ -6,6 +6,7 @@ forward pass is kept, so that the backward pass need not compute it again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.learn.split.bottoms import build
-from tablepuppet.learn.split.flat import FlatModule, seeded
+from tablepuppet.learn.split.flat import FlatModule, check_size, seeded
 from tablepuppet.learn.split.hiding import draw_mask
 from tablepuppet.learn.split.layers import Dense
 from tablepuppet.learn.split.row_gradients import MlpRows
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Floats = NDArray[np.floating[Any]]
 CHUNK = 1 << 13  # rows at a time, where no gradient is wanted
+CHUNK_BYTES = 1 << 24  # of a chunk's forward pass, unless a single row takes more
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,9 @@ class TorchTable:
 
     def __init__(self, spec: Bottom, width: int, alias: str):
         self.spec, self.width, self.alias = spec, width, alias
+        shape = spec.theta_shape(width)
+        if shape is not None:
+            check_size(math.prod(shape))
         self.flat = self._built(0, alias)
         self._number = np.float64 if spec.double else np.float32
         mlp = spec if isinstance(spec, Mlp) else None
@@ -122,7 +127,7 @@ class TorchTable:
         if isinstance(spec, Mlp):
             return 2 * (self.width + sum(spec.hidden) + spec.outputs)
         if isinstance(spec, Cnn):
-            return 3 * (self.width * max([1, *spec.channels]) + sum(spec.hidden))
+            return 3 * (math.prod(spec.shape[1:]) * max([spec.shape[0], *spec.channels]) + sum(spec.hidden))
         return 16 * (self.width + spec.outputs)
 
     def rows(self, table: EncodedTable) -> Tensor:
@@ -206,10 +211,12 @@ class TorchTable:
         torch = need_torch()
         rows, outputs = len(table.dense), self.spec.outputs
         check_reply(8 * rows * outputs)
+        size = max(1, min(CHUNK, rows, CHUNK_BYTES // (8 * self._cells())))
+        check_memory(8 * size * self._cells())
         found = np.empty((rows, outputs), self._number)
         with one_thread(torch), torch.no_grad():
             flat = self.flat.tensor(theta)
-            for part in _chunks(rows):
+            for part in _chunks(rows, size):
                 chosen = self.rows(table.repeated(part))
                 if self._dense is not None:
                     found[part] = self._dense.forward(flat.numpy(), chosen.numpy()).outputs
@@ -226,7 +233,7 @@ class TorchTable:
         raise PrivacyError("gradients of bottom networks have no bound, which secure sums need", rule="secure_sum")
 
 
-def _chunks(rows: int) -> Iterator[slice]:
-    for start in range(0, rows, CHUNK):
+def _chunks(rows: int, size: int) -> Iterator[slice]:
+    for start in range(0, rows, size):
         check_time()
-        yield slice(start, min(start + CHUNK, rows))
+        yield slice(start, min(start + size, rows))

@@ -13,8 +13,9 @@ Saving is atomic: parties store a new part next to the old one, new files are wr
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -69,14 +70,15 @@ def load(path: str | Path, federation: Connected) -> Fitted:
     facts = read_facts(folder.path / FACTS, FORMAT)
     with damage_told(folder.path / FACTS):
         _check(facts)
-        arrays, secrets = read_content(folder.path / Path(facts["content"]).name, facts)
+        arrays, texts = read_content(folder.path / facts["content"], facts)
+        secrets = {party: bytes.fromhex(secret) for party, secret in texts.items()}
         stored = _stored(facts, arrays)
         learner = _learner(facts, arrays, stored, federation)
     _check_parties(federation.engine, stored, secrets)
     for party, secret in secrets.items():
         known = federation.engine.capabilities(party).category_secrets
         assert known is not None, "it was checked"
-        known.adopt_category_secret(learner.encoding_.id, bytes.fromhex(secret))
+        known.adopt_category_secret(learner.encoding_.id, secret)
     stored.check(federation.engine)
     return learner
 
@@ -90,6 +92,11 @@ def forget(path: str | Path, federation: Connected) -> None:
     handle = _handle(folder.facts)
     if not folder.is_model:
         raise ConfigError(f"{str(path)!r} is not a saved model")
+    strangers = [party for party in handle.parties if party not in federation.engine.parties]
+    if strangers:
+        raise PartyError(
+            f"{', '.join(strangers)}: keep parts of the model, and this federation does not have them: add them to it"
+        )
     if not keep_only(federation.engine, handle.parties, folder.saved, ""):
         raise PartyError(f"{', '.join(handle.parties)}: not all parties that keep parts of the model can be reached")
     shutil.rmtree(path)
@@ -100,11 +107,14 @@ def _check(facts: Mapping[str, Any]) -> None:
     texts = [facts[name] for name in ("learner", "saved", "part", "content")]
     if not all(isinstance(each, str) for each in texts) or not isinstance(facts["kept"], dict):
         raise TypeError("saved, part, content or kept is missing")
+    msgspec.convert(facts["kept"], dict[str, Kept])
+    if not re.fullmatch(r"content-[0-9a-f]{16}", facts["content"]):
+        raise ValueError("no name of a folder that was written")
     if facts["learner"] not in LEARNERS:
         raise LookupError("no such learner")
 
 
-def _check_parties(engine: Engine, stored: Stored, secrets: Mapping[str, str]) -> None:
+def _check_parties(engine: Engine, stored: Stored, secrets: Iterable[str]) -> None:
     for party in (*secrets, *stored.parties):
         if party not in engine.parties:
             raise LearnError(f"the model needs party {party!r}, which this federation does not have")
@@ -118,8 +128,11 @@ def _check_parties(engine: Engine, stored: Stored, secrets: Mapping[str, str]) -
 
 def _handle(facts: Mapping[str, Any]) -> Stored:
     """Who keeps what of the model in a folder, as far as its facts can be read."""
-    kept = facts.get("kept") or {}
-    return Stored(str(facts.get("part", "")), {}, {a: Kept(e["party"], e["fingerprint"]) for a, e in kept.items()})
+    try:
+        kept = msgspec.convert(facts.get("kept") or {}, dict[str, Kept])
+    except msgspec.ValidationError:
+        kept = {}
+    return Stored(str(facts.get("part", "")), {}, kept)
 
 
 def _stored(facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> Stored:

@@ -104,7 +104,7 @@ class ModelFolder:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         found = json.loads(path.read_text())
         if isinstance(found, dict):
             return found

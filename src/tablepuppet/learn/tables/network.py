@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 MOST_PARAMETERS = 1 << 26  # half a GiB
 CHUNK = 1 << 16  # rows at a time, at most
-CELLS = 1 << 24  # numbers of one layer at a time, at most
+CELLS = 1 << 22  # numbers of one layer at a time, at most
 
 
 def need_torch() -> Any:
@@ -151,7 +151,8 @@ class NetworkTable:
 
     def _chunks(self, rows: int) -> Iterator[slice]:
         """Chunks of rows: smaller if a layer is wide, since the backward pass needs its activations in memory."""
-        size = max(1, min(CHUNK, CELLS // max(self.sizes)))
+        size = max(1, min(CHUNK, rows, CELLS // max(self.sizes)))
+        check_memory(2 * 8 * size * sum(self.sizes))
         for start in range(0, rows, size):
             check_time()
             yield slice(start, min(start + size, rows))

@@ -50,25 +50,42 @@ class _Locked:
 
     def __init__(self, setup: Sequence[str], settings: dict[str, str | bool]):
         self.made_by = (tuple(setup), settings)
-        self._spill = mkdtemp(prefix="tablepuppet-")
+        self._spill = mkdtemp(prefix="tablepuppet-")  # for nobody else to read
+        self._folder = os.open(self._spill, os.O_RDONLY)  # as long as it is open, no other has its identity
         try:
             own: dict[str, str | bool] = {"temp_directory": self._spill, "python_enable_replacements": False}
             self.connection = connect(config={**own, **settings})
             for statement in (*setup, *_LOCK):
                 self.connection.execute(statement)
         except BaseException:
-            shutil.rmtree(self._spill, ignore_errors=True)
+            self._remove_folder()
             raise
 
     @property
-    def has_spilled(self) -> bool:
-        """Whether something of rows may be left on the disk; also where its folder was taken away meanwhile."""
-        return not os.path.isdir(self._spill) or bool(os.listdir(self._spill))
+    def can_be_used(self) -> bool:
+        """Whether its folder is its own, and empty.
+
+        Where a folder was removed, as old ones in /tmp are, DuckDB would make another that all may read, or spill rows
+        into one that somebody else has made.
+        """
+        return self._has_folder and not os.listdir(self._spill)
+
+    @property
+    def _has_folder(self) -> bool:
+        try:
+            return os.path.samestat(os.lstat(self._spill), os.fstat(self._folder))
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Close it, and remove what it has spilled."""
         self.connection.close()
-        shutil.rmtree(self._spill, ignore_errors=True)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._has_folder:
+            shutil.rmtree(self._spill, ignore_errors=True)
+        os.close(self._folder)
 
 
 class _Idle:
@@ -81,7 +98,11 @@ class _Idle:
         """One that was made by this, if there is any; nobody else gets it until it is given back."""
         with self._lock:
             place = next((at for at, each in enumerate(self._kept) if each.made_by == (tuple(setup), settings)), None)
-            return None if place is None else self._kept.pop(place)
+            found = None if place is None else self._kept.pop(place)
+        if found is not None and not found.can_be_used:
+            found.close()
+            return None
+        return found
 
     def give(self, used: _Locked) -> None:
         """Keep one; the one that was not used for longest may go."""
@@ -137,10 +158,10 @@ def sandbox(*setup: str, begin: Sequence[str] = (), end: Sequence[str] = ()) -> 
     except BaseException:
         used.close()
         raise
-    if used.has_spilled:
-        used.close()
-    else:
+    if used.can_be_used:
         _idle.give(used)
+    else:
+        used.close()
 
 
 def _memory_settings() -> dict[str, str | bool]:
