@@ -76,7 +76,8 @@ def test_summary_is_a_table(relation: tp.Relation, matrix: Any) -> None:
     text = str(model.summary())
     for word in ("R-squared", "F-statistic", "AIC", "std err", "P>|t|", "[0.025", "intercept", "o.price", "i.colour=1"):
         assert word in text
-    assert "i.colour=0" not in text
+    assert "│ i.colour=0" not in text
+    assert "i.kind=0, i.colour=0" in text  # what the others are compared with
     assert f"{model.coef['o.price']:.4f}" in text
     assert "<table" in model.summary()._repr_html_()
 

@@ -207,7 +207,7 @@ def at_party(fed: tp.Federation, folder: Path) -> None:
 
 def restored(fed: tp.Federation, folder: Path) -> None:
     train, test = fed.sql(ONE.format("paid"), label="paid").split(0.5)
-    model = tp.MLPRegressor(hidden=(2,), solver="sgd", lr=3.0, rounds=6, patience=5)
+    model = tp.MLPRegressor(hidden=(2,), solver="sgd", lr=0.3, rounds=6, patience=5)
     model.fit(train, validation=test).predict(test)
 
 
