@@ -19,5 +19,5 @@ class Divergence:
         if self._most and not total <= self._most:
             raise LearnError(
                 f"learning diverged in epoch {epoch}: the loss is more than {DIVERGED:,} times that of a constant "
-                "prediction; lower lr, or leave it at 'auto'"
+                "prediction; lower lr, or leave it at 'auto'. If it is small, a party sends numbers that do not fit"
             )
