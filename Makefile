@@ -36,8 +36,8 @@ lint: $(TEST_READY) ## formatting, lint rules and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-quick: lint ## lint, and the tests that start no processes and are not slow: about four minutes on two cores
-	$(BIN)/python -m pytest -q -n $$(getconf _NPROCESSORS_ONLN) --dist worksteal -m "not processes and not slow"
+quick: lint ## lint, and the tests that start no processes and are not slow: under two minutes on two cores
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not processes and not slow"
 
 check: lint test ## everything CI runs: lint and test
 

@@ -123,7 +123,7 @@ def relation(fed: tp.Federation) -> tp.Relation:
 
 def trips(messages: list[Message]) -> int:
     """How often the party that was called most was called; what was recorded is forgotten."""
-    calls = Counter(message.party for message in messages if message.last and message.request.op != "close")
+    calls = Counter(message.party for message in messages if message.last)
     messages.clear()
     return max(calls.values(), default=0)
 
