@@ -91,8 +91,8 @@ def dies(self, **state):
 
 Progress.write = dies
 fed = tp.Federation.load(federation)
-model = tp.linalg.kmeans(fed.sql(sql).matrix(), k=5, runs=2, max_iter=9, folder=folder)
-print(json.dumps({"centres": model.centres.tolist(), "rounds": model.rounds, "trips": fed.engine.traffic.trips}))
+model = tp.linalg.kmeans(fed.sql(sql).matrix(), k=5, runs=6, max_iter=9, folder=folder)
+print(json.dumps({"centres": model.centres.tolist(), "rounds": written, "trips": fed.engine.traffic.trips}))
 """
 
 
@@ -105,12 +105,15 @@ def run_script(services: Services, folder: Path, rounds: int) -> subprocess.Comp
 
 
 def test_a_coordinator_killed_in_a_program(services: Services, tmp_path: Path) -> None:
-    """After two rounds of k-means: started again, it goes on with the third, and ends as one that was not killed."""
+    """After two rounds of k-means: started again, it goes on with the third, and ends as one that was not killed.
+
+    The slowest of six runs takes six rounds or more, whatever order blinded keys give the joined rows.
+    """
     whole = json.loads(run_script(services, tmp_path / "whole", 0).stdout)
     assert whole["rounds"] > 3
     killed = run_script(services, tmp_path / "run", 2)
     assert killed.returncode == -signal.SIGKILL
     again = json.loads(run_script(services, tmp_path / "run", 0).stdout)
     np.testing.assert_allclose(again["centres"], whole["centres"], atol=1e-12)
-    assert again["rounds"] == whole["rounds"]
+    assert again["rounds"] == whole["rounds"] - 2
     assert again["trips"] < whole["trips"]
