@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -15,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tablepuppet as tp
-from tablepuppet.party.blind import Blinded, blind, canonical, derive_key
+from tablepuppet.party.blind import Blinded, blind, derive_key
+from tablepuppet.party.canonical import canonical
 
 KEY = bytes(range(32))
 
@@ -131,10 +133,30 @@ def test_parts_of_composite_keys_are_not_run_together() -> None:
         ("a", "b\0c"),
         ("a\0", "bc"),
     ]
-    columns = [pa.chunked_array([pa.array([pair[i] for pair in pairs])]) for i in range(2)]
-    found = blind(columns, ["text", "text"], KEY)
+    columns = [pa.array([pair[i] for pair in pairs]) for i in range(2)]
+    found = blind([pa.chunked_array([column]) for column in columns], ["text", "text"], KEY)
     assert len({found.digests[code].tobytes() for code in found.codes}) == len(pairs)
-    assert len(set(canonical(pa.table(columns, names=["c0", "c1"]), ["text", "text"]).to_pylist())) == len(pairs)
+    assert len(set(canonical(columns, ["text", "text"]).to_pylist())) == len(pairs)
+
+
+@pytest.mark.parametrize(
+    ("family", "values"),
+    [
+        *(("number", pa.array([0, 1, 100, 127], type_)) for type_ in INTEGERS),
+        ("number", pa.array([-(2**63), -1, 2**63 - 1])),
+        ("number", pa.array([2**64 - 1], pa.uint64())),
+        ("boolean", pa.array([True, False])),
+        ("text", pa.array(["", "a", "é", "x" * 999, "a\0b", "12:"])),
+        ("uuid", pa.array(["c56a4180-65aa-42ec-a945-5fd21dec0538"], pa.large_string())),
+    ],
+)
+def test_arrow_writes_what_sql_writes(family: str, values: pa.Array) -> None:
+    """Parties of every version give a value the same digest: lengths are of bytes, values as SQL casts them to text."""
+    with duckdb.connect() as database:
+        database.register("given", pa.table({"it": values}))
+        sql = "SELECT ? || strlen(CAST(it AS VARCHAR)) || ':' || CAST(it AS VARCHAR) FROM given"
+        expected = [text for (text,) in database.execute(sql, [family[0]]).fetchall()]
+    assert canonical([values], [family]).to_pylist() == expected
 
 
 _FAMILIES: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {

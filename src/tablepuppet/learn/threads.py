@@ -22,7 +22,10 @@ class _OneThread:
         with self._lock:
             if not self._inside:
                 self._controller = self._controller or ThreadpoolController()
-                self._after.enter_context(self._controller.limit(limits=1))
+                for library in self._controller.lib_controllers:
+                    if (threads := library.num_threads) > 1:
+                        self._after.callback(library.set_num_threads, threads)
+                        library.set_num_threads(1)
                 if torch is not None:
                     self._after.callback(torch.set_num_threads, torch.get_num_threads())
             self._inside += 1

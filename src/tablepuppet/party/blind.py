@@ -18,23 +18,10 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import mark, take
-from tablepuppet.errors import PartyError
+from tablepuppet.party.canonical import canonical, check_families
 from tablepuppet.privacy.cmac import cmac
-from tablepuppet.sql.scratch import scratch
 
 Codes = NDArray[np.integer]
-_TAGS = {"number": "n", "float": "f", "text": "t", "date": "d", "timestamp": "s", "boolean": "b", "uuid": "u"}
-_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary)
-_TYPES = {
-    "number": (pa.types.is_integer, pa.types.is_decimal),
-    "float": (pa.types.is_floating,),
-    "text": _TEXT,
-    "date": (pa.types.is_date,),
-    "timestamp": (pa.types.is_timestamp,),
-    "boolean": (pa.types.is_boolean,),
-    "uuid": _TEXT,
-}
-"""The types whose values are written in each family's form."""
 
 
 @dataclass(frozen=True)
@@ -78,69 +65,18 @@ def blind(columns: Sequence[pa.ChunkedArray], families: Sequence[str], key: byte
     check_families(columns, families)
     factors = [factorise(column) for column in columns]
     whole, chosen = (factors[0], [np.arange(len(factors[0].distinct))]) if len(factors) == 1 else _combine(factors)
-    distinct = pa.table(
-        {
-            f"c{i}": factor.distinct.take(pa.array(rows))
-            for i, (factor, rows) in enumerate(zip(factors, chosen, strict=True))
-        }
-    )
+    distinct = [factor.distinct.take(pa.array(rows)) for factor, rows in zip(factors, chosen, strict=True)]
     digests = cmac(key, canonical(distinct, families))
-    order = np.argsort(digests[:, :8].copy().view(">u8").ravel().astype(np.uint64))  # half decides, but for a miracle
+    order = digest_order(digests)
     place = np.empty(len(order) + 1, np.min_scalar_type(len(order)))
     place[order] = np.arange(len(order))
     place[-1] = len(order)  # NULL stays the last code
     return Blinded(np.take(digests, order, axis=0), take(place[whole.code_of], whole.index, whole.low))
 
 
-def check_families(columns: Sequence[pa.ChunkedArray], families: Sequence[str]) -> None:
-    """PartyError unless values of the columns' types can be written as those of the families, whichever they are."""
-    if not len(columns) == len(families) > 0:
-        raise PartyError("a key has one family for each of its columns, and one column at least")
-    for column, family in zip(columns, families, strict=True):
-        if family not in _TYPES or not any(is_kind(column.type) for is_kind in _TYPES[family]):
-            raise PartyError(f"a column of type {column.type} cannot be blinded as {family[:20]!r}")
-
-
-def canonical(distinct: pa.Table, families: Sequence[str]) -> pa.Array:
-    """Each row as text: per column its family, length and value, so that ("a", "bc") is not ("ab", "c").
-
-    >>> canonical(pa.table({"c0": [7, -1], "c1": ["a", "é"]}), ["number", "text"]).to_pylist()
-    ['n1:7t1:a', 'n2:-1t2:é']
-    """
-    if not len(distinct):
-        return pa.array([], pa.string())
-    forms = [_canonical_sql(f"c{i}", distinct.schema.field(i).type, family) for i, family in enumerate(families)]
-    netstrings = " || ".join(
-        f"'{_TAGS[f]}' || strlen({form}) || ':' || {form}" for f, form in zip(families, forms, strict=True)
-    )
-    with scratch() as connection:
-        connection.register("distinct_values", distinct)
-        return connection.sql(f"SELECT {netstrings} AS it FROM distinct_values").to_arrow_table()["it"].combine_chunks()
-
-
-def _canonical_sql(column: str, type_: pa.DataType, family: str) -> str:
-    """SQL that writes a value in the one form of its family."""
-    text = f"CAST({column} AS VARCHAR)"
-    if family == "timestamp":
-        return f"CASE WHEN isfinite({column}) THEN {_epoch_sql(column, type_)} ELSE {text} END"
-    if family == "float":  # as the shortest text that means this very number
-        return f"CAST(CAST({column} AS DOUBLE) AS VARCHAR)"
-    if pa.types.is_decimal(type_) and type_.scale > 0:
-        short = f"rtrim(rtrim({text}, '0'), '.')"  # DuckDB writes 0.50 as .50 where no digit can precede the point
-        return (
-            f"CASE WHEN {short} IN ('', '-') THEN '0' WHEN {short} LIKE '.%' THEN '0' || {short} "
-            f"WHEN {short} LIKE '-.%' THEN '-0' || {short}[2:] ELSE {short} END"
-        )
-    return text
-
-
-def _epoch_sql(column: str, type_: pa.DataType) -> str:
-    """Microseconds since 1970 in UTC, or nanoseconds if the type has them."""
-    if not (pa.types.is_timestamp(type_) and type_.unit == "ns"):
-        return f"CAST(epoch_us(CAST({column} AS TIMESTAMP)) AS VARCHAR)"
-    nanos = f"epoch_ns({column})"
-    whole = f"CAST({nanos} // 1000 AS VARCHAR)"
-    return f"CASE WHEN {nanos} % 1000 = 0 THEN {whole} ELSE CAST({nanos} AS VARCHAR) || 'ns' END"
+def digest_order(digests: NDArray[np.uint8]) -> NDArray[np.intp]:
+    """The places of digests in their order; the first half of each decides, but for a miracle."""
+    return np.argsort(digests[:, :8].copy().view(">u8").ravel().astype(np.uint64))
 
 
 def factorise(column: pa.ChunkedArray) -> Factor:

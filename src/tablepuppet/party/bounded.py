@@ -7,7 +7,7 @@ with it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -148,37 +148,53 @@ class Owned(MutableMapping[str, Any]):
             self.pop(name, None)
 
 
-_PLAIN = frozenset({int, float, bool, type(None)})
 _OURS = __name__.partition(".")[0] + "."
+Parts = Callable[[Any], tuple[int, Iterable[Any]]]
 
 
 def size_of(value: Any) -> int:
-    """Bytes of a value and all that it holds."""
+    """Bytes of a value and all that it holds; this runs at every step, and kinds of values repeat."""
     total, pending, seen = 0, [value], set[int]()
     while pending:
         each = pending.pop()
-        if type(each) in _PLAIN:  # most values are
+        parts = _KINDS[type(each)]
+        if parts is None:
             total += SMALL
-            continue
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        if isinstance(each, np.ndarray | pa.Table | pa.ChunkedArray):
-            total += SMALL + each.nbytes
-        elif isinstance(each, bytes | str):
-            total += SMALL + len(each)
-        elif isinstance(each, list | tuple):
-            total += SMALL
-            pending += each
-        elif isinstance(each, dict):
-            total += SMALL
-            pending += [*each.keys(), *each.values()]
-        elif not _is_ours(type(each)):
-            total += SMALL
-        elif not getattr(each, "counted_elsewhere", False):
-            total += SMALL
-            pending += vars(each).values()
+        elif id(each) not in seen:
+            seen.add(id(each))
+            size, held = parts(each)
+            total += size
+            pending += held
     return total
+
+
+class _Kinds(dict[type, Parts | None]):
+    """What values of a type take: their own bytes, and what they hold; None if they count as small ones."""
+
+    def __missing__(self, kind: type) -> Parts | None:
+        self[kind] = found = _parts(kind)
+        return found
+
+
+_KINDS = _Kinds()
+
+
+def _parts(kind: type) -> Parts | None:
+    if issubclass(kind, np.ndarray | pa.Table | pa.ChunkedArray):
+        return lambda each: (SMALL + each.nbytes, ())
+    if issubclass(kind, bytes | str):
+        return lambda each: (SMALL + len(each), ())
+    if issubclass(kind, list | tuple):
+        return lambda each: (SMALL, each)
+    if issubclass(kind, dict):
+        return lambda each: (SMALL, (*each.keys(), *each.values()))
+    if _is_ours(kind):
+        return _of_ours
+    return None
+
+
+def _of_ours(each: Any) -> tuple[int, Iterable[Any]]:
+    return (0, ()) if getattr(each, "counted_elsewhere", False) else (SMALL, vars(each).values())
 
 
 def _is_ours(kind: type) -> bool:

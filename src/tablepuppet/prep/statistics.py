@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PartyError
 from tablepuppet.mapping.digests import number_digests
 from tablepuppet.operators.client import Client
-from tablepuppet.party.blind import Blinded, blind, canonical, check_families, factorise
+from tablepuppet.party.blind import Blinded, blind, digest_order, factorise
+from tablepuppet.party.canonical import canonical, check_families
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Level
@@ -154,48 +155,28 @@ def category_statistics(
     With ``ties``, of a public column, also a hash of each category's name that is the same in every fit.
     """
     check_family(table, column, family)
-    if most is not None and (few := _too_many(table, view, column, family, blinding, most)):
-        return few
-    blinded = categories_of(table, view, column, family, blinding)
-    weights = np.bincount(blinded.codes, table.view(view).counts, minlength=len(blinded.digests) + 1)
-    return {
-        "distinct": len(blinded.digests),
-        "top": float(weights[:-1].max(initial=0.0)),
-        "missing": float(weights[-1]),
-        "top_digest": blinded.digests[weights[:-1].argmax()][None] if len(blinded.digests) else blinded.digests,
-        "digests": blinded.digests,
-        "weights": weights[:-1],
-        "ties": _ties(table, view, column, family, blinded) if ties else NO_TIES,
-    }
-
-
-def _too_many(table: LocalTable, view: str, column: str, family: str, blinding: str, most: int) -> Values | None:
-    """What is sent of a column with more than ``most`` categories, of which one is blinded; None if there are fewer."""
     found, rows = factorise(table.column(column, view)), table.view(view)
     codes, size = found.codes, len(found.distinct)
     kept = table.grant.is_group(np.bincount(codes[rows.firsts], minlength=size + 1)[:-1])
-    distinct = int(np.count_nonzero(kept))
-    if not distinct or distinct <= most:
-        return None
     weights = np.bincount(codes, rows.counts, minlength=size + 1).astype(np.float64)
     missing, weights = float(weights[-1] + weights[:-1][~kept].sum()), np.where(kept, weights[:-1], 0.0)
-    value = pa.chunked_array([found.distinct.slice(int(weights.argmax()), 1)])
+    distinct = int(np.count_nonzero(kept))
+    is_listed = most is None or distinct <= max(most, 0)
+    chosen = np.flatnonzero(kept) if is_listed else np.array([weights.argmax()])  # only these are blinded
+    texts = canonical([found.distinct.take(pa.array(chosen))], [family])
+    digests = cmac(table.category_key(blinding, column), texts)
+    order = digest_order(digests)
+    digests, listed = digests[order], weights[chosen[order]]
+    has_ties = ties and is_listed and table.level(column) is Level.PUBLIC  # other names are nobody's business
     return {
-        "distinct": distinct, "top": float(weights.max(initial=0.0)), "missing": missing,
-        "top_digest": blind([value], [family], table.category_key(blinding, column)).digests,
-        "digests": np.zeros((0, 16), np.uint8), "weights": np.zeros(0), "ties": NO_TIES,
-    }  # fmt: skip
-
-
-def _ties(table: LocalTable, view: str, column: str, family: str, blinded: Blinded) -> NDArray[np.uint64]:
-    """A word for each category of a public column; none of others, whose names are nobody's business."""
-    if table.level(column) is not Level.PUBLIC:
-        return NO_TIES
-    first = np.zeros(len(blinded.digests) + 1, np.int64)
-    first[blinded.codes] = np.arange(len(blinded.codes))
-    values = table.column(column, view).take(pa.array(first[:-1]))
-    hashes = cmac(ORDER, canonical(pa.table({"c0": values}), [family]))
-    return np.ascontiguousarray(hashes[:, :8]).view("<u8").ravel()
+        "distinct": distinct,
+        "top": float(weights.max(initial=0.0)),
+        "missing": missing,
+        "top_digest": digests[listed.argmax()][None] if distinct else digests,
+        "digests": digests if is_listed else digests[:0],
+        "weights": listed if is_listed else listed[:0],
+        "ties": cmac(ORDER, texts)[order, :8].copy().view("<u8").ravel() if has_ties else NO_TIES,
+    }
 
 
 def check_family(table: LocalTable, column: str, family: str) -> None:
