@@ -79,11 +79,6 @@ class Learner(Planner):
         kind=NUMBER,
         help="l2 / 2 times the squared norm in encoded units, added to the mean loss, not on the intercept",
     )
-    tol: float = setting(
-        default=1e-15,
-        kind=NUMBER,
-        help='stop when a round gains less than `tol` times the objective (1e-8 at best with `wire="float32"`)',
-    )
     patience: int = setting(
         default=5,
         kind=COUNT,
@@ -143,7 +138,7 @@ class Learner(Planner):
             warn_of_noise(self, self.privacy, begun.relation, begun.loss, begun.held_out)
 
     def _prepared(self, relation: Relation, validation: Relation | None, label: OutputColumn, own: bool) -> Begun:
-        """Choose a solver, ask for labels and fit encoders; the rows to stop early by are the learner's ``own`` choice
+        """Plan rounds, ask for labels and fit encoders; the rows to stop early by are the learner's ``own`` choice
         or the user's.
         """
         relation = relation.to_learn()
@@ -154,7 +149,7 @@ class Learner(Planner):
             self._secure_sums(relation)
         prepared = relation.events.progress("prepare", f"{type(self).__name__}: preparing labels and features", 1)
         shards = {alias: len(relation.client.shards(alias)) for alias in tables_of(relation.query)}
-        self._choose_solver(shards, len(relation))
+        self.solver_ = self._solver_for(shards, len(relation))
         self.promise_ = self._feature_promise(relation)
         self.plan_rounds(len(relation), partial(self._allowance, relation, validation))
         labels_first = self._check_budget(relation, validation)  # before anything is charged
@@ -235,7 +230,7 @@ class Learner(Planner):
 
     @abstractmethod
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
-        """Run the solver and return (model, intercept); set ``converged_``."""
+        """Learn, call ``watch`` after each round and return (model, intercept); set ``converged_``."""
 
     # After a fit: predictions, saving
 

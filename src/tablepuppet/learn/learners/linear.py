@@ -8,8 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from tablepuppet.errors import TablePuppetError
-from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL, Array, Learner, label_of
+from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL, Array, label_of
 from tablepuppet.learn.learners.not_fitted import check_fitted
+from tablepuppet.learn.learners.solver_learner import SolverLearner
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
 from tablepuppet.learn.learners.validation import Watched, add_intercept
 from tablepuppet.learn.learners.watch import Watch
@@ -50,7 +51,7 @@ class Measured:
     test: dict[str, float]
 
 
-class LinearLearner(Learner):
+class LinearLearner(SolverLearner):
     """A linear model over a relation."""
 
     @property

@@ -7,8 +7,9 @@ from numbers import Integral
 from typing import Literal
 
 from tablepuppet.errors import PrivacyError
-from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL, Array, Learner
+from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL, Array
 from tablepuppet.learn.learners.not_fitted import check_fitted
+from tablepuppet.learn.learners.solver_learner import SolverLearner
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
 from tablepuppet.learn.learners.validation import Watched
 from tablepuppet.learn.learners.watch import Watch
@@ -45,7 +46,7 @@ def _are_layers(value: object) -> bool:
 LAYERS = Kind(f"the width of each hidden layer, as in (16,), {described(Layers)}", _are_layers)
 
 
-class NetworkLearner(Learner):
+class NetworkLearner(SolverLearner):
     """A sum over tables of small networks."""
 
     usual = Usual(batches=20, epochs=40, long_epochs=20, steps=800)
