@@ -44,6 +44,7 @@ from tablepuppet.operators.joined_rows import JoinedRows
 from tablepuppet.operators.rosters import make_rosters
 from tablepuppet.prep.encode import apply_encoding
 from tablepuppet.relation import Relation
+from tablepuppet.runs.events import one_run
 from tablepuppet.runs.table_view import Records
 from tablepuppet.spelling import names_checked
 from tablepuppet.sql.query import OutputColumn
@@ -86,6 +87,7 @@ class Learner(Planner):
     )
 
     @names_checked
+    @one_run()
     def fit(self, relation: Relation, validation: Relation | None = None) -> Self:
         """Learn from a relation with a label.
 

@@ -36,6 +36,7 @@ from tablepuppet.party.spec import Linear
 from tablepuppet.prep.alike import AlikeRows
 from tablepuppet.prep.encode import apply_encoding
 from tablepuppet.relation import Relation
+from tablepuppet.runs.events import one_run
 from tablepuppet.runs.table_view import NamedNumbers, Records
 
 MOMENTUM, FASTEST = 0.9, 0.3  # of sgd; of a Newton step: a row far from all others is in one batch of an epoch
@@ -132,12 +133,13 @@ class LinearLearner(SolverLearner):
             for l2 in values:
                 self.l2, self.converged_, self.history_ = l2, False, Records()
                 model.penalise(l2)
-                watch = begun.watch(self)
-                with one_thread():
-                    intercept, self.converged_ = descent.run(
-                        self.most_rounds, self._tolerance(relation), watch.of(model)
-                    )
-                self._close_fit(begun, watch, model, intercept)
+                with one_run():
+                    watch = begun.watch(self)
+                    with one_thread():
+                        intercept, self.converged_ = descent.run(
+                            self.most_rounds, self._tolerance(relation), watch.of(model)
+                        )
+                    self._close_fit(begun, watch, model, intercept)
                 model.score(test.client, held_out)
                 add_intercept(held_out, intercept, "the fold to measure on")
                 # as in `evaluate`: training rows may be encoded by other numbers

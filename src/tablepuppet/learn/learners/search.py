@@ -41,6 +41,7 @@ from tablepuppet.learn.learners.search_prep import (
 )
 from tablepuppet.learn.solve.allowance import counts_replies
 from tablepuppet.relation import Relation
+from tablepuppet.runs.events import one_run
 from tablepuppet.spelling import class_checked, did_you_mean, names_checked
 from tablepuppet.wire.in_step import in_step
 
@@ -87,6 +88,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
         return [Rung(candidates, 1.0)]
 
     @names_checked
+    @one_run()
     def fit(self, relation: Relation) -> Self:
         """Fit candidates on every fold, and the best one on all rows."""
         need_relation(relation, "fit")
