@@ -19,7 +19,7 @@ import msgspec
 
 from tablepuppet.errors import ConfigError, NotPickledError, QueryError
 from tablepuppet.party.blinding_key import read_blinding_key
-from tablepuppet.party.config import Tls as TlsPaths
+from tablepuppet.party.config import TlsPaths
 from tablepuppet.party.databases.urls import anchored, open_database
 from tablepuppet.party.delivery import Deliveries
 from tablepuppet.party.policy import Category, Policy

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator
 
 from tablepuppet.algebra.column_products import ColumnProducts
-from tablepuppet.algebra.explain import Explanation, explain_array
+from tablepuppet.algebra.explain import StepCosts, explain_array
 from tablepuppet.algebra.functions import OF_ONE, OF_TWO
 from tablepuppet.algebra.operator import ProductOperator, RowScaled
 from tablepuppet.algebra.recipes import Term, affine, composed
@@ -285,7 +285,7 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
             return WeightedRows(self, 1 / weights.values)
         _refuse(f"np.{name} of X and a number per joined row", "w[:, None] * X, or a column in SELECT")
 
-    def explain(self, vectors: int = 1) -> Explanation:
+    def explain(self, vectors: int = 1) -> StepCosts:
         """Where each step on this array runs, its trips and bytes, and what steps have cost so far."""
         products, _ = self.basis
         keeper = self.source.keeper

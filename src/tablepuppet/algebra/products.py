@@ -26,7 +26,7 @@ from scipy.sparse import coo_array
 
 from tablepuppet.algebra.nearest import Image, Nearest
 from tablepuppet.algebra.ops import squares_of
-from tablepuppet.algebra.places import Asked, Places
+from tablepuppet.algebra.places import Places, PricedStep
 from tablepuppet.algebra.row_ops import largest_of_rows
 from tablepuppet.arrays import are_within
 from tablepuppet.errors import LearnError
@@ -94,7 +94,7 @@ class TableProducts:
         """Ask for X V, (d, k) to (N, k); a table is sent those columns of V that are not zero for it."""
         used = {alias: np.flatnonzero(directions[self.blocks[alias]].any(axis=0)) for alias in self.tables}
         used = {alias: places for alias, places in used.items() if len(places)}
-        asked = Asked.times({alias: len(places) for alias, places in used.items()}, self)
+        asked = PricedStep.times({alias: len(places) for alias, places in used.items()}, self)
         replies = self.ask_images({alias: directions[self.blocks[alias]][:, used[alias]] for alias in used}, asked)
 
         def finish() -> Array:
@@ -128,7 +128,7 @@ class TableProducts:
 
     def ask_nearest(self, directions: Array, constants: Array) -> Nearest:
         """Ask for the column in which X V + constants is largest, of every joined row; X V is not built."""
-        asked = Asked.times(dict.fromkeys(self.tables, len(constants)), self)
+        asked = PricedStep.times(dict.fromkeys(self.tables, len(constants)), self)
         replies = self.ask_images({alias: directions[self.blocks[alias]] for alias in self.tables}, asked)
         tables = self.mapping.tables
 
@@ -182,7 +182,7 @@ class TableProducts:
                 data.sums_by(small, groups) if alias in still else data.transposed_times(rows[alias].astype(np.float64))
             )
 
-        asked = Asked.transposed(dict.fromkeys(wanted, groups), self)
+        asked = PricedStep.transposed(dict.fromkeys(wanted, groups), self)
         return self._by_blocks(self._asked(asked, wanted, ask, "sums", compute), np.zeros((0, groups)))
 
     def _counts_by(self, alias: str, labels: NDArray[np.integer], groups: int) -> Floats:
@@ -227,7 +227,7 @@ class TableProducts:
         def compute(alias: str, data: EncodedTable) -> Array:
             return here(data, self.mapping.counts(alias).astype(np.float64))[:, None]
 
-        asked = Asked.statistic(op.rpartition("_")[2], self)
+        asked = PricedStep.statistic(op.rpartition("_")[2], self)
         return _flattened(self._by_blocks(self._asked(asked, self.tables, ask, "sums", compute), np.zeros((0, 1))))
 
     def ask_row_largest(self, places: NDArray[np.intp], scale: Array, shift: Array) -> Result:
@@ -249,7 +249,7 @@ class TableProducts:
         def compute(alias: str, data: EncodedTable) -> Array:
             return largest_of_rows(data, **told[alias])
 
-        replies = self._asked(Asked.extremes(list(told), self), list(told), ask, "image", compute)
+        replies = self._asked(PricedStep.extremes(list(told), self), list(told), ask, "image", compute)
 
         def finish() -> Array:
             found = np.full(self.shape[0], -np.inf)
@@ -306,10 +306,10 @@ class TableProducts:
             given = self.mapping.counts(alias).astype(np.float64) if rows is None else rows[alias]
             return data.gram(given) / count
 
-        replies = self._asked(Asked.gram(self, weights is not None), self.tables, ask, "gram", compute)
+        replies = self._asked(PricedStep.gram(self, weights is not None), self.tables, ask, "gram", compute)
         return lambda: {alias: gram * count for alias, gram in replies().items()}
 
-    def ask_images(self, directions: Mapping[str, Array], asked: Asked | None) -> ByTable:
+    def ask_images(self, directions: Mapping[str, Array], asked: PricedStep | None) -> ByTable:
         """Ask for T_i V_i of some tables, (n_i, k)."""
 
         def ask(aliases: Iterable[str]) -> Pending:
@@ -332,7 +332,7 @@ class TableProducts:
         def compute(alias: str, data: EncodedTable) -> Array:
             return data.transposed_times(rows[alias])
 
-        asked = Asked.transposed({alias: each.shape[1] for alias, each in rows.items()}, self) if counted else None
+        asked = PricedStep.transposed({alias: each.shape[1] for alias, each in rows.items()}, self) if counted else None
         return self._asked(asked, list(rows), lambda aliases: self._ask_products(aliases, rows), "sums", compute)
 
     def _ask_products(self, aliases: Iterable[str], rows: Mapping[str, Floats]) -> Pending:
@@ -342,7 +342,7 @@ class TableProducts:
         )  # fmt: skip
 
     def _asked(
-        self, asked: Asked | None, aliases: list[str], ask: Callable[[Iterable[str]], Pending], name: str,
+        self, asked: PricedStep | None, aliases: list[str], ask: Callable[[Iterable[str]], Pending], name: str,
         compute: Callable[[str, EncodedTable], Array],
     ) -> ByTable:  # fmt: skip
         """Ask the parties of tables that are there, and compute here what was collected; read by calling the result.

@@ -15,7 +15,7 @@ from tablepuppet.learn.learners.validation import Watched
 from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.units import in_units, out_of_units
-from tablepuppet.learn.network.admm import Inner, descend_by_sharing
+from tablepuppet.learn.network.admm import InnerSettings, descend_by_sharing
 from tablepuppet.learn.network.lbfgs import descend_full_batch
 from tablepuppet.learn.private.descent import PRIVATE_SOLVER, solve_by_steps
 from tablepuppet.learn.private.step_promise import StepPromise
@@ -131,7 +131,7 @@ class NetworkLearner(SolverLearner):
             self.converged_ = ended_flat(self.history_, self.most_rounds)
             return intercept
         if isinstance(solver := self.solving, ADMM):
-            inner = Inner(solver.local_steps, solver.inner_trips, solver.inner_rho)
+            inner = InnerSettings(solver.local_steps, solver.inner_trips, solver.inner_rho)
             intercept, self.converged_ = descend_by_sharing(
                 model, loss, solver.rho, inner, self.most_rounds, tol, report
             )

@@ -27,7 +27,7 @@ from tablepuppet.learn.learners.folds import Fold, Folding, Results, measured, m
 from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.learners.linear import LinearLearner
 from tablepuppet.learn.learners.not_fitted import NotFittedError
-from tablepuppet.learn.learners.search_folder import Kept, SearchFolder
+from tablepuppet.learn.learners.search_folder import FitKey, SearchFolder
 from tablepuppet.learn.learners.search_plot import draw
 from tablepuppet.learn.learners.search_prep import (
     PreparedFolds,
@@ -370,7 +370,7 @@ class _Scores:
 
     def __init__(self, folder: SearchFolder | None, done: Any):
         self._folder, self._done = folder, done
-        self._found: dict[Kept, dict[str, float]] = {} if folder is None else folder.read()
+        self._found: dict[FitKey, dict[str, float]] = {} if folder is None else folder.read()
 
     def has(self, place: int, share: float, fold: int) -> bool:
         """Whether a candidate was measured on a fold."""
