@@ -44,7 +44,7 @@ from tablepuppet.privacy.funds import PartysFunds
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.events import Events
 from tablepuppet.session import Session
-from tablepuppet.spelling import attributes_told, names_checked
+from tablepuppet.spelling import attributes_explained, names_checked
 from tablepuppet.sql.explain import Explanation, JoinSizes, ShardSize, explain
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import Query
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from tablepuppet.algebra.preparation import Prepared
 
 
-_NO_ROWS = "rows stay in their databases; rel.describe() and rel.profile() tell of them"
+_NO_ROWS = "rows stay in their databases; rel.describe() and rel.profile() summarise them"
 ELSEWHERE = {  # what users of pandas try
     **dict.fromkeys(("shape", "size"), "write len(rel), rel.columns; rel.matrix().shape of encoded features"),
     **dict.fromkeys("head tail sample iloc loc values to_numpy to_pandas to_df df fetchall".split(), _NO_ROWS),
@@ -73,7 +73,7 @@ ELSEWHERE = {  # what users of pandas try
 }
 
 
-@attributes_told(ELSEWHERE)
+@attributes_explained(ELSEWHERE)
 class Relation:
     """The result of a SQL query over many databases, as something to learn from.
 
@@ -146,7 +146,7 @@ class Relation:
 
     @property
     def events(self) -> Events:
-        """Where to tell what happens."""
+        """Where events are emitted."""
         return self._session.events
 
     def without_reduction(self) -> Relation:
@@ -179,7 +179,7 @@ class Relation:
         return found
 
     def check_prep(self) -> None:
-        """PrivacyError or LearnError if its pipeline cannot be fitted, as far as the catalog tells."""
+        """PrivacyError or LearnError if its pipeline cannot be fitted, as far as the catalog shows."""
         if self.prep is not DEFAULT:
             self._foreseen().check_policies(self.plan)
 

@@ -273,8 +273,8 @@ def test_every_prediction_is_counted(tmp_path: Path) -> None:
     ("settings", "privacy", "message"),
     [
         ({}, {"delta": 1e-3}, r"delta 0\.001 is not below one over the .* rows"),
-        ({"inner_rounds": 3}, {}, "inner_rounds: consensus tells parameters without noise"),
-        ({"reduce": False}, {}, "reduce=False tells a row as often"),
+        ({"inner_rounds": 3}, {}, "inner_rounds: consensus releases parameters without noise"),
+        ({"reduce": False}, {}, "reduce=False releases a row as often"),
         ({}, {"feature_epsilon": None, "prediction_epsilon": 1.0}, "set feature_epsilon too"),
     ],
 )

@@ -232,9 +232,9 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
         if function not in _FUNCTIONS:
             name = function.__name__
             known = ", ".join(sorted(each.__name__ for each in _FUNCTIONS if each not in _ASKED_BY_NUMPY))
-            told = f"needs the array itself, which is not built; X has {known}, products and elementwise functions"
+            otherwise = f"needs the array itself, which is not built; X has {known}, products and elementwise functions"
             place = "np.linalg" if function.__module__.endswith("linalg") else "np"
-            raise LearnError(f"{place}.{name} of X {_INSTEAD.get(name, told)}")
+            raise LearnError(f"{place}.{name} of X {_INSTEAD.get(name, otherwise)}")
         return _FUNCTIONS[function](*args, **settings)
 
     def __array__(self, *args: Any, **settings: Any) -> NoReturn:

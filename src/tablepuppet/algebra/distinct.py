@@ -3,7 +3,7 @@
 Parties are asked as little as a program of many rounds needs:
 
 - A table of no more columns than one message has directions is asked for its cells, T_i I, once. They are fewer bytes
-  than T_i V of such a message, and tell no more. Images and sums are then computed here; sums are not if a policy has
+  than T_i V of such a message, and reveal no more. Images and sums are then computed here; sums are not if a policy has
   its party check how many rows they are over (``min_rows``).
 - Joined rows whose base rows are alike in every table are one row with a weight (operators/merged.py). Base rows are
   compared by their cells if these are here, else at their party (prep/alike.py).

@@ -236,20 +236,20 @@ class TableProducts:
             alias: np.flatnonzero((places >= self.blocks[alias].start) & (places < self.blocks[alias].stop))
             for alias in self.tables
         }
-        told = {
+        arguments = {
             alias: {"places": places[each] - self.blocks[alias].start, "scale": scale[each], "shift": shift[each]}
             for alias, each in inside.items()
             if len(each)
         }
 
         def ask(aliases: Iterable[str]) -> Pending:
-            by_alias = {alias: {**self.named(alias), **told[alias]} for alias in aliases}
+            by_alias = {alias: {**self.named(alias), **arguments[alias]} for alias in aliases}
             return self._lou.ask("matrix.row_largest", by_alias, by_alias=by_alias)
 
         def compute(alias: str, data: EncodedTable) -> Array:
-            return largest_of_rows(data, **told[alias])
+            return largest_of_rows(data, **arguments[alias])
 
-        replies = self._asked(PricedStep.extremes(list(told), self), list(told), ask, "image", compute)
+        replies = self._asked(PricedStep.extremes(list(arguments), self), list(arguments), ask, "image", compute)
 
         def finish() -> Array:
             found = np.full(self.shape[0], -np.inf)
@@ -314,8 +314,8 @@ class TableProducts:
 
         def ask(aliases: Iterable[str]) -> Pending:
             named = self._named(aliases)
-            told = {alias: {**named[alias], "directions": _flat(directions[alias])} for alias in aliases}
-            return self._lou.ask("matrix.times", told, by_alias=told)
+            arguments = {alias: {**named[alias], "directions": _flat(directions[alias])} for alias in aliases}
+            return self._lou.ask("matrix.times", arguments, by_alias=arguments)
 
         def compute(alias: str, data: EncodedTable) -> Array:
             return data.times(directions[alias])

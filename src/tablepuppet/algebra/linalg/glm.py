@@ -123,7 +123,7 @@ def glm(
 
     def step(at: _Point) -> tuple[Array, Array]:
         if kind.name == "binomial" and at.deviance < SEPARATED * null_deviance:
-            raise LearnError("glm: columns tell the two classes apart exactly, so that coefficients grow without end")
+            raise LearnError("glm: columns separate the two classes exactly, so that coefficients grow without end")
         moved = design.solve(design.transposed_times(at.slopes), at.weights, near, tol=1e-9)
         return moved, design.times(moved)
 

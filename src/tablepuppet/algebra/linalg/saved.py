@@ -25,7 +25,7 @@ from tablepuppet.algebra.linalg.estimates import Estimates
 from tablepuppet.algebra.preparation import Preparation, Recipe
 from tablepuppet.errors import ConfigError, LearnError, NotPickledError
 from tablepuppet.prep.encoding_file import encoding_arrays, encoding_facts, read_encoding
-from tablepuppet.runs.saved_files import ARRAYS, SECRETS, damage_told, read_content, read_facts, sealed
+from tablepuppet.runs.saved_files import ARRAYS, SECRETS, damage_explained, read_content, read_facts, sealed
 from tablepuppet.runs.table_view import NamedNumbers
 from tablepuppet.wire.engine import Engine
 
@@ -84,7 +84,7 @@ def load(path: str | Path, engine: Engine) -> Any:
     place = Path(path)
     facts = read_facts(place / FACTS, FORMAT)
     arrays, known = read_content(place, facts)
-    with damage_told(place / FACTS):
+    with damage_explained(place / FACTS):
         model = _read(facts["model"], arrays, engine)
         if not isinstance(model, LinalgModel):
             raise TypeError("no model")

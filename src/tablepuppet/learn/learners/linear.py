@@ -110,9 +110,9 @@ class LinearLearner(SolverLearner):
     def along_l2(self, relation: Relation, values: Sequence[float], test: Relation) -> Iterator[Measured]:
         """Fit for one value of ``l2`` after another, measured on both relations; be that model until the next one.
 
-        Labels, encoders, Gram matrices and their eigenvectors are those of the first. Joined rows that no model can
-        tell apart are merged. Each fit starts at the solution before it, with its steps, and ends by the same tolerance
-        as a fit of its own.
+        Labels, encoders, Gram matrices and their eigenvectors are those of the first. Joined rows that are equal for
+        every model are merged. Each fit starts at the solution before it, with its steps, and ends by the same
+        tolerance as a fit of its own.
         """
         assert self.goes_along_l2(), "its caller has asked"
         self.l2 = values[0]

@@ -106,9 +106,9 @@ class SolverLearner(Learner):
     def _check_noise_settings(self) -> None:
         """Raise PrivacyError if a setting excludes noise on features."""
         if not self.solving.sums_shards:
-            raise PrivacyError("inner_rounds: consensus tells parameters without noise; leave it at 'auto'")
+            raise PrivacyError("inner_rounds: consensus releases parameters without noise; leave it at 'auto'")
         if not self.reduce:
-            raise PrivacyError("reduce=False tells a row as often as it is joined, without noise; leave it at True")
+            raise PrivacyError("reduce=False releases a row as often as it is joined, without noise; leave it at True")
 
     def promise_for(self, plan: Plan, rows: Mapping[str, int], privacy: Privacy | None) -> FeaturePromise | None:
         """The promise for features, with ``rows`` rows by table; PrivacyError if it cannot be kept."""

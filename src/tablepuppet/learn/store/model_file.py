@@ -32,7 +32,7 @@ from tablepuppet.learn.store.model_folder import FACTS, ModelFolder
 from tablepuppet.learn.tables.stored import KeepingParty, KeptNoise, Stored, keep_only
 from tablepuppet.prep.encoding_file import encoding_arrays, encoding_facts, read_encoding
 from tablepuppet.runs import interrupts
-from tablepuppet.runs.saved_files import damage_told, read_content, read_facts
+from tablepuppet.runs.saved_files import damage_explained, read_content, read_facts
 from tablepuppet.wire.engine import Engine
 
 FORMAT = 7
@@ -68,7 +68,7 @@ def load(path: str | Path, federation: Connected) -> Fitted:
     """
     folder = ModelFolder(Path(path))
     facts = read_facts(folder.path / FACTS, FORMAT)
-    with damage_told(folder.path / FACTS):
+    with damage_explained(folder.path / FACTS):
         _check(facts)
         arrays, texts = read_content(folder.path / facts["content"], facts)
         secrets = {party: bytes.fromhex(secret) for party, secret in texts.items()}
