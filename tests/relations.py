@@ -35,7 +35,7 @@ from tablepuppet.party.service import HERE, Party
 from tablepuppet.wire.closing import closer
 from tablepuppet.wire.engine import Engine
 from tablepuppet.wire.in_process import InProcessTransport
-from tablepuppet.wire.messages import Sizes
+from tablepuppet.wire.messages import MessageSizes
 
 Parties = Mapping[str, Mapping[str, pa.Table]]
 Place = tuple[str, int]  # party, row in the source
@@ -129,7 +129,9 @@ def record_wire(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     messages: list[Message] = []
     measured = Engine.measured
 
-    def recording(engine: Engine, party: str, request: Request, patience: float | None = None) -> tuple[Reply, Sizes]:
+    def recording(
+        engine: Engine, party: str, request: Request, patience: float | None = None
+    ) -> tuple[Reply, MessageSizes]:
         if request.verb == "close":
             return measured(engine, party, request, patience)
         verb = [] if request.verb == "run" else [Step(request.verb, "", request.arguments)]

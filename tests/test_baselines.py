@@ -50,8 +50,9 @@ def test_refusals_are_those_of_the_learner(tmp_path: Path) -> None:
         Centralized(tp.LinearRegression(solver="newton")).fit(  # type: ignore[arg-type]
             fed.sql(f"SELECT {ALL}, o.paid {JOIN}", label="paid")
         )
-    with pytest.raises(tp.LearnError, match="a learner of tablepuppet, not str"):
-        Centralized("linear").fit(fed.sql(f"SELECT {ALL}, o.paid {JOIN}", label="paid"))  # type: ignore[arg-type]
+    for wrong in ("linear", tp.SplitNNRegressor()):
+        with pytest.raises(tp.LearnError, match=rf"trains linear models and tp.MLP\*, not {type(wrong).__name__}"):
+            Centralized(wrong).fit(fed.sql(f"SELECT {ALL}, o.paid {JOIN}", label="paid"))  # type: ignore[arg-type]
 
 
 def test_in_the_manner_of_scikit_learn(tmp_path: Path) -> None:

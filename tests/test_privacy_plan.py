@@ -144,7 +144,7 @@ def test_useless_noise_is_foreseen(folder: Path) -> None:
     plan = plan_privacy(job(folder, "feature_epsilon = 0.01\ndelta = 1e-3\n"))
     text = " ".join(plan.warnings)
     assert "Table items: noise will hide columns without bounds or categories in the policy of supplier" in text
-    assert "Table items: noise hides what its 600 rows tell of 2 parameters" in text
+    assert "Table items: noise hides what its 600 rows say about 2 parameters" in text
     assert "Table orders: if all its rows take part, delta 0.001 is not below one over the 3,400 rows" in text
     plan = plan_privacy(job(folder, "label_epsilon = 0.1\nlabel_bounds = [-9, 9]\n"))
     assert "Labels have so much noise that 3,400 of them" in " ".join(plan.warnings)

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("pytorch_tabnet")
 
 from tablepuppet.baselines.latent_quality import downstream, held_out, mixed  # noqa: E402
-from tablepuppet.baselines.tabnets import DESIGNS, Budget, build, cut, train  # noqa: E402
+from tablepuppet.baselines.tabnets import DESIGNS, DesignBudget, build, cut, train  # noqa: E402
 from tablepuppet.learn.split.tabnet import TabNetShape  # noqa: E402
 
 SHAPE = TabNetShape(latent=4, attention=4, steps=2)
@@ -29,7 +29,7 @@ def test_every_design_learns(design: Any) -> None:
     """Both losses fall on validation rows, latent vectors have the asked width, and one seed gives one result."""
     columns, labels = rows(400)
     validation = np.arange(400) % 5 == 0
-    budget = Budget(pretrain_epochs=6, epochs=12, batch_size=64)
+    budget = DesignBudget(pretrain_epochs=6, epochs=12, batch_size=64)
     found = [train(design, cut(columns, 2), labels, validation, SHAPE, budget) for _ in range(2)]
     assert np.isfinite(found[0].pretraining).all()  # measured on validation rows, where it need not fall
     assert min(found[0].finetuning) < 0.6 or design == "lt"  # whose encoders see no label
@@ -60,7 +60,7 @@ def test_finetuning_leaves_local_tabnets_alone_unless_they_are_tuned() -> None:
     parts, validation = cut(columns, 2), np.arange(200) % 5 == 0
 
     def latent(design: Any, epochs: int) -> Any:
-        budget = Budget(pretrain_epochs=3, epochs=epochs, batch_size=64)
+        budget = DesignBudget(pretrain_epochs=3, epochs=epochs, batch_size=64)
         return train(design, parts, labels, validation, SHAPE, budget).latent(parts)
 
     assert np.array_equal(latent("lt", 4), latent("lt", 0))

@@ -31,7 +31,7 @@ import tablepuppet as tp
 from benchmarks.data import DATA, ROOT
 from tablepuppet.baselines.latent_quality import held_out, mixed
 from tablepuppet.baselines.pooled import joined_tables
-from tablepuppet.baselines.tabnets import DESIGNS, Budget, Design, Trained, train
+from tablepuppet.baselines.tabnets import DESIGNS, Design, DesignBudget, Trained, train
 from tablepuppet.learn.split.tabnet import TabNetShape
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.prep.encode import apply_encoding
@@ -41,7 +41,7 @@ from tablepuppet.wire.transport import Transport
 
 RESULT = ROOT / "benchmarks" / "results" / "deep_tabvfl.json"
 LATENT, GUESTS, ROWS, AWAY = 16, 5, 10_000, 0.5
-BUDGET = Budget(pretrain_epochs=15, epochs=25, batch_size=256, lr=0.02, patience=10)
+BUDGET = DesignBudget(pretrain_epochs=15, epochs=25, batch_size=256, lr=0.02, patience=10)
 TRIED: list[dict[str, Any]] = [{}, {"lr": 0.01}, {"batch_size": 512, "lr": 0.01}]
 RATED = (
     "Inflight wifi service,Departure/Arrival time convenient,Ease of Online booking,Gate location,Food and drink,"
@@ -131,7 +131,7 @@ def labels_of(sides: Sides) -> dict[str, NDArray[Any]]:
     return {side: np.searchsorted(classes, values).astype(np.int64) for side, values in found.items()}
 
 
-def fit(sides: Sides, budget: Budget, stops_early: bool = True, **settings: Any) -> Any:
+def fit(sides: Sides, budget: DesignBudget, stops_early: bool = True, **settings: Any) -> Any:
     """TabVFL by the learner, with the budget of the others."""
     learner = tp.TabVFLClassifier(
         latent=LATENT, pretrain_epochs=budget.pretrain_epochs, epochs=budget.epochs, batch_size=budget.batch_size,
@@ -145,7 +145,7 @@ Vectors = Callable[[str], NDArray[Any]]  # latent vectors of a side
 
 
 def designs(
-    sides: Sides, labels: dict[str, NDArray[Any]], budget: Budget, wanted: Sequence[Design] = DESIGNS
+    sides: Sides, labels: dict[str, NDArray[Any]], budget: DesignBudget, wanted: Sequence[Design] = DESIGNS
 ) -> Iterator[tuple[str, Vectors, dict[str, Any]]]:
     """All designs with the same columns, rows and budget; (its name, latent vectors by side, facts of its training)."""
     if "tabvfl" in wanted:
@@ -191,7 +191,7 @@ def _took(since: tuple[float, float]) -> dict[str, float]:
 
 
 def compare(
-    name: str, folder: Path, rows: int, budget: Budget, wanted: Sequence[Design] = DESIGNS
+    name: str, folder: Path, rows: int, budget: DesignBudget, wanted: Sequence[Design] = DESIGNS
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """What each design reaches on one data set."""
     data = Data(name, folder, rows, GUESTS)
@@ -233,7 +233,7 @@ class Absent(Transport):
         return self.inner.call(request, patience)
 
 
-def failures(folder: Path, rows: int, budget: Budget, seeds: int) -> dict[str, Any]:
+def failures(folder: Path, rows: int, budget: DesignBudget, seeds: int) -> dict[str, Any]:
     """Forest with two guests, each away in an epoch with a probability of one half, but not in the first.
 
     As in the paper, nothing stops early here: the last parameters count.

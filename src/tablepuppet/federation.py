@@ -19,7 +19,7 @@ import msgspec
 
 from tablepuppet.errors import ConfigError, NotPickledError, QueryError
 from tablepuppet.party.blinding_key import read_blinding_key
-from tablepuppet.party.config import Tls as TlsPaths
+from tablepuppet.party.config import TlsPaths
 from tablepuppet.party.databases.urls import anchored, open_database
 from tablepuppet.party.delivery import Deliveries
 from tablepuppet.party.policy import Category, Policy
@@ -36,7 +36,7 @@ from tablepuppet.runs.events import Events, Reader
 from tablepuppet.runs.notebook_progress import default_readers
 from tablepuppet.runs.table_view import Records
 from tablepuppet.session import FederationSettings, Session
-from tablepuppet.spelling import attributes_told, class_checked, names_checked
+from tablepuppet.spelling import attributes_explained, class_checked, names_checked
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import Plan, plan
@@ -128,7 +128,7 @@ class Planned:
 
 
 @class_checked
-@attributes_told(
+@attributes_explained(
     {
         **dict.fromkeys(("query", "execute", "read_sql", "table"), "fed.sql(text, label=...) makes a relation"),
         **dict.fromkeys(("tables", "columns", "schema"), "fed.catalog() lists tables and columns"),

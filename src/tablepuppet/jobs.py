@@ -144,7 +144,7 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
         return Pipeline.of_plain(self.prep) if self.prep else None
 
     def check(self, learner: Learner, plan: Plan) -> Planning:
-        """Raise unless the job can be trained, as far as the catalog tells: no party reads for it.
+        """Raise unless the job can be trained, as far as the catalog shows: no party reads for it.
 
         How it is planned, with as many rows as the catalog has.
         """
@@ -323,7 +323,7 @@ class Run:
         return {"metrics": metrics} | ({"search": searched} if searched else {}) | _ending(learner)
 
     def bench(self) -> dict[str, Any]:
-        """Fit, and tell what it cost, from the catalog on; nothing is written."""
+        """Fit, and return what it cost, from the catalog on; nothing is written."""
         learner, traffic, start = make_learner(self.job.learner), self.federation.engine.traffic, time.perf_counter()
         sides = self.sides(learner)
         learner.fit(sides.train, sides.validation)

@@ -146,10 +146,10 @@ def _budgets(budgets: list[dict[str, Any]]) -> str:
     return f"{least['needed']:.4g} of {least['left']:.4g} left at {least['delta']:g}"
 
 
-def plan_privacy(path: Path, tell: Callable[[str], None] = lambda _: None) -> PrivacyPlan:
-    """The plan of a job file; the error of `train` for a job that it would refuse, as far as the catalog tells.
+def plan_privacy(path: Path, notify: Callable[[str], None] = lambda _: None) -> PrivacyPlan:
+    """The plan of a job file; the error of `train` for a job that it would refuse, as far as the catalog shows.
 
-    ``tell`` hears of work that takes long.
+    ``notify`` gets a message before work that takes long.
     """
     job = read_job(path)
     learner = make_learner(job.learner)
@@ -164,14 +164,14 @@ def plan_privacy(path: Path, tell: Callable[[str], None] = lambda _: None) -> Pr
     )
     planning = job.check(learner, planned.plan)
     here = not any(map(federation.engine.is_service, planned.plan.parties))
-    found, problem = _planned(planning, learner.privacy, tell, here), RunFolder(path.parent / job.output).problem()
+    found, problem = _planned(planning, learner.privacy, notify, here), RunFolder(path.parent / job.output).problem()
     return found if problem is None else replace(found, warnings=(*found.warnings, f"train: {problem}"))
 
 
-def _planned(planning: Planning, privacy: Privacy | None, tell: Callable[[str], None], here: bool) -> PrivacyPlan:
+def _planned(planning: Planning, privacy: Privacy | None, notify: Callable[[str], None], here: bool) -> PrivacyPlan:
     plan, promise = planning.plan, planning.learner.promise_
     if promise is not None and promise.is_sampled:
-        tell(SLOW)
+        notify(SLOW)
     fit = PlannedFit(None, {}, ()) if privacy is None else planning.fit(privacy)
     report = promised(Uses.of(plan, privacy), privacy, fit.promise)
     report.shows_groups = True

@@ -33,7 +33,7 @@ from tablepuppet.prep.label import joined_labels
 from tablepuppet.prep.noisy_describe import NoisyDescription, noisy_describe, noisy_histogram, noisy_quantile
 from tablepuppet.prep.noisy_profile import noisy_profile
 from tablepuppet.prep.noisy_statistics import NoiseRequest
-from tablepuppet.prep.outliers import Outliers, outlier_by_iqr, outlier_by_sd
+from tablepuppet.prep.outliers import FoundOutliers, outlier_by_iqr, outlier_by_sd
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.prep.private_encode import EncoderNoise, fit_private_encoding
 from tablepuppet.prep.private_fit import fit_private_pipeline
@@ -44,8 +44,8 @@ from tablepuppet.privacy.funds import PartysFunds
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.events import Events
 from tablepuppet.session import Session
-from tablepuppet.spelling import attributes_told, names_checked
-from tablepuppet.sql.explain import Explanation, ShardSize, Sizes, explain
+from tablepuppet.spelling import attributes_explained, names_checked
+from tablepuppet.sql.explain import Explanation, JoinSizes, ShardSize, explain
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import Query
 from tablepuppet.wire.engine import call_all
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from tablepuppet.algebra.preparation import Prepared
 
 
-_NO_ROWS = "rows stay in their databases; rel.describe() and rel.profile() tell of them"
+_NO_ROWS = "rows stay in their databases; rel.describe() and rel.profile() summarise them"
 ELSEWHERE = {  # what users of pandas try
     **dict.fromkeys(("shape", "size"), "write len(rel), rel.columns; rel.matrix().shape of encoded features"),
     **dict.fromkeys("head tail sample iloc loc values to_numpy to_pandas to_df df fetchall".split(), _NO_ROWS),
@@ -73,7 +73,7 @@ ELSEWHERE = {  # what users of pandas try
 }
 
 
-@attributes_told(ELSEWHERE)
+@attributes_explained(ELSEWHERE)
 class Relation:
     """The result of a SQL query over many databases, as something to learn from.
 
@@ -146,7 +146,7 @@ class Relation:
 
     @property
     def events(self) -> Events:
-        """Where to tell what happens."""
+        """Where events are emitted."""
         return self._session.events
 
     def without_reduction(self) -> Relation:
@@ -179,7 +179,7 @@ class Relation:
         return found
 
     def check_prep(self) -> None:
-        """PrivacyError or LearnError if its pipeline cannot be fitted, as far as the catalog tells."""
+        """PrivacyError or LearnError if its pipeline cannot be fitted, as far as the catalog shows."""
         if self.prep is not DEFAULT:
             self._foreseen().check_policies(self.plan)
 
@@ -247,7 +247,7 @@ class Relation:
                 shards[shard.party, alias] = ShardSize(read, len(shard.row_ids))
         wire_bytes = np.dtype(self._session.settings.wire).itemsize
         local = frozenset(party for party in self.plan.parties if not self._session.engine.is_service(party))
-        sizes = Sizes(len(self), self.mapping.nbytes, shards, wire_bytes)
+        sizes = JoinSizes(len(self), self.mapping.nbytes, shards, wire_bytes)
         return explain(self.plan, sizes, local, () if self.prep is DEFAULT else self._prepared_by())
 
     def _prepared_by(self) -> list[str]:
@@ -337,12 +337,12 @@ class Relation:
         return NoiseRequest.of(privacy, max_times, self.funds, step)
 
     @names_checked
-    def outlier_by_iqr(self, columns: Sequence[str] | None = None, k: float = 1.5) -> Outliers:
+    def outlier_by_iqr(self, columns: Sequence[str] | None = None, k: float = 1.5) -> FoundOutliers:
         """How many joined rows lie more than ``k`` interquartile ranges beyond a quartile, by numeric column."""
         return outlier_by_iqr(self.client, columns, k)
 
     @names_checked
-    def outlier_by_sd(self, columns: Sequence[str] | None = None, k: float = 3.0) -> Outliers:
+    def outlier_by_sd(self, columns: Sequence[str] | None = None, k: float = 3.0) -> FoundOutliers:
         """How many joined rows lie more than ``k`` standard deviations from the mean, by numeric column."""
         return outlier_by_sd(self.client, columns, k)
 

@@ -58,7 +58,7 @@ class RunFolder:
             raise
 
     def problem(self) -> str | None:
-        """Why no run can be begun here without ``overwrite``, as far as a look tells; nothing is made."""
+        """Why no run can be begun here without ``overwrite``; None if nothing is in the way. Nothing is made."""
         place = next(each for each in (self.path, *self.path.absolute().parents) if each.exists())
         try:
             with self._writable():

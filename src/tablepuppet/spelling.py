@@ -75,10 +75,10 @@ def unknown_key(what: str, key: object, known: Iterable[str]) -> UnknownKeyError
     return UnknownKeyError(f"{what} has no {key!r}{did_you_mean(str(key), known)}")
 
 
-def attributes_told(meant: Mapping[str, str]) -> Callable[[Class], Class]:
+def attributes_explained(meant: Mapping[str, str]) -> Callable[[Class], Class]:
     """A class that says, of attributes that users of other libraries try, what to write instead."""
 
-    def told(made: Class) -> Class:
+    def explained(made: Class) -> Class:
         def missing(self: object, name: str) -> object:
             if name in meant:  # without name=, of which Python would make a second suggestion
                 raise AttributeError(f"{type(self).__name__} has no {name}: {meant[name]}")
@@ -87,7 +87,7 @@ def attributes_told(meant: Mapping[str, str]) -> Callable[[Class], Class]:
         made.__getattr__ = missing  # type: ignore[attr-defined]
         return made
 
-    return told
+    return explained
 
 
 def names_checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

@@ -161,7 +161,7 @@ def test_classes_that_a_column_tells_apart(tmp_path: Path) -> None:
     x = np.arange(20.0)
     table = pa.table({"x": x, "y": x > 9})
     relation = federation(tmp_path, {"p": {"t": table}}, wire="float64").sql("SELECT x, y FROM t", label="y")
-    with pytest.raises(tp.LearnError, match="tell the two classes apart exactly"):
+    with pytest.raises(tp.LearnError, match="separate the two classes exactly"):
         tp.linalg.glm(relation.matrix(), relation.label(), family="binomial")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.algebra.places import ENVELOPE, PLANS, Line
+from tablepuppet.algebra.places import ENVELOPE, PLANS, LineSpeed
 from tablepuppet.party.config import Limits
 from tablepuppet.party.policy import EVERY_USE, ColumnRule, Policy, TableRule, Use
 from tests.learn.materialised import ALL, JOIN, shop
@@ -97,7 +97,7 @@ def test_cost_collects_when_it_would_have_paid(tmp_path: Path) -> None:
     """A loop of products is first computed at the parties, then here; databases of this process are never collected."""
     with services(tmp_path) as fed:
         x = fed.sql(SQL).matrix()
-        x.source.places.line = Line(latency=0.1, bandwidth=1e4)  # a slow line, as if it were measured
+        x.source.places.line = LineSpeed(latency=0.1, bandwidth=1e4)  # a slow line, as if it were measured
         x.source.places.line.add = lambda *_: None  # type: ignore[method-assign]
         assert x.explain().steps["X @ V"].where == "at parties"
         before = fed.engine.traffic.trips
@@ -119,7 +119,7 @@ def test_forbidden_plans_are_not_considered(tmp_path: Path) -> None:
     with services(tmp_path, policy=CLOSED) as fed:
         relation = fed.sql(SQL)
         x = relation.matrix()
-        x.source.places.line = Line(latency=10.0)
+        x.source.places.line = LineSpeed(latency=10.0)
         for _ in range(5):
             x @ np.ones(x.shape[1])
         assert not x.source.places.collected

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,12 @@ from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.registry import LEARNERS, learner
 from tablepuppet.learn.settings import COUNT, setting
-from tablepuppet.learn.solve.allowance import Cost, Costs
+from tablepuppet.learn.solve.allowance import Cost, Costs, RoundAllowance
+from tablepuppet.learn.solve.schedule import Schedule
+from tablepuppet.learn.solve.sgd import Stochastic, descend_by_batches
+from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.stored import Held
-from tablepuppet.party.spec import Network
+from tablepuppet.party.spec import Linear, Network
 from tablepuppet.relation import Relation
 from tests.relations import federation
 
@@ -132,6 +136,61 @@ def test_a_learner_with_a_spec_of_its_own(fed: tp.Federation, tmp_path: Path) ->
     np.testing.assert_allclose(again.predict(relation), model.predict(relation), rtol=1e-12)
 
 
+def falling_regressor() -> type[Regressor]:
+    """Linear regression by plain gradient steps: it has a label, and no solver that a user could choose."""
+
+    @learner
+    class FallingRegressor(Regressor):
+        """Steps of one length along the mean gradient."""
+
+        steps: int = setting(default=3, kind=COUNT, help="steps over all rows")
+
+        def spec(self, outputs: int) -> Linear:
+            return Linear(outputs)
+
+        def _costs(self, batches: int) -> Costs:
+            return Costs(Cost(1, 1), Cost(1, 2))
+
+        def plan_rounds(self, rows: int, allowed: Callable[[int], RoundAllowance]) -> None:
+            allowed(1).check(self.steps, {"steps": self.steps}, "lower steps")
+            self.schedule_ = Schedule(self.steps, rows)
+
+        def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> Any:
+            model = FederatedModel(
+                relation.client, loss.rows, self.encoding_, relation.wire, self.spec(1), self.l2, 1.0
+            )
+            model.begin(self.seed)
+            rates, rows = [0.1] * self.steps, self.schedule_.batch_size
+            return model, descend_by_batches(Stochastic(model, 0.0), loss, rates, rows, self.seed, watch.of(model))
+
+    return FallingRegressor
+
+
+def test_a_learner_without_a_solver(fed: tp.Federation, tmp_path: Path) -> None:
+    """It has the settings that it declares and those of every learner of a label; nothing says that it has a solver."""
+    seen: list[tp.Event] = []
+    model: Any = falling_regressor()(callbacks=[seen.append])
+    own = ["steps", "l2", "patience", "seed", "privacy", "callbacks"]
+    assert list(model.get_params()) == own == list(inspect.signature(type(model)).parameters)
+    for name in ("solver", "rounds", "tol", "reduce", "label_correction", "batch_size"):
+        with pytest.raises(tp.LearnError, match=f"FallingRegressor has no setting '{name}'"):
+            type(model)(**{name: 1})
+    relation = fed.sql(f"SELECT v.x, p.age, v.score {JOIN}", label="score")
+    model.fit(relation)
+    assert [entry["solver"] for entry in model.history_] == [None] * 3
+    assert model.history_[-1]["loss"] < model.history_[0]["loss"]
+    assert {event.fields["solver"] for event in seen} == {None}
+    assert [event.message for event in seen if event.name == "fit.short"] == [
+        "FallingRegressor stopped short of the optimum after 3 rounds: it needs more rounds"
+    ]
+    model.save(tmp_path / "falling")
+    again: Any = tp.load(tmp_path / "falling", fed)
+    assert again.solver_ is None
+    np.testing.assert_array_equal(again.predict(relation), model.predict(relation))
+    for text in (repr(model), model._repr_html_(), str([event.message for event in seen])):
+        assert "lbfgs" not in text
+
+
 def test_noise_is_refused_unless_a_learner_allows_it(fed: tp.Federation) -> None:
     """A learner with its own training gets no promise for features by accident: nothing is asked of the parties."""
 
@@ -143,6 +202,9 @@ def test_noise_is_refused_unless_a_learner_allows_it(fed: tp.Federation) -> None
 
         def _costs(self, batches: int) -> Costs:
             return Costs(Cost(1, 1), Cost(1, 1))
+
+        def plan_rounds(self, rows: int, allowed: Callable[[int], RoundAllowance]) -> None:
+            raise AssertionError("no rounds are planned")
 
         def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> Any:
             raise AssertionError("it is not trained")

@@ -59,7 +59,10 @@ def test_noise_on_predictions(tmp_path: Path) -> None:
     model, [event] = fitted(fed, tp.LinearRegression, feature_epsilon=1.0, prediction_epsilon=1.0)
     assert event.kind == "warning"
     assert "no better than a constant" in event.message
-    assert "Predictions have noise of 7.5 times their own size, which leaves 1.8% of what they tell" in event.message
+    assert (
+        "Predictions have noise of 7.5 times their own size, which leaves 1.8% of the information in them"
+        in event.message
+    )
     assert "prediction_epsilon=10 would leave half" in event.message
     assert "clip_norm=1 cuts rows' gradients" in event.message
     assert event.fields["gained"] < 0.02
@@ -90,7 +93,7 @@ def test_noise_that_hides_columns(tmp_path: Path, make: Any) -> None:
 def test_noise_in_steps(tmp_path: Path, make: Any) -> None:
     """Noise that hides what rows tell of parameters is named with the rows and the epsilon that would do."""
     _, [event] = fitted(world(tmp_path, 50, 20, bounds=True), make, feature_epsilon=0.02, delta=1e-3)
-    assert "noise hides what its 50 rows tell of" in event.message
+    assert "noise hides what its 50 rows say about" in event.message
     assert "rows would do, or feature_epsilon=" in event.message
 
 
@@ -101,7 +104,7 @@ def test_noise_on_labels(tmp_path: Path, make: Any, privacy: dict[str, Any]) -> 
     """Labels that are nearly all noise are named with rows and an epsilon that would do; many of them are not."""
     (tmp_path / "few").mkdir()
     _, [event] = fitted(world(tmp_path / "few", 60), make, label_epsilon=0.01, **privacy)
-    assert "Labels have so much noise that 60 of them tell as much as about 0 without" in event.message
+    assert "Labels have so much noise that 60 of them say as much as about 0 without" in event.message
     assert "rows would do for" in event.message
     if make is not mlp:
         assert not fitted(world(tmp_path, 20_000), make, label_epsilon=4.0, **privacy)[1]
@@ -158,7 +161,7 @@ def test_what_is_not_noise(tmp_path: Path) -> None:
     tp.LinearRegression(privacy=tp.Privacy(secure_sum=True)).fit(relation)
     assert not warned
     tp.LinearRegression(privacy=tp.Privacy(feature_epsilon=10.0)).fit(relation)
-    assert "the features themselves seem to tell little of the label" in warned[0].message
+    assert "the features themselves seem to say little about the label" in warned[0].message
 
 
 def test_it_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from tablepuppet.party.added_noise import GramNoise, SumNoise
 from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.policy import ColumnRule
 from tablepuppet.party.spec import Linear
-from tablepuppet.prep.encode import Encoded
+from tablepuppet.prep.encode import EncodedShard
 from tablepuppet.prep.encoded_table import EncodedTable
 from tablepuppet.privacy.accountant import gaussian_epsilon
 from tests.privacy.bounded import bounded_federation
@@ -48,7 +48,7 @@ class Exact:
     def __init__(self, data: EncodedTable):
         rows = np.arange(len(data.dense))
         self.rows = RelationRows(rows, np.ones_like(rows))
-        self.state = {"v/e": Encoded(data, self.rows, private=True)}
+        self.state = {"v/e": EncodedShard(data, self.rows, private=True)}
         self.values, self.sensitivity = np.zeros(0), 0.0
 
     def view(self, name: str) -> RelationRows:
@@ -152,7 +152,7 @@ def test_one_row_joined_ten_thousand_times_counts_once(tmp_path: Path) -> None:
         model = tp.LinearRegression(rounds=1, privacy=tp.Privacy(feature_epsilon=1.0)).fit(relation)
         party, client = party_of(fed.engine, "q"), relation.client
         kept = party.table(client.session, "b").state[f"{client.view}/{model.encoding_.id}"]
-        table = Exact(cast(Encoded, kept).data)
+        table = Exact(cast(EncodedShard, kept).data)
         wanted = np.bincount(relation.mapping.tables["b"].index) * -100.0 / rows
         noise = SumNoise(11, 1.0, 1.0)
         model_ops.gradient(cast(LocalTable, table), "v", "e", Linear(1), wanted, noise=noise)
@@ -273,8 +273,8 @@ def test_every_prediction_is_counted(tmp_path: Path) -> None:
     ("settings", "privacy", "message"),
     [
         ({}, {"delta": 1e-3}, r"delta 0\.001 is not below one over the .* rows"),
-        ({"inner_rounds": 3}, {}, "inner_rounds: consensus tells parameters without noise"),
-        ({"reduce": False}, {}, "reduce=False tells a row as often"),
+        ({"inner_rounds": 3}, {}, "inner_rounds: consensus releases parameters without noise"),
+        ({"reduce": False}, {}, "reduce=False releases a row as often"),
         ({}, {"feature_epsilon": None, "prediction_epsilon": 1.0}, "set feature_epsilon too"),
     ],
 )

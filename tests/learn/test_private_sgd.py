@@ -19,7 +19,7 @@ from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
 from tablepuppet.party.ledger import Budget, Ledger
 from tablepuppet.party.local_table import Charge, LocalTable, RelationRows
 from tablepuppet.party.spec import Linear, Network
-from tablepuppet.prep.encode import Encoded
+from tablepuppet.prep.encode import EncodedShard
 from tablepuppet.prep.encoded_table import EncodedTable
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.noise import sampling_epsilon
@@ -53,7 +53,7 @@ def local_table(nonce: str = "session", charges: list[Any] | None = None, charge
 
     table.charged = charged or charge
     table.views["v"] = RelationRows(np.arange(ROWS), np.full(ROWS, 3))
-    table.state["v/e"] = Encoded(encoded_rows(), table.views["v"], private=True)
+    table.state["v/e"] = EncodedShard(encoded_rows(), table.views["v"], private=True)
     return table
 
 
@@ -291,7 +291,7 @@ def test_rows_that_are_listed_twice_are_refused() -> None:
     table, once = begun(None), local_table().views["v"]
     twice = RelationRows(np.zeros(ROWS, np.int64), np.full(ROWS, 3))
     table.views["v"] = twice
-    table.state["v/e"] = Encoded(encoded_rows(), twice, private=True)
+    table.state["v/e"] = EncodedShard(encoded_rows(), twice, private=True)
     with pytest.raises(PrivacyError, match="listed twice"):
         steps(table)
     table.views["v"] = once

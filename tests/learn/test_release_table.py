@@ -25,7 +25,7 @@ def test_every_op_is_asked_for_somewhere(monkeypatch: pytest.MonkeyPatch) -> Non
     """An op says when it is asked for where it is registered, and is in one line of the table; so is a new one."""
     assert all(found.asked for found in REGISTRY.values())
     with pytest.raises(TypeError, match="asked"):
-        op("new.op", releases=Release.COUNTS)  # type: ignore[call-arg]
+        op("new.op", releases=Release.COUNTS)(dict)  # type: ignore[call-arg]
     monkeypatch.setitem(REGISTRY, "new.op", replace(REGISTRY["rows.use"], name="new.op", asked="a test"))
     lines = release_table.release_table().splitlines()
     assert "| a test | `new.op` | COUNTS | no |" in lines

@@ -141,7 +141,7 @@ def test_sampling_of() -> None:
     ("settings", "message"),
     [
         ({"batch_size": 3000}, "larger than the"),
-        ({"inner_rounds": 2}, "consensus tells parameters"),
+        ({"inner_rounds": 2}, "consensus releases parameters"),
         ({"reduce": False}, "leave it at True"),
     ],
 )

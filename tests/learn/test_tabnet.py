@@ -18,8 +18,8 @@ from tablepuppet.errors import LearnError  # noqa: E402
 from tablepuppet.learn.split.flat import seeded  # noqa: E402
 from tablepuppet.learn.split.hiding import draw_mask  # noqa: E402
 from tablepuppet.learn.split.tabnet import (  # noqa: E402
+    BatchMoments,
     Guest,
-    Moments,
     PartialDecoder,
     PartialEncoder,
     TabNetShape,
@@ -59,7 +59,7 @@ def test_batch_norm_weighted_by_counts_is_that_of_the_repeated_rows() -> None:
     for seed in range(3):
         base, counts = columns(7, 4, seed), torch.tensor([1, 3, 1, 2, 5, 1, 2])
         joined, index = repeated(base, counts)
-        found, expected = ours(base, Moments.of(base, counts))[index], theirs(joined)
+        found, expected = ours(base, BatchMoments.of(base, counts))[index], theirs(joined)
         torch.testing.assert_close(found, expected)
         slopes = columns(len(joined), 4, 9)
         for module, output in ((ours, found), (theirs, expected)):
@@ -75,8 +75,8 @@ def test_batch_norm_weighted_by_counts_is_that_of_the_repeated_rows() -> None:
 def test_moments_of_shards_add_up() -> None:
     """The sum of two shards' moments is that of the table."""
     base, counts = columns(9, 3), torch.arange(1, 10)
-    whole = Moments.of(base, counts)
-    parts = Moments.of(base[:4], counts[:4]) + Moments.of(base[4:], counts[4:])
+    whole = BatchMoments.of(base, counts)
+    parts = BatchMoments.of(base[:4], counts[:4]) + BatchMoments.of(base[4:], counts[4:])
     assert parts.rows == whole.rows == 45
     torch.testing.assert_close(parts.mean, whole.mean)
     torch.testing.assert_close(parts.unbiased, repeated(base, counts)[0].var(dim=0))
@@ -88,7 +88,7 @@ def test_reconstruction_error_is_that_of_pytorch_tabnet_on_the_repeated_rows() -
     mask = mask_of(0, 8, 5)
     guest = Guest(5, 5, 3).double()
     decoded = columns(8, 3, 1).requires_grad_()
-    found = guest.error(decoded, base, mask, counts, Moments.of(base, counts))
+    found = guest.error(decoded, base, mask, counts, BatchMoments.of(base, counts))
     joined, index = repeated(base, counts)
     at_joined = decoded.detach()[index].requires_grad_()
     expected = UnsupervisedLoss(guest.rebuild(at_joined), joined, mask[index])
@@ -105,7 +105,7 @@ def test_a_column_that_does_not_vary_in_a_batch_has_a_finite_error() -> None:
     with torch.no_grad():
         guest.rebuild.weight.zero_()
     mask = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-    error = guest.error(torch.zeros(2, 1), base, mask, counts, Moments.of(base, counts))
+    error = guest.error(torch.zeros(2, 1), base, mask, counts, BatchMoments.of(base, counts))
     assert float(error.detach()) == pytest.approx(0.25)
 
 
@@ -188,7 +188,7 @@ class Split:
         steps, _ = self.encoder(got, prior=1 - mask[index])
         means = mean_at_base_rows(self.decoder(steps), index, counts)
         back = means.detach().requires_grad_()
-        error = self.guest.error(back, rows, mask, counts, Moments.of(rows, counts))
+        error = self.guest.error(back, rows, mask, counts, BatchMoments.of(rows, counts))
         error.backward()
         means.backward(back.grad)  # type: ignore[no-untyped-call]
         sent.backward(torch.zeros_like(sent).index_add(0, index, got.grad))
@@ -329,4 +329,4 @@ def test_a_batch_of_one_joined_row_is_refused() -> None:
     """It has no variance."""
     one = columns(1, 3)
     with pytest.raises(LearnError, match="larger batch_size"):
-        WeightedBatchNorm(3).double()(one, Moments.of(one, torch.ones(1)))
+        WeightedBatchNorm(3).double()(one, BatchMoments.of(one, torch.ones(1)))

@@ -18,7 +18,7 @@ from tablepuppet.party.request import Reply, Request, Step
 from tablepuppet.party.spec import Linear
 from tablepuppet.wire.engine import Engine
 from tablepuppet.wire.in_process import InProcessTransport
-from tablepuppet.wire.messages import Sizes
+from tablepuppet.wire.messages import MessageSizes
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import Message, federation, keep, party_of, record_wire, write_party
 from tests.wire.losing import LosingParty, losing
@@ -340,7 +340,9 @@ def between(monkeypatch: pytest.MonkeyPatch, change: Callable[[str, Step], Mappi
     """Somebody between the parties, who changes the arguments of steps."""
     measured = Engine.measured
 
-    def changing(engine: Engine, party: str, request: Request, patience: float | None = None) -> tuple[Reply, Sizes]:
+    def changing(
+        engine: Engine, party: str, request: Request, patience: float | None = None
+    ) -> tuple[Reply, MessageSizes]:
         steps = tuple(Step(step.op, step.table, change(party, step)) for step in request.steps)
         return measured(engine, party, msgspec.structs.replace(request, steps=steps), patience)
 

@@ -78,10 +78,12 @@ def test_ops_without_noise_are_refused(file: Path) -> None:
                 grant.check(op, {})
         else:
             grant.check(op, {})
-    digests = Op("x", Release.KEY_DIGESTS, dict, columns=("column",))
+    digests = Op(dict, "x", asked="", releases=Release.KEY_DIGESTS, columns=("column",))
     with pytest.raises(tp.PrivacyError, match="KEY_DIGESTS only with noise"):
         grant.check(digests, {"column": "credit"})
-    grant.check(Op("x", Release.LABELS, dict, columns=("column",), private=True), {"column": "fraud"})
+    grant.check(
+        Op(dict, "x", asked="", releases=Release.LABELS, columns=("column",), private=True), {"column": "fraud"}
+    )
 
 
 def test_a_table_that_demands_nothing_tells_as_before(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.party.config import Limits, PartyFile, Tls, is_loopback
+from tablepuppet.party.config import Limits, PartyFile, TlsPaths, is_loopback
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import ColumnRule, Level, Use
 from tablepuppet.party.table_entry import ColumnEntry, PredictionsEntry, TableEntry
@@ -73,7 +73,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
     assert found.blinding_key == str(tmp_path / "keys" / "blinding.key")
     assert found.audit_log == "/var/log/bank.jsonl"
     assert found.state_dir == str(tmp_path / "state")
-    assert found.tls == Tls(*(str(tmp_path / name) for name in ("bank.crt", "bank.key", "ca.crt")))
+    assert found.tls == TlsPaths(*(str(tmp_path / name) for name in ("bank.crt", "bank.key", "ca.crt")))
     assert (found.limits.sessions, found.limits.max_filters, found.limits.idle) == (5, 0, 60.0)
 
 
@@ -218,7 +218,7 @@ def test_insecure_is_said(tmp_path: Path) -> None:
     ("kind", "prefix"),
     [
         (PartyFile, ""),
-        (Tls, "tls."),
+        (TlsPaths, "tls."),
         (Limits, "limits."),
         (TableEntry, "tables.NAME."),
         (Budget, "tables.NAME.budget."),

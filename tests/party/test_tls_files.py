@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.party.config import Tls
+from tablepuppet.party.config import TlsPaths
 from tablepuppet.party.tls_files import read_tls_files
 from tablepuppet.privacy.certificates import issue, new_authority
 
 
-def tls(folder: Path, cert: str = "bank.crt", key: str = "bank.key", ca: str = "ca.crt") -> Tls:
+def tls(folder: Path, cert: str = "bank.crt", key: str = "bank.key", ca: str = "ca.crt") -> TlsPaths:
     """Settings that name files of a folder."""
-    return Tls(*(str(folder / name) for name in (cert, key, ca)))
+    return TlsPaths(*(str(folder / name) for name in (cert, key, ca)))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tablepuppet as tp
-from tablepuppet.prep.distribution import LISTED, NEXT_NONE, Cells, _Column
+from tablepuppet.prep.cells import LISTED, NEXT_NONE, Cells, ColumnWords
 from tablepuppet.prep.ordered import DEPTHS, Bucket, image, values_of
 from tests.party.policed import CANARY, PIN, audit_lines, open_party, write_file
 from tests.party.policed import federation as policed
@@ -141,7 +141,7 @@ def test_no_cell_has_too_few_rows(rows: list[tuple[float, int]], least: int, ran
     """
     values, weights = (np.array(each, float) for each in (zip(*rows, strict=True) if rows else ([], [])))
     firsts = np.array([random.random() < 0.8 for _ in rows], bool)
-    column = _Column(image(values), weights, firsts, least)
+    column = ColumnWords(image(values), weights, firsts, least)
 
     def check(cells: Cells, low: int, high: int) -> None:
         for start, end in zip(cells.lows, cells.highs, strict=True):

@@ -20,7 +20,7 @@ from tablepuppet.prep.frame import date_part, logarithm, power
 from tablepuppet.prep.pipeline import STEPS
 from tablepuppet.prep.private_encode import EncoderNoise
 from tablepuppet.prep.private_fit import refuse_with_noise
-from tablepuppet.prep.specs import Clip, Exponent, Fill, Logarithm, Lookup, Missing, Part, Product, Scale, Without
+from tablepuppet.prep.specs import Clipped, Exponent, Fill, Logarithm, Lookup, Missing, Part, Product, Scale, Without
 from tablepuppet.prep.step_bounds import bounds_after
 from tests.privacy.bounded import bounded_federation
 from tests.relations import Parties, federation, party_of, record_wire, warnings_of
@@ -207,7 +207,7 @@ def test_bounds_after_steps_hold_for_values(bounds: tuple[float, float], share: 
     value, second = (bounds[0] + each * (bounds[1] - bounds[0]) for each in (share, other))
     slack = 1e-9
     cases: list[tuple[Any, float]] = [
-        (Scale("x", 3.0, 2.5), (value - 3.0) / 2.5), (Clip("x", -5.0, 5.0), min(max(value, -5.0), 5.0)),
+        (Scale("x", 3.0, 2.5), (value - 3.0) / 2.5), (Clipped("x", -5.0, 5.0), min(max(value, -5.0), 5.0)),
         (Fill("x", 2.0), 2.0), (Exponent("x", 0.5), float(power(np.array([value]), 0.5)[0])),
         (Exponent("x", 3.0), float(power(np.array([value]), 3.0)[0])), (Lookup("x", [4.0, -2.0], 1.0, None), -2.0),
     ]  # fmt: skip

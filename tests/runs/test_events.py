@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import logging
 import re
+import threading
+import time
 from pathlib import Path
 from typing import get_args
 
@@ -12,8 +14,9 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.runs.events import Events, Kind
+from tablepuppet.runs.events import Events, Kind, one_run
 from tablepuppet.runs.records import RoundRecord, TripRecord
+from tablepuppet.wire.at_once import at_once
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import federation
 
@@ -142,3 +145,87 @@ def test_a_round_is_made_once(tmp_path: Path) -> None:
     fits = [dict(event.fields) for event in rounds if event.name == "fit"]
     assert [{name: fields[name] for name in RoundRecord.__struct_fields__} for fields in fits] == model.history_
     assert [(fields["done"], fields["total"]) for fields in fits] == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_events_of_two_fits_at_once_can_be_told_apart(tmp_path: Path) -> None:
+    """All events of a fit, its trips too, have its id, random and new for each; what is outside of a fit has none."""
+    fed = federation(tmp_path, shop(1))
+    relations = [fed.sql(f"SELECT {ALL}, o.returned {JOIN}", label="returned") for _ in range(2)]
+    everything: list[tp.Event] = []
+    fed.events.subscribe(everything.append, trips=True)
+    own: list[list[tp.Event]] = [[], []]
+    both_learn = threading.Barrier(2)
+
+    def fit(number: int) -> None:
+        def wait(event: tp.Event) -> None:
+            if event.name == "fit" and event.fields["round"] == 1:
+                both_learn.wait(60)
+
+        learner = tp.LogisticRegression(callbacks=[own[number].append, wait], rounds=number + 2, tol=0.0)
+        learner.fit(relations[number])
+
+    threads = [threading.Thread(target=fit, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    runs = [{event.run for event in events} for events in own]
+    assert [len(found) for found in runs] == [1, 1]
+    assert runs[0] != runs[1]
+    for number, (run,) in enumerate(runs):
+        assert re.fullmatch("[0-9a-f]{8}", str(run))
+        mine = [event for event in everything if event.run == run]
+        assert [event.fields["round"] for event in mine if event.name == "fit"] == list(range(1, number + 3))
+        assert {"prepare", "fit", "fitted", "trip"} <= {event.name for event in mine}
+    assert {event.run for event in everything} == {*runs[0], *runs[1]}
+    len(fed.sql(f"SELECT {ALL} {JOIN}"))
+    assert everything[-1].run is None
+    before = len(everything)
+    tp.LogisticRegression(rounds=1).fit(relations[0])
+    assert len({event.run for event in everything[before:]} - runs[0]) == 1, "a second fit of a relation is a run too"
+
+
+def test_an_event_has_its_time(tmp_path: Path) -> None:
+    """Seconds since 1970, in the order in which events come; a callback gets the same event as a reader."""
+    fed = federation(tmp_path, PARTIES)
+    began, read, called = time.time(), list[tp.Event](), list[tp.Event]()
+    fed.events.subscribe(read.append, trips=True)
+    relation = fed.sql("SELECT t.x, u.y FROM t JOIN u USING (k)", label="y")
+    tp.LinearRegression(callbacks=[called.append]).fit(relation)
+    times = [event.time for event in read]
+    assert began <= times[0]
+    assert times == sorted(times)
+    assert times[-1] <= time.time()
+    assert called
+    assert all(any(event is each for each in read) for event in called)
+
+
+def test_runs_within_a_search(tmp_path: Path) -> None:
+    """Each fit has an id that begins with the search's, also where folds share their trips; programs have one too."""
+    fed = federation(tmp_path, shop(1))
+    relation = fed.sql(f"SELECT {ALL}, o.returned {JOIN}", label="returned")
+    events: list[tp.Event] = []
+    fed.events.subscribe(events.append, trips=True)
+    tp.GridSearch(tp.LogisticRegression(rounds=2), {"l2": [1e-6, 1e-3]}, folds=3).fit(relation)
+    (search,) = {event.run for event in events if event.name == "search"}
+    assert all(event.run is not None and event.run.startswith(str(search)) for event in events if event.kind == "trip")
+    fitted = [event.run for event in events if event.name == "fitted"]
+    assert len(set(fitted)) == len(fitted) == 2 * 3 + 1
+    assert {str(run).rpartition(".")[0] for run in fitted} == {search}
+    matrix = relation.matrix()
+    events.clear()
+    tp.linalg.pca(matrix, components=2)
+    assert len({event.run for event in events}) == 1
+    assert None not in {event.run for event in events}
+
+
+def test_calls_of_other_threads_are_of_the_same_run() -> None:
+    """Such as the warning that a party is silent, which the call of the party emits."""
+    seen: list[tp.Event] = []
+    events = Events([seen.append])
+    with one_run():
+        events.emit("info", "opened", "here")
+        at_once([lambda: events.emit("warning", "party.silent", "there")] * 3)
+    assert len(seen) == 4
+    assert len({event.run for event in seen}) == 1
+    assert seen[0].run is not None

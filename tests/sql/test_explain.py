@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tablepuppet.sql.explain import WIDTH, ShardSize, Sizes, explain, readable
+from tablepuppet.sql.explain import WIDTH, JoinSizes, ShardSize, explain, readable
 from tablepuppet.sql.plan import plan
 from tests.sql.example import CATALOG
 from tests.sql.test_golden import GOLDEN, Case, check, read
@@ -20,7 +20,7 @@ def explained(case: Case, local: frozenset[str] = frozenset()) -> str:
     found = plan(case.parse(), CATALOG)
     rows = {(s.party, alias): s.rows for alias, table in found.tables.items() for s in table.shards}
     shards = {key: ShardSize(count // 2, count // 8) for key, count in rows.items()}
-    return explain(found, Sizes(2_101_815, 25_221_780, shards, 4), local)
+    return explain(found, JoinSizes(2_101_815, 25_221_780, shards, 4), local)
 
 
 @pytest.mark.parametrize("case", CASES)

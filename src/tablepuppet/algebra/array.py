@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator
 
 from tablepuppet.algebra.column_products import ColumnProducts
-from tablepuppet.algebra.explain import Explanation, explain_array
+from tablepuppet.algebra.explain import StepCosts, explain_array
 from tablepuppet.algebra.functions import OF_ONE, OF_TWO
+from tablepuppet.algebra.instead import INSTEAD, NEED_CELLS, NoArrayError, check_settings, refuse
 from tablepuppet.algebra.operator import ProductOperator, RowScaled
 from tablepuppet.algebra.recipes import Term, affine, composed
 from tablepuppet.errors import LearnError
@@ -32,11 +33,6 @@ from tablepuppet.prep.encode import encoder_names
 from tablepuppet.spelling import did_you_mean
 
 Array = NDArray[np.float64]
-KEYWORDS = {"where": True, "out": None, "casting": "same_kind", "order": "K", "subok": True, "dtype": None}
-
-
-class NoArrayError(LearnError, AttributeError):
-    """NumPy's arrays have this, but it needs cells; an AttributeError, so that `hasattr` is false."""
 
 
 class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
@@ -55,9 +51,9 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
         )
 
     def __getattr__(self, name: str) -> Any:
-        if name in _INSTEAD:
-            raise NoArrayError(f"X.{name} {_INSTEAD[name]}")
-        if name in _NEED_CELLS:
+        if name in INSTEAD:
+            raise NoArrayError(f"X.{name} {INSTEAD[name]}")
+        if name in NEED_CELLS:
             raise NoArrayError(
                 f"X.{name} needs the array itself, which is not built: all cells would come here; write "
                 f"X @ np.eye(X.shape[1]), and .{name} of that"
@@ -147,7 +143,7 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
         is_function = self.numbers & (recipe.function is not None)
         if recipe.function is not None and is_function.any():
             if (slopes := recipe.function.slopes()) is None or not np.all(np.abs(slopes[is_function]) <= 1):
-                _refuse("min and max of a function that rises and falls", "the function in SELECT")
+                refuse("min and max of a function that rises and falls", "the function in SELECT")
             ends = np.where(is_function, recipe.function(ends), ends)
         return np.asarray(ends * recipe.scale + recipe.shift)
 
@@ -206,7 +202,7 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **settings: Any) -> Any:
         """Elementwise functions of `functions.py`, products and sums; others are a LearnError."""
-        _check_settings(ufunc.__name__, settings)
+        check_settings(ufunc.__name__, settings)
         if method == "reduce" and ufunc in _REDUCED and inputs[0] is self:
             return getattr(self, _REDUCED[ufunc])(settings.get("axis", 0), settings.get("keepdims", False))
         if method != "__call__":
@@ -232,14 +228,14 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
         if function not in _FUNCTIONS:
             name = function.__name__
             known = ", ".join(sorted(each.__name__ for each in _FUNCTIONS if each not in _ASKED_BY_NUMPY))
-            told = f"needs the array itself, which is not built; X has {known}, products and elementwise functions"
+            otherwise = f"needs the array itself, which is not built; X has {known}, products and elementwise functions"
             place = "np.linalg" if function.__module__.endswith("linalg") else "np"
-            raise LearnError(f"{place}.{name} of X {_INSTEAD.get(name, told)}")
+            raise LearnError(f"{place}.{name} of X {INSTEAD.get(name, otherwise)}")
         return _FUNCTIONS[function](*args, **settings)
 
     def __array__(self, *args: Any, **settings: Any) -> NoReturn:
         """It is not built."""
-        _refuse("the array itself", "X @ np.eye(X.shape[1])")
+        refuse("the array itself", "X @ np.eye(X.shape[1])")
 
     def __add__(self, other: Any) -> Any:
         return LinearOperator.__add__(self, other) if _is_foreign(other) else super().__add__(other)
@@ -283,9 +279,9 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
             return WeightedRows(self, weights.values)
         if name == "divide" and operands[1] is weights and weights.values.all():
             return WeightedRows(self, 1 / weights.values)
-        _refuse(f"np.{name} of X and a number per joined row", "w[:, None] * X, or a column in SELECT")
+        refuse(f"np.{name} of X and a number per joined row", "w[:, None] * X, or a column in SELECT")
 
-    def explain(self, vectors: int = 1) -> Explanation:
+    def explain(self, vectors: int = 1) -> StepCosts:
         """Where each step on this array runs, its trips and bytes, and what steps have cost so far."""
         products, _ = self.basis
         keeper = self.source.keeper
@@ -297,7 +293,7 @@ class WeightedRows(RowScaled):
     """``w[:, None] * X``: it has products, and says how sums are written with them."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in _NEED_CELLS or hasattr(LazyArray, name):
+        if name in NEED_CELLS or hasattr(LazyArray, name):
             raise NoArrayError(
                 f"w[:, None] * X has products only, no {name}: write X.T @ w for its sums of columns, "
                 "w * X.sum(axis=1) for those of rows"
@@ -316,7 +312,7 @@ def _operand(given: Any, like: LazyArray, name: str) -> Term | RowNumbers:
     """What an elementwise function takes: an array of the same columns, a row of numbers, or a number per row."""
     if isinstance(given, LazyArray):
         if given.source is not like.source or not np.array_equal(given.recipe.places, like.recipe.places):
-            _refuse(f"np.{name} of two arrays that are not made of the same columns", "their product in SELECT")
+            refuse(f"np.{name} of two arrays that are not made of the same columns", "their product in SELECT")
         return given.recipe
     if isinstance(given, (LinearOperator, str)):
         raise LearnError(f"np.{name} of X takes numbers, not {type(given).__name__}")
@@ -332,7 +328,7 @@ def _operand(given: Any, like: LazyArray, name: str) -> Term | RowNumbers:
     if values.shape in ((), (1,), (1, 1), (width,), (1, width)):
         return np.broadcast_to(values.reshape(-1) if values.size == 1 else values.reshape(width), (width,))
     if values.shape == (rows, width):
-        _refuse(f"np.{name} of X and an array as long as the joined rows", "w[:, None] * X, or a column in SELECT")
+        refuse(f"np.{name} of X and an array as long as the joined rows", "w[:, None] * X, or a column in SELECT")
     raise LearnError(
         f"np.{name}: an array of shape {values.shape} does not fit X, {like.shape}: give a number, a row of {width:,} "
         f"or, to multiply, a column ({rows:,}, 1)"
@@ -380,25 +376,6 @@ def _all(found: Any, keepdims: bool) -> Any:
     return np.full((1, 1), found) if keepdims else float(found)
 
 
-def _check_settings(name: str, settings: dict[str, Any]) -> None:
-    strange = {
-        key for key, value in settings.items() if key not in ("axis", "keepdims") and not _is_default(key, value)
-    }
-    if strange:
-        raise LearnError(f"np.{name} of X takes no {', '.join(sorted(strange))}")
-
-
-def _is_default(key: str, value: Any) -> bool:
-    known = KEYWORDS.get(key, np._NoValue)
-    return value is known or value is np._NoValue or (key == "where" and value is True)
-
-
-def _refuse(what: str, instead: str) -> NoReturn:
-    raise LearnError(
-        f"{what} would need something as long as the joined rows at a party, or all cells here; write {instead}"
-    )
-
-
 def _norm(values: Any, ord: Any = None, axis: int | None = None, keepdims: bool = False) -> Any:
     if ord not in (None, 2, "fro") or (ord == 2 and axis is None):
         raise LearnError(f"np.linalg.norm of X has ord=None, or 2 with an axis, not {ord!r}")
@@ -407,7 +384,7 @@ def _norm(values: Any, ord: Any = None, axis: int | None = None, keepdims: bool 
 
 def _where(condition: Any, *branches: Any) -> Any:
     if len(branches) != 2:
-        _refuse("np.where of a condition alone", "np.where(condition, one, two)")
+        refuse("np.where of a condition alone", "np.where(condition, one, two)")
     one, two = branches
     return _chosen(np.not_equal(condition, 0), one) + _chosen(np.equal(condition, 0), two)
 
@@ -426,31 +403,6 @@ def _method(name: str) -> Callable[..., Any]:
     return call
 
 
-_NEED_CELLS = frozenset(
-    {name for name in dir(np.ndarray) if not name.startswith("_")} | {"toarray", "todense", "to_numpy"}
-)
-_CELLS = "np.eye(X.shape[1])"
-_INSTEAD = {
-    **{
-        name: f"is not computed at parties: a table has only some of the columns of a row. Write (X @ {_CELLS}).{name}"
-        "(axis=1) to have all cells here, or X.min(axis=1) and X.max(axis=1) for the numbers"
-        for name in ("argmin", "argmax")
-    },
-    **dict.fromkeys(
-        ("median", "quantile", "percentile", "nanmedian"),
-        "needs cells in order, which are not here: write rel.quantile(0.5), or another share, in the units of the data",
-    ),
-    **dict.fromkeys(("cov", "corrcoef"), "is not built: write rel.covariance() or rel.correlation(), or X.T @ X"),
-    **dict.fromkeys(
-        ("svd", "svdvals", "matrix_rank", "pinv", "qr"),
-        "needs all cells, which are not here: write scipy.sparse.linalg.svds(X, k=...), or tp.linalg.pca(X)",
-    ),
-    "lstsq": "needs all cells, which are not here: write tp.linalg.lm(X, y), or scipy.sparse.linalg.lsqr(X, y)",
-    **dict.fromkeys(("histogram", "bincount"), "is not built: write rel.histogram(column)"),
-    **dict.fromkeys(
-        ("unique", "sort", "argsort"), "needs cells in order, which are not here: write rel.quantile, or SQL"
-    ),
-}
 _REDUCED = {np.add: "sum", np.minimum: "min", np.maximum: "max"}
 _WITHIN_TWO: dict[Any, Callable[..., Any]] = {
     np.positive: lambda values: values,

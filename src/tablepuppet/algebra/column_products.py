@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.algebra.derived import Derived, DerivedTable
 from tablepuppet.algebra.functions import Function
+from tablepuppet.algebra.gram import gram
 from tablepuppet.algebra.kept import Keeper, KeptArray
 from tablepuppet.algebra.nearest import Nearest
 from tablepuppet.algebra.operator import ProductOperator
@@ -266,10 +267,10 @@ class ColumnProducts(ProductOperator):
         scale, shift, sums = self.recipe.scale, self.recipe.shift, None
         if shift.any():
             sums = products.ask_column_sums() if given is None else products.ask_transposed_times(given[:, None])
-        gram = products.gram(given)
+        plain = gram(products, given)
         if self._is_plain:
-            return gram
-        found = gram[np.ix_(pick, pick)] * np.outer(scale, scale)
+            return plain
+        found = plain[np.ix_(pick, pick)] * np.outer(scale, scale)
         if sums is not None:
             crossed = np.outer(scale * np.ravel(sums.read())[pick], shift)
             total = self.shape[0] if given is None else float(given.sum())

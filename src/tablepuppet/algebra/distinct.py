@@ -3,7 +3,7 @@
 Parties are asked as little as a program of many rounds needs:
 
 - A table of no more columns than one message has directions is asked for its cells, T_i I, once. They are fewer bytes
-  than T_i V of such a message, and tell no more. Images and sums are then computed here; sums are not if a policy has
+  than T_i V of such a message, and reveal no more. Images and sums are then computed here; sums are not if a policy has
   its party check how many rows they are over (``min_rows``).
 - Joined rows whose base rows are alike in every table are one row with a weight (operators/merged.py). Base rows are
   compared by their cells if these are here, else at their party (prep/alike.py).
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algebra.column_products import ColumnProducts
 from tablepuppet.algebra.nearest import Image, Nearest
-from tablepuppet.algebra.places import Asked
+from tablepuppet.algebra.places import PricedStep
 from tablepuppet.algebra.products import Result
 from tablepuppet.arrays import Scalar
 from tablepuppet.mapping.table_mapping import SCATTER_CHUNK, Floats, Index, MappedTable
@@ -98,7 +98,7 @@ class DistinctRows:
         self._narrow = [a for a in products.tables if places.plan in KEEPING and products.width(a) <= most]
         wanted = self._by_table(directions) if directions.size else {}
         wanted |= {alias: np.eye(products.width(alias)) for alias in self._narrow}
-        self._first = products.ask_images(wanted, Asked.times(_widths(wanted), products))
+        self._first = products.ask_images(wanted, PricedStep.times(_widths(wanted), products))
         self._collected = {a: data for a in products.tables if (data := products.local(a)) is not None}
         others = [a for a in products.tables if a not in self._narrow and a not in self._collected]
         self._alike = AlikeRows(places.client, array.source.encoding, others)
@@ -206,7 +206,7 @@ class DistinctRows:
         products, (_, tables, _), array = self._products, self._read, self._array
         wanted = self._by_table(centres.T)
         there = {alias: each for alias, each in wanted.items() if tables[alias].cells is None}
-        replies = products.ask_images(there, Asked.times(_widths(there), products)) if there else dict
+        replies = products.ask_images(there, PricedStep.times(_widths(there), products)) if there else dict
 
         def images() -> list[Image]:
             found = {alias: tables[alias].chosen(image) for alias, image in replies().items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tablepuppet.algebra.places import ENVELOPE, Asked, Places
+from tablepuppet.algebra.places import ENVELOPE, Places, PricedStep
 from tablepuppet.algebra.products import TableProducts
 from tablepuppet.errors import PrivacyError
 from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
@@ -25,7 +25,7 @@ class StepCost:
     seconds: float
 
 
-class Explanation(ShownAsTable):
+class StepCosts(ShownAsTable):
     """A line for each kind of step; ``steps`` has them by name."""
 
     def __init__(self, plan: str, steps: list[StepCost]):
@@ -47,21 +47,21 @@ class Explanation(ShownAsTable):
         return TableView(f"Steps by plan {self.plan!r}", sides, rows)
 
 
-def explain_array(places: Places, products: TableProducts, vectors: int, kept: Sequence[Asked] = ()) -> Explanation:
+def explain_array(places: Places, products: TableProducts, vectors: int, kept: Sequence[PricedStep] = ()) -> StepCosts:
     """The steps that can be asked of a matrix, for a number of vectors; ``kept`` are those on vectors at parties."""
     many = dict.fromkeys(products.tables, vectors)
     steps = [
-        Asked.times(many, products), Asked.transposed(many, products), Asked.statistic("sums", products),
-        Asked.statistic("squares", products), Asked.gram(products, weighted=False), Asked.gram(products, weighted=True),
-        Asked.extremes(products.tables, products),
+        PricedStep.times(many, products), PricedStep.transposed(many, products), PricedStep.statistic("sums", products),
+        PricedStep.statistic("squares", products), PricedStep.gram(products, weighted=False),
+        PricedStep.gram(products, weighted=True), PricedStep.extremes(products.tables, products),
     ]  # fmt: skip
     steps = [each for each in steps if each.step not in {other.step for other in kept}] + list(kept)
     if products.tables:
         steps.append(places.collecting(products.tables))
-    return Explanation(places.plan, [_cost(places, each) for each in steps])
+    return StepCosts(places.plan, [_cost(places, each) for each in steps])
 
 
-def _cost(places: Places, asked: Asked) -> StepCost:
+def _cost(places: Places, asked: PricedStep) -> StepCost:
     """What a step would cost now."""
     there = [alias for alias in asked.up if alias not in places.collected]
     first = sorted(there)

@@ -20,7 +20,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.algebra.functions import CONDITIONS, OF_ONE, OF_TWO
-from tablepuppet.algebra.places import Asked, Places
+from tablepuppet.algebra.places import Places, PricedStep
 from tablepuppet.algebra.products import Result, TableProducts
 from tablepuppet.arrays import are_within
 from tablepuppet.errors import LearnError
@@ -64,7 +64,7 @@ class Keeper:
         [(alias, table)] = tables.items()
         return cls(places, alias) if table.is_identity and places.client.shards(alias) else None
 
-    def steps(self, products: TableProducts, vectors: int) -> list[Asked]:
+    def steps(self, products: TableProducts, vectors: int) -> list[PricedStep]:
         """What may be asked, for this number of vectors."""
         width, size = products.width(self.alias), self.places.sizes[self.alias]
         rows = size.rows * vectors * self.places.wire_bytes
@@ -77,9 +77,9 @@ class Keeper:
             self._step("collect u", up=rows),
         ]
 
-    def _step(self, name: str, down: int = 0, up: int = 0, is_chosen: bool = False) -> Asked:
+    def _step(self, name: str, down: int = 0, up: int = 0, is_chosen: bool = False) -> PricedStep:
         chosen = frozenset([self.alias] if is_chosen else [])
-        return Asked(name, {self.alias: down}, {self.alias: up}, int(up > 0), chosen, is_kept=True)
+        return PricedStep(name, {self.alias: down}, {self.alias: up}, int(up > 0), chosen, is_kept=True)
 
     def times(self, products: TableProducts, directions: Array) -> Slot:
         """Keep X V; V is (d, k)."""
@@ -128,7 +128,7 @@ class Keeper:
         replies = self.places.read(step, pending)[self.alias]
         return self.places.lou.concatenate(replies, "image").astype(np.float64).reshape(self.rows, columns)
 
-    def _summed(self, step: Asked, columns: int, op: str, **values: Any) -> Result:
+    def _summed(self, step: PricedStep, columns: int, op: str, **values: Any) -> Result:
         self.places.prepare(step)
         pending = self._ask(op, vectors=columns, **values)
 

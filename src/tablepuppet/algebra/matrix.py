@@ -129,7 +129,7 @@ class RelationMatrix(LazyArray):
             if not found.count:
                 raise LearnError(
                     f"min and max: column {encoder.column.qualified!r} has no value, or one in fewer rows than its "
-                    "party tells of (policy rule min_group)"
+                    "party releases (policy rule min_group)"
                 )
             ends = (np.array([found.minimum, found.maximum]) - encoder.mean) / encoder.scale
             missing = [0.0] if found.missing else []  # which are the mean

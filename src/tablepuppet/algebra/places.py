@@ -52,7 +52,7 @@ class ByTables(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
+class PricedStep:
     """A step: what parties of each table are sent, and what they answer, in bytes; how many trips it takes."""
 
     step: str
@@ -68,7 +68,7 @@ class Asked:
         return sum(self.down.values()) + sum(self.up.values())
 
     @classmethod
-    def times(cls, vectors: Mapping[str, int], products: ByTables) -> Asked:
+    def times(cls, vectors: Mapping[str, int], products: ByTables) -> PricedStep:
         """X @ V, with so many vectors for each table."""
         sizes = products.places.sizes
         down = {a: 8 * products.width(a) * k * sizes[a].shards for a, k in vectors.items()}
@@ -76,7 +76,7 @@ class Asked:
         return cls("X @ V", down, up, int(bool(vectors)), frozenset(vectors))
 
     @classmethod
-    def transposed(cls, vectors: Mapping[str, int], products: ByTables) -> Asked:
+    def transposed(cls, vectors: Mapping[str, int], products: ByTables) -> PricedStep:
         """X.T @ U."""
         sizes = products.places.sizes
         down = {a: sizes[a].rows * k * products.places.wire_bytes for a, k in vectors.items()}
@@ -84,7 +84,7 @@ class Asked:
         return cls("X.T @ U", down, up, int(bool(vectors)), frozenset(vectors))
 
     @classmethod
-    def extremes(cls, aliases: Iterable[str], products: ByTables) -> Asked:
+    def extremes(cls, aliases: Iterable[str], products: ByTables) -> PricedStep:
         """The least or largest number of every row, of some tables."""
         sizes = products.places.sizes
         down = {alias: 24 * products.width(alias) * sizes[alias].shards for alias in aliases}
@@ -92,7 +92,7 @@ class Asked:
         return cls("X.max(axis=1)", down, up, int(bool(up)), frozenset(up))
 
     @classmethod
-    def statistic(cls, kind: str, products: ByTables) -> Asked:
+    def statistic(cls, kind: str, products: ByTables) -> PricedStep:
         """Sums of columns, or of their squares."""
         sizes = products.places.sizes
         up = {alias: 8 * products.width(alias) * sizes[alias].shards for alias in products.tables}
@@ -100,7 +100,7 @@ class Asked:
         return cls(step, dict.fromkeys(up, 0), up, int(bool(up)))
 
     @classmethod
-    def gram(cls, products: ByTables, weighted: bool) -> Asked:
+    def gram(cls, products: ByTables, weighted: bool) -> PricedStep:
         """X.T @ X: blocks within tables, then cells of narrow ones to wide ones."""
         places = products.places
         sizes, wire = places.sizes, places.wire_bytes
@@ -129,7 +129,7 @@ class TableSize:
 
 
 @dataclass
-class Measured:
+class CostSoFar:
     """What a kind of step has cost so far."""
 
     runs: int = 0
@@ -139,7 +139,7 @@ class Measured:
 
 
 @dataclass
-class Line:
+class LineSpeed:
     """The way to the parties, as measured."""
 
     latency: float = LATENCY
@@ -169,8 +169,8 @@ class Places:
         self.client, self.plan, self._encoding = client, plan, encoding
         self.lou, self.wire_bytes = LearningOverUnion(client, wire), np.dtype(wire).itemsize
         self.collected: dict[str, EncodedTable] = {}
-        self.measured: dict[str, Measured] = {}
-        self.line = Line()
+        self.measured: dict[str, CostSoFar] = {}
+        self.line = LineSpeed()
         self._slots: OrderedDict[object, int] = OrderedDict()  # functions by slot, the one used last at the end
         self._name, self._spent = client.new_name(), 0.0
         self._row_sums: dict[str, RowSums] = {}
@@ -196,17 +196,17 @@ class Places:
             self._row_sums[alias] = RowSums(self.client.mapping.tables[alias])
         return self._row_sums[alias]
 
-    def prepare(self, asked: Asked) -> None:
+    def prepare(self, asked: PricedStep) -> None:
         """Collect what the plan collects before this step; PrivacyError if no plan is left that policies allow."""
         there = [alias for alias in asked.up if alias not in self.collected]
         chosen = self.would_collect(asked, there)
         self._spent += self._cost(asked, there)
         if chosen:
             self._collect(chosen)
-        record = self.measured.setdefault(asked.step, Measured())
+        record = self.measured.setdefault(asked.step, CostSoFar())
         record.runs += 1
 
-    def would_collect(self, asked: Asked, there: Sequence[str]) -> list[str]:
+    def would_collect(self, asked: PricedStep, there: Sequence[str]) -> list[str]:
         """Those of the tables that are not here whose cells the plan collects before a step.
 
         PrivacyError if policies allow neither that nor the step.
@@ -230,7 +230,7 @@ class Places:
                     found += remote
         return found
 
-    def _cost(self, asked: Asked, there: Iterable[str]) -> float:
+    def _cost(self, asked: PricedStep, there: Iterable[str]) -> float:
         """The seconds of a step at the parties of tables elsewhere."""
         remote = [alias for alias in there if self.sizes[alias].is_remote]
         size = sum(asked.down[alias] + asked.up[alias] for alias in remote)
@@ -316,12 +316,12 @@ class Places:
             self.collected[alias] = EncodedTable(numbers, columns, tuple(sizes.tolist()))
         self.measured[step.step].runs += 1
 
-    def collecting(self, aliases: Iterable[str]) -> Asked:
+    def collecting(self, aliases: Iterable[str]) -> PricedStep:
         """The step that collects the cells of tables."""
         cells = {alias: self.cell_bytes(alias) for alias in aliases}
-        return Asked("collect cells", dict.fromkeys(cells, 0), cells)
+        return PricedStep("collect cells", dict.fromkeys(cells, 0), cells)
 
-    def read(self, asked: Asked | None, pending: Pending) -> Replies:
+    def read(self, asked: PricedStep | None, pending: Pending) -> Replies:
         """Read replies, and note what the trip has cost, if it is made now."""
         traffic, began = self.client.engine.traffic, time.perf_counter()
         trips, size = traffic.trips, traffic.bytes
@@ -331,7 +331,7 @@ class Places:
             seconds = time.perf_counter() - began
             if any(self.sizes[alias].is_remote for alias in replies if replies[alias]):
                 self.line.add(made, moved, seconds)
-            record = self.measured.setdefault("X.T @ X" if asked is None else asked.step, Measured())
+            record = self.measured.setdefault("X.T @ X" if asked is None else asked.step, CostSoFar())
             record.trips, record.bytes, record.seconds = (
                 record.trips + made,
                 record.bytes + moved,

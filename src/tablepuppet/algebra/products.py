@@ -6,11 +6,10 @@ each joined row, which the mapping holds. Then
     X      = [S_1 T_1, ..., S_M T_M]
     X V    = sum_i S_i (T_i V_i)              tables multiply, the result is gathered to joined rows
     X^T U  = [T_i^T (S_i^T U)]_i              U is summed at base rows, tables multiply
-    X^T X  = [T_i^T (S_i^T S_j) T_j]_ij       S_i^T S_j counts how often two base rows are joined with each other
 
 Over the shards of a table T V concatenates and T^T U adds up. Nothing as long as the joined rows crosses the wire. What
 is asked before a result is read shares a trip. A table computes at its parties, or here if it was collected
-(`places.py` decides).
+(`places.py` decides). X^T X is in gram.py.
 """
 
 from __future__ import annotations
@@ -22,15 +21,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import coo_array
 
 from tablepuppet.algebra.nearest import Image, Nearest
 from tablepuppet.algebra.ops import squares_of
-from tablepuppet.algebra.places import Asked, Places
+from tablepuppet.algebra.places import Places, PricedStep
 from tablepuppet.algebra.row_ops import largest_of_rows
 from tablepuppet.arrays import are_within
 from tablepuppet.errors import LearnError
-from tablepuppet.mapping.table_mapping import SCATTER_CHUNK, Floats, ShardRows, TableMapping
+from tablepuppet.mapping.table_mapping import SCATTER_CHUNK, Floats, ShardRows
 from tablepuppet.operators.client import Pending
 from tablepuppet.party.arguments import LARGEST
 from tablepuppet.pieces import on_all_cores, over_pieces, pieces
@@ -38,7 +36,6 @@ from tablepuppet.prep.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
 Number = TypeVar("Number", bound=np.floating[Any])
-NARROW = 2  # columns that are quicker to move by themselves than by a matrix of counts
 ByTable = Callable[[], dict[str, Any]]
 
 
@@ -81,7 +78,7 @@ class TableProducts:
     def ready(self) -> None:
         """Called before something is asked of it."""
 
-    def _square(self, alias: str) -> float:
+    def square(self, alias: str) -> float:
         """The largest mean square of a column, at least 1."""
         return self._squares.get(alias, 1.0)
 
@@ -94,7 +91,7 @@ class TableProducts:
         """Ask for X V, (d, k) to (N, k); a table is sent those columns of V that are not zero for it."""
         used = {alias: np.flatnonzero(directions[self.blocks[alias]].any(axis=0)) for alias in self.tables}
         used = {alias: places for alias, places in used.items() if len(places)}
-        asked = Asked.times({alias: len(places) for alias, places in used.items()}, self)
+        asked = PricedStep.times({alias: len(places) for alias, places in used.items()}, self)
         replies = self.ask_images({alias: directions[self.blocks[alias]][:, used[alias]] for alias in used}, asked)
 
         def finish() -> Array:
@@ -128,7 +125,7 @@ class TableProducts:
 
     def ask_nearest(self, directions: Array, constants: Array) -> Nearest:
         """Ask for the column in which X V + constants is largest, of every joined row; X V is not built."""
-        asked = Asked.times(dict.fromkeys(self.tables, len(constants)), self)
+        asked = PricedStep.times(dict.fromkeys(self.tables, len(constants)), self)
         replies = self.ask_images({alias: directions[self.blocks[alias]] for alias in self.tables}, asked)
         tables = self.mapping.tables
 
@@ -150,7 +147,7 @@ class TableProducts:
             rows = [self.scattered(alias, values) for alias in asked]
         for each in rows or [values]:
             check_finite("U of X.T @ U", each)
-        return self._by_blocks(self._ask_sums(dict(zip(asked, rows, strict=True))), values)
+        return self._by_blocks(self.ask_table_sums(dict(zip(asked, rows, strict=True))), values)
 
     def ask_sums_by(self, labels: NDArray[np.integer], groups: int, aliases: list[str] | None = None) -> Result:
         """Ask for X^T U, (d, groups), for the 0/1 matrix U of ``labels``, (N,), numbers of groups. U is not built.
@@ -173,7 +170,7 @@ class TableProducts:
 
             grouped = self.places.client.ask(
                 "matrix.sums_by", arguments,
-                bounds=lambda alias: {"sums": self.shape[0] * math.sqrt(self._square(alias))},
+                bounds=lambda alias: {"sums": self.shape[0] * math.sqrt(self.square(alias))},
             )  # fmt: skip
             return grouped.and_of(self._ask_products([alias for alias in aliases if alias in rows], rows))
 
@@ -182,8 +179,8 @@ class TableProducts:
                 data.sums_by(small, groups) if alias in still else data.transposed_times(rows[alias].astype(np.float64))
             )
 
-        asked = Asked.transposed(dict.fromkeys(wanted, groups), self)
-        return self._by_blocks(self._asked(asked, wanted, ask, "sums", compute), np.zeros((0, groups)))
+        asked = PricedStep.transposed(dict.fromkeys(wanted, groups), self)
+        return self._by_blocks(self.ask_tables(asked, wanted, ask, "sums", compute), np.zeros((0, groups)))
 
     def _counts_by(self, alias: str, labels: NDArray[np.integer], groups: int) -> Floats:
         """How often each base row of a table is joined within each group, (n_i, groups), in the wire's precision."""
@@ -220,15 +217,15 @@ class TableProducts:
             return self._lou.ask(
                 op,
                 aliases,
-                by_alias=self._named(aliases),
-                bounds=lambda alias: {"sums": self.shape[0] * self._square(alias)},
+                by_alias=self.named_each(aliases),
+                bounds=lambda alias: {"sums": self.shape[0] * self.square(alias)},
             )
 
         def compute(alias: str, data: EncodedTable) -> Array:
             return here(data, self.mapping.counts(alias).astype(np.float64))[:, None]
 
-        asked = Asked.statistic(op.rpartition("_")[2], self)
-        return _flattened(self._by_blocks(self._asked(asked, self.tables, ask, "sums", compute), np.zeros((0, 1))))
+        asked = PricedStep.statistic(op.rpartition("_")[2], self)
+        return _flattened(self._by_blocks(self.ask_tables(asked, self.tables, ask, "sums", compute), np.zeros((0, 1))))
 
     def ask_row_largest(self, places: NDArray[np.intp], scale: Array, shift: Array) -> Result:
         """Ask for the largest of ``scale * X[:, places] + shift`` in every joined row, (N,)."""
@@ -236,20 +233,20 @@ class TableProducts:
             alias: np.flatnonzero((places >= self.blocks[alias].start) & (places < self.blocks[alias].stop))
             for alias in self.tables
         }
-        told = {
+        arguments = {
             alias: {"places": places[each] - self.blocks[alias].start, "scale": scale[each], "shift": shift[each]}
             for alias, each in inside.items()
             if len(each)
         }
 
         def ask(aliases: Iterable[str]) -> Pending:
-            by_alias = {alias: {**self.named(alias), **told[alias]} for alias in aliases}
+            by_alias = {alias: {**self.named(alias), **arguments[alias]} for alias in aliases}
             return self._lou.ask("matrix.row_largest", by_alias, by_alias=by_alias)
 
         def compute(alias: str, data: EncodedTable) -> Array:
-            return largest_of_rows(data, **told[alias])
+            return largest_of_rows(data, **arguments[alias])
 
-        replies = self._asked(Asked.extremes(list(told), self), list(told), ask, "image", compute)
+        replies = self.ask_tables(PricedStep.extremes(list(arguments), self), list(arguments), ask, "image", compute)
 
         def finish() -> Array:
             found = np.full(self.shape[0], -np.inf)
@@ -259,90 +256,41 @@ class TableProducts:
 
         return Result(finish)
 
-    def gram(self, weights: Array | None = None) -> Array:
-        """X^T X, or X^T diag(weights) X, (d, d); one trip for one table, else two.
-
-        A table computes its own block. Of two tables the one with fewer columns sends its encoded cells and the other
-        multiplies: that moves least. So all tables but the widest send as many products as they have columns.
-        """
-        found = np.zeros((self.shape[1], self.shape[1]))
-        if not self.tables:
-            return found
-        within = self._ask_grams(weights)
-        order = sorted(self.tables, key=self.width)
-        sent = self.ask_images({alias: np.eye(self.width(alias)) for alias in order[:-1]}, None)
-        for alias, gram in within().items():
-            found[self.blocks[alias], self.blocks[alias]] = gram
-        cells = sent()
-        met = {}
-        for place, alias in enumerate(order[1:], 1):
-            parts = [moved(self.mapping, other, alias, cells[other], weights) for other in order[:place]]
-            met[alias] = np.concatenate(parts, axis=1)
-        for alias, sums in self._ask_sums(met, counted=False)().items() if met else ():
-            others = np.concatenate([_places(self.blocks[other]) for other in order[: order.index(alias)]])
-            found[self.blocks[alias], others] = sums
-            found[others, self.blocks[alias]] = sums.T
-        return found
-
-    def _ask_grams(self, weights: Array | None) -> ByTable:
-        """Ask for T_i^T diag(S_i^T w) T_i of all tables."""
-        rows, count = None, self.shape[0]
-        if weights is not None:
-            rows = {alias: self.mapping.scatter_sum(alias, weights) for alias in self.tables}
-            bound = float(np.abs(weights).max(initial=0.0))
-
-        def ask(aliases: Iterable[str]) -> Pending:
-            if rows is None:
-                return self._lou.ask(
-                    "matrix.gram", aliases, by_alias=self._named(aliases),
-                    bounds=lambda alias: {"gram": self._square(alias)}, joined_rows=count,
-                )  # fmt: skip
-            return self._lou.ask(
-                "matrix.weighted_gram", aliases, rows, self._named(aliases),
-                bounds=lambda alias: {"gram": bound * self._square(alias)}, joined_rows=count,
-            )  # fmt: skip
-
-        def compute(alias: str, data: EncodedTable) -> Array:
-            given = self.mapping.counts(alias).astype(np.float64) if rows is None else rows[alias]
-            return data.gram(given) / count
-
-        replies = self._asked(Asked.gram(self, weights is not None), self.tables, ask, "gram", compute)
-        return lambda: {alias: gram * count for alias, gram in replies().items()}
-
-    def ask_images(self, directions: Mapping[str, Array], asked: Asked | None) -> ByTable:
+    def ask_images(self, directions: Mapping[str, Array], asked: PricedStep | None) -> ByTable:
         """Ask for T_i V_i of some tables, (n_i, k)."""
 
         def ask(aliases: Iterable[str]) -> Pending:
-            named = self._named(aliases)
-            told = {alias: {**named[alias], "directions": _flat(directions[alias])} for alias in aliases}
-            return self._lou.ask("matrix.times", told, by_alias=told)
+            named = self.named_each(aliases)
+            arguments = {alias: {**named[alias], "directions": _flat(directions[alias])} for alias in aliases}
+            return self._lou.ask("matrix.times", arguments, by_alias=arguments)
 
         def compute(alias: str, data: EncodedTable) -> Array:
             return data.times(directions[alias])
 
-        return self._asked(asked, list(directions), ask, "image", compute)
+        return self.ask_tables(asked, list(directions), ask, "image", compute)
 
     def ask_sums(self, rows: Mapping[str, Floats]) -> Result:
         """Ask for T_i^T U_i of some tables, (n_i, k) each, as (d, k); those of other columns are 0."""
-        return self._by_blocks(self._ask_sums(rows), next(iter(rows.values())))
+        return self._by_blocks(self.ask_table_sums(rows), next(iter(rows.values())))
 
-    def _ask_sums(self, rows: Mapping[str, Floats], counted: bool = True) -> ByTable:
+    def ask_table_sums(self, rows: Mapping[str, Floats], counted: bool = True) -> ByTable:
         """Ask for T_i^T U_i of some tables, (d_i, k)."""
 
         def compute(alias: str, data: EncodedTable) -> Array:
             return data.transposed_times(rows[alias])
 
-        asked = Asked.transposed({alias: each.shape[1] for alias, each in rows.items()}, self) if counted else None
-        return self._asked(asked, list(rows), lambda aliases: self._ask_products(aliases, rows), "sums", compute)
+        asked = PricedStep.transposed({alias: each.shape[1] for alias, each in rows.items()}, self) if counted else None
+        return self.ask_tables(asked, list(rows), lambda aliases: self._ask_products(aliases, rows), "sums", compute)
 
     def _ask_products(self, aliases: Iterable[str], rows: Mapping[str, Floats]) -> Pending:
         return self._lou.ask(
-            "matrix.transposed_times", aliases, {alias: _flat(rows[alias]) for alias in aliases}, self._named(aliases),
-            bounds=lambda alias: {"sums": self._lou.bound(rows[alias]) * math.sqrt(self._square(alias))},
+            "matrix.transposed_times", aliases, {alias: _flat(rows[alias]) for alias in aliases},
+            self.named_each(aliases),
+            bounds=lambda alias: {"sums": self._lou.bound(rows[alias]) * math.sqrt(self.square(alias))},
         )  # fmt: skip
 
-    def _asked(
-        self, asked: Asked | None, aliases: list[str], ask: Callable[[Iterable[str]], Pending], name: str,
+    def ask_tables(
+        self, asked: PricedStep | None, aliases: list[str], ask: Callable[[Iterable[str]], Pending], name: str,
         compute: Callable[[str, EncodedTable], Array],
     ) -> ByTable:  # fmt: skip
         """Ask the parties of tables that are there, and compute here what was collected; read by calling the result.
@@ -374,7 +322,8 @@ class TableProducts:
         """The argument of ops that says what a table's rows are encoded as; after `ready`."""
         return {"encoding": self._ids[alias]}
 
-    def _named(self, aliases: Iterable[str]) -> dict[str, dict[str, Any]]:
+    def named_each(self, aliases: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """The same for some tables."""
         return {alias: self.named(alias) for alias in aliases}
 
     def scattered(self, alias: str, columns: Array) -> Floats:
@@ -384,21 +333,6 @@ class TableProducts:
             return self.mapping.scatter_sum(alias, columns)
         precision = self._lou.wire if self.local(alias) is None else np.float64
         return self.places.row_sums(alias).of(columns, precision)  # much faster for several columns
-
-
-def moved(mapping: TableMapping, source: str, target: str, values: Floats, weights: Array | None = None) -> Array:
-    """Values of one table's rows, (rows, k), summed at another's by how often they are joined: S_t^T S_s values.
-
-    With ``weights``, (joined rows,), S_t^T diag(weights) S_s values.
-    """
-    here, there = mapping.tables[source], mapping.tables[target]
-    if weights is None and there.is_identity:
-        return np.asarray(mapping.gather(source, values), np.float64)
-    if weights is None and (here.is_identity or values.shape[1] <= NARROW):
-        return mapping.scatter_sum(target, mapping.gather(source, values))
-    data = np.ones(len(mapping), np.int32) if weights is None else weights
-    counted = coo_array((data, (there.index, here.index)), shape=(there.rows, here.rows)).tocsr()
-    return np.asarray(counted @ values.astype(np.float64))
 
 
 def _flattened(result: Result) -> Result:
@@ -413,10 +347,6 @@ def _wide(values: NDArray[Number]) -> NDArray[Number]:
 def _flat(values: Floats) -> Floats:
     """Without a second dimension of one: so ops take and answer a single vector."""
     return values[:, 0] if values.shape[1] == 1 else values
-
-
-def _places(block: slice) -> NDArray[np.intp]:
-    return np.arange(block.start, block.stop)
 
 
 def checked(what: str, given: ArrayLike, length: int, unit: str) -> Array:

@@ -20,9 +20,10 @@ from tablepuppet.baselines.networks import train_networks
 from tablepuppet.baselines.pooled import joined_tables
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
-from tablepuppet.learn.learners.learner import Learner, label_of
+from tablepuppet.learn.learners.learner import label_of
 from tablepuppet.learn.learners.network import NetworkLearner
 from tablepuppet.learn.learners.not_fitted import NotFittedError
+from tablepuppet.learn.learners.solver_learner import SolverLearner
 from tablepuppet.learn.learners.watch import CONVERGED, USED_UP
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.losses import Loss, Squared
@@ -48,13 +49,13 @@ class Centralized(BaseEstimator):  # type: ignore[misc]
     learner; what it has, as ``predict``, ``evaluate``, ``coef_``, ``history_`` and ``save``, this has too.
     """
 
-    def __init__(self, learner: Learner):
+    def __init__(self, learner: SolverLearner):
         self.learner = learner
 
     def fit(self, relation: Relation) -> Self:
         """Materialise the encoded join and minimise the learner's objective on it."""
-        if not isinstance(self.learner, Learner):
-            raise LearnError(f"Centralized trains a learner of tablepuppet, not {type(self.learner).__name__}")
+        if not isinstance(self.learner, SolverLearner):
+            raise LearnError(f"Centralized trains linear models and tp.MLP*, not {type(self.learner).__name__}")
         learner = clone(self.learner)
         learner.check_settings()
         need_relation(relation, "fit")
@@ -84,7 +85,7 @@ class Centralized(BaseEstimator):  # type: ignore[misc]
 class Diary:
     """Keeps the history of a learner that is trained on pooled rows: nothing travels."""
 
-    def __init__(self, learner: Learner, loss: JoinedLoss):
+    def __init__(self, learner: SolverLearner, loss: JoinedLoss):
         self.learner, self.loss, self.since = learner, loss, time.perf_counter()
         by_batches = learner.asked_solver == "sgd" and isinstance(learner, NetworkLearner)
         learner.solver_ = "sgd" if by_batches else "lbfgs"
@@ -130,7 +131,7 @@ class PooledLinear(Held):
 
 
 def _train_linear(
-    learner: Learner, client: Client, encoding: Encoding, loss: JoinedLoss, report: Callable[[Round], bool]
+    learner: SolverLearner, client: Client, encoding: Encoding, loss: JoinedLoss, report: Callable[[Round], bool]
 ) -> tuple[Model, Array]:
     tables = joined_tables(client, encoding)
     rows = len(client.mapping)

@@ -31,8 +31,8 @@ from torch.nn import Module, ModuleList
 from tablepuppet.learn.solve.sgd import falling
 from tablepuppet.learn.split.flat import seeded
 from tablepuppet.learn.split.tabnet import (
+    BatchMoments,
     Guest,
-    Moments,
     PartialDecoder,
     PartialEncoder,
     TabNetShape,
@@ -50,7 +50,7 @@ Parts = list[Tensor]
 
 
 @dataclass(frozen=True)
-class Budget:
+class DesignBudget:
     """What every design may use."""
 
     pretrain_epochs: int = 20
@@ -67,7 +67,7 @@ class Budget:
 class Trained:
     """A network after both phases, and the losses on validation rows by epoch."""
 
-    network: Network
+    network: DesignNetwork
     pretraining: list[float] = field(default_factory=list)
     finetuning: list[float] = field(default_factory=list)
 
@@ -79,7 +79,7 @@ class Trained:
         return np.asarray(found.numpy(), np.float32)
 
 
-class Network(Module, ABC):
+class DesignNetwork(Module, ABC):
     """A design: an error to pretrain with, and latent vectors to finetune. ``final`` maps them to scores."""
 
     def __init__(self, latent: int, classes: int):
@@ -100,7 +100,7 @@ class Network(Module, ABC):
         return torch.nn.functional.cross_entropy(self.final(latent), labels) - sparsity * found
 
 
-class Local(Network):
+class Local(DesignNetwork):
     """An autoencoder for each part by itself. With one part of all columns, this is central TabNet (CT)."""
 
     def __init__(self, widths: Sequence[int], shape: TabNetShape, classes: int):
@@ -134,7 +134,7 @@ class Frozen(Local):
         return found, torch.zeros(())
 
 
-class LocalEncoders(Network):
+class LocalEncoders(DesignNetwork):
     """TabVFL-LE: whole encoders at the guests, whose steps are added up for one decoder."""
 
     def __init__(self, widths: Sequence[int], shape: TabNetShape, classes: int):
@@ -160,7 +160,7 @@ class LocalEncoders(Network):
         return steps, _mean([sparsity for _, sparsity in found])
 
 
-class Joint(Network):
+class Joint(DesignNetwork):
     """TabVFL on rows that are matched one to one."""
 
     def __init__(self, widths: Sequence[int], shape: TabNetShape, classes: int):
@@ -183,18 +183,18 @@ class Joint(Network):
 
     def _embed(self, guest: Module, columns: Tensor, mask: Tensor | None) -> Tensor:
         shown = columns if mask is None else hidden(columns, mask)
-        moments = Moments.of(shown, torch.ones(len(shown))) if self.training else None
+        moments = BatchMoments.of(shown, torch.ones(len(shown))) if self.training else None
         assert isinstance(guest, Guest)
         return guest.embed(shown, moments)
 
 
-def build(design: Design, widths: Sequence[int], shape: TabNetShape, classes: int, seed: int) -> Network:
+def build(design: Design, widths: Sequence[int], shape: TabNetShape, classes: int, seed: int) -> DesignNetwork:
     """The network of a design, with first weights from the seed."""
     makers: dict[Design, type[Local] | type[LocalEncoders] | type[Joint]]
     makers = {"ct": Local, "lt": Frozen, "lt-tuned": Local, "tabvfl-le": LocalEncoders, "tabvfl": Joint}
     cuts = [sum(widths)] if design == "ct" else widths
     name = "lt" if design == "lt-tuned" else design  # both begin alike
-    return cast(Network, seeded(seed, name, lambda: makers[design](cuts, shape, classes)))
+    return cast(DesignNetwork, seeded(seed, name, lambda: makers[design](cuts, shape, classes)))
 
 
 def cut(columns: Numbers, guests: int) -> list[Numbers]:
@@ -204,7 +204,7 @@ def cut(columns: Numbers, guests: int) -> list[Numbers]:
 
 def train(
     design: Design, parts: Sequence[Numbers], labels: Labels, validation: NDArray[np.bool_], shape: TabNetShape,
-    budget: Budget,
+    budget: DesignBudget,
 ) -> Trained:  # fmt: skip
     """Pretrain and finetune on the rows that are not for ``validation``; keep the best epoch of each phase."""
     pooled = [np.ascontiguousarray(np.concatenate(parts, axis=1))] if design == "ct" else list(parts)
@@ -231,8 +231,8 @@ def train(
 
 
 def _descend(
-    network: Network, rows: NDArray[np.intp], budget: Budget, epochs: int, loss: Callable[[Tensor, int], Tensor],
-    check: Callable[[], Tensor],
+    network: DesignNetwork, rows: NDArray[np.intp], budget: DesignBudget, epochs: int,
+    loss: Callable[[Tensor, int], Tensor], check: Callable[[], Tensor],
 ) -> list[float]:  # fmt: skip
     """Adam over batches until the validation loss has not improved for ``patience`` epochs; the best weights stay.
 
@@ -259,7 +259,7 @@ def _descend(
     return losses
 
 
-def _batches(rows: NDArray[np.intp], budget: Budget, epoch: int) -> Iterator[Tensor]:
+def _batches(rows: NDArray[np.intp], budget: DesignBudget, epoch: int) -> Iterator[Tensor]:
     order = np.random.default_rng([budget.seed, epoch]).permutation(rows)
     for start in range(0, len(order), budget.batch_size):
         chosen = order[start : start + budget.batch_size]
@@ -267,7 +267,7 @@ def _batches(rows: NDArray[np.intp], budget: Budget, epoch: int) -> Iterator[Ten
             yield torch.from_numpy(chosen)
 
 
-def _masks(lengths: Sequence[int], rows: Parts, budget: Budget, number: int) -> Parts:
+def _masks(lengths: Sequence[int], rows: Parts, budget: DesignBudget, number: int) -> Parts:
     rng = np.random.default_rng([budget.seed, number + 1])
     cells = [rng.random((length, part.shape[1]), dtype=np.float32) for length, part in zip(lengths, rows, strict=True)]
     return [torch.from_numpy((each < budget.hide).astype(np.float32)) for each in cells]
@@ -280,7 +280,7 @@ def _errors(guests: ModuleList, decoded: Tensor, sizes: Sequence[int], parts: Pa
     for guest, end, size, columns, mask in zip(guests, ends, sizes, parts, masks, strict=True):
         assert isinstance(guest, Guest)
         once = torch.ones(len(columns))
-        errors.append(guest.error(decoded[:, end - size : end], columns, mask, once, Moments.of(columns, once)))
+        errors.append(guest.error(decoded[:, end - size : end], columns, mask, once, BatchMoments.of(columns, once)))
     return torch.stack(errors).sum()
 
 

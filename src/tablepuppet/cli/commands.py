@@ -1,4 +1,4 @@
-"""The commands: ``tablepuppet COMMAND --help`` tells each.
+"""The commands: ``tablepuppet COMMAND --help`` describes each.
 
 Results go to stdout, progress and errors to stderr. `cli.main` runs them.
 """

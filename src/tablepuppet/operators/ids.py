@@ -21,7 +21,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import EACH, Column
+from tablepuppet.party.returns import EACH, ColumnPart
 from tablepuppet.party.sent_column import read_column, sent_column
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.plan import Plan
@@ -36,7 +36,7 @@ Names = Annotated[Sequence[str], Meta(min_length=1, max_length=100)]
     releases=Release.IDS,
     fields=("columns",),
     use=Use.ID,
-    returns={EACH: Column()},
+    returns={EACH: ColumnPart()},
 )
 def id_columns(table: LocalTable, view: str, columns: Names) -> Values:
     """The values of columns of the table, selected or not, for the rows of a relation."""

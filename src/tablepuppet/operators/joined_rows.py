@@ -27,10 +27,10 @@ Found = TypeVar("Found")
 class Block:
     """Some joined rows that follow each other, with their part of every column."""
 
-    __slots__ = ("_columns", "mapping", "part")
+    __slots__ = ("_columns", "_mapping", "part")
 
     def __init__(self, mapping: TableMapping, columns: Mapping[str, NDArray[Any]], part: slice):
-        self.mapping, self._columns, self.part = mapping, columns, part
+        self._mapping, self._columns, self.part = mapping, columns, part
 
     def __len__(self) -> int:
         return int(self.part.stop - self.part.start)
@@ -48,6 +48,12 @@ class Block:
             return self._columns[column][..., self.part]
         name, slot = column
         return self._columns[name][slot, ..., self.part]
+
+    def gathered(self, alias: str, values: Array) -> Array:
+        """Values of a table's base rows, (outputs, base rows), as values of these rows: (outputs, rows)."""
+        table = self._mapping.tables[alias]
+        # mode="clip" skips the bounds check
+        return values[:, self.part] if table.is_identity else values.take(table.index[self.part], 1, mode="clip")
 
     @property
     def labels(self) -> NDArray[Any]:
@@ -124,15 +130,26 @@ class JoinedRows:
         return values[0] if len(values) == 1 else values.T
 
     def whole(self) -> Block:
-        """All rows as one block, for what moves values between joined and base rows."""
+        """All rows as one block, for results that need all at once, such as ranks of scores."""
         return Block(self.mapping, self._columns, slice(0, len(self)))
 
-    def with_labels(self, work: Callable[[Block], NDArray[np.float64]]) -> JoinedRows:
+    def sums_at(self, alias: str, column: Column, work: Callable[[Array], Array]) -> Array:
+        """A column, after ``work`` on it, summed at the base rows of a table (Eq. 10)."""
+        values = work(self.whole()[column])
+        sums = self.mapping.scatter_sum(alias, values)
+        return sums.copy(order="K") if sums is values else sums  # the column will change
+
+    def with_labels(
+        self,
+        work: Callable[Concatenate[Block, Arguments], NDArray[np.float64]],
+        *given: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> JoinedRows:
         """The same rows with other labels, computed by block, and with separate columns."""
         found = JoinedRows(self.mapping, self.outputs, np.empty(len(self)))
 
         def write(block: Block) -> None:
-            found._columns[LABELS][block.part] = work(block)
+            found._columns[LABELS][block.part] = work(block, *given, **named)
 
         self.each(write)
         self._relabelled.append(found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,12 +48,7 @@ class LearningOverJoin:
 
     def scatter(self, column: Column, aliases: Iterable[str]) -> dict[str, Array]:
         """A gradient by scores as the gradient by predictions of each table, summed at its base rows."""
-        gradient, found = self.rows.whole()[column], {}
-        for alias in aliases:
-            by_predictions = self.head.backward(alias, gradient)
-            sums = self.mapping.scatter_sum(alias, by_predictions)
-            found[alias] = sums.copy(order="K") if sums is by_predictions else sums  # the column will change
-        return found
+        return {alias: self.rows.sums_at(alias, column, partial(self.head.backward, alias)) for alias in aliases}
 
     def scatter_centred(self, column: Column, aliases: Iterable[str]) -> dict[str, Array]:
         """The same after subtracting the mean over joined rows: the intercept absorbs a constant."""
@@ -86,10 +82,4 @@ def _add(block: Block, head: Head, changes: Mapping[str, Array]) -> None:
 
 def _gathered(block: Block, predictions: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
     """By alias, the predictions of a table for the rows of a block: (outputs, rows)."""
-    for alias, values in predictions.items():
-        table = block.mapping.tables[alias]
-        # mode="clip" skips the bounds check
-        yield (
-            alias,
-            values[:, block.part] if table.is_identity else values.take(table.index[block.part], 1, mode="clip"),
-        )
+    return ((alias, block.gathered(alias, values)) for alias, values in predictions.items())

@@ -34,7 +34,7 @@ Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0)]
 
 
-class Tls(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class TlsPaths(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Files of mutual TLS."""
 
     cert: Annotated[str, Meta(description="certificate of this party; its first DNS name is the party's name")]
@@ -130,7 +130,7 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     blinding_key: Annotated[str, Meta(description="file of the key that all parties share")]
     allow: Annotated[list[str], Meta(description="callers: the first DNS names of their certificates")]
     tables: Annotated[dict[str, TableEntry], Meta(description="what is published, by name")]
-    tls: Annotated[Tls | None, Meta(description="files of mutual TLS")] = None
+    tls: Annotated[TlsPaths | None, Meta(description="files of mutual TLS")] = None
     insecure: Annotated[bool, Meta(description="listen without TLS beyond this machine")] = False
     audit_log: Annotated[str, Meta(description="file that every request is written to")] = "audit.jsonl"
     state_dir: Annotated[
@@ -295,7 +295,7 @@ def _absolute(settings: PartyFile, folder: Path, environment: Mapping[str, str])
     def path(text: str) -> str:
         return str(folder / Path(text).expanduser())
 
-    tls = settings.tls and Tls(path(settings.tls.cert), path(settings.tls.key), path(settings.tls.ca))
+    tls = settings.tls and TlsPaths(path(settings.tls.cert), path(settings.tls.key), path(settings.tls.ca))
     return msgspec.structs.replace(
         settings,
         database=anchored(_filled(settings.database, environment), folder),

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 from msgspec import Struct
@@ -25,42 +25,43 @@ from tablepuppet.party.returns import Returns
 
 log = logging.getLogger("tablepuppet.party")
 Values = dict[str, Any]  # plain values and NumPy arrays by name
+Declared = ParamSpec("Declared")  # what an op declares of itself
+Function = Callable[..., Values]
 SECURE = "secure"  # the argument that asks for a masked reply
 
 
 @dataclass(frozen=True)
 class Op:
-    """A registered op.
+    """A registered op. What it declares is here, and nowhere else: `op` takes the same."""
 
-    ``asked`` says when a coordinator asks for it: the docs list that.
-    ``columns`` are the arguments that name the outputs it works on; an op without any works on every feature.
-    ``use`` is one of which those outputs must have at least one; None: what the releases are allowed for. A ``private``
-    op adds noise to everything it releases, and charges for it before it reads a row, with `LocalTable.noisy`. It is
-    total: it is refused because of its arguments alone, or returns a release in which only noisy values depend on rows.
-    If ``private`` names arguments, the op is private when all of them are given; the guard checks this before it runs.
-    An ``on_shelf`` op works on the caller's parts of saved models and needs no table; what it releases of the part
-    named by its argument ``part`` is checked against the policy of the tables that the part was learned from.
-    ``summed`` are all values of its reply, if a coordinator needs no more of them than their sums over shards.
-    ``fields`` are the arguments that name columns of the table itself, selected or not, if it works on such.
-    ``receiver`` is the argument that names the party to which predictions made with the table's features will go.
-    ``directions`` is the argument with vectors that the caller may choose at will, if it answers products with such:
-    the table's policy must allow them (``matrix``), and their columns are counted instead of replies.
-    ``returns`` says what each value of its reply is: the coordinator uses no other.
-    """
-
+    function: Function
     name: str
+    _: KW_ONLY
+    asked: str  # when a coordinator asks for it: the docs list that
     releases: Release
-    function: Callable[..., Values]
-    columns: tuple[str, ...] = ()
-    use: Use | None = None
-    private: bool | tuple[str, ...] = False
-    on_shelf: bool = False
-    summed: tuple[str, ...] = ()
-    fields: tuple[str, ...] = ()
-    receiver: str = ""
-    directions: str = ""
+    # What each value of its reply is: the coordinator uses no other.
     returns: Returns | None = None
-    asked: str = ""
+    # The arguments that name the outputs it works on; an op without any works on every feature.
+    columns: tuple[str, ...] = ()
+    # The arguments that name columns of the table itself, selected or not, if it works on such.
+    fields: tuple[str, ...] = ()
+    # A use of which those outputs must have at least one; None: what the releases are allowed for.
+    use: Use | None = None
+    # A private op adds noise to everything it releases, and charges for it before it reads a row, with
+    # `LocalTable.noisy`. It is total: it is refused because of its arguments alone, or returns a release in which only
+    # noisy values depend on rows. If names of arguments are here, the op is private when all of them are given; the
+    # guard checks this before it runs.
+    private: bool | tuple[str, ...] = False
+    # Works on the caller's parts of saved models and needs no table; what it releases of the part named by its argument
+    # ``part`` is checked against the policy of the tables that the part was learned from.
+    on_shelf: bool = False
+    # All values of its reply, if a coordinator needs no more of them than their sums over shards.
+    summed: tuple[str, ...] = ()
+    # The argument that names the party to which predictions made with the table's features will go.
+    receiver: str = ""
+    # The argument with vectors that the caller may choose at will, if it answers products with such: the table's policy
+    # must allow them (``matrix``), and their columns are counted instead of replies.
+    directions: str = ""
 
     def is_private(self, arguments: Mapping[str, Any]) -> bool:
         """Whether everything it releases has noise, with these arguments."""
@@ -102,43 +103,24 @@ class Op:
 REGISTRY: dict[str, Op] = {}
 
 
-def op(
-    name: str,
-    *,
-    asked: str,
-    releases: Release,
-    columns: tuple[str, ...] = (),
-    use: Use | None = None,
-    private: bool | tuple[str, ...] = False,
-    on_shelf: bool = False,
-    summed: tuple[str, ...] = (),
-    fields: tuple[str, ...] = (),
-    receiver: str = "",
-    directions: str = "",
-    returns: Returns | None = None,
-) -> Callable[[Callable[..., Values]], Callable[..., Values]]:
-    """Register a function as an op that releases only ``releases`` of ``columns``; see `Op`."""
+def _registering(
+    make: Callable[Concatenate[Function, Declared], Op],
+) -> Callable[Declared, Callable[[Function], Function]]:
+    def op(*values: Declared.args, **named: Declared.kwargs) -> Callable[[Function], Function]:
+        """Register a function as an op that releases only ``releases`` of ``columns``; see `Op`."""
 
-    def register(function: Callable[..., Values]) -> Callable[..., Values]:
-        assert name not in REGISTRY, f"two ops are called {name}"
-        REGISTRY[name] = Op(
-            name,
-            releases,
-            function,
-            columns,
-            use,
-            private,
-            on_shelf,
-            summed,
-            fields,
-            receiver,
-            directions,
-            returns,
-            asked,
-        )
-        return function
+        def register(function: Function) -> Function:
+            made = make(function, *values, **named)
+            assert made.name not in REGISTRY, f"two ops are called {made.name}"
+            REGISTRY[made.name] = made
+            return function
 
-    return register
+        return register
+
+    return op
+
+
+op = _registering(Op)
 
 
 def find_op(name: str) -> Op:

@@ -192,7 +192,7 @@ def _warnings(settings: PartyFile, tables: list[TableReport]) -> list[str]:
     found = [] if settings.allow else ["allow is empty: nobody may call"]
     if settings.metrics_address is not None and not is_loopback(settings.metrics_address[0]):
         found.append(
-            "metrics can be read from other machines, without TLS and by everybody: they tell who calls, how often and "
+            "metrics can be read from other machines, without TLS and by everybody: they show who calls, how often and "
             "how much, so let only your monitoring reach that port"
         )
     if settings.state_dir is None:

@@ -302,7 +302,7 @@ class Exactly:
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnPart:
     """A part of a column of values, which `sent_column.py` holds against the rows when it is read."""
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:

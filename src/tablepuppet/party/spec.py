@@ -93,7 +93,7 @@ class Cnn(msgspec.Struct, frozen=True, tag_field="kind", tag="cnn"):
         return (convolutions + sum((into + 1) * out for into, out in pairwise(widths)),)
 
 
-Sizes = Annotated[Sequence[Some], Meta(max_length=10_000)]
+CategoryCounts = Annotated[Sequence[Some], Meta(max_length=10_000)]
 """How many categories each categorical column has."""
 
 
@@ -106,7 +106,7 @@ class TabNet(msgspec.Struct, frozen=True, tag_field="kind", tag="tabnet"):
 
     outputs: Some
     part: SomeOrNone
-    categories: Sizes
+    categories: CategoryCounts
     double: bool
 
     def theta_shape(self, width: int) -> tuple[int, ...]:

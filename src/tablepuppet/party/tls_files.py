@@ -11,7 +11,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from tablepuppet.errors import ConfigError
-from tablepuppet.party.config import Tls
+from tablepuppet.party.config import TlsPaths
 from tablepuppet.privacy.certificates import identity
 from tablepuppet.privacy.private_file import read_private_file
 
@@ -26,7 +26,7 @@ class TlsFiles:
     authorities: bytes
 
 
-def read_tls_files(tls: Tls) -> TlsFiles:
+def read_tls_files(tls: TlsPaths) -> TlsFiles:
     """Read the files; ConfigError unless the certificate names its owner, is good today and belongs to the key."""
     key = read_private_file(Path(tls.key), "tls.key")
     certificate, authorities = _read(tls.cert, "tls.cert"), _read(tls.ca, "tls.ca")
@@ -49,7 +49,7 @@ def _read(path: str, setting: str) -> bytes:
         raise ConfigError(f"cannot read {setting} {path!r}: {error.strerror}") from error
 
 
-def _check_pair(certificate: x509.Certificate, key: bytes, tls: Tls) -> None:
+def _check_pair(certificate: x509.Certificate, key: bytes, tls: TlsPaths) -> None:
     if not certificate.not_valid_before_utc <= datetime.now(UTC) <= certificate.not_valid_after_utc:
         raise ConfigError(f"tls.cert {tls.cert!r} is not good today; issue a new one")
     try:

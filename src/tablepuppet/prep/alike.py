@@ -55,7 +55,7 @@ def first_of_each(data: EncodedTable) -> NDArray[np.int32] | None:
 def _compared(data: EncodedTable, most: int) -> NDArray[np.int32] | None:
     """The first row of each row's group; None if there are more groups than ``most``.
 
-    Column after column, rows that were equal so far are told apart by their next value.
+    Column after column, rows that were equal so far are distinguished by their next value.
     """
     rows = len(data.dense)
     groups, count = np.zeros(rows, np.int32), min(rows, 1)
@@ -90,8 +90,8 @@ class AlikeRows:
         tables = [client.plan.tables[alias] for alias in self._aliases]
         self._asked: Pending | None = None
         if all(shard.max_rounds is None for table in tables for shard in table.shards):
-            told = {"encoding": encoding.id}
-            self._asked = client.ask("rows.alike", lambda alias, _: told if alias in self._aliases else None)
+            named = {"encoding": encoding.id}
+            self._asked = client.ask("rows.alike", lambda alias, _: named if alias in self._aliases else None)
 
     def read(self) -> dict[str, NDArray[np.int32]] | None:
         """By table, for each base row the place of the first one that is alike, among rows of the same shard.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import LearnError
 from tablepuppet.party.arguments import Means, fits
 from tablepuppet.prep.encode import NO_DIGESTS, TableSteps
-from tablepuppet.prep.known import Statistics, Wanted
+from tablepuppet.prep.known import Statistics, WantedColumn
 from tablepuppet.prep.label_sums import Folds, LabelSums
 from tablepuppet.prep.moments import Moments, NotYetKnown, Ranks
 from tablepuppet.prep.selected import is_date, is_public
@@ -304,7 +304,7 @@ class Attempt:
     def _derived(self, alias: str, name: str, chain: TableSteps, size: int | None = None) -> Any:
         """Statistics after steps: wanted only if they contain no placeholder."""
         self._refuse_guesses(name, chain)
-        return self.statistics.derived(Wanted(alias, name, chain, size))
+        return self.statistics.derived(WantedColumn(alias, name, chain, size))
 
     def _refuse_guesses(self, name: str, chain: TableSteps) -> None:
         read = {name, *(each for step in chain.steps for each in step.reads)}
@@ -323,7 +323,7 @@ class Attempt:
         self.labelled.append((step, column.column))
         chain = self.chain(column.name, column.alias)
         self._refuse_guesses(column.name, chain)
-        return self.statistics.label_sums(Wanted(column.alias, column.name, chain, column.size), folds)
+        return self.statistics.label_sums(WantedColumn(column.alias, column.name, chain, column.size), folds)
 
     # What steps do
 

@@ -84,7 +84,7 @@ def derived_sums(
     steps = needed_for(steps, wanted)
     shapes = check_read(table, "prep.sums", columns, categories, steps, digests)
     if len(set(wanted)) < len(wanted) or not set(wanted) <= shapes.sizes.keys():
-        raise PartyError(f"party {table.grant.party!r}: prep.sums tells of columns that there are, each once")
+        raise PartyError(f"party {table.grant.party!r}: prep.sums takes names of existing columns, each once")
     _count(table, view, wanted, steps)
     frame = frame_of(table, view, blinding, categories, digests)
     frame.run(steps)

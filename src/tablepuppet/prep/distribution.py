@@ -4,10 +4,8 @@ A party counts its rows in buckets of the ordered words of values (ordered.py); 
 coordinator asks only for buckets that may contain a wanted rank, so at most eight trips are needed. Fewer are enough if
 a bucket of a public column has few distinct values, which are then listed.
 
-If the column is not public, every released cell has at least `least` distinct base rows: smaller buckets are pooled
-with their neighbours. The cells of one column over the same rows form a tree, in which each node is the sum of its
-children. So no number of answers reveals anything smaller than a cell. The party counts how many columns and sets of
-rows are refined (``limits.max_refinements``).
+How a party divides a bucket into cells is in cells.py. It counts how many columns and sets of rows are refined
+(``limits.max_refinements``).
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
-import pyarrow as pa
 from msgspec import Meta
 from numpy.typing import NDArray
 
@@ -31,17 +28,12 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Level
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, Asked, Numbers, Returns, Wrong
-from tablepuppet.pieces import over_pieces
-from tablepuppet.prep.ordered import DEPTHS, FAN, INFINITY, Bucket, Words, around, image, values_of
-from tablepuppet.prep.values import numbers
+from tablepuppet.prep.cells import NEXT_NONE, Cells, ColumnWords
+from tablepuppet.prep.ordered import DEPTHS, FAN, INFINITY, Bucket, Words, values_of
 from tablepuppet.sql.query import OutputColumn
 
 Depth = Annotated[int, Meta(ge=0, le=DEPTHS - 1)]
-LISTED = 1024  # values of a public column that are listed rather than cut further
-SAMPLED = 4 * LISTED  # values that are checked first, to see whether there are few distinct ones
-LEAST = 5  # base rows of a cell of a column that is not public, where the policy's min_group is lower
 MOST_BUCKETS = 1 << 16  # that one request may ask for
-NEXT_NONE = -1  # a cell that is not cut further
 KINDS = {"lows": np.uint64, "highs": np.uint64, "nexts": np.int16, "weights": np.float64}
 
 
@@ -100,7 +92,7 @@ def buckets(
     size = 0
     for place in np.unique(places).tolist():
         numbered = np.flatnonzero(places == place).tolist()
-        values = _Column.of(table, view, columns[place], [asked[number] for number in numbered])
+        values = ColumnWords.of(table, view, columns[place], [asked[number] for number in numbered])
         for number in numbered:
             check_time()
             found[number] = values.cells(asked[number])
@@ -131,158 +123,6 @@ def mark_of_rows(table: LocalTable, view: str) -> str:
     mark = hashlib.sha256(positions[order].tobytes())
     mark.update(rows.counts[order].astype(np.int64).tobytes())
     return mark.hexdigest()
-
-
-@dataclass(frozen=True)
-class Cells:
-    """Cells of one bucket in increasing order: smallest and largest word, joined rows, next byte to refine or -1."""
-
-    lows: Words
-    highs: Words
-    nexts: NDArray[np.int16]
-    weights: NDArray[np.float64]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of them."""
-        return self.lows.nbytes + self.highs.nbytes + self.nexts.nbytes + self.weights.nbytes
-
-    @classmethod
-    def of(cls, runs: Sequence[_Run]) -> Cells:
-        """The cells that runs of buckets make."""
-        return cls(
-            np.array([run.low for run in runs], np.uint64),
-            np.array([run.high for run in runs], np.uint64),
-            np.array([run.next for run in runs], np.int16),
-            np.array([run.weight for run in runs], np.float64),
-        )
-
-
-@dataclass(frozen=True)
-class _Edge:
-    """Rows at one end of a run that are too few for a cell of their own."""
-
-    rows: int = 0
-    weight: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Run:
-    """Neighbouring buckets that are released as one cell; at most one of them, ``heavy``, may be refined."""
-
-    low: int
-    high: int
-    weight: float
-    heavy: Bucket | None = None
-    left: _Edge = _Edge()  # what the run has below its heavy bucket, and above it
-    right: _Edge = _Edge()
-
-    @property
-    def next(self) -> int:
-        """The last byte of the heavy bucket; -1 if there is none, or it is a single word."""
-        return self.heavy.prefix % FAN if self.heavy and self.heavy.depth < DEPTHS else NEXT_NONE
-
-
-@dataclass(frozen=True)
-class _Column:
-    """The values that rows of a relation have in a column."""
-
-    words: Words
-    weights: NDArray[np.float64] | None  # None: one for each
-    firsts: NDArray[np.bool_]  # of rows that are listed again, only the first counts; not needed of a public column
-    least: int | None  # different rows of a cell; None: any
-
-    @classmethod
-    def of(cls, table: LocalTable, view: str, name: str, asked: Sequence[Bucket]) -> _Column:
-        """A column; for a public one, rows outside of the asked buckets are not needed."""
-        rows = table.view(view)
-        values, present = numbers(table.column(name, view))
-        if not table.grant.is_group(int(np.count_nonzero(present & rows.firsts))):
-            present = np.zeros_like(present)
-        least = None if table.level(name) is Level.PUBLIC else max(table.grant.rules.min_group, LEAST)
-        near = None if least is not None else around(values, asked)
-        chosen = present if near is None else present & near
-        part = slice(None) if chosen.all() else chosen
-        weights = None if rows.is_each_joined_once else rows.counts[part].astype(np.float64)
-        return cls(image(values[part]), weights, rows.firsts if least is None else rows.firsts[part], least)
-
-    def _sums(self, places: NDArray[np.integer], chosen: NDArray[np.bool_] | slice, size: int) -> NDArray[np.float64]:
-        """The joined rows of chosen rows, by their places."""
-        weights = None if self.weights is None else self.weights[chosen]
-        return np.bincount(places, weights, minlength=size).astype(np.float64)
-
-    def cells(self, bucket: Bucket) -> Cells:
-        """The cells of one bucket; none of a bucket that was not released before."""
-        if self.least is None:
-            return self._exact(bucket)
-        whole = int(np.count_nonzero(self.firsts))
-        total = len(self.words) if self.weights is None else self.weights.sum()
-        run = _Run(0, Bucket().high, float(total), Bucket()) if whole >= self.least else None
-        for depth in range(bucket.depth):
-            if run is None:
-                break
-            wanted = bucket.prefix >> 8 * (bucket.depth - 1 - depth)
-            run = next((each for each in self._cut(run) if each.heavy and each.heavy.prefix == wanted), None)
-        return Cells.of([] if run is None else self._cut(run))
-
-    def _exact(self, bucket: Bucket) -> Cells:
-        """Values, if they are few, else the buckets one byte deeper."""
-        some = self.words[:: max(1, len(self.words) // SAMPLED)]
-        if len(np.unique(some[bucket.chosen(some)])) <= LISTED:  # else they are not few
-            chosen = bucket.chosen(self.words)
-            few = _few(self.words[chosen])
-            if few is not None:
-                listed, places = few
-                order = np.argsort(listed)
-                sums = self._sums(places, chosen, len(listed))[order]
-                return Cells(listed[order], listed[order], np.full(len(listed), NEXT_NONE, np.int16), sums)
-
-        def count(part: slice) -> NDArray[np.float64]:
-            return self._sums(bucket.children(self.words[part]), part, FAN + 1)
-
-        sums = np.sum([np.zeros(FAN + 1), *(each for _, each in over_pieces(count, len(self.words)))], axis=0)[:FAN]
-        bytes_ = np.flatnonzero(sums)
-        width = np.uint64(1 << (56 - 8 * bucket.depth))  # words of a child
-        lows = np.uint64(bucket.low) + bytes_.astype(np.uint64) * width
-        nexts = bytes_ if bucket.depth + 1 < DEPTHS else np.full(len(bytes_), NEXT_NONE)
-        return Cells(lows, lows + (width - np.uint64(1)), nexts.astype(np.int16), sums[bytes_])
-
-    def _cut(self, run: _Run) -> list[_Run]:
-        """The runs into which the heavy bucket of a run is divided, left to right; first and last get its edges."""
-        assert run.heavy is not None
-        assert self.least is not None
-        chosen = run.heavy.chosen(self.words)
-        bytes_ = run.heavy.next_bytes(self.words[chosen])
-        weights = self._sums(bytes_, chosen, FAN)
-        rows = np.bincount(bytes_[self.firsts[chosen]], minlength=FAN)
-        found: list[_Run] = []
-        low, before, heavy = run.low if run.left.rows else None, run.left, None
-        left, high = _Edge(), run.low
-        for byte in np.flatnonzero(weights).tolist():
-            child = run.heavy.child(byte)
-            low = child.low if low is None else low
-            if rows[byte] >= self.least:
-                heavy, left = child, before
-            before = _Edge(before.rows + int(rows[byte]), before.weight + float(weights[byte]))
-            high = child.high
-            if before.rows >= self.least:
-                found.append(_Run(low, high, before.weight, heavy, left))
-                low, before, heavy, left = None, _Edge(), None, _Edge()
-        rest = _Edge(before.rows + run.right.rows, before.weight + run.right.weight)
-        if rest.weight:  # too few rows for a cell of their own: part of the last one, as the run has enough
-            last = found.pop()
-            high = run.high if run.right.rows else high
-            found.append(_Run(last.low, high, last.weight + rest.weight, last.heavy, last.left, rest))
-        return found
-
-
-def _few(words: Words) -> tuple[Words, NDArray[np.int32]] | None:
-    """(the different words, the place of each word among them), if they are few; a sample shows whether they are."""
-    step = len(words) // (4 * LISTED)
-    if step > 1 and len(np.unique(words[::step])) > LISTED:
-        return None
-    found = pa.array(words).dictionary_encode()  # by hashing: much quicker than sorting
-    return (found.dictionary.to_numpy(), found.indices.to_numpy()) if len(found.dictionary) <= LISTED else None
 
 
 @dataclass

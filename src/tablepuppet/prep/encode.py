@@ -233,7 +233,7 @@ def read_arguments(table: TableSteps) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedShard:
     """What ``encode.build`` keeps at a party: encoded rows, the rows they are, and whether they may get noise.
 
     ``private`` ones are of any numbers, none further than `FARTHEST` from the mean, and null records are all zeros.
@@ -300,7 +300,7 @@ def build(
         if name in shapes.coded and len(digests[f"digests{place}"])
     )
     data = EncodedTable(dense, tuple(coded), tuple(shapes.coded.values()), lists)
-    table.state[f"{view}/{encoding}"] = Encoded(data, table.view(view), private)
+    table.state[f"{view}/{encoding}"] = EncodedShard(data, table.view(view), private)
     return {}
 
 

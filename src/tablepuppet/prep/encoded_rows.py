@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.local_table import LocalTable
-from tablepuppet.prep.encode import Encoded
+from tablepuppet.prep.encode import EncodedShard
 from tablepuppet.prep.encoded_table import EncodedTable
 
 
@@ -22,8 +22,8 @@ def encoded_for_noise(table: LocalTable, view: str, encoding: str) -> EncodedTab
     return found.data
 
 
-def _encoded(table: LocalTable, view: str, encoding: str) -> Encoded:
+def _encoded(table: LocalTable, view: str, encoding: str) -> EncodedShard:
     found = table.state.get(f"{view}/{encoding}")
-    if not isinstance(found, Encoded) or found.view is not table.view(view):  # rows may be announced again
+    if not isinstance(found, EncodedShard) or found.view is not table.view(view):  # rows may be announced again
         raise PartyError(f"party {table.grant.party!r} has not encoded the rows of this relation; fit the model again")
     return found

@@ -15,7 +15,7 @@ from tablepuppet.party.allowance import check_memory, check_time
 from tablepuppet.party.blind import Blinded, blind
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.prep.specs import (
-    Clip,
+    Clipped,
     Cut,
     DatePart,
     Drop,
@@ -315,7 +315,7 @@ def _scale(step: Scale, frame: Frame) -> None:
 
 
 @_run.register
-def _clip(step: Clip, frame: Frame) -> None:
+def _clip(step: Clipped, frame: Frame) -> None:
     frame.change(step.column, lambda values: np.clip(values, step.low, step.high))
 
 
@@ -345,7 +345,7 @@ def inverse(steps: Sequence[Spec], name: str, values: Floats) -> Floats:
                 found = np.exp(found) - offset
             case Exponent(exponent=exponent):
                 found = power(found, 1 / exponent)
-            case Fill() | Clip() | Without():
+            case Fill() | Clipped() | Without():
                 continue
             case _:
                 raise LearnError(f"column {name!r} is made by steps that cannot be undone")

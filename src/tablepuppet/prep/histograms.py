@@ -61,7 +61,7 @@ class BinCounts:
 )
 def count_bins(table: LocalTable, view: str, columns: Sequence[str], lows: List, highs: List, bins: Bins) -> Values:
     """Joined rows in equally wide bins of public columns: of any others, bins of a caller's choice could be cut until
-    they tell single values.
+    they reveal single values.
     """
     if lows.shape != (len(columns),) or highs.shape != lows.shape or not (lows < highs).all():
         raise PartyError(f"party {table.grant.party!r}: bins need a low and a higher number for each column")

@@ -47,7 +47,7 @@ def stand_in(rank: float) -> float:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedColumn:
     """A column after steps whose statistics are wanted; ``size`` is its number of codes, None of numbers."""
 
     alias: str
@@ -87,9 +87,9 @@ class Statistics(ABC):
         self._derived: dict[tuple[str, str, bytes], Any] = {}
         self._names: dict[str, list[str | None]] = {}
         self.wanted_ranks: dict[str, tuple[OutputColumn, set[float]]] = {}
-        self.wanted: dict[tuple[str, str, bytes], Wanted] = {}
+        self.wanted: dict[tuple[str, str, bytes], WantedColumn] = {}
         self.wanted_names: dict[str, Coded] = {}
-        self.wanted_codes: dict[tuple[str, str, bytes], Wanted] = {}
+        self.wanted_codes: dict[tuple[str, str, bytes], WantedColumn] = {}
 
     def owners(self, alias: str) -> str:
         """The parties that own a table's rows, as the end of an error."""
@@ -136,7 +136,7 @@ class Statistics(ABC):
         """How many order statistics are wanted: a step that has wanted one has placeholders."""
         return sum(len(ranks) for _, ranks in self.wanted_ranks.values())
 
-    def derived(self, wanted: Wanted) -> Any:
+    def derived(self, wanted: WantedColumn) -> Any:
         """Moments of a column after steps, or how many joined rows have each of its codes."""
         if wanted.key not in self._derived:
             self.wanted[wanted.key] = wanted
@@ -144,7 +144,7 @@ class Statistics(ABC):
         return self._derived[wanted.key]
 
     @abstractmethod
-    def label_sums(self, wanted: Wanted, folds: Folds) -> LabelSums:
+    def label_sums(self, wanted: WantedColumn, folds: Folds) -> LabelSums:
         """Sums of the label by the codes of a column after steps."""
 
     def names(self, column: OutputColumn, digests: NDArray[np.uint8]) -> list[str | None]:
@@ -206,7 +206,7 @@ class Known(Statistics):
         words, places = np.unique(lows, return_inverse=True)
         return float(values_of(words[[np.bincount(places, weights).argmax()]])[0])
 
-    def label_sums(self, wanted: Wanted, folds: Folds) -> LabelSums:
+    def label_sums(self, wanted: WantedColumn, folds: Folds) -> LabelSums:
         """Sums of the label by the codes of a column after steps."""
         if wanted.key not in self._codes:
             self.wanted_codes[wanted.key] = wanted
@@ -243,7 +243,7 @@ class Known(Statistics):
         for each_coded, texts in zip(coded, named.read(), strict=True):
             self._names[each_coded.column.name] = texts
 
-    def _ask(self, op: str, listed: Sequence[Wanted]) -> Pending:
+    def _ask(self, op: str, listed: Sequence[WantedColumn]) -> Pending:
         """Ask the shards of a table."""
         alias, tables = listed[0].alias, [each.table for each in listed]
         table = TableSteps(
@@ -254,7 +254,7 @@ class Known(Statistics):
         given = {"blinding": self._blinding, "wanted": [each.name for each in listed], **read_arguments(table)}
         return self._client.ask(op, lambda name, _: given if name == alias else None)
 
-    def _store(self, listed: Sequence[Wanted], replies: Sequence[Mapping[str, Any]]) -> None:
+    def _store(self, listed: Sequence[WantedColumn], replies: Sequence[Mapping[str, Any]]) -> None:
         place = start = 0
         for each in listed:
             if each.size is None:
@@ -287,9 +287,9 @@ class Known(Statistics):
                 self._ranks |= {(name, rank): known.value(rank)[0] for rank in wanted[name][1]}
 
 
-def merged(wanted: Iterable[Wanted]) -> list[list[Wanted]]:
+def merged(wanted: Iterable[WantedColumn]) -> list[list[WantedColumn]]:
     """Questions that one request can ask: of one table, about different columns."""
-    groups: list[tuple[str, set[str], list[Wanted]]] = []
+    groups: list[tuple[str, set[str], list[WantedColumn]]] = []
     for each in wanted:
         names = each.names
         for alias, taken, listed in groups:
@@ -334,7 +334,7 @@ class Foreseen(Statistics):
         self.needs.ranks[column.name] = column
         return 2.0
 
-    def label_sums(self, wanted: Wanted, folds: Folds) -> LabelSums:
+    def label_sums(self, wanted: WantedColumn, folds: Folds) -> LabelSums:
         """Some, after a trip."""
         if wanted.key not in self._coded:
             self.wanted_codes[wanted.key] = wanted

@@ -72,7 +72,7 @@ def sent_codes(
     steps = needed_for(steps, wanted)
     shapes = check_read(table, "prep.codes", columns, categories, steps, digests)
     if len(set(wanted)) < len(wanted) or not set(wanted) <= shapes.coded.keys():
-        raise PartyError(f"party {table.grant.party!r}: prep.codes tells of columns of codes, each once")
+        raise PartyError(f"party {table.grant.party!r}: prep.codes takes names of columns of codes, each once")
     rows = table.view(view)
     check_reply(4 * len(rows.row_ids) * len(wanted))
     frame = frame_of(table, view, blinding, categories, digests)

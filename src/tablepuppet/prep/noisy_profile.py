@@ -34,7 +34,7 @@ WITHOUT = {
     "distinct": "a single row can add a category",
     "skew, kurtosis": LEFT_OUT["skew, kurtosis"],
     "correlations": "pairs of columns have no form with noise here",
-    "columns that tell the label": "labels have noise by label_epsilon, in a fit",
+    "columns that predict the label": "labels have noise by label_epsilon, in a fit",
     "names of categories": "they are values; categories are numbered by frequency",
 }
 

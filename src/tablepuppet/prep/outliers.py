@@ -45,7 +45,7 @@ class Outlying:
         return self.below + self.above
 
 
-class Outliers(ShownAsTable):
+class FoundOutliers(ShownAsTable):
     """Outliers by column: ``found["price"].outliers`` is their number, ``.low`` and ``.high`` the bounds."""
 
     def __init__(self, rule: str, found: Sequence[Outlying]):
@@ -96,7 +96,7 @@ def _cells(each: Outlying) -> list[str]:
     return [each.column.name, each.column.alias, *ends, *counts, f"{about}{_share(each):.2%}"]
 
 
-def outlier_by_iqr(client: Client, columns: Sequence[str] | None, k: float) -> Outliers:
+def outlier_by_iqr(client: Client, columns: Sequence[str] | None, k: float) -> FoundOutliers:
     """Rows more than ``k`` interquartile ranges beyond a quartile."""
     listed = _checked(client, columns, k, "outlier_by_iqr")
     asked = RowsBelow(client, listed)
@@ -104,10 +104,10 @@ def outlier_by_iqr(client: Client, columns: Sequence[str] | None, k: float) -> O
     for name, (low, high) in asked.quantiles([0.25, 0.75]).items():
         width = high.value - low.value
         bounds[name] = (low.value - k * width, high.value + k * width)
-    return Outliers(f"{k:g} IQR beyond a quartile", _counted(asked, listed, bounds, "outlier_by_iqr"))
+    return FoundOutliers(f"{k:g} IQR beyond a quartile", _counted(asked, listed, bounds, "outlier_by_iqr"))
 
 
-def outlier_by_sd(client: Client, columns: Sequence[str] | None, k: float) -> Outliers:
+def outlier_by_sd(client: Client, columns: Sequence[str] | None, k: float) -> FoundOutliers:
     """Rows more than ``k`` standard deviations (ddof 1) from the mean."""
     listed = _checked(client, columns, k, "outlier_by_sd")
     numbers, asked = NumberStatistics(client, listed), RowsBelow(client, listed)
@@ -115,7 +115,7 @@ def outlier_by_sd(client: Client, columns: Sequence[str] | None, k: float) -> Ou
     for name, each in numbers.read().items():
         width = k * each.std(1) if each.count > 1 else 0.0
         bounds[name] = (each.mean - width, each.mean + width)
-    return Outliers(f"{k:g} standard deviations from the mean", _counted(asked, listed, bounds, "outlier_by_sd"))
+    return FoundOutliers(f"{k:g} standard deviations from the mean", _counted(asked, listed, bounds, "outlier_by_sd"))
 
 
 def _checked(client: Client, columns: Sequence[str] | None, k: float, step: str) -> list[OutputColumn]:

@@ -24,10 +24,10 @@ from tablepuppet.prep.steps.labelled import WOE, LabelStep, TargetEncode
 from tablepuppet.prep.steps.map import Map
 from tablepuppet.prep.steps.products import Interactions, Polynomial
 from tablepuppet.prep.steps.scale import MinMax, Robust, Standardize
-from tablepuppet.prep.steps.step import Step
+from tablepuppet.prep.steps.step import PrepStep
 from tablepuppet.spelling import did_you_mean, setting_meant
 
-STEPS: Mapping[str, type[Step]] = {
+STEPS: Mapping[str, type[PrepStep]] = {
     each.__name__: each
     for each in (
         Bin, Clip, DateParts, DropConstant, DropMissing, Hash, Impute, Interactions, Log, Map, MinMax, OneHot, Ordinal,
@@ -45,12 +45,12 @@ class Pipeline:
     Standardize(columns=[price, i.*])
     """
 
-    steps: Sequence[Step]
+    steps: Sequence[PrepStep]
 
     def __post_init__(self) -> None:
         listed = self.steps if isinstance(self.steps, Sequence) and not isinstance(self.steps, str) else [self.steps]
         for step in listed:
-            if not isinstance(step, Step):
+            if not isinstance(step, PrepStep):
                 given = step.__name__ + ", which is a class" if isinstance(step, type) else type(step).__name__
                 raise LearnError(f"a pipeline is a list of steps, such as [tp.prep.Impute('median')], not of {given}")
         object.__setattr__(self, "steps", tuple(listed))
@@ -73,7 +73,7 @@ class Pipeline:
         """Whether rows to learn from are prepared by other numbers than rows to predict."""
         return any(step.leaves_out for step in self.labelled)
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[PrepStep]:
         return iter(self.steps)
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ class Pipeline:
         return found
 
 
-def _step(entry: Mapping[str, Any]) -> Step:
+def _step(entry: Mapping[str, Any]) -> PrepStep:
     kind = entry.get("kind")
     if not isinstance(kind, str) or kind not in STEPS:
         raise ConfigError(f"prep: kind {kind!r} is no step{did_you_mean(str(kind), STEPS)}")

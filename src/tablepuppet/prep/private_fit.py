@@ -22,7 +22,7 @@ from tablepuppet.operators.client import Client
 from tablepuppet.prep.attempt import Attempt, Column, Dropped
 from tablepuppet.prep.encode import Encoding, build_encoding, drop_column
 from tablepuppet.prep.fit import PipelineSettings, encoders, finish, foresee
-from tablepuppet.prep.known import Statistics, Wanted
+from tablepuppet.prep.known import Statistics, WantedColumn
 from tablepuppet.prep.label_sums import Folds, LabelSums
 from tablepuppet.prep.moments import Ranks
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
@@ -48,7 +48,7 @@ from tablepuppet.prep.steps.labelled import LabelStep
 from tablepuppet.prep.steps.map import Map
 from tablepuppet.prep.steps.products import Polynomial
 from tablepuppet.prep.steps.scale import MinMax, Robust, Standardize
-from tablepuppet.prep.steps.step import Step
+from tablepuppet.prep.steps.step import PrepStep
 from tablepuppet.runs.events import Events
 from tablepuppet.sql.query import OutputColumn
 
@@ -61,7 +61,7 @@ def refuse_with_noise(pipeline: Pipeline) -> None:
             raise PrivacyError(f"prep, step {step.name}: it has no form with noise (feature_epsilon): {advice}")
 
 
-def _instead(step: Step) -> str:
+def _instead(step: PrepStep) -> str:
     """What to write instead of a step; nothing if it has a form with noise."""
     match step:
         case Bin(how="height"):
@@ -128,7 +128,7 @@ class NoisyKnown(Statistics):
         """It has no form with noise, and steps that ask for it were refused."""
         raise PrivacyError(f"column {column.qualified}: its most frequent value has no form with noise")
 
-    def label_sums(self, wanted: Wanted, folds: Folds) -> LabelSums:
+    def label_sums(self, wanted: WantedColumn, folds: Folds) -> LabelSums:
         """They have no form with noise, and steps that ask for them were refused."""
         raise PrivacyError(f"column {wanted.name!r}: sums of the label have no form with noise")
 
@@ -136,7 +136,7 @@ class NoisyKnown(Statistics):
         """They have no form with noise, and steps that ask for them were refused."""
         raise PrivacyError(f"column {column.qualified}: names of its categories have no form with noise")
 
-    def derived(self, wanted: Wanted) -> Any:
+    def derived(self, wanted: WantedColumn) -> Any:
         """After steps: from bounds, as if values were spread evenly between them; codes as if all were as frequent."""
         if wanted.size is not None:
             return np.full(wanted.size, self.rows / max(wanted.size, 1))

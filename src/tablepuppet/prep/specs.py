@@ -97,7 +97,7 @@ class Scale(FittedStep, frozen=True, tag="scale"):
         return True
 
 
-class Clip(FittedStep, frozen=True, tag="clip"):
+class Clipped(FittedStep, frozen=True, tag="clip"):
     """Values below ``low`` are ``low``, those above ``high`` are ``high``."""
 
     column: str
@@ -214,7 +214,7 @@ class Drop(FittedStep, frozen=True, tag="drop"):
 
 
 Spec = (
-    Fill | FillCode | Missing | Scale | Clip | Outside | Without | Logarithm | Exponent | Cut | Other | Lookup
+    Fill | FillCode | Missing | Scale | Clipped | Outside | Without | Logarithm | Exponent | Cut | Other | Lookup
     | FoldLookup | Hashed | Product | Part | Drop
 )  # fmt: skip
 _OF_CODES = (FillCode, Other, Lookup, FoldLookup, Hashed)
@@ -275,7 +275,7 @@ class Shapes:
                     raise PartyError(f"bins of column {name[:100]!r} need edges that rise")
                 self.sizes.pop(name)
                 self.sizes[name] = len(edges) - 1
-            case Clip() | Without():
+            case Clipped() | Without():
                 if step.low > step.high:
                     raise PartyError(f"column {name[:100]!r}: the low bound is above the high one")
             case FillCode(code=code):

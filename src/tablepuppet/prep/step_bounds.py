@@ -15,7 +15,7 @@ import numpy as np
 from tablepuppet.prep.frame import date_part, power
 from tablepuppet.prep.given_bounds import Bounds
 from tablepuppet.prep.specs import (
-    Clip,
+    Clipped,
     Exponent,
     Fill,
     FittedStep,
@@ -79,9 +79,9 @@ def _scale(step: Scale, known: Known) -> Bounds:
     return (low - step.centre) / step.scale, (high - step.centre) / step.scale
 
 
-@_after.register(Clip)
+@_after.register(Clipped)
 @_after.register(Without)
-def _clip(step: Clip | Without, known: Known) -> Bounds:
+def _clip(step: Clipped | Without, known: Known) -> Bounds:
     low, high = known[step.column]
     return min(max(low, step.low), step.high), max(min(high, step.high), step.low)
 

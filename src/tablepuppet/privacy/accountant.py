@@ -166,7 +166,7 @@ def group_epsilon(
     """The epsilon of somebody with ``rows`` rows in each of some tables; ``steps`` are (multiplier, count, sampling).
 
     So many rows change a sum by up to ``rows`` times the norm of one. With sampling, how many of them are in a step has
-    a binomial distribution, which makes the noisy sum a mixture of Gaussians; shorter sums or other directions tell
+    a binomial distribution, which makes the noisy sum a mixture of Gaussians; shorter sums or other directions reveal
     less (Ganesh 2024, arXiv 2310.15526). ``beside`` is that of `gaussian_epsilon`, for all these rows together.
 
     >>> round(group_epsilon(((4.0, 10, None),), 1e-5, 2) / gaussian_epsilon(2.0, 1e-5, 10), 6)

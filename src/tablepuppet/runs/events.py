@@ -1,13 +1,18 @@
 """`Event`s: what happens in a run. Progress bars, logs, histories and monitors all read the same ones.
 
-An event names parties, tables, columns and counts, never a value of a row.
+An event names parties, tables, columns and counts, never a value of a row. Whoever emits one gives neither its time nor
+the id of its run: it has them by itself.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,6 +22,7 @@ from tablepuppet.runs.records import TripRecord
 
 Kind = Literal["progress", "info", "warning", "trip"]
 _LOG = logging.getLogger("tablepuppet")
+_RUN: ContextVar[str | None] = ContextVar("run", default=None)
 _LEVELS = {"progress": logging.DEBUG, "trip": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 
 
@@ -28,9 +34,22 @@ class Event:
     name: str  # what happened, e.g. "column.dropped"; docs/events.md lists them all
     message: str
     fields: Mapping[str, Any] = field(default_factory=dict)
+    time: float = field(default_factory=time.time)  # seconds since 1970
+    run: str | None = field(default_factory=_RUN.get)  # id of the fit, search or program; None outside of one
 
 
 Reader = Callable[[Event], None]
+
+
+@contextmanager
+def one_run() -> Iterator[None]:
+    """Events within the block are of one run, with a random id; within another run it begins with the id of that."""
+    outer, new = _RUN.get(), secrets.token_hex(4)
+    token = _RUN.set(new if outer is None else f"{outer}.{new}")
+    try:
+        yield
+    finally:
+        _RUN.reset(token)
 
 
 class Events:
@@ -74,11 +93,12 @@ class Events:
         message = f"party {trip.party!r}: {', '.join(trip.ops)}: {outcome} in {trip.seconds:.3g} s"
         self.emit("trip", "trip", message, **trip.to_dict())
 
-    def emit(self, kind: Kind, name: str, message: str, **fields: Any) -> None:
-        """Call every reader; a signal to stop that got lost is raised here."""
+    def emit(self, kind: Kind, name: str, message: str, **fields: Any) -> Event:
+        """Call every reader, and return the event; a signal to stop that got lost is raised here."""
         interrupts.check()
         message = without_controls(message)  # parties write names in it
         event = Event(kind, name, message, fields)
         _LOG.log(_LEVELS[kind], "%s", message)
         for reader in list(self._trip_readers if kind == "trip" else self._readers):
             reader(event)
+        return event

@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 
 
 class RoundRecord(Struct, frozen=True, kw_only=True):
-    """One round of a solver; `history_` is a list of these as dicts."""
+    """One round of a fit; `history_` is a list of these as dicts."""
 
     round: int
     seconds: float
@@ -25,7 +25,7 @@ class RoundRecord(Struct, frozen=True, kw_only=True):
     bytes_down: int = 0  # to parties
     messages: int = 0
     epsilon: float | None = None  # spent until then; None without feature privacy
-    solver: str
+    solver: str | None  # None: the learner has none
     converged: bool
     lost: list[str] = []  # parties that were lost in this round
 

@@ -35,7 +35,7 @@ def read_facts(path: Path, format_: int) -> dict[str, Any]:
         raise ConfigError(f"{str(path.parent)!r} does not exist: give the folder that model.save(folder) wrote")
     if not path.exists():
         raise ConfigError(f"{str(path.parent)!r} is no saved model: give the folder that model.save(folder) wrote")
-    with damage_told(path):
+    with damage_explained(path):
         facts = json.loads(path.read_text(encoding="utf-8"))
         if facts["format"] != format_:
             raise ConfigError(f"{str(path)!r} was written by another version of tablepuppet: {AGAIN}")
@@ -47,17 +47,17 @@ def read_facts(path: Path, format_: int) -> dict[str, Any]:
 def read_content(inside: Path, facts: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Arrays, and secrets of categories by party; ConfigError unless they are those that facts were written with."""
     for name in (ARRAYS, SECRETS):
-        with damage_told(inside / name):
+        with damage_explained(inside / name):
             if sha256((inside / name).read_bytes()).hexdigest() != facts["files"][name]:
                 raise ValueError("another digest")
-    with damage_told(inside / ARRAYS), np.load(inside / ARRAYS, allow_pickle=False) as stored:
+    with damage_explained(inside / ARRAYS), np.load(inside / ARRAYS, allow_pickle=False) as stored:
         arrays = {name: stored[name] for name in stored.files}
-    with damage_told(inside / SECRETS):
+    with damage_explained(inside / SECRETS):
         return arrays, dict(json.loads((inside / SECRETS).read_text(encoding="utf-8")))
 
 
 @contextmanager
-def damage_told(path: Path) -> Iterator[None]:
+def damage_explained(path: Path) -> Iterator[None]:
     """ConfigError for any error of reading a file: damaged ones make NumPy, zip and JSON raise many kinds of them."""
     try:
         yield

@@ -24,7 +24,7 @@ class ShardSize:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class JoinSizes:
     """What the join found."""
 
     joined_rows: int
@@ -65,7 +65,9 @@ class Explanation(str):
             printer.text(line)
 
 
-def explain(plan: Plan, sizes: Sizes, local_parties: frozenset[str], preparation: Sequence[str] = ()) -> Explanation:
+def explain(
+    plan: Plan, sizes: JoinSizes, local_parties: frozenset[str], preparation: Sequence[str] = ()
+) -> Explanation:
     """The tree: union, joins, tables, scans; then how features are prepared, if not in the usual way, the bytes of a
     training round and where best to run it.
     """
@@ -78,7 +80,7 @@ def explain(plan: Plan, sizes: Sizes, local_parties: frozenset[str], preparation
     return Explanation("\n".join(lines))
 
 
-def _tree(plan: Plan, sizes: Sizes) -> _Node:
+def _tree(plan: Plan, sizes: JoinSizes) -> _Node:
     query = plan.query
     features = len(query.features)
     label = f"label {query.label.qualified}" if query.label else "no label"
@@ -120,7 +122,7 @@ def _key_text(key: KeyClass) -> str:
     return f"{'composite key' if composite else 'key'} {' = '.join(members)}"
 
 
-def _table(plan: Plan, alias: str, sizes: Sizes) -> _Node:
+def _table(plan: Plan, alias: str, sizes: JoinSizes) -> _Node:
     table, scans = plan.tables[alias], plan.of_alias(alias)
     used = sum(sizes.shards[scan.party, alias].used for scan in scans)
     name = table.name if table.name == alias else f"{table.name} {alias}"
@@ -154,7 +156,7 @@ def _column_text(column: OutputColumn, is_label: bool) -> str:
     return f"{text} (label)" if is_label else text
 
 
-def _round_lines(plan: Plan, sizes: Sizes) -> list[str]:
+def _round_lines(plan: Plan, sizes: JoinSizes) -> list[str]:
     """Bytes per class and round: one number per base row that takes part, each way, for tables with features."""
     moved = {alias: _moved(plan, alias, sizes) for alias in plan.tables}
     wide = max(map(len, moved))
@@ -169,14 +171,14 @@ def _feature_aliases(plan: Plan) -> set[str]:
     return {column.alias for column in plan.query.features}
 
 
-def _moved(plan: Plan, alias: str, sizes: Sizes, party: str | None = None) -> int:
+def _moved(plan: Plan, alias: str, sizes: JoinSizes, party: str | None = None) -> int:
     if alias not in _feature_aliases(plan):
         return 0
     scans = [scan for scan in plan.of_alias(alias) if party in (None, scan.party)]
     return sum(sizes.shards[scan.party, alias].used for scan in scans) * sizes.wire_bytes
 
 
-def _place_lines(plan: Plan, sizes: Sizes, local_parties: frozenset[str]) -> list[str]:
+def _place_lines(plan: Plan, sizes: JoinSizes, local_parties: frozenset[str]) -> list[str]:
     """Which party to run the job at, and what that saves."""
     whole = 2 * sum(_moved(plan, alias, sizes) for alias in plan.tables)
     own = {p: 2 * sum(_moved(plan, alias, sizes, p) for alias in plan.tables) for p in plan.parties}

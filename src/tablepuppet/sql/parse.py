@@ -19,7 +19,7 @@ from tablepuppet.sql.keys import key_classes
 from tablepuppet.sql.place import SqlText
 from tablepuppet.sql.query import Branch, KeyClass, OutputColumn, Query, TableUse
 from tablepuppet.sql.scope import Bound
-from tablepuppet.sql.select import BoundSelect, Output, bind_select
+from tablepuppet.sql.select import BoundSelect, SelectedColumn, bind_select
 from tablepuppet.sql.statement import selects_of, unread
 from tablepuppet.sql.types import KEY_LIKE, Family, family
 
@@ -168,20 +168,20 @@ class _Builder:
                     )
         return self._named(first)
 
-    def _features(self, select: BoundSelect, rename: dict[str, str], label: str | None) -> list[Output]:
+    def _features(self, select: BoundSelect, rename: dict[str, str], label: str | None) -> list[SelectedColumn]:
         """Outputs without the join columns that only a star selected (unless one is the label)."""
         wanted = (label or "").lower()
 
-        def keep(output: Output) -> bool:
+        def keep(output: SelectedColumn) -> bool:
             column = next(iter(output.bound.columns))[1]
             named = wanted in (output.name.lower(), f"{rename[output.alias]}.{output.name}".lower())
             return not output.from_star or named or (rename[output.alias], column) not in self.key_columns
 
         return [output for output in select.outputs if keep(output)]
 
-    def _named(self, outputs: list[Output]) -> list[OutputColumn]:
+    def _named(self, outputs: list[SelectedColumn]) -> list[OutputColumn]:
         """Each distinct output once; a name that two tables use gets its alias in front."""
-        distinct: dict[tuple[str, str, str], Output] = {}
+        distinct: dict[tuple[str, str, str], SelectedColumn] = {}
         for output in outputs:
             distinct.setdefault((output.name.lower(), output.alias, output.bound.text), output)
         names = [name for name, _, _ in distinct]

@@ -41,7 +41,7 @@ class Equality:
 
 
 @dataclass(frozen=True)
-class Output:
+class SelectedColumn:
     """One column of the SELECT list."""
 
     name: str
@@ -62,7 +62,7 @@ class BoundSelect:
     equalities: list[Equality] = field(default_factory=list)
     filters: dict[str, list[Bound]] = field(default_factory=dict)
     crossed: list[str] = field(default_factory=list)  # aliases after an explicit CROSS JOIN
-    outputs: list[Output] = field(default_factory=list)
+    outputs: list[SelectedColumn] = field(default_factory=list)
 
 
 def bind_select(select: exp.Select, sql: SqlText, catalog: Catalog) -> BoundSelect:
@@ -185,7 +185,7 @@ def _two_tables(start: str, bound: Bound) -> str:
     return f"{start} use one table only; this one uses {' and '.join(sorted(bound.aliases))}"
 
 
-def _bind_output(item: exp.Expr, scope: Scope) -> list[Output]:
+def _bind_output(item: exp.Expr, scope: Scope) -> list[SelectedColumn]:
     if isinstance(item, exp.Star) or (isinstance(item, exp.Column) and isinstance(item.this, exp.Star)):
         return _expand_star(item, scope)
     expression = item.this if isinstance(item, exp.Alias) else item
@@ -197,7 +197,7 @@ def _bind_output(item: exp.Expr, scope: Scope) -> list[Output]:
             f"{_two_tables('an expression must', bound)}; select its parts, the model combines them", item
         )
     name = item.alias if isinstance(item, exp.Alias) else _default_name(expression, bound)
-    return [Output(name, bound, from_star=False)]
+    return [SelectedColumn(name, bound, from_star=False)]
 
 
 def _default_name(expression: exp.Expr, bound: Bound) -> str:
@@ -206,7 +206,7 @@ def _default_name(expression: exp.Expr, bound: Bound) -> str:
     return bound.text
 
 
-def _expand_star(item: exp.Expr, scope: Scope) -> list[Output]:
+def _expand_star(item: exp.Expr, scope: Scope) -> list[SelectedColumn]:
     star = item if isinstance(item, exp.Star) else item.this
     for unsupported in ("replace", "rename"):
         if star.args.get(unsupported):
@@ -217,7 +217,7 @@ def _expand_star(item: exp.Expr, scope: Scope) -> list[Output]:
     for node in star.args.get("except_") or ():
         excluded |= _excluded(node, uses, scope)
     return [
-        Output(name, _column(use.alias, name, item), from_star=True)
+        SelectedColumn(name, _column(use.alias, name, item), from_star=True)
         for use in uses
         for name in use.table.columns
         if (use.alias, name) not in excluded

@@ -11,6 +11,7 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from functools import cache
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -26,6 +27,7 @@ class Trip(Generic[Result]):
 
     def __init__(self, calls: Sequence[Callable[[], Result]]):
         self.calls = calls
+        self._contexts = [copy_context() for _ in calls]  # what a call emits is of its caller's run
         self.outcomes: list[Any] = [None] * len(calls)
         self._left = len(calls)
         self._lock, self._all_ended = threading.Lock(), threading.Lock()
@@ -36,7 +38,7 @@ class Trip(Generic[Result]):
     def make(self, number: int) -> None:
         """Make one of the calls."""
         try:
-            self.outcomes[number] = self.calls[number]()
+            self.outcomes[number] = self._contexts[number].run(self.calls[number])
         except BaseException as error:
             self.outcomes[number] = error
 

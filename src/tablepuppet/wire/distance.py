@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Link:
+class PartyLink:
     """The connection of every party with the coordinator."""
 
     latency: float  # seconds for a request and its reply
@@ -21,7 +21,7 @@ class Link:
         return trips * self.latency + size / self.speed
 
 
-LINKS: Mapping[str, Link] = {"US-UK": Link(0.136, 0.42e9 / 8), "US-US": Link(0.067, 1.15e9 / 8)}
+LINKS: Mapping[str, PartyLink] = {"US-UK": PartyLink(0.136, 0.42e9 / 8), "US-US": PartyLink(0.067, 1.15e9 / 8)}
 
 
 def communication_seconds(trips: int, size: int) -> dict[str, float]:

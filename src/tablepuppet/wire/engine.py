@@ -16,7 +16,7 @@ from tablepuppet.party.request import Reply, Request
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.records import TripRecord
 from tablepuppet.wire.at_once import at_once
-from tablepuppet.wire.messages import NOTHING, Sizes, meter, names_of
+from tablepuppet.wire.messages import NOTHING, MessageSizes, meter, names_of
 from tablepuppet.wire.protocol import LostError
 from tablepuppet.wire.traffic import Traffic
 from tablepuppet.wire.transport import Capabilities, Transport
@@ -56,7 +56,7 @@ class Engine:
         """One request, one reply, metered both ways; see `Transport.call`."""
         return self.measured(party, request, patience)[0]
 
-    def measured(self, party: str, request: Request, patience: float | None = None) -> tuple[Reply, Sizes]:
+    def measured(self, party: str, request: Request, patience: float | None = None) -> tuple[Reply, MessageSizes]:
         """The reply to a request, and the bytes of both."""
         if request.verb == "close" and self.keep_open and self.is_service(party):
             return [{}], NOTHING
@@ -101,7 +101,7 @@ class _Made(NamedTuple):
     """A call that has ended."""
 
     outcome: Reply | BaseException
-    sizes: Sizes
+    sizes: MessageSizes
     seconds: float
 
     def record(self, number: int, party: str, request: Request) -> TripRecord:

@@ -1,7 +1,7 @@
 """Why a party cannot be connected to: whether it hangs up on the caller's certificate.
 
 A party that refuses a certificate closes the connection without a word. So does one that is gone, or a broken line.
-Here a second connection tells them apart: it shows no certificate, so that no key is needed, and sends nothing.
+Here a second connection distinguishes them: it shows no certificate, so that no key is needed, and sends nothing.
 """
 
 from __future__ import annotations

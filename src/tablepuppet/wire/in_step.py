@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 
 from tablepuppet.wire.outbox import Outbox
 
@@ -103,7 +104,10 @@ def in_step(outbox: Outbox, works: Sequence[Callable[[], None]]) -> None:
         finally:
             turns.end(number)
 
-    threads = [threading.Thread(target=run, args=(number,), name=f"in-step-{number}") for number in range(len(works))]
+    threads = [
+        threading.Thread(target=copy_context().run, args=(run, number), name=f"in-step-{number}")
+        for number in range(len(works))
+    ]
     outbox.let_others = turns.let_others
     try:
         for thread in threads:

@@ -36,14 +36,14 @@ def parts_of(request: Request) -> list[CountedPart]:
     return [CountedPart(release, (request.verb, request.session), request.arguments), *steps]
 
 
-class Sizes(NamedTuple):
+class MessageSizes(NamedTuple):
     """Bytes of a request (down) and its reply (up)."""
 
     down: int
     up: int
 
 
-NOTHING = Sizes(0, 0)
+NOTHING = MessageSizes(0, 0)
 
 
 def names_of(request: Request) -> tuple[str, ...]:
@@ -52,16 +52,16 @@ def names_of(request: Request) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*verb, *(step.op for step in request.steps))))
 
 
-def meter(traffic: Traffic, party: str, request: Request, reply: Sequence[Mapping[str, Any]]) -> Sizes:
+def meter(traffic: Traffic, party: str, request: Request, reply: Sequence[Mapping[str, Any]]) -> MessageSizes:
     """Count a request and its reply, each part with its release; the message itself counts with the last part."""
     parts, down, up = parts_of(request), 0, 0
     for number, (part, values) in enumerate(zip(parts, reply, strict=True), start=1):
         messages = int(number == len(parts))
-        sizes = Sizes(size_of(part.header, part.values), size_of((), values))
+        sizes = MessageSizes(size_of(part.header, part.values), size_of((), values))
         traffic.add(party, "down", part.release.label, sizes.down, messages)
         traffic.add(party, "up", part.release.label, sizes.up, messages)
         down, up = down + sizes.down, up + sizes.up
-    return Sizes(down, up)
+    return MessageSizes(down, up)
 
 
 def size_of(header: tuple[str, ...], values: Mapping[str, Any]) -> int:

@@ -1,7 +1,7 @@
 """The releases with noise of one session, in a file beside its journal; see `party/release_log.py`.
 
 Each is on disk before it leaves, so that a party which is killed never draws noise a second time for what was sent. All
-releases of one size take the same bytes: how full a journal is tells nothing of rows.
+releases of one size take the same bytes: how full a journal is reveals nothing of rows.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ LINKS = {
 
 
 @dataclass(frozen=True)
-class Family:
+class GlmFamily:
     """A family of distributions; ``links`` are those it can have, the usual one first.
 
     Means lie between ``lowest`` and ``highest``, both excluded; labels may be equal to them if ``touches``.
@@ -73,22 +73,22 @@ class Family:
         return bool(np.isfinite(mu).all() and (mu > self.lowest).all() and (mu < self.highest).all())
 
 
-def find_family(name: str, power: float) -> Family:
+def find_family(name: str, power: float) -> GlmFamily:
     """A family by its name; LearnError if there is none. ``power`` is that of a tweedie family's variance."""
     found = {
-        "gaussian": Family("gaussian", ("identity", "log"), np.ones_like, lambda y, mu: (y - mu) ** 2),
-        "binomial": Family(
+        "gaussian": GlmFamily("gaussian", ("identity", "log"), np.ones_like, lambda y, mu: (y - mu) ** 2),
+        "binomial": GlmFamily(
             "binomial", ("logit",), lambda mu: mu * (1 - mu), _binomial_deviance, 0.0, 1.0, dispersion=1.0
         ),
-        "poisson": Family(
+        "poisson": GlmFamily(
             "poisson", ("log", "identity"), lambda mu: mu, lambda y, mu: 2 * (xlogy(y, y / mu) - y + mu), 0.0,
             dispersion=1.0,
         ),
-        "gamma": Family(
+        "gamma": GlmFamily(
             "gamma", ("log", "inverse", "identity"), lambda mu: mu**2,
             lambda y, mu: 2 * ((y - mu) / mu - np.log(y / mu)), 0.0, touches=False,
         ),
-        "tweedie": Family("tweedie", ("log",), lambda mu: mu**power, _tweedie_deviance(power), 0.0),
+        "tweedie": GlmFamily("tweedie", ("log",), lambda mu: mu**power, _tweedie_deviance(power), 0.0),
     }  # fmt: skip
     if name not in found:
         raise LearnError(f"glm: family is one of {', '.join(map(repr, found))}, not {name!r}")

@@ -29,7 +29,7 @@ from tablepuppet.algebra.linalg.design import (
     check_rows,
 )
 from tablepuppet.algebra.linalg.estimates import Categories, Estimates, Summary
-from tablepuppet.algebra.linalg.family import LINKS, Family, FamilyName, Link, LinkName, find_family
+from tablepuppet.algebra.linalg.family import LINKS, FamilyName, GlmFamily, Link, LinkName, find_family
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column, matrix_of
 from tablepuppet.algebra.linalg.lm import SOLVERS, Solver
 from tablepuppet.algebra.linalg.program import program
@@ -123,7 +123,7 @@ def glm(
 
     def step(at: _Point) -> tuple[Array, Array]:
         if kind.name == "binomial" and at.deviance < SEPARATED * null_deviance:
-            raise LearnError("glm: columns tell the two classes apart exactly, so that coefficients grow without end")
+            raise LearnError("glm: columns separate the two classes exactly, so that coefficients grow without end")
         moved = design.solve(design.transposed_times(at.slopes), at.weights, near, tol=1e-9)
         return moved, design.times(moved)
 
@@ -159,14 +159,14 @@ def glm(
 class _Point:
     """A model at some scores."""
 
-    family: Family
+    family: GlmFamily
     link: Link
     y: Array
     eta: Array
     intercept: float = 0.0  # of the null model
 
     @classmethod
-    def at(cls, family: Family, link: Link, y: Array, offset: Array) -> _Point:
+    def at(cls, family: GlmFamily, link: Link, y: Array, offset: Array) -> _Point:
         """The mean label in every row, but for the offset."""
         mean = y.mean(keepdims=True)
         if not family.holds(mean):

@@ -24,7 +24,7 @@ from tablepuppet.algebra.distinct import DistinctRows
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
 from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.progress import Progress
-from tablepuppet.algebra.linalg.saved import SavedModel
+from tablepuppet.algebra.linalg.saved import LinalgModel
 from tablepuppet.algebra.nearest import Nearest
 from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.errors import LearnError
@@ -34,7 +34,7 @@ PROJECTIONS = 16  # directions in which first clusters are sought
 
 
 @dataclass(frozen=True)
-class KMeans(SavedModel):
+class KMeans(LinalgModel):
     """Clusters of joined rows."""
 
     centres: Array  # (k, columns)

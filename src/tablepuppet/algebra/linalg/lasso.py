@@ -19,7 +19,7 @@ from tablepuppet.algebra.linalg.design import LEAST, Design, check_numbers, chec
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
 from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.progress import Progress
-from tablepuppet.algebra.linalg.saved import SavedModel
+from tablepuppet.algebra.linalg.saved import LinalgModel
 from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.errors import LearnError
 
@@ -43,7 +43,7 @@ class Lasso(LinearFit):
 
 
 @dataclass(frozen=True)
-class LassoPath(SavedModel):
+class LassoPath(LinalgModel):
     """The models of falling penalties, the largest first."""
 
     alphas: Array  # (penalties,)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.estimates import Categories, Summary, category_names, facts_view
-from tablepuppet.algebra.linalg.saved import SavedModel
+from tablepuppet.algebra.linalg.saved import LinalgModel
 from tablepuppet.algebra.preparation import Preparation, Prepared
 from tablepuppet.errors import LearnError
 from tablepuppet.runs.table_view import Align, NamedNumbers, TableView
@@ -29,7 +29,7 @@ Rows = LazyArray | HasMatrix  # what models predict over
 
 
 @dataclass(frozen=True)
-class LinearFit(SavedModel):
+class LinearFit(LinalgModel):
     """X @ coef + intercept, with coefficients by column of X; those of columns that were left out are zero."""
 
     coef: NamedNumbers

@@ -21,7 +21,7 @@ from tablepuppet.algebra.linalg.design import check_positive
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
 from tablepuppet.algebra.linalg.newton import classes_of
 from tablepuppet.algebra.linalg.program import program
-from tablepuppet.algebra.linalg.saved import SavedModel
+from tablepuppet.algebra.linalg.saved import LinalgModel
 from tablepuppet.algebra.preparation import Preparation
 
 Array = NDArray[np.float64]
@@ -29,7 +29,7 @@ SMOOTHING = 1e-9  # of the largest variance, added to all
 
 
 @dataclass(frozen=True)
-class NaiveBayes(SavedModel):
+class NaiveBayes(LinalgModel):
     """A naive Bayes classifier; ``means`` and ``variances`` are of the columns of numbers, (classes, numbers)."""
 
     classes: NDArray[np.generic]  # sorted

@@ -28,7 +28,7 @@ HALVINGS = 30
 ROUNDING = 1e-4  # derivatives that rounding of float32 may leave
 
 
-class Loss(Protocol):
+class NewtonLoss(Protocol):
     """A convex loss of scores, (rows, outputs).
 
     If it ``is_elementwise``, it is made of NumPy's elementwise functions and sums: scores may be at the parties then.
@@ -56,7 +56,14 @@ class Minimum:
 
 
 def minimise(
-    program: str, design: Design, loss: Loss, outputs: int, l2: float, tol: float, max_iter: int, progress: Progress
+    program: str,
+    design: Design,
+    loss: NewtonLoss,
+    outputs: int,
+    l2: float,
+    tol: float,
+    max_iter: int,
+    progress: Progress,
 ) -> Minimum:
     """The least penalised loss.
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
 from tablepuppet.algebra.linalg.program import program
-from tablepuppet.algebra.linalg.saved import SavedModel
+from tablepuppet.algebra.linalg.saved import LinalgModel
 from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.errors import LearnError
 
@@ -19,7 +19,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class PCA(SavedModel):
+class PCA(LinalgModel):
     """Principal components, the one that explains most first."""
 
     components: Array  # (k, columns), of length 1 each; the largest number of each is above zero

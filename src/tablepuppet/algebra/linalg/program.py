@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.errors import LearnError
+from tablepuppet.runs.events import one_run
 from tablepuppet.spelling import names_checked
 
 Arguments = ParamSpec("Arguments")
@@ -31,7 +32,7 @@ def program(function: Callable[Arguments, Fitted]) -> Callable[Arguments, Fitted
             raise LearnError(f"{name}: y is one value per joined row, y = rel.label(), not {_type_of(given, 'label')}")
         return function(*values, **named)
 
-    return names_checked(checked)
+    return names_checked(one_run()(checked))
 
 
 def _is_no_label(given: object) -> bool:

@@ -25,7 +25,7 @@ from tablepuppet.algebra.linalg.estimates import Estimates
 from tablepuppet.algebra.preparation import Preparation, Recipe
 from tablepuppet.errors import ConfigError, LearnError, NotPickledError
 from tablepuppet.prep.encoding_file import encoding_arrays, encoding_facts, read_encoding
-from tablepuppet.runs.saved_files import ARRAYS, SECRETS, damage_told, read_content, read_facts, sealed
+from tablepuppet.runs.saved_files import ARRAYS, SECRETS, damage_explained, read_content, read_facts, sealed
 from tablepuppet.runs.table_view import NamedNumbers
 from tablepuppet.wire.engine import Engine
 
@@ -34,7 +34,7 @@ FACTS = "linalg.json"
 Facts = dict[str, Any]
 
 
-class SavedModel:
+class LinalgModel:
     """A model that can be saved; a subclass is a dataclass, and found by its name."""
 
     kinds: dict[str, type[Any]] = {}  # noqa: RUF012 - filled by subclasses
@@ -42,7 +42,7 @@ class SavedModel:
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
-        SavedModel.kinds[cls.__name__] = cls
+        LinalgModel.kinds[cls.__name__] = cls
 
     def __getstate__(self) -> dict[str, Any]:
         raise NotPickledError(
@@ -84,9 +84,9 @@ def load(path: str | Path, engine: Engine) -> Any:
     place = Path(path)
     facts = read_facts(place / FACTS, FORMAT)
     arrays, known = read_content(place, facts)
-    with damage_told(place / FACTS):
+    with damage_explained(place / FACTS):
         model = _read(facts["model"], arrays, engine)
-        if not isinstance(model, SavedModel):
+        if not isinstance(model, LinalgModel):
             raise TypeError("no model")
     for party, secret in known.items():
         holder = engine.capabilities(party).category_secrets if party in engine.parties else None
@@ -124,7 +124,7 @@ def _written(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:
         }  # fmt: skip
     if isinstance(value, Preparation):
         return _preparation(value, arrays)
-    if isinstance(value, (Estimates, SavedModel)):
+    if isinstance(value, (Estimates, LinalgModel)):
         parts = {each.name: _written(getattr(value, each.name), arrays) for each in fields(value)}  # type: ignore[arg-type]
         return {"kind": type(value).__name__, "fields": parts}
     if isinstance(value, (list, tuple)):
@@ -151,7 +151,7 @@ def _read(value: Any, arrays: Mapping[str, NDArray[Any]], engine: Engine) -> Any
         return NamedNumbers(dict(zip(value["names"], listed, strict=True)), value["heads"])
     if kind == "preparation":
         return _read_preparation(value, arrays, engine)
-    made = Estimates if kind == "Estimates" else SavedModel.kinds[kind]
+    made = Estimates if kind == "Estimates" else LinalgModel.kinds[kind]
     return made(**{name: _read(each, arrays, engine) for name, each in value["fields"].items()})
 
 

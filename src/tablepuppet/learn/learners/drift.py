@@ -150,8 +150,8 @@ def _tell_left_out(first: Relation, second: Relation, found: Sequence[Pair]) -> 
 
 
 def _tell(relation: Relation, name: str, reason: str) -> None:
-    told = f"{reason}, so {STEP} leaves it out"
-    relation.events.emit("warning", "column.dropped", f"{name}: {told}", column=name, reason=told)
+    why = f"{reason}, so {STEP} leaves it out"
+    relation.events.emit("warning", "column.dropped", f"{name}: {why}", column=name, reason=why)
 
 
 def _misfit(pair: Pair) -> str:

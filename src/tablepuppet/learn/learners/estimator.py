@@ -27,9 +27,9 @@ from tablepuppet.learn.tables.stored import Storable
 from tablepuppet.prep.encode import Encoding, encoder_names
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
-from tablepuppet.runs.events import Event
+from tablepuppet.runs.events import Event, one_run
 from tablepuppet.runs.events import Kind as EventKind
-from tablepuppet.spelling import attributes_told, names_checked
+from tablepuppet.spelling import attributes_explained, names_checked
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.types import Family, family
 
@@ -64,7 +64,7 @@ def _read_privacy(settings: Any) -> Privacy | None:
 PRIVACY = Kind("a `tp.Privacy` or None", lambda _: True, _write_privacy, _read_privacy)  # `check_supported` tests it
 
 
-@attributes_told(ELSEWHERE)
+@attributes_explained(ELSEWHERE)
 class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
     """Learns from a relation."""
 
@@ -81,6 +81,7 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
     )
 
     @names_checked
+    @one_run()
     def fit(self, relation: Relation) -> Self:
         """Learn from a relation. If this fails, the learner does not change."""
         with self.unchanged_if_it_fails(relation):
@@ -148,9 +149,9 @@ class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
 
     def emit(self, relation: Relation, kind: EventKind, name: str, message: str, fields: dict[str, Any]) -> None:
         """Send an event to the readers of the federation and of this learner."""
-        relation.events.emit(kind, name, message, **fields)
+        event = relation.events.emit(kind, name, message, **fields)
         for callback in self.callbacks:
-            callback(Event(kind, name, message, fields))
+            callback(event)
 
     # After a fit
 

@@ -90,7 +90,7 @@ class FedOnce(Parts, SplitNN):
     assign_every: int = setting(
         default=1, kind=COUNT, help="in every so many epochs guests assign targets to rows anew, within each batch"
     )
-    rounds: int = setting(  # type: ignore[assignment]
+    rounds: int = setting(
         default=1, kind=COUNT, help="1: one message per guest; more: so many epochs less one follow, as in SplitNN"
     )
     noise: float = setting(

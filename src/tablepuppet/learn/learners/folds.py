@@ -25,6 +25,7 @@ from tablepuppet.learn.learners.linear import LinearLearner
 from tablepuppet.prep.selected import check_across, check_without_noise, find_category
 from tablepuppet.prep.sent_columns import SentCodes
 from tablepuppet.relation import Relation
+from tablepuppet.runs.events import one_run
 from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
 from tablepuppet.spelling import names_checked, unknown_key
 from tablepuppet.sql.query import OutputColumn
@@ -66,6 +67,7 @@ class Results(ShownAsTable):
 
 
 @names_checked
+@one_run()
 def cross_validate(
     learner: Learner, relation: Relation, folds: int = 5, seed: int = 0, groups: str | None = None,
     stratified: bool = False,

@@ -44,6 +44,7 @@ from tablepuppet.operators.joined_rows import JoinedRows
 from tablepuppet.operators.rosters import make_rosters
 from tablepuppet.prep.encode import apply_encoding
 from tablepuppet.relation import Relation
+from tablepuppet.runs.events import one_run
 from tablepuppet.runs.table_view import Records
 from tablepuppet.spelling import names_checked
 from tablepuppet.sql.query import OutputColumn
@@ -79,11 +80,6 @@ class Learner(Planner):
         kind=NUMBER,
         help="l2 / 2 times the squared norm in encoded units, added to the mean loss, not on the intercept",
     )
-    tol: float = setting(
-        default=1e-15,
-        kind=NUMBER,
-        help='stop when a round gains less than `tol` times the objective (1e-8 at best with `wire="float32"`)',
-    )
     patience: int = setting(
         default=5,
         kind=COUNT,
@@ -91,6 +87,7 @@ class Learner(Planner):
     )
 
     @names_checked
+    @one_run()
     def fit(self, relation: Relation, validation: Relation | None = None) -> Self:
         """Learn from a relation with a label.
 
@@ -143,7 +140,7 @@ class Learner(Planner):
             warn_of_noise(self, self.privacy, begun.relation, begun.loss, begun.held_out)
 
     def _prepared(self, relation: Relation, validation: Relation | None, label: OutputColumn, own: bool) -> Begun:
-        """Choose a solver, ask for labels and fit encoders; the rows to stop early by are the learner's ``own`` choice
+        """Plan rounds, ask for labels and fit encoders; the rows to stop early by are the learner's ``own`` choice
         or the user's.
         """
         relation = relation.to_learn()
@@ -154,7 +151,7 @@ class Learner(Planner):
             self._secure_sums(relation)
         prepared = relation.events.progress("prepare", f"{type(self).__name__}: preparing labels and features", 1)
         shards = {alias: len(relation.client.shards(alias)) for alias in tables_of(relation.query)}
-        self._choose_solver(shards, len(relation))
+        self.solver_ = self._solver_for(shards, len(relation))
         self.promise_ = self._feature_promise(relation)
         self.plan_rounds(len(relation), partial(self._allowance, relation, validation))
         labels_first = self._check_budget(relation, validation)  # before anything is charged
@@ -235,7 +232,7 @@ class Learner(Planner):
 
     @abstractmethod
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
-        """Run the solver and return (model, intercept); set ``converged_``."""
+        """Learn, call ``watch`` after each round and return (model, intercept); set ``converged_``."""
 
     # After a fit: predictions, saving
 

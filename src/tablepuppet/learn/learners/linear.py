@@ -8,8 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from tablepuppet.errors import TablePuppetError
-from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL, Array, Learner, label_of
+from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL, Array, label_of
 from tablepuppet.learn.learners.not_fitted import check_fitted
+from tablepuppet.learn.learners.solver_learner import SolverLearner
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
 from tablepuppet.learn.learners.validation import Watched, add_intercept
 from tablepuppet.learn.learners.watch import Watch
@@ -35,6 +36,7 @@ from tablepuppet.party.spec import Linear
 from tablepuppet.prep.alike import AlikeRows
 from tablepuppet.prep.encode import apply_encoding
 from tablepuppet.relation import Relation
+from tablepuppet.runs.events import one_run
 from tablepuppet.runs.table_view import NamedNumbers, Records
 
 MOMENTUM, FASTEST = 0.9, 0.3  # of sgd; of a Newton step: a row far from all others is in one batch of an epoch
@@ -50,7 +52,7 @@ class Measured:
     test: dict[str, float]
 
 
-class LinearLearner(Learner):
+class LinearLearner(SolverLearner):
     """A linear model over a relation."""
 
     @property
@@ -108,9 +110,9 @@ class LinearLearner(Learner):
     def along_l2(self, relation: Relation, values: Sequence[float], test: Relation) -> Iterator[Measured]:
         """Fit for one value of ``l2`` after another, measured on both relations; be that model until the next one.
 
-        Labels, encoders, Gram matrices and their eigenvectors are those of the first. Joined rows that no model can
-        tell apart are merged. Each fit starts at the solution before it, with its steps, and ends by the same tolerance
-        as a fit of its own.
+        Labels, encoders, Gram matrices and their eigenvectors are those of the first. Joined rows that are equal for
+        every model are merged. Each fit starts at the solution before it, with its steps, and ends by the same
+        tolerance as a fit of its own.
         """
         assert self.goes_along_l2(), "its caller has asked"
         self.l2 = values[0]
@@ -131,12 +133,13 @@ class LinearLearner(Learner):
             for l2 in values:
                 self.l2, self.converged_, self.history_ = l2, False, Records()
                 model.penalise(l2)
-                watch = begun.watch(self)
-                with one_thread():
-                    intercept, self.converged_ = descent.run(
-                        self.most_rounds, self._tolerance(relation), watch.of(model)
-                    )
-                self._close_fit(begun, watch, model, intercept)
+                with one_run():
+                    watch = begun.watch(self)
+                    with one_thread():
+                        intercept, self.converged_ = descent.run(
+                            self.most_rounds, self._tolerance(relation), watch.of(model)
+                        )
+                    self._close_fit(begun, watch, model, intercept)
                 model.score(test.client, held_out)
                 add_intercept(held_out, intercept, "the fold to measure on")
                 # as in `evaluate`: training rows may be encoded by other numbers

@@ -7,14 +7,15 @@ from numbers import Integral
 from typing import Literal
 
 from tablepuppet.errors import PrivacyError
-from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL, Array, Learner
+from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL, Array
 from tablepuppet.learn.learners.not_fitted import check_fitted
+from tablepuppet.learn.learners.solver_learner import SolverLearner
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
 from tablepuppet.learn.learners.validation import Watched
 from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.units import in_units, out_of_units
-from tablepuppet.learn.network.admm import Inner, descend_by_sharing
+from tablepuppet.learn.network.admm import InnerSettings, descend_by_sharing
 from tablepuppet.learn.network.lbfgs import descend_full_batch
 from tablepuppet.learn.private.descent import PRIVATE_SOLVER, solve_by_steps
 from tablepuppet.learn.private.step_promise import StepPromise
@@ -45,7 +46,7 @@ def _are_layers(value: object) -> bool:
 LAYERS = Kind(f"the width of each hidden layer, as in (16,), {described(Layers)}", _are_layers)
 
 
-class NetworkLearner(Learner):
+class NetworkLearner(SolverLearner):
     """A sum over tables of small networks."""
 
     usual = Usual(batches=20, epochs=40, long_epochs=20, steps=800)
@@ -130,7 +131,7 @@ class NetworkLearner(Learner):
             self.converged_ = ended_flat(self.history_, self.most_rounds)
             return intercept
         if isinstance(solver := self.solving, ADMM):
-            inner = Inner(solver.local_steps, solver.inner_trips, solver.inner_rho)
+            inner = InnerSettings(solver.local_steps, solver.inner_trips, solver.inner_rho)
             intercept, self.converged_ = descend_by_sharing(
                 model, loss, solver.rho, inner, self.most_rounds, tol, report
             )

@@ -33,7 +33,7 @@ from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Kind
 
-WEAK = "The noise is small beside what the rows could tell: the features themselves seem to tell little of the label."
+WEAK = "The noise is small beside what the rows show: the features themselves seem to say little about the label."
 
 
 class NoisyLearner(Fitted, Protocol):

@@ -1,6 +1,7 @@
-"""What a learner of a label decides before any party is asked: solver, privacy promise, rounds, budgets.
+"""What a learner of a label decides before any party is asked: privacy promise, rounds, budgets.
 
-Input: settings, a plan, what parties publish. Output: ``solver_``, ``promise_`` and ``schedule_``, or an error.
+Input: settings, a plan, what parties publish. Output: ``promise_`` and ``schedule_``, or an error.
+What follows from a solver is in solver_learner.py: not all learners have one.
 The fit itself is in learner.py, the only direct subclass: one class in two files, split where the first party is asked.
 """
 
@@ -8,12 +9,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.learners.estimator import Estimator
 from tablepuppet.learn.private.budget_check import check_budget
 from tablepuppet.learn.private.feature_promise import FeaturePromise
@@ -24,11 +25,8 @@ from tablepuppet.learn.private.promise import (
     check_sums_demanded,
     known_otherwise,
 )
-from tablepuppet.learn.private.promises import new_promise
-from tablepuppet.learn.settings import COUNT, SWITCH, Auto, or_auto, setting
 from tablepuppet.learn.solve.allowance import VALIDATION, Costs, RoundAllowance
-from tablepuppet.learn.solve.schedule import Schedule, Usual, schedule_of
-from tablepuppet.learn.solve.solvers import SHORT_FORMS, SOLVER, Solver, SolverName, Stepping, chosen_solver
+from tablepuppet.learn.solve.schedule import Schedule
 from tablepuppet.operators.client import Client
 from tablepuppet.party.spec import Spec
 from tablepuppet.prep.fit import refuse_noisy_labels
@@ -40,14 +38,13 @@ from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import Query
 
 Array = NDArray[np.float64]
-AUTO_ROUNDS = 300  # at most: all solvers except sgd stop when they converge
 
 
 class FitAttributes:
     """Attributes of a learner during and after a fit."""
 
     intercept_: Array
-    solver_: Literal["admm", "sgd", "lbfgs"]
+    solver_: str | None  # None: it has no solver
     schedule_: Schedule
     history_: list[dict[str, Any]]
     converged_: bool
@@ -60,30 +57,9 @@ class FitAttributes:
 class Planner(FitAttributes, Estimator):
     """Plans a fit."""
 
-    beside = SHORT_FORMS
     learns_classes: ClassVar[bool] = False
-    usual: ClassVar[Usual] = Usual(batches=5, epochs=40, long_epochs=20, steps=200)  # of sgd
-    usual_rounds: ClassVar[int] = AUTO_ROUNDS  # of other solvers
-    usual_momentum: ClassVar[float] = 0.0  # of steps with one learning rate for all columns
-
-    solver: SolverName | Solver = setting(
-        default="auto", kind=SOLVER, help="how it is learned, see [solvers](learning.md#solvers)"
-    )
-    rounds: int | Auto = setting(
-        default="auto",
-        kind=or_auto(COUNT),
-        help="rounds at most, or epochs of `sgd`; `'auto'` is fewer where [parties limit "
-        "them](learning.md#limits-of-parties)",
-    )
-    reduce: bool = setting(
-        default=True, kind=SWITCH, help="False: the same maths without the reduction of duplicates, as a baseline"
-    )
-    label_correction: bool = setting(
-        default=False,
-        kind=SWITCH,
-        help="of classifiers with noisy labels: learn by an unbiased estimate of the loss on true labels, see "
-        "[privacy.md](privacy.md)",
-    )
+    reduce = True  # learners that can do without declare it as a setting; so too the next
+    label_correction = False
 
     # What a subclass says
 
@@ -99,34 +75,35 @@ class Planner(FitAttributes, Estimator):
     def _costs(self, batches: int) -> Costs:
         """The number of replies that parties count towards their limits, with ``batches`` batches in an epoch."""
 
-    def _check_private(self) -> None:
-        """Raise PrivacyError unless all releases that depend on features can have noise: by default they cannot."""
+    @abstractmethod
+    def plan_rounds(self, rows: int, allowed: Callable[[int], RoundAllowance]) -> None:
+        """Set ``schedule_``, rounds and batches for ``rows`` joined rows; PrivacyError if parties do not allow them.
+
+        ``allowed(batches)`` is what parties allow with this number of batches in an epoch.
+        """
+
+    def promise_for(self, plan: Plan, rows: Mapping[str, int], privacy: Privacy | None) -> FeaturePromise | None:
+        """The promise for features, with ``rows`` rows by table; None without feature privacy.
+
+        By default, all releases that depend on features are without noise: PrivacyError.
+        """
+        if privacy is None or not privacy.is_feature_private:
+            return None
         raise PrivacyError(f"{type(self).__name__} cannot be fitted with noise on features: leave feature_epsilon out")
 
-    def _check_noise_settings(self) -> None:
-        """Raise PrivacyError if a setting excludes noise on features."""
-        if not self.solving.sums_shards:
-            raise PrivacyError("inner_rounds: consensus tells parameters without noise; leave it at 'auto'")
-        if not self.reduce:
-            raise PrivacyError("reduce=False tells a row as often as it is joined, without noise; leave it at True")
+    def _solver_for(self, shards: Mapping[str, int], rows: int) -> str | None:
+        """The solver for this number of joined rows, and of shards by table; None: it has none."""
+        return None
 
-    def _takes_noisy_steps(self) -> bool:
-        """Whether feature privacy uses noisy steps instead of noisy sums."""
-        return self.solver_ == "sgd"
+    def more_rounds_by(self, rounds: int) -> str:
+        """Advice to a user whose fit has stopped short of the optimum after so many rounds."""
+        return "it needs more rounds"
 
-    def _usual_solver(self, shards: Mapping[str, int], rows: int) -> Literal["admm", "sgd", "lbfgs"]:
-        """The solver that "auto" chooses for this number of joined rows."""
-        return "lbfgs"
+    def fewer_replies_by(self) -> list[str]:
+        """The same where parties allow no more replies: settings that need fewer of them in a round."""
+        return []
 
     # Settings and plans
-
-    def check_settings(self) -> None:
-        """Raise LearnError if a setting is out of range."""
-        super().check_settings()
-        if isinstance(self.solver, Solver):
-            chosen_solver(self.solver, self.solver.name, self.given_beside)
-        if self.label_correction and (self.privacy is None or not self.privacy.is_label_private):
-            raise LearnError("label_correction is for labels with noise: set privacy=tp.Privacy(label_epsilon=...) too")
 
     def check_plan(self, plan: Plan, *, validated: bool = False) -> None:
         """Raise unless a plan can be learned from, as far as the catalog shows; no party is asked."""
@@ -162,34 +139,13 @@ class Planner(FitAttributes, Estimator):
         tables = tables_of(plan.query)
         if self.has_private_features:
             refuse_with_noise(prep)
-        self._choose_solver({alias: len(plan.tables[alias].shards) for alias in tables}, max(rows.values()))
+        shards = {alias: len(plan.tables[alias].shards) for alias in tables}
+        self.solver_ = self._solver_for(shards, max(rows.values()))
         self.promise_ = self.promise_for(plan, {alias: rows[alias] for alias in tables}, self.privacy)
         allowance = RoundAllowance.of_plan(plan, self._costs(1))
         if self.promise_ is not None or self.solver_ != "sgd":
             self.plan_rounds(max(rows.values()), lambda _: allowance)
         return Planning(self, plan, rows, max_categories, self.predictions_to_come, allowance.most_rounds(), prep)
-
-    @property
-    def asked_solver(self) -> SolverName:
-        """The name of the solver that was asked for."""
-        return self.solver.name if isinstance(self.solver, Solver) else self.solver
-
-    def _choose_solver(self, shards: Mapping[str, int], rows: int) -> None:
-        """Set ``solver_``; ``shards`` is the number of shards by table, ``rows`` the number of joined rows."""
-        asked = self.asked_solver
-        self.solver_ = self._usual_solver(shards, rows) if asked == "auto" else asked
-
-    @property
-    def solving(self) -> Solver:
-        """The solver that was chosen, with its settings."""
-        return chosen_solver(self.solver, self.solver_, self.given_beside)
-
-    @property
-    def plain_momentum(self) -> float:
-        """The momentum of steps that use one learning rate for all columns."""
-        solver = self.solving
-        asked = solver.momentum if isinstance(solver, Stepping) else "auto"
-        return self.usual_momentum if isinstance(asked, str) else asked
 
     @property
     def has_private_features(self) -> bool:
@@ -205,16 +161,6 @@ class Planner(FitAttributes, Estimator):
             self.privacy.check_rows(count)
         return self.promise_for(relation.plan, rows, self.privacy)
 
-    def promise_for(self, plan: Plan, rows: Mapping[str, int], privacy: Privacy | None) -> FeaturePromise | None:
-        """The same for a plan; ``rows`` is the number of rows by table that take part."""
-        if privacy is None or not privacy.is_feature_private:
-            return None
-        self._choose_solver({alias: len(plan.tables[alias].shards) for alias in rows}, max(rows.values(), default=0))
-        self._check_private()
-        rounds, solver = None if isinstance(self.rounds, str) else self.rounds, self.solving
-        steps = solver if self._takes_noisy_steps() and isinstance(solver, Stepping) else None
-        return new_promise(privacy, plan, rounds, rows, steps)
-
     def _check_budget(self, relation: Relation, validation: Relation | None, *, labels_paid: bool = False) -> bool:
         """PrivacyError if the fit and later predictions would exceed the remaining budget of a party.
 
@@ -227,19 +173,6 @@ class Planner(FitAttributes, Estimator):
         to_come = self.predictions_to_come
         planning = Planning(self, relation.plan, rows, relation.max_categories, to_come, most, relation.prep)
         return check_budget(self, planning, relation.funds(), labels_paid=labels_paid)
-
-    def plan_rounds(self, rows: int, allowed: Callable[[int], RoundAllowance]) -> None:
-        """Choose rounds and batches for ``rows`` joined rows; PrivacyError if parties do not allow them.
-
-        ``allowed(batches)`` is what parties allow with this number of batches in an epoch.
-        """
-        if self.promise_ is None:
-            self.schedule_ = schedule_of(self.solving, self.rounds, rows, self.usual, self.usual_rounds, allowed)
-            return
-        self.promise_ = self.promise_.within(allowed(1).most_rounds())
-        settings: dict[str, object] = {"solver": self.solver_, "rounds": self.rounds}
-        allowed(1).check(self.promise_.rounds, settings, "lower local_steps")
-        self.schedule_ = Schedule(self.promise_.rounds, rows)
 
     @property
     def most_rounds(self) -> int:

@@ -27,7 +27,7 @@ from tablepuppet.learn.learners.folds import Fold, Folding, Results, measured, m
 from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.learners.linear import LinearLearner
 from tablepuppet.learn.learners.not_fitted import NotFittedError
-from tablepuppet.learn.learners.search_folder import Kept, SearchFolder
+from tablepuppet.learn.learners.search_folder import FitKey, SearchFolder
 from tablepuppet.learn.learners.search_plot import draw
 from tablepuppet.learn.learners.search_prep import (
     PreparedFolds,
@@ -41,6 +41,7 @@ from tablepuppet.learn.learners.search_prep import (
 )
 from tablepuppet.learn.solve.allowance import counts_replies
 from tablepuppet.relation import Relation
+from tablepuppet.runs.events import one_run
 from tablepuppet.spelling import class_checked, did_you_mean, names_checked
 from tablepuppet.wire.in_step import in_step
 
@@ -87,6 +88,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
         return [Rung(candidates, 1.0)]
 
     @names_checked
+    @one_run()
     def fit(self, relation: Relation) -> Self:
         """Fit candidates on every fold, and the best one on all rows."""
         need_relation(relation, "fit")
@@ -368,7 +370,7 @@ class _Scores:
 
     def __init__(self, folder: SearchFolder | None, done: Any):
         self._folder, self._done = folder, done
-        self._found: dict[Kept, dict[str, float]] = {} if folder is None else folder.read()
+        self._found: dict[FitKey, dict[str, float]] = {} if folder is None else folder.read()
 
     def has(self, place: int, share: float, fold: int) -> bool:
         """Whether a candidate was measured on a fold."""

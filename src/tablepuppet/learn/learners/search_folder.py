@@ -14,7 +14,7 @@ from tablepuppet.errors import LearnError
 from tablepuppet.privacy.private_file import write_atomically
 
 FILE = "search.json"
-Kept = tuple[int, float, int]  # candidate, share of rows, fold
+FitKey = tuple[int, float, int]  # candidate, share of rows, fold
 
 
 class SearchFolder:
@@ -39,7 +39,7 @@ class SearchFolder:
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise LearnError(f"{str(self._file)!r} cannot be read: {type(error).__name__}") from error
 
-    def read(self) -> dict[Kept, dict[str, float]]:
+    def read(self) -> dict[FitKey, dict[str, float]]:
         """The scores so far."""
         known = self._content() or {"scores": []}
         try:
@@ -50,7 +50,7 @@ class SearchFolder:
         except (ValueError, TypeError, AttributeError) as error:
             raise LearnError(f"{str(self._file)!r} cannot be read: {type(error).__name__}") from error
 
-    def write(self, scores: Mapping[Kept, Mapping[str, float]]) -> None:
+    def write(self, scores: Mapping[FitKey, Mapping[str, float]]) -> None:
         """Replace the file atomically."""
         listed = [[*key, dict(values)] for key, values in sorted(scores.items())]
         try:

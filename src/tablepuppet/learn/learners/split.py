@@ -60,13 +60,6 @@ class SplitLearner(Learner):
     """Learns by mini-batches of joined rows, of which parties release embeddings."""
 
     own_patience: ClassVar[int] = 8
-    beside: ClassVar[Mapping[str, Any]] = {}
-    # What the learners of one score per table have, and these have not:
-    solver = "auto"
-    rounds: Auto = "auto"
-    reduce = True
-    label_correction = False
-    tol = 0.0
 
     bottom: Bottom | Mapping[str, Bottom] = setting(
         default=mlp(), kind=BOTTOM, help="the network of each table, or a dict of them by alias (`tp.bottom`)"
@@ -150,13 +143,12 @@ class SplitLearner(Learner):
         """There is no one model of all tables: `specs` has them."""
         raise AssertionError("each table has a network of its own")
 
-    def _choose_solver(self, shards: Mapping[str, int], rows: int) -> None:
-        self.solver_: Any = "adam"
+    def _solver_for(self, shards: Mapping[str, int], rows: int) -> str:
+        return "adam"
 
-    @property
-    def solving(self) -> Any:
-        """None: Adam has no settings."""
-        return None
+    def more_rounds_by(self, rounds: int) -> str:
+        """Advice to a user whose fit has stopped short of the optimum after so many epochs."""
+        return f"set epochs above {rounds:,}, or to 'auto'"
 
     def _costs(self, batches: int) -> Costs:
         """Embeddings are counted by row; of tables with several shards, each batch is a sum."""

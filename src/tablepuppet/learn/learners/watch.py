@@ -15,7 +15,6 @@ from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.allowance import RULE, Allowed
 from tablepuppet.learn.solve.schedule import Schedule
-from tablepuppet.learn.solve.solvers import SGD, Solver
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Kind
 from tablepuppet.runs.records import RoundRecord
@@ -31,7 +30,7 @@ class Learning(Protocol):
 
     promise_: FeaturePromise | None
     schedule_: Schedule
-    solver_: Any
+    solver_: str | None
     history_: list[dict[str, Any]]
     converged_: bool
     stopped_: str
@@ -40,11 +39,6 @@ class Learning(Protocol):
     @property
     def metric_name(self) -> str:
         """What `metric` measures."""
-        ...
-
-    @property
-    def solving(self) -> Solver | None:
-        """The solver, with its settings, if it has any."""
         ...
 
     @property
@@ -59,6 +53,14 @@ class Learning(Protocol):
 
     def metric(self, loss: JoinedLoss, value: float) -> float:
         """The metric of the current scores; ``value`` is their mean loss."""
+        ...
+
+    def more_rounds_by(self, rounds: int) -> str:
+        """Advice to a user whose fit has stopped short of the optimum after so many rounds."""
+        ...
+
+    def fewer_replies_by(self) -> list[str]:
+        """The same where parties allow no more replies."""
         ...
 
     def emit(self, relation: Relation, kind: Kind, name: str, message: str, fields: dict[str, Any]) -> None:
@@ -177,22 +179,17 @@ class Watch:
         return schedule.tightest if schedule.is_full or len(self.learner.history_) < schedule.rounds else None
 
     def _short_of(self) -> str:
-        """What stopped the solver before the optimum, and what to do about it."""
+        """What stopped learning before the optimum, and what to do about it."""
         learner, rounds = self.learner, len(self.learner.history_)
-        short = f"{type(learner).__name__} by {learner.solver_} stopped short of the optimum after {counted(rounds)}"
-        solver, limit = learner.solving, self._limit()
-        if limit is not None:
-            where = f"party {limit.party!r} gives {limit.limit:,} replies of table {limit.table!r} to a session"
-            ways = ["open the relation again, which begins a new session"] if limit.used else []
-            ways += ["make batch_size larger"] if isinstance(solver, SGD) else []
-            ways += ["take another solver", f"ask the party's operator (policy rule {RULE})"]
-            return f"{short}: {where}, and more rounds would need more; {', or '.join(ways)}"
-        if solver is None:  # its rounds are epochs
-            return f"{short}: set epochs above {rounds:,}, or to 'auto'"
-        remedy = f"set rounds above {rounds:,}"
-        if isinstance(solver, SGD):
-            remedy += ", batch_size lower, or lr='auto'" if solver.lr != "auto" else " or batch_size lower"
-        return f"{short}: {remedy}, or take another solver"
+        by = "" if learner.solver_ is None else f" by {learner.solver_}"
+        short = f"{type(learner).__name__}{by} stopped short of the optimum after {counted(rounds)}"
+        limit = self._limit()
+        if limit is None:
+            return f"{short}: {learner.more_rounds_by(rounds)}"
+        where = f"party {limit.party!r} gives {limit.limit:,} replies of table {limit.table!r} to a session"
+        ways = ["open the relation again, which begins a new session"] if limit.used else []
+        ways += [*learner.fewer_replies_by(), f"ask the party's operator (policy rule {RULE})"]
+        return f"{short}: {where}, and more rounds would need more; {', or '.join(ways)}"
 
     def end(self, model: Watched, intercept: NDArray[np.float64]) -> NDArray[np.float64]:
         """Called when the solver is done: restore the best round, report how it ended, return the intercept."""

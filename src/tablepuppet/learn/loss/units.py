@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.losses import Squared
 from tablepuppet.learn.rounds import Round
@@ -16,7 +19,11 @@ def in_units(loss: JoinedLoss) -> tuple[JoinedLoss, float]:
     if not isinstance(loss.pointwise, Squared):
         return loss, 1.0
     unit = label_deviation(loss.rows) or 1.0
-    return JoinedLoss(loss.pointwise, loss.rows.with_labels(lambda block: block.labels / unit)), unit
+    return JoinedLoss(loss.pointwise, loss.rows.with_labels(_in_units, unit)), unit
+
+
+def _in_units(block: Block, unit: float) -> NDArray[np.float64]:
+    return np.asarray(block.labels / unit)
 
 
 def label_deviation(rows: JoinedRows) -> float:

@@ -122,7 +122,7 @@ def network_of(part: TableParameters) -> NetworkTable:
 
 
 @dataclass
-class Consensus:
+class ConsensusState:
     """What a shard stores between the rounds of consensus."""
 
     share: Share
@@ -148,8 +148,8 @@ def consensus(
         network = NetworkTable.over(encoded(table, view, encoding).width, spec.hidden, spec.outputs)
         share = Share.of(table, view, encoding, network, theta, rows, pull)
         own, dual = (theta, np.zeros_like(theta)) if kept is None else (kept.theta, kept.dual)
-        table.state[name] = kept = Consensus(share, own, dual)
-    if not isinstance(kept, Consensus):
+        table.state[name] = kept = ConsensusState(share, own, dual)
+    if not isinstance(kept, ConsensusState):
         raise PartyError(f"party {table.grant.party!r} has not started this model; fit it again")
     kept.dual = kept.dual + kept.theta - theta
     kept.theta = kept.share.minimise(kept.theta, theta - kept.dual, inner_rho, steps)
@@ -157,7 +157,7 @@ def consensus(
 
 
 @dataclass(frozen=True)
-class Inner:
+class InnerSettings:
     """How a theta-update is solved."""
 
     steps: int  # of the local optimiser
@@ -165,10 +165,10 @@ class Inner:
     rho: float | str  # of consensus
 
 
-class Sharing:
+class ThetaUpdates:
     """The coordinator's side: asks every table for its theta-update."""
 
-    def __init__(self, model: FederatedModel, inner: Inner):
+    def __init__(self, model: FederatedModel, inner: InnerSettings):
         self.model, self.inner = model, inner
         self._squares: dict[str, float] = {}  # |theta|^2 by table, of those with one shard
         self._sums: dict[tuple[str, str], Array] = {}  # by alias and party: what shards answered last
@@ -224,7 +224,7 @@ class Sharing:
 
 
 def descend_by_sharing(
-    model: FederatedModel, loss: JoinedLoss, rho: float | str, inner: Inner, rounds: int, tol: float,
+    model: FederatedModel, loss: JoinedLoss, rho: float | str, inner: InnerSettings, rounds: int, tol: float,
     report: Callable[[Round], bool],
 ) -> tuple[Array, bool]:  # fmt: skip
     """Run to tolerance: (intercept, whether it converged). ``report`` may ask to stop.
@@ -234,7 +234,7 @@ def descend_by_sharing(
     intercept = loss.best_constant()
     model.predict(intercept)
     loss.evaluate()
-    rule, sharing = SharingResidual(loss, len(model.tables), auto_rho(loss, rho, AUTO_RHO)), Sharing(model, inner)
+    rule, sharing = SharingResidual(loss, len(model.tables), auto_rho(loss, rho, AUTO_RHO)), ThetaUpdates(model, inner)
     rule.begin()
     last, flat_rounds, converged, plateau = np.inf, 0, False, Plateau(tol)
     for number in range(1, rounds + 1):

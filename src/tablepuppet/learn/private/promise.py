@@ -27,9 +27,10 @@ NOTHING = (
     "lists, and the coordinator is trusted not to solve it for rows."
 )
 LABELS_ONLY = (
-    "Labels were noised by their party before they left: whoever sees all that left, the model included, can tell two "
-    "tables that differ in one row's label only as well as label_epsilon allows (delta 0). Which rows take part, and "
-    "features, are taken as known: what is learned from features left without noise, so for them no epsilon holds."
+    "Labels were noised by their party before they left: whoever sees all that left, the model included, can "
+    "distinguish two tables that differ in one row's label only as well as label_epsilon allows (delta 0). Which rows "
+    "take part, and features, are taken as known: what is learned from features left without noise, so for them no "
+    "epsilon holds."
 )
 SUMS_ONLY = (
     "Secure sums ({}): what shards of the table add up reaches the coordinator as their sum only; that is no "
@@ -131,7 +132,7 @@ def check_label_apart(plan: Plan, privacy: Privacy | None) -> None:
         if shared and how != "label":
             raise PrivacyError(
                 f"table {table!r}, column {shared[0]!r}: it makes the label, which is noised, and is used as a "
-                f"{how} too, which would tell of it without noise; leave it out there"
+                f"{how} too, which would reveal it without noise; leave it out there"
             )
 
 

@@ -102,9 +102,9 @@ def _for_predictions(promise: FeaturePromise) -> str | None:
         return None
     enough = gaussian_epsilon(1 / promise.prediction_size, promise.privacy.delta, promise.rounds)
     return (
-        f"Predictions have noise of {noise:.2g} times their own size, which leaves {1 / (1 + noise**2):.1%} of what "
-        f"they tell, however many rows there are: prediction_epsilon={enough:.2g} would leave half; without it nothing "
-        "is lost, and epsilon_given_messages is what holds."
+        f"Predictions have noise of {noise:.2g} times their own size, which leaves {1 / (1 + noise**2):.1%} of the "
+        f"information in them, however many rows there are: prediction_epsilon={enough:.2g} would leave half; without "
+        "it nothing is lost, and epsilon_given_messages is what holds."
     )
 
 
@@ -150,7 +150,7 @@ def _for_steps(promise: FeaturePromise, alias: str, table: TableSize) -> str | N
     factor = noise / FINE_NOISE
     fewer = round(table.parameters / factor**2)
     return (
-        f"Table {table.name}: noise hides what its {table.rows:,} rows tell of {_counted(table.parameters)}: "
+        f"Table {table.name}: noise hides what its {table.rows:,} rows say about {_counted(table.parameters)}: "
         f"{_about(table.rows * factor)} rows would do, or feature_epsilon={promise.statistics.epsilon * factor:.2g}"
         f"{f', or {_counted(fewer)}' if fewer >= 1 else ''}."
     )
@@ -179,7 +179,7 @@ def help_for_labels(privacy: Privacy, classes: int | None, rows: int, parameters
     epsilon = f"label_epsilon={_label_epsilon(enough, classes):.2g}, or" if enough < 1 else "No label_epsilon would do;"
     bounds = "" if classes is not None else ", or narrower label bounds"
     return [
-        f"Labels have so much noise that {rows:,} of them tell as much as {_about(rows * share)} without: "
+        f"Labels have so much noise that {rows:,} of them say as much as {_about(rows * share)} without: "
         f"{_about(needed)} rows would do for {_counted(parameters)}, or {epsilon} fewer columns (about "
         f"{max(1, round(rows * share / ROWS_PER_PARAMETER)):,}){bounds}."
     ]

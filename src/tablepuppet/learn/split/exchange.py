@@ -47,7 +47,7 @@ class Numbered:
 
 
 @dataclass(frozen=True)
-class BatchSums:
+class TableSums:
     """Sums over the joined rows of a batch, over all shards of a table that answered: (4, width)."""
 
     joined: int
@@ -76,7 +76,7 @@ class Exchange:
         self.alone = [alias for alias in model.alone if alias in chosen]
         self.together = [alias for alias in model.together if alias in chosen]
         self._last: dict[str, Floats] = {}  # by table: the last embedding of every base row
-        self.sums: dict[str, BatchSums] = {}  # of the batch under way, of tables whose batch norm is over shards
+        self.sums: dict[str, TableSums] = {}  # of the batch under way, of tables whose batch norm is over shards
         self.rebuilt: dict[str, Array] = {}  # gradients of reconstruction errors in the batch under way, over shards
         self.missed: dict[str, NDArray[np.bool_]] = {}  # base rows of the batch that substitutes stand in for
 
@@ -212,7 +212,7 @@ class Exchange:
             joined = sum(
                 int(counts[following.mine(alias, shard.slice)].sum()) for shard, missed in shards if not missed
             )
-            self.sums[alias] = BatchSums(max(joined, 2), self.model.lou.add(replies, "sums"))
+            self.sums[alias] = TableSums(max(joined, 2), self.model.lou.add(replies, "sums"))
             self.model.note_moments(alias, self.sums[alias].joined, self.sums[alias].shown)
 
     def _as_before(self, following: Numbered | None) -> Instead:

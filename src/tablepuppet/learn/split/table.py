@@ -200,11 +200,11 @@ class TorchTable:
             return {}
         if sums is None:
             return {"mask": batch.mask}
-        from tablepuppet.learn.split.tabnet import Moments
+        from tablepuppet.learn.split.tabnet import BatchMoments
 
         torch = need_torch()
         values, squares = (torch.from_numpy(each) for each in np.ascontiguousarray(sums.values))
-        return {"mask": batch.mask, "moments": Moments(float(sums.joined), values, squares)}
+        return {"mask": batch.mask, "moments": BatchMoments(float(sums.joined), values, squares)}
 
     def predict(self, theta: Array, table: EncodedTable) -> Floats:
         """The embeddings of rows after training: (rows, outputs)."""

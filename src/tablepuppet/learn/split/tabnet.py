@@ -48,7 +48,7 @@ class TabNetShape:
 
 
 @dataclass(frozen=True)
-class Moments:
+class BatchMoments:
     """Sums over the joined rows of a batch, by column; those of several shards are added."""
 
     rows: float
@@ -56,13 +56,13 @@ class Moments:
     squares: Tensor
 
     @classmethod
-    def of(cls, columns: Tensor, counts: Tensor) -> Moments:
+    def of(cls, columns: Tensor, counts: Tensor) -> BatchMoments:
         """For base rows with the number of times each is joined."""
         weights, wide = counts.double(), columns.double()
         return cls(float(weights.sum()), weights @ wide, weights @ wide**2)
 
-    def __add__(self, other: Moments) -> Moments:
-        return Moments(self.rows + other.rows, self.sums + other.sums, self.squares + other.squares)
+    def __add__(self, other: BatchMoments) -> BatchMoments:
+        return BatchMoments(self.rows + other.rows, self.sums + other.sums, self.squares + other.squares)
 
     @property
     def mean(self) -> Tensor:
@@ -94,7 +94,7 @@ class WeightedBatchNorm(Module):
         self.register_buffer("running_mean", torch.zeros(width))
         self.register_buffer("running_var", torch.ones(width))
 
-    def forward(self, columns: Tensor, moments: Moments | None) -> Tensor:
+    def forward(self, columns: Tensor, moments: BatchMoments | None) -> Tensor:
         """Normalised columns; by what has been seen so far unless there are ``moments`` of this batch."""
         mean, variance = self.running_mean, self.running_var
         if moments is not None:
@@ -123,7 +123,7 @@ class Guest(Module):
 
     def forward(
         self, columns: Tensor, counts: Tensor | None = None, mask: Tensor | None = None,
-        moments: Moments | None = None, decoded: Tensor | None = None,
+        moments: BatchMoments | None = None, decoded: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Embeddings of base rows that are joined ``counts`` times in a batch; with ``decoded``, `error` instead.
 
@@ -133,15 +133,15 @@ class Guest(Module):
         weights = torch.ones(len(columns)) if counts is None else counts
         if decoded is not None:
             hiding = torch.ones_like(columns) if mask is None else mask
-            return self.error(decoded, columns, hiding, weights, moments or Moments.of(columns, weights))
+            return self.error(decoded, columns, hiding, weights, moments or BatchMoments.of(columns, weights))
         shown = columns if mask is None else hidden(columns, mask)
-        return self.embed(shown, (moments or Moments.of(shown, weights)) if self.training else None)
+        return self.embed(shown, (moments or BatchMoments.of(shown, weights)) if self.training else None)
 
-    def embed(self, shown: Tensor, moments: Moments | None) -> Tensor:
+    def embed(self, shown: Tensor, moments: BatchMoments | None) -> Tensor:
         """(base rows, outputs): what the coordinator gets."""
         return self.mix(self.norm(shown, moments))  # type: ignore[no-any-return]
 
-    def error(self, decoded: Tensor, columns: Tensor, mask: Tensor, counts: Tensor, moments: Moments) -> Tensor:
+    def error(self, decoded: Tensor, columns: Tensor, mask: Tensor, counts: Tensor, moments: BatchMoments) -> Tensor:
         """What these base rows add to the reconstruction error of the batch.
 
         ``decoded`` (base rows, part) are means over joined rows, ``moments`` those of the whole columns. As

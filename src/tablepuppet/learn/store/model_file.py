@@ -29,10 +29,10 @@ from tablepuppet.learn.private.promises import read_promise
 from tablepuppet.learn.registry import LEARNERS
 from tablepuppet.learn.store.fitted import Connected, Fitted
 from tablepuppet.learn.store.model_folder import FACTS, ModelFolder
-from tablepuppet.learn.tables.stored import Kept, KeptNoise, Stored, keep_only
+from tablepuppet.learn.tables.stored import KeepingParty, KeptNoise, Stored, keep_only
 from tablepuppet.prep.encoding_file import encoding_arrays, encoding_facts, read_encoding
 from tablepuppet.runs import interrupts
-from tablepuppet.runs.saved_files import damage_told, read_content, read_facts
+from tablepuppet.runs.saved_files import damage_explained, read_content, read_facts
 from tablepuppet.wire.engine import Engine
 
 FORMAT = 7
@@ -68,7 +68,7 @@ def load(path: str | Path, federation: Connected) -> Fitted:
     """
     folder = ModelFolder(Path(path))
     facts = read_facts(folder.path / FACTS, FORMAT)
-    with damage_told(folder.path / FACTS):
+    with damage_explained(folder.path / FACTS):
         _check(facts)
         arrays, texts = read_content(folder.path / facts["content"], facts)
         secrets = {party: bytes.fromhex(secret) for party, secret in texts.items()}
@@ -107,7 +107,7 @@ def _check(facts: Mapping[str, Any]) -> None:
     texts = [facts[name] for name in ("learner", "saved", "part", "content")]
     if not all(isinstance(each, str) for each in texts) or not isinstance(facts["kept"], dict):
         raise TypeError("saved, part, content or kept is missing")
-    msgspec.convert(facts["kept"], dict[str, Kept])
+    msgspec.convert(facts["kept"], dict[str, KeepingParty])
     if not re.fullmatch(r"content-[0-9a-f]{16}", facts["content"]):
         raise ValueError("no name of a folder that was written")
     if facts["learner"] not in LEARNERS:
@@ -129,7 +129,7 @@ def _check_parties(engine: Engine, stored: Stored, secrets: Iterable[str]) -> No
 def _handle(facts: Mapping[str, Any]) -> Stored:
     """Who keeps what of the model in a folder, as far as its facts can be read."""
     try:
-        kept = msgspec.convert(facts.get("kept") or {}, dict[str, Kept])
+        kept = msgspec.convert(facts.get("kept") or {}, dict[str, KeepingParty])
     except msgspec.ValidationError:
         kept = {}
     return Stored(str(facts.get("part", "")), {}, kept)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.tables.ops import restore_parameters
 from tablepuppet.learn.tables.parameters import TableParameters
-from tablepuppet.learn.tables.stored import Kept, KeptNoise, Stored
+from tablepuppet.learn.tables.stored import KeepingParty, KeptNoise, Stored
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.prep.encode import Encoding
@@ -132,7 +132,7 @@ class Holders(ABC):
             "parts.store", asked, model=self.name, saved=saved, part=part, unit=self.unit, encoding=self.encoding.id
         )
         replies = stored.read()
-        answers = {alias: Kept(parties_of(client, alias)[0], replies[alias][0]["kept"]) for alias in asked}
+        answers = {alias: KeepingParty(parties_of(client, alias)[0], replies[alias][0]["kept"]) for alias in asked}
         kept = {alias: answer for alias, answer in answers.items() if answer.fingerprint}
         try:
             thetas = self.parameters([alias for alias in self.tables if alias not in kept])

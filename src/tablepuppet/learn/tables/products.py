@@ -19,6 +19,6 @@ def check_products(client: Client, by_table: Mapping[str, Array], size: int) -> 
         if len(products) != size:
             [shard, *_] = client.shards(alias)
             raise PartyError(
-                f"party {shard.party!r}, table {client.plan.tables[alias].name!r}: it tells inner products of "
+                f"party {shard.party!r}, table {client.plan.tables[alias].name!r}: it returns inner products of "
                 f"{len(products)} vectors, not of {size}; ask its operator, and whether it runs the same version"
             )

@@ -15,7 +15,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import EACH, THETA, ByName, Word
-from tablepuppet.prep.encode import Encoded
+from tablepuppet.prep.encode import EncodedShard
 
 FINGERPRINT = Word(r"(?:[0-9a-f]{64})?")  # of what is kept; empty if nothing is
 
@@ -40,7 +40,7 @@ def store(table: LocalTable, view: str, model: str, saved: Name, part: Name, uni
     theta = found.model.rescaled(found.theta, unit)
     kept = KeptPart.of(saved, part, table.snapshot.scan, theta, found.model.spec, noisy=found.noisy)
     built = table.state.get(f"{view}/{encoding}")
-    if isinstance(built, Encoded):
+    if isinstance(built, EncodedShard):
         named = tuple(KeptCategories(each.column, each.family, each.digests.tobytes()) for each in built.data.known)
         kept = msgspec.structs.replace(kept, encoding=encoding, categories=named)
     return {"kept": table.shelf.put(kept)}

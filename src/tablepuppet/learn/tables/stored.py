@@ -26,7 +26,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeepingParty:
     """A party that keeps the parameters of a table, and the fingerprint of what it keeps."""
 
     party: str
@@ -49,7 +49,7 @@ class Stored:
 
     part: str  # the name under which parties keep theirs
     thetas: Mapping[str, Array]
-    kept: Mapping[str, Kept]
+    kept: Mapping[str, KeepingParty]
     noise: KeptNoise | None = None
 
     @property
@@ -76,14 +76,14 @@ class Stored:
         """A copy at the parties, as part of another saved model."""
         step = Step("parts.copy", "", {"part": self.part, "saved": saved, "to": part})
         replies = ask_shelves(engine, self.parties, step)
-        kept = {a: Kept(k.party, str(replies[k.party]["kept"].get(a, ""))) for a, k in self.kept.items()}
+        kept = {a: KeepingParty(k.party, str(replies[k.party]["kept"].get(a, ""))) for a, k in self.kept.items()}
         self._check(kept)
         return Stored(part, self.thetas, kept, self.noise)
 
     def check(self, engine: Engine) -> None:
         """LearnError unless every party still keeps its part, and it is the one that was saved."""
         replies = ask_shelves(engine, self.parties, Step("parts.check", "", {"part": self.part}))
-        found = {a: Kept(k.party, str(replies[k.party]["kept"].get(a, ""))) for a, k in self.kept.items()}
+        found = {a: KeepingParty(k.party, str(replies[k.party]["kept"].get(a, ""))) for a, k in self.kept.items()}
         self._check(found)
         for alias, kept in self.kept.items():
             if found[alias] != kept:
@@ -93,7 +93,7 @@ class Stored:
                 )
 
     @staticmethod
-    def _check(found: Mapping[str, Kept]) -> None:
+    def _check(found: Mapping[str, KeepingParty]) -> None:
         for alias, kept in found.items():
             if not kept.fingerprint:
                 raise _gone(alias, kept.party)

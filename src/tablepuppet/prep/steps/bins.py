@@ -12,14 +12,14 @@ from tablepuppet.prep.attempt import Attempt, Column, Dropped, bounded
 from tablepuppet.prep.encode import NO_DIGESTS
 from tablepuppet.prep.moments import quantiles_of, together
 from tablepuppet.prep.specs import MOST_CODES, Cut, Lookup
-from tablepuppet.prep.steps.step import Step, is_whole
+from tablepuppet.prep.steps.step import PrepStep, is_whole
 
 How = Literal["width", "height"]
 Encode = Literal["onehot", "ordinal"]
 
 
 @dataclass(frozen=True)
-class Bin(Step):
+class Bin(PrepStep):
     """``n`` bins of equal width or height, as scikit-learn's `KBinsDiscretizer`; quantiles are NumPy's ``linear``.
 
     ``encode`` says whether a bin becomes a column of 0 and 1, or its number. Edges that are equal are one.

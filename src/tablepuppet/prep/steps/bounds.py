@@ -7,9 +7,8 @@ from typing import Literal, get_args
 
 from tablepuppet.prep.attempt import Attempt, Column, bounded
 from tablepuppet.prep.moments import Mapped, Shortened, quantiles_of
-from tablepuppet.prep.specs import FARTHEST, Outside, Without
-from tablepuppet.prep.specs import Clip as Clipped
-from tablepuppet.prep.steps.step import Step, is_number
+from tablepuppet.prep.specs import FARTHEST, Clipped, Outside, Without
+from tablepuppet.prep.steps.step import PrepStep, is_number
 
 Method = Literal["iqr", "sd"]
 Action = Literal["flag", "clip", "null"]
@@ -17,7 +16,7 @@ FACTORS: dict[Method, float] = {"iqr": 1.5, "sd": 3.0}
 
 
 @dataclass(frozen=True)
-class Clip(Step):
+class Clip(PrepStep):
     """Values below ``low`` are ``low``, those above ``high`` are ``high``; None: no bound."""
 
     low: float | None = None
@@ -38,7 +37,7 @@ class Clip(Step):
 
 
 @dataclass(frozen=True)
-class Winsorize(Step):
+class Winsorize(PrepStep):
     """Clip to two quantiles."""
 
     low: float = 0.05
@@ -61,7 +60,7 @@ class Winsorize(Step):
 
 
 @dataclass(frozen=True)
-class Outliers(Step):
+class Outliers(PrepStep):
     """Values beyond the quartiles by ``factor`` times their distance (``iqr``), or that many deviations off the mean
     (``sd``, ddof 0): ``flag`` adds a column ``<name>_outlier`` of 0 and 1, ``clip`` moves them to the bound, ``null``
     makes them missing. The usual factor is 1.5, and 3 of deviations.

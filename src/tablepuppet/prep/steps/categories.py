@@ -15,7 +15,7 @@ from tablepuppet.prep.moments import Moments
 from tablepuppet.prep.selected import is_public
 from tablepuppet.prep.specs import MOST_CODES, Hashed, Lookup, Other
 from tablepuppet.prep.statistics import CategorySummary
-from tablepuppet.prep.steps.step import Step, is_whole
+from tablepuppet.prep.steps.step import PrepStep, is_whole
 
 ID_ROWS, ID_SHARE = 50, 0.95  # text with more distinct values than this share of its base rows is an id, not a category
 ID_HELP = f"{ID_SHARE:.0%} or more of its rows have a value of their own; list it in categorical to keep it"
@@ -60,7 +60,7 @@ def list_categories(step: str, column: Column, attempt: Attempt, most: int | Non
 
 
 @dataclass(frozen=True)
-class OneHot(Step):
+class OneHot(PrepStep):
     """One column of 0 and 1 per category, the most frequent first, as scikit-learn's `OneHotEncoder`.
 
     Categories with fewer than ``min_count`` joined rows, or beyond the ``max_categories`` most frequent, share one
@@ -98,7 +98,7 @@ class OneHot(Step):
 
 
 @dataclass(frozen=True)
-class Recode(Step):
+class Recode(PrepStep):
     """The code of a category as a number: 0 for the most frequent, and so on. A new category is missing."""
 
     takes: ClassVar[tuple[Kind, ...]] = ("text",)
@@ -142,7 +142,7 @@ class Ordinal(Recode):
 
 
 @dataclass(frozen=True)
-class Hash(Step):
+class Hash(PrepStep):
     """Categories in ``n`` columns of 0 and 1, by their digests; nothing is learned, and a new category has one too."""
 
     takes: ClassVar[tuple[Kind, ...]] = ("text",)

@@ -11,13 +11,13 @@ from tablepuppet.prep.attempt import Attempt, Column
 from tablepuppet.prep.frame import power
 from tablepuppet.prep.moments import Mapped, Shortened
 from tablepuppet.prep.specs import Exponent, Logarithm
-from tablepuppet.prep.steps.step import Step, is_number
+from tablepuppet.prep.steps.step import PrepStep, is_number
 
 LEAST = 1e-300  # of a number that has a logarithm
 
 
 @dataclass(frozen=True)
-class Log(Step):
+class Log(PrepStep):
     """log(value + offset), the natural logarithm; missing where that is not above 0."""
 
     offset: float = 0.0
@@ -46,7 +46,7 @@ class Log(Step):
 
 
 @dataclass(frozen=True)
-class Power(Step):
+class Power(PrepStep):
     """sign(value) * |value| ** exponent; square roots by default."""
 
     exponent: float = 0.5

@@ -9,11 +9,11 @@ from typing import get_args
 from tablepuppet.prep.attempt import Attempt, Column, Selector
 from tablepuppet.prep.selected import is_date
 from tablepuppet.prep.specs import DatePart, Part
-from tablepuppet.prep.steps.step import Step
+from tablepuppet.prep.steps.step import PrepStep
 
 
 @dataclass(frozen=True)
-class DateParts(Step):
+class DateParts(PrepStep):
     """A column ``<name>_<part>`` of numbers for each part; the date itself is left out unless ``keep`` says otherwise.
 
     Monday is the weekday 0, weeks are those of ISO 8601, and days of the year begin with 1.

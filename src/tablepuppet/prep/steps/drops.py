@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from tablepuppet.prep.attempt import Attempt, Column, Dropped, Kind
 from tablepuppet.prep.steps.categories import MOST_LISTED
-from tablepuppet.prep.steps.step import Step, is_number
+from tablepuppet.prep.steps.step import PrepStep, is_number
 
 
 @dataclass(frozen=True)
-class DropConstant(Step):
+class DropConstant(PrepStep):
     """Leave out numbers whose variance (ddof 0) is at most ``variance``, and text that is the same everywhere."""
 
     takes: ClassVar[tuple[Kind, ...]] = ("number", "flag", "text")
@@ -45,7 +45,7 @@ def drop_if_same(column: Column, attempt: Attempt) -> None:
 
 
 @dataclass(frozen=True)
-class DropMissing(Step):
+class DropMissing(PrepStep):
     """Leave out columns that lack a value in more than this share of the joined rows."""
 
     takes: ClassVar[tuple[Kind, ...]] = ("number", "text")

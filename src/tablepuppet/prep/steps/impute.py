@@ -11,13 +11,13 @@ from tablepuppet.prep.attempt import Attempt, Column, Kind, bounded
 from tablepuppet.prep.moments import Filled, of_flag, quantile_of
 from tablepuppet.prep.specs import Fill, FillCode, Missing
 from tablepuppet.prep.steps.categories import list_categories
-from tablepuppet.prep.steps.step import Step, is_number
+from tablepuppet.prep.steps.step import PrepStep, is_number
 
 Strategy = Literal["mean", "median", "mode", "constant"]
 
 
 @dataclass(frozen=True)
-class Impute(Step):
+class Impute(PrepStep):
     """Fill missing values, as scikit-learn's `SimpleImputer`: by ``strategy``, or with ``fill``.
 
     Numbers take each strategy; categories take ``mode``, and ``constant``, which makes missing a category of its own,

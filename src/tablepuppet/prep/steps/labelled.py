@@ -22,14 +22,14 @@ from tablepuppet.prep.label_sums import Folds, LabelSums
 from tablepuppet.prep.moments import Moments
 from tablepuppet.prep.specs import MOST_CODES, FoldLookup, Lookup
 from tablepuppet.prep.steps.categories import list_categories
-from tablepuppet.prep.steps.step import Step, is_number, is_whole
+from tablepuppet.prep.steps.step import PrepStep, is_number, is_whole
 
 Floats = NDArray[np.float64]
 MOST_FOLDS = 100
 
 
 @dataclass(frozen=True)
-class LabelStep(Step):
+class LabelStep(PrepStep):
     """What both steps have in common: categories or bins in, one number out."""
 
     takes: ClassVar[tuple[Kind, ...]] = ("text", "coded")

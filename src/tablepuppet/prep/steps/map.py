@@ -14,7 +14,7 @@ from sqlglot import exp
 
 from tablepuppet.errors import LearnError, QueryError
 from tablepuppet.prep.attempt import Attempt, Column, Kind
-from tablepuppet.prep.steps.step import Step
+from tablepuppet.prep.steps.step import PrepStep
 from tablepuppet.sql.catalog import VerticalTable
 from tablepuppet.sql.expression import checked, render
 from tablepuppet.sql.infer import TypeInference
@@ -25,7 +25,7 @@ PLACE = "x"  # stands for the column in an expression
 
 
 @dataclass(frozen=True)
-class Map(Step):
+class Map(PrepStep):
     """An expression in which ``x`` is the column, such as ``length(x)``.
 
     The new column is called like the expression with the column's name in it, ``length(c)``, or

@@ -7,13 +7,13 @@ from itertools import combinations, combinations_with_replacement
 
 from tablepuppet.prep.attempt import Attempt, Column
 from tablepuppet.prep.specs import Product
-from tablepuppet.prep.steps.step import Step, is_whole
+from tablepuppet.prep.steps.step import PrepStep, is_whole
 
 MOST_DEGREE = 5
 
 
 @dataclass(frozen=True)
-class Polynomial(Step):
+class Polynomial(PrepStep):
     """Powers and products up to ``degree``, as scikit-learn's `PolynomialFeatures` without a bias, within each table.
 
     New columns are called ``a^2`` and ``a*b``.

@@ -12,11 +12,11 @@ from tablepuppet.party.arguments import Scales, fits
 from tablepuppet.prep.attempt import Attempt, Column, bounded
 from tablepuppet.prep.moments import Mapped, quantiles_of, together
 from tablepuppet.prep.specs import Scale
-from tablepuppet.prep.steps.step import Step, is_number
+from tablepuppet.prep.steps.step import PrepStep, is_number
 
 
 @dataclass(frozen=True)
-class Standardize(Step):
+class Standardize(PrepStep):
     """Mean 0 and standard deviation 1 (ddof 0), as scikit-learn's `StandardScaler`; a constant is only centred."""
 
     def fit(self, column: Column, attempt: Attempt) -> None:
@@ -26,7 +26,7 @@ class Standardize(Step):
 
 
 @dataclass(frozen=True)
-class MinMax(Step):
+class MinMax(PrepStep):
     """From ``low`` to ``high``, as scikit-learn's `MinMaxScaler`; ends of columns that are not public are estimates.
 
     Later rows may lie beyond.
@@ -53,7 +53,7 @@ class MinMax(Step):
 
 
 @dataclass(frozen=True)
-class Robust(Step):
+class Robust(PrepStep):
     """Median 0 and a distance of 1 between two percentiles, as scikit-learn's `RobustScaler`."""
 
     quantile_range: Sequence[float] = (25.0, 75.0)

@@ -13,7 +13,7 @@ from tablepuppet.spelling import check_names
 
 
 @dataclass(frozen=True)
-class Step:
+class PrepStep:
     """A step of a pipeline. ``columns`` are names, patterns or types; by default all that it is made for."""
 
     takes: ClassVar[tuple[Kind, ...]] = ("number", "flag")  # kinds of columns that may be named

@@ -1,0 +1,92 @@
+"""The Gram matrix X^T X of a matrix [S_1 T_1, ..., S_M T_M] that is never built, from the products of products.py.
+
+X^T X  = [T_i^T (S_i^T S_j) T_j]_ij       S_i^T S_j counts how often two base rows are joined with each other
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_array
+
+from tablepuppet.algebra.places import PricedStep
+from tablepuppet.algebra.products import ByTable, TableProducts
+from tablepuppet.mapping.table_mapping import Floats, TableMapping
+from tablepuppet.operators.client import Pending
+from tablepuppet.prep.encoded_table import EncodedTable
+
+Array = NDArray[np.float64]
+NARROW = 2  # columns that are quicker to move by themselves than by a matrix of counts
+
+
+def gram(products: TableProducts, weights: Array | None = None) -> Array:
+    """X^T X, or X^T diag(weights) X, (d, d); one trip for one table, else two.
+
+    A table computes its own block. Of two tables the one with fewer columns sends its encoded cells and the other
+    multiplies: that moves least. So all tables but the widest send as many products as they have columns.
+    """
+    found = np.zeros((products.shape[1], products.shape[1]))
+    if not products.tables:
+        return found
+    within = _ask_blocks(products, weights)
+    order = sorted(products.tables, key=products.width)
+    sent = products.ask_images({alias: np.eye(products.width(alias)) for alias in order[:-1]}, None)
+    for alias, own in within().items():
+        found[products.blocks[alias], products.blocks[alias]] = own
+    cells = sent()
+    met = {}
+    for place, alias in enumerate(order[1:], 1):
+        parts = [_moved(products.mapping, other, alias, cells[other], weights) for other in order[:place]]
+        met[alias] = np.concatenate(parts, axis=1)
+    for alias, sums in products.ask_table_sums(met, counted=False)().items() if met else ():
+        others = np.concatenate([_places(products.blocks[other]) for other in order[: order.index(alias)]])
+        found[products.blocks[alias], others] = sums
+        found[others, products.blocks[alias]] = sums.T
+    return found
+
+
+def _ask_blocks(products: TableProducts, weights: Array | None) -> ByTable:
+    """Ask for T_i^T diag(S_i^T w) T_i of all tables."""
+    rows, count = None, products.shape[0]
+    if weights is not None:
+        rows = {alias: products.mapping.scatter_sum(alias, weights) for alias in products.tables}
+        bound = float(np.abs(weights).max(initial=0.0))
+
+    def ask(aliases: Iterable[str]) -> Pending:
+        if rows is None:
+            return products.places.lou.ask(
+                "matrix.gram", aliases, by_alias=products.named_each(aliases),
+                bounds=lambda alias: {"gram": products.square(alias)}, joined_rows=count,
+            )  # fmt: skip
+        return products.places.lou.ask(
+            "matrix.weighted_gram", aliases, rows, products.named_each(aliases),
+            bounds=lambda alias: {"gram": bound * products.square(alias)}, joined_rows=count,
+        )  # fmt: skip
+
+    def compute(alias: str, data: EncodedTable) -> Array:
+        given = products.mapping.counts(alias).astype(np.float64) if rows is None else rows[alias]
+        return data.gram(given) / count
+
+    replies = products.ask_tables(PricedStep.gram(products, weights is not None), products.tables, ask, "gram", compute)
+    return lambda: {alias: gram * count for alias, gram in replies().items()}
+
+
+def _moved(mapping: TableMapping, source: str, target: str, values: Floats, weights: Array | None = None) -> Array:
+    """Values of one table's rows, (rows, k), summed at another's by how often they are joined: S_t^T S_s values.
+
+    With ``weights``, (joined rows,), S_t^T diag(weights) S_s values.
+    """
+    here, there = mapping.tables[source], mapping.tables[target]
+    if weights is None and there.is_identity:
+        return np.asarray(mapping.gather(source, values), np.float64)
+    if weights is None and (here.is_identity or values.shape[1] <= NARROW):
+        return mapping.scatter_sum(target, mapping.gather(source, values))
+    data = np.ones(len(mapping), np.int32) if weights is None else weights
+    counted = coo_array((data, (there.index, here.index)), shape=(there.rows, here.rows)).tocsr()
+    return np.asarray(counted @ values.astype(np.float64))
+
+
+def _places(block: slice) -> NDArray[np.intp]:
+    return np.arange(block.start, block.stop)

@@ -1,0 +1,61 @@
+"""What NumPy's arrays have and a `LazyArray` has not, since cells stay at parties: errors say what to write instead."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+
+from tablepuppet.errors import LearnError
+
+KEYWORDS = {"where": True, "out": None, "casting": "same_kind", "order": "K", "subok": True, "dtype": None}
+NEED_CELLS = frozenset(
+    {name for name in dir(np.ndarray) if not name.startswith("_")} | {"toarray", "todense", "to_numpy"}
+)
+_CELLS = "np.eye(X.shape[1])"
+INSTEAD = {
+    **{
+        name: f"is not computed at parties: a table has only some of the columns of a row. Write (X @ {_CELLS}).{name}"
+        "(axis=1) to have all cells here, or X.min(axis=1) and X.max(axis=1) for the numbers"
+        for name in ("argmin", "argmax")
+    },
+    **dict.fromkeys(
+        ("median", "quantile", "percentile", "nanmedian"),
+        "needs cells in order, which are not here: write rel.quantile(0.5), or another share, in the units of the data",
+    ),
+    **dict.fromkeys(("cov", "corrcoef"), "is not built: write rel.covariance() or rel.correlation(), or X.T @ X"),
+    **dict.fromkeys(
+        ("svd", "svdvals", "matrix_rank", "pinv", "qr"),
+        "needs all cells, which are not here: write scipy.sparse.linalg.svds(X, k=...), or tp.linalg.pca(X)",
+    ),
+    "lstsq": "needs all cells, which are not here: write tp.linalg.lm(X, y), or scipy.sparse.linalg.lsqr(X, y)",
+    **dict.fromkeys(("histogram", "bincount"), "is not built: write rel.histogram(column)"),
+    **dict.fromkeys(
+        ("unique", "sort", "argsort"), "needs cells in order, which are not here: write rel.quantile, or SQL"
+    ),
+}
+
+
+class NoArrayError(LearnError, AttributeError):
+    """NumPy's arrays have this, but it needs cells; an AttributeError, so that `hasattr` is false."""
+
+
+def check_settings(name: str, settings: dict[str, Any]) -> None:
+    """LearnError for settings of a NumPy function other than those that X takes."""
+    strange = {
+        key for key, value in settings.items() if key not in ("axis", "keepdims") and not _is_default(key, value)
+    }
+    if strange:
+        raise LearnError(f"np.{name} of X takes no {', '.join(sorted(strange))}")
+
+
+def _is_default(key: str, value: Any) -> bool:
+    known = KEYWORDS.get(key, np._NoValue)
+    return value is known or value is np._NoValue or (key == "where" and value is True)
+
+
+def refuse(what: str, instead: str) -> NoReturn:
+    """LearnError for what cannot be computed without the cells."""
+    raise LearnError(
+        f"{what} would need something as long as the joined rows at a party, or all cells here; write {instead}"
+    )

@@ -1,0 +1,144 @@
+"""Learners with a solver that users choose: its settings, what "auto" chooses, and the rounds and noise that follow.
+
+A learner that trains in one way only, as networks across parties do, is a `Learner` and has none of this.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Literal
+
+from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.learn.learners.learner import Learner
+from tablepuppet.learn.private.feature_promise import FeaturePromise
+from tablepuppet.learn.private.promises import new_promise
+from tablepuppet.learn.settings import COUNT, NUMBER, SWITCH, Auto, or_auto, setting
+from tablepuppet.learn.solve.allowance import RoundAllowance
+from tablepuppet.learn.solve.schedule import Schedule, Usual, schedule_of
+from tablepuppet.learn.solve.solvers import SGD, SHORT_FORMS, SOLVER, Solver, SolverName, Stepping, chosen_solver
+from tablepuppet.privacy.settings import Privacy
+from tablepuppet.sql.plan import Plan
+
+AUTO_ROUNDS = 300  # at most: all solvers except sgd stop when they converge
+
+
+class SolverLearner(Learner):
+    """Learns by one of the solvers of solve/solvers.py."""
+
+    beside = SHORT_FORMS
+    usual: ClassVar[Usual] = Usual(batches=5, epochs=40, long_epochs=20, steps=200)  # of sgd
+    usual_rounds: ClassVar[int] = AUTO_ROUNDS  # of other solvers
+    usual_momentum: ClassVar[float] = 0.0  # of steps with one learning rate for all columns
+
+    solver: SolverName | Solver = setting(
+        default="auto", kind=SOLVER, help="how it is learned, see [solvers](learning.md#solvers)"
+    )
+    rounds: int | Auto = setting(
+        default="auto",
+        kind=or_auto(COUNT),
+        help="rounds at most, or epochs of `sgd`; `'auto'` is fewer where [parties limit "
+        "them](learning.md#limits-of-parties)",
+    )
+    tol: float = setting(
+        default=1e-15,
+        kind=NUMBER,
+        help='stop when a round gains less than `tol` times the objective (1e-8 at best with `wire="float32"`)',
+    )
+    reduce: bool = setting(
+        default=True, kind=SWITCH, help="False: the same maths without the reduction of duplicates, as a baseline"
+    )
+    label_correction: bool = setting(
+        default=False,
+        kind=SWITCH,
+        help="of classifiers with noisy labels: learn by an unbiased estimate of the loss on true labels, see "
+        "[privacy.md](privacy.md)",
+    )
+
+    # What a subclass says
+
+    @abstractmethod
+    def _check_private(self) -> None:
+        """Raise PrivacyError unless all releases that depend on features can have noise."""
+
+    def _takes_noisy_steps(self) -> bool:
+        """Whether feature privacy uses noisy steps instead of noisy sums."""
+        return self.solver_ == "sgd"
+
+    def _usual_solver(self, shards: Mapping[str, int], rows: int) -> Literal["admm", "sgd", "lbfgs"]:
+        """The solver that "auto" chooses for this number of joined rows."""
+        return "lbfgs"
+
+    # The solver
+
+    def check_settings(self) -> None:
+        """Raise LearnError if a setting is out of range."""
+        super().check_settings()
+        if isinstance(self.solver, Solver):
+            chosen_solver(self.solver, self.solver.name, self.given_beside)
+        if self.label_correction and (self.privacy is None or not self.privacy.is_label_private):
+            raise LearnError("label_correction is for labels with noise: set privacy=tp.Privacy(label_epsilon=...) too")
+
+    @property
+    def asked_solver(self) -> SolverName:
+        """The name of the solver that was asked for."""
+        return self.solver.name if isinstance(self.solver, Solver) else self.solver
+
+    def _solver_for(self, shards: Mapping[str, int], rows: int) -> str:
+        asked = self.asked_solver
+        return self._usual_solver(shards, rows) if asked == "auto" else asked
+
+    @property
+    def solving(self) -> Solver:
+        """The solver that was chosen, with its settings."""
+        assert self.solver_ is not None, "it is chosen first"
+        return chosen_solver(self.solver, self.solver_, self.given_beside)
+
+    @property
+    def plain_momentum(self) -> float:
+        """The momentum of steps that use one learning rate for all columns."""
+        solver = self.solving
+        asked = solver.momentum if isinstance(solver, Stepping) else "auto"
+        return self.usual_momentum if isinstance(asked, str) else asked
+
+    # Noise and rounds
+
+    def _check_noise_settings(self) -> None:
+        """Raise PrivacyError if a setting excludes noise on features."""
+        if not self.solving.sums_shards:
+            raise PrivacyError("inner_rounds: consensus releases parameters without noise; leave it at 'auto'")
+        if not self.reduce:
+            raise PrivacyError("reduce=False releases a row as often as it is joined, without noise; leave it at True")
+
+    def promise_for(self, plan: Plan, rows: Mapping[str, int], privacy: Privacy | None) -> FeaturePromise | None:
+        """The promise for features, with ``rows`` rows by table; PrivacyError if it cannot be kept."""
+        if privacy is None or not privacy.is_feature_private:
+            return None
+        shards = {alias: len(plan.tables[alias].shards) for alias in rows}
+        self.solver_ = self._solver_for(shards, max(rows.values(), default=0))
+        self._check_private()
+        rounds, solver = None if isinstance(self.rounds, str) else self.rounds, self.solving
+        steps = solver if self._takes_noisy_steps() and isinstance(solver, Stepping) else None
+        return new_promise(privacy, plan, rounds, rows, steps)
+
+    def plan_rounds(self, rows: int, allowed: Callable[[int], RoundAllowance]) -> None:
+        """Choose rounds and batches for ``rows`` joined rows; PrivacyError if parties do not allow them."""
+        if self.promise_ is None:
+            self.schedule_ = schedule_of(self.solving, self.rounds, rows, self.usual, self.usual_rounds, allowed)
+            return
+        self.promise_ = self.promise_.within(allowed(1).most_rounds())
+        settings: dict[str, object] = {"solver": self.solver_, "rounds": self.rounds}
+        allowed(1).check(self.promise_.rounds, settings, "lower local_steps")
+        self.schedule_ = Schedule(self.promise_.rounds, rows)
+
+    def more_rounds_by(self, rounds: int) -> str:
+        """Advice to a user whose fit has stopped short of the optimum after so many rounds."""
+        advice, solver = f"set rounds above {rounds:,}", self.solving
+        if isinstance(solver, SGD):
+            advice += ", batch_size lower, or lr='auto'" if solver.lr != "auto" else " or batch_size lower"
+        return f"{advice}, or take another solver"
+
+    def fewer_replies_by(self) -> list[str]:
+        """The same where parties allow no more replies."""
+        larger = ["make batch_size larger"] if isinstance(self.solving, SGD) else []
+        return [*larger, "take another solver"]
