@@ -28,6 +28,7 @@ def test_results_come_in_order() -> None:
     assert over_pieces(lambda part: part.start, 0) == []
 
 
+@pytest.mark.skipif(cores() < 2, reason="one core has one thread")
 def test_errors_of_any_thread_are_raised() -> None:
     """A piece that fails fails the whole, whichever thread works on it."""
     for first in (True, False):

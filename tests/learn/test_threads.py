@@ -13,6 +13,7 @@ from threadpoolctl import ThreadpoolController
 
 import tablepuppet as tp
 from benchmarks.learning.trips import counted
+from tablepuppet.pieces import cores
 from tablepuppet.prep.encoded_table import EncodedTable
 from tests.relations import federation
 
@@ -36,6 +37,7 @@ def blas_threads() -> list[int]:
     return [entry["num_threads"] for entry in ThreadpoolController().info() if entry["user_api"] == "blas"]
 
 
+@pytest.mark.skipif(cores() < 2, reason="on one core parties work one after the other")
 def test_parties_work_at_the_same_time_with_one_thread_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tables' products wait for each other and so must run together, each with one BLAS thread; a fit leaves the
     number of threads as it was.

@@ -43,7 +43,7 @@ Known = Mapping[str, Bounds]
 def bounds_after(steps: Iterable[Spec], known: Known) -> dict[str, Bounds]:
     """Bounds by column after steps; ``known`` are the bounds of numeric columns as they are read.
 
-    >>> bounds_after([Scale("x", 2.0, 4.0), Clip("x", 0.0, 9.0)], {"x": (-2.0, 10.0)})
+    >>> bounds_after([Scale("x", 2.0, 4.0), Clipped("x", 0.0, 9.0)], {"x": (-2.0, 10.0)})
     {'x': (0.0, 2.0)}
     """
     found = dict(known)
