@@ -143,7 +143,8 @@ def test_a_coordinator_that_dies_is_resumed(services: Services) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (services.folder / "broken" / "model").exists()
-    resumed = run_command("resume", str(services.folder / "broken"), "--json")
+    resume = [*COMMAND, "resume", str(services.folder / "broken"), "--json"]
+    resumed = subprocess.run(resume, capture_output=True, text=True, timeout=240, check=False)
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout)["metrics"] == json.loads(whole.stdout)["metrics"]
     again = run_command("resume", str(services.folder / "broken"))
