@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch and BLAS are loade
 
 import shutil
 import signal
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -26,6 +27,10 @@ from tests import kinds, mariadb_server
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
+
+# Without bytecode, as some containers have it, each worker and each process of a test would compile everything anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A shell in the background, or nohup, ignores these signals for what it starts; tests of stopped runs need them.
 for ignored, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

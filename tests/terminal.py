@@ -6,12 +6,13 @@ import fcntl
 import os
 import pty
 import struct
-import subprocess
 import termios
 from collections.abc import Sequence
 from pathlib import Path
 
 import pyte
+
+from tests import warm
 
 
 def rendered(output: bytes, columns: int, lines: int) -> str:
@@ -27,7 +28,7 @@ def on_terminal(command: Sequence[str], columns: int, lines: int, folder: Path) 
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     known = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    process = subprocess.Popen(
+    process = warm.start(
         command, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs, env=known | {"TERM": "xterm-256color"}
     )
     os.close(theirs)

@@ -16,6 +16,7 @@ import tablepuppet as tp
 from tablepuppet.cli.output import check_output, typed
 from tablepuppet.errors import ConfigError
 from tablepuppet.jobs import Run
+from tests.command_line import tablepuppet
 from tests.small_job import SQL, write_job
 
 
@@ -25,44 +26,38 @@ def folder(tmp_path: Path) -> Path:
     return write_job(tmp_path)
 
 
-def tablepuppet(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    command = [sys.executable, "-m", "tablepuppet", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-
-
 def test_catalog_explain_describe(folder: Path) -> None:
     """Results go to standard output, progress to standard error; --json is for programs."""
-    shown = tablepuppet(folder, "catalog", "federation.toml")
+    shown = tablepuppet(folder, "catalog", "federation.toml", fresh=True)
     assert shown.returncode == 0
     assert "orders" in shown.stdout
     rows = json.loads(tablepuppet(folder, "catalog", "federation.toml", "--json").stdout)
     assert {row["table"] for row in rows} == {"orders", "items"}
     (folder / "query.sql").write_text(SQL)
-    plan = tablepuppet(folder, "explain", "federation.toml", "query.sql", "--label", "returned")
+    plan = tablepuppet(folder, "explain", "federation.toml", "query.sql", "--label", "returned", fresh=True)
     assert "400 joined rows" in plan.stdout
     assert "joining blinded keys: done" in plan.stderr
     facts = json.loads(tablepuppet(folder, "explain", "federation.toml", SQL, "--json").stdout)
     assert facts["joined_rows"] == 400
     assert facts["columns"] == ["price", "day", "weight", "returned"]
-    figures = json.loads(tablepuppet(folder, "describe", "federation.toml", SQL, "--json").stdout)
+    figures = json.loads(tablepuppet(folder, "describe", "federation.toml", SQL, "--json", fresh=True).stdout)
     assert [row["count"] for row in figures] == [400] * 4
 
 
 def test_train_evaluate_predict(folder: Path) -> None:
     """A job leaves a run folder from which a model is measured and used in other processes."""
-    trained = json.loads(tablepuppet(folder, "train", "job.toml", "--json").stdout)
+    trained = json.loads(tablepuppet(folder, "train", "job.toml", "--json", fresh=True).stdout)
     assert trained["converged"]
     run = folder / "runs" / "returns"
     assert {"job.toml", "history.json", "metrics.json", "model"} <= {path.name for path in run.iterdir()}
-    measured = json.loads(tablepuppet(folder, "evaluate", "runs/returns", "--json").stdout)
+    measured = json.loads(tablepuppet(folder, "evaluate", "runs/returns", "--json", fresh=True).stdout)
     assert measured == pytest.approx(trained["metrics"]["test"])
     assert tablepuppet(folder, "evaluate", "runs/returns").stdout.startswith("test: accuracy")
     at_party = tablepuppet(folder, "evaluate", "runs/returns", "--at-party", "--json")
     assert json.loads(at_party.stdout) == pytest.approx(measured)
     other = tablepuppet(folder, "evaluate", "runs/returns", "--sql", SQL)
     assert other.stdout.startswith("query: accuracy"), other.stderr
-    told = tablepuppet(folder, "predict", "runs/returns", "--output", "out.parquet")
+    told = tablepuppet(folder, "predict", "runs/returns", "--output", "out.parquet", fresh=True)
     assert told.returncode == 0, told.stderr
     table = pq.read_table(folder / "out.parquet")
     assert len(table) == 400
@@ -109,7 +104,7 @@ def test_an_empty_side_is_refused(folder: Path) -> None:
 
 def test_bench(folder: Path) -> None:
     """Rounds, seconds, bytes and trips of a job, and a latency per trip with bytes over bandwidth for two lines."""
-    result = json.loads(tablepuppet(folder, "bench", "job.toml", "--json").stdout)
+    result = json.loads(tablepuppet(folder, "bench", "job.toml", "--json", fresh=True).stdout)
     assert result["converged"]
     assert result["seconds"] > 0
     assert result["trips"] == 4 + result["rounds"]  # catalog; tables and keys; split; statistics and labels; rounds
@@ -179,7 +174,7 @@ def test_a_misspelt_field_is_told_with_the_closest(folder: Path, old: str, new: 
 
 def test_version(folder: Path) -> None:
     """The version of the package, on standard output."""
-    done = tablepuppet(folder, "--version")
+    done = tablepuppet(folder, "--version", fresh=True)
     assert (done.returncode, done.stdout) == (0, f"tablepuppet {tp.__version__}\n")
 
 
@@ -217,8 +212,8 @@ def test_a_reader_that_ends_first(folder: Path, flag: str) -> None:
 
 def test_wrong_usage_is_exit_code_2(folder: Path) -> None:
     """A missing argument is told with the usage."""
-    assert tablepuppet(folder, "explain").returncode == 2
-    assert tablepuppet(folder, "--help").returncode == 0
+    assert tablepuppet(folder, "explain", fresh=True).returncode == 2
+    assert tablepuppet(folder, "--help", fresh=True).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tablepuppet.party.blinding_key import read_blinding_key
 from tablepuppet.privacy.certificates import identity
-
-
-def tablepuppet(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    command = [sys.executable, "-m", "tablepuppet", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+from tests.command_line import tablepuppet
 
 
 def test_certificates_for_a_trial(tmp_path: Path) -> None:
     """An authority, then a certificate; programs get paths, names and the end of its life."""
-    begun = tablepuppet(tmp_path, "certs", "init")
+    begun = tablepuppet(tmp_path, "certs", "init", fresh=True)
     assert begun.returncode == 0, begun.stderr
     assert "certs/ca.crt" in begun.stdout
     made = tablepuppet(
@@ -36,7 +29,7 @@ def test_certificates_for_a_trial(tmp_path: Path) -> None:
 
 def test_a_blinding_key(tmp_path: Path) -> None:
     """The key is in the file and nowhere else."""
-    made = tablepuppet(tmp_path, "keys", "new", "blinding.key")
+    made = tablepuppet(tmp_path, "keys", "new", "blinding.key", fresh=True)
     assert made.returncode == 0, made.stderr
     assert len(read_blinding_key(tmp_path / "blinding.key")) == 32
     assert (tmp_path / "blinding.key").read_text().split()[1] not in made.stdout + made.stderr

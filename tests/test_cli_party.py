@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -19,13 +18,13 @@ from tablepuppet.party.report import inspect
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.certificates import issue, new_authority
 from tablepuppet.wire.serve import start
+from tests.command_line import tablepuppet
 from tests.party.policed import CANARY, write_file
 
 
-def check(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def check(folder: Path, *options: str, fresh: bool = False) -> subprocess.CompletedProcess[str]:
     """Check the party file of a folder in a process of its own."""
-    command = [sys.executable, "-m", "tablepuppet", "party", "check", "party.toml", *options]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    return tablepuppet(folder, "party", "check", "party.toml", *options, fresh=fresh)
 
 
 def new_key(folder: Path, mode: int = 0o600) -> None:
@@ -39,7 +38,7 @@ def test_what_would_be_published(tmp_path: Path) -> None:
     new_key(tmp_path)
     more = '[tables.big]\nsql = "SELECT card FROM cards WHERE credit > 0"\nallow = ["auditor"]\ncolumns.card = "key"'
     write_file(tmp_path, more=more)
-    shown = check(tmp_path)
+    shown = check(tmp_path, fresh=True)
     assert (shown.returncode, shown.stderr.count("error:")) == (0, 0), shown.stderr
     assert "cards: 60 rows, to analyst, auditor" in shown.stdout
     assert "warning: there is no state_dir" in shown.stderr
@@ -170,10 +169,9 @@ def test_likely_mistakes_are_warnings(tmp_path: Path) -> None:
     assert "table cards, column secret: a private column can be neither a label nor a feature" in warnings
 
 
-def budget(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def budget(folder: Path, *options: str, fresh: bool = False) -> subprocess.CompletedProcess[str]:
     """What was spent, by a process of its own."""
-    command = [sys.executable, "-m", "tablepuppet", "party", "budget", "party.toml", *options]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    return tablepuppet(folder, "party", "budget", "party.toml", *options, fresh=fresh)
 
 
 def test_budgets_are_shown(tmp_path: Path) -> None:
@@ -191,7 +189,7 @@ def test_budgets_are_shown(tmp_path: Path) -> None:
     assert (everybody["caller"], analyst["caller"]) == (None, "analyst")
     assert 0.5 < analyst["spent"] == everybody["spent"] <= 1.0
     assert (everybody["left"], analyst["left"]) == (4.0 - everybody["spent"], 1.5 - analyst["spent"])
-    shown = budget(tmp_path).stdout
+    shown = budget(tmp_path, fresh=True).stdout
     assert "(everybody)" in shown
     assert "analyst" in shown
     checked = check(tmp_path)

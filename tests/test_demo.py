@@ -17,6 +17,7 @@ import pytest
 from tablepuppet.demo import LABEL, build_databases
 from tablepuppet.demo.parties import OWNERS, write_party_files
 from tablepuppet.party.report import inspect
+from tests import warm
 from tests.terminal import on_terminal
 
 
@@ -143,10 +144,7 @@ def test_no_party_is_left_behind(small: Path, how: signal.Signals) -> None:
     (small / "demo/services/airline").mkdir(parents=True, exist_ok=True)
     audit = small / "demo/services/airline/audit.jsonl"
     audit.unlink(missing_ok=True)
-    analyst = subprocess.Popen(
-        PARTIES, cwd=small, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whatever started the tests
-    )  # fmt: skip
+    analyst = warm.start(PARTIES, cwd=small, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     while not audit.exists() and analyst.poll() is None:
         time.sleep(0.05)
     assert len(_running(small)) == len(OWNERS)
@@ -162,7 +160,7 @@ def test_a_party_that_cannot_start(small: Path) -> None:
     """An error says which party and why; the others end."""
     (small / "demo/registry.sqlite").rename(small / "away")
     try:
-        done = subprocess.run(PARTIES, cwd=small, capture_output=True, text=True, timeout=300)
+        done = warm.run(PARTIES, cwd=small, timeout=300)
     finally:
         (small / "away").rename(small / "demo/registry.sqlite")
     assert done.returncode == 1

@@ -15,8 +15,8 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.jobs import Run
 from tablepuppet.privacy_plan import plan_privacy
+from tests.command_line import tablepuppet
 from tests.relations import Message, collect_garbage, multipliers, record_wire, write_party
-from tests.test_cli import tablepuppet
 
 SQL = "SELECT o.x, o.z, i.w, i.kind, o.y FROM orders o JOIN items i USING (k)"
 BOTH = "feature_epsilon = 1.0\nprediction_epsilon = 2.0\nlabel_epsilon = 3.0\nlabel_bounds = [-9, 9]\n"
@@ -124,7 +124,7 @@ def test_a_pipeline_costs_what_encoders_cost(folder: Path, monkeypatch: pytest.M
 def test_it_is_told_for_several_rows(folder: Path) -> None:
     """The command prints releases, charges and what holds for 1, 2 and 10 rows, and says what counts are; JSON too."""
     job(folder, BOTH)
-    shown = tablepuppet(folder, "privacy", "plan", "job.toml")
+    shown = tablepuppet(folder, "privacy", "plan", "job.toml", fresh=True)
     assert shown.returncode == 0
     for text in ("Labels (orders)", "Noisy releases", "Laplace, standard deviation 8.49", "Gram matrix", "10 rows",
                  "3,400", "Charged to ledgers", "before joins and filters: fewer may take part"):  # fmt: skip

@@ -241,7 +241,7 @@ def test_it_is_saved_and_loaded(fed: tp.Federation, tmp_path: Path) -> None:
 def test_pretraining_helps_and_one_seed_gives_one_result(fed: tp.Federation) -> None:
     """The reconstruction error falls; the same seed gives the same model, another seed another one."""
     relation = relation_of(fed)
-    first, again, other = (learner(pretrain_epochs=8, seed=seed).fit(relation) for seed in (1, 1, 2))
+    first, again, other = (learner(pretrain_epochs=4, seed=seed).fit(relation) for seed in (1, 1, 2))
     errors = [entry["loss"] for entry in first.pretraining_]
     assert errors[-1] < errors[0]
     assert np.array_equal(first.model_.top.theta, again.model_.top.theta)

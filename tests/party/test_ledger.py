@@ -17,6 +17,7 @@ import tablepuppet as tp
 import tablepuppet.party.ledger as module
 from tablepuppet.party.ledger import Budget, Ledger
 from tablepuppet.privacy.accountant import ORDERS, Spending
+from tests import warm
 
 TENTH = Spending.of_pure(0.1)
 ONE = Budget(epsilon=1.0)
@@ -113,9 +114,7 @@ def test_kill_in_the_middle(tmp_path: Path) -> None:
     released = 0
     for after in (3, 7):
         path = tmp_path / "ledger.sqlite"
-        child = subprocess.Popen(
-            [sys.executable, "-c", SPENDER, str(path), "100000"], stdout=subprocess.PIPE, text=True
-        )
+        child = warm.start([sys.executable, "-c", SPENDER, str(path), "100000"], stdout=subprocess.PIPE)
         assert child.stdout is not None
         lines = [child.stdout.readline() for _ in range(after)]
         os.kill(child.pid, signal.SIGKILL)
@@ -134,7 +133,7 @@ def test_kill_in_the_middle(tmp_path: Path) -> None:
 def test_processes_at_once(tmp_path: Path) -> None:
     """Charges of several processes all count."""
     path = str(tmp_path / "ledger.sqlite")
-    children = [subprocess.Popen([sys.executable, "-c", SPENDER, path, "20"], stdout=subprocess.DEVNULL) for _ in "abc"]
+    children = [warm.start([sys.executable, "-c", SPENDER, path, "20"], stdout=subprocess.DEVNULL) for _ in "abc"]
     assert [child.wait(timeout=300) for child in children] == [0, 0, 0]
     assert open_ledger(tmp_path).spent("cards").pure == 60 * 0.125
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 import tablepuppet as tp
 from tablepuppet.party.blinding_key import new_blinding_key
+from tests import warm
 from tests.relations import write_party
 from tests.wire.services import Certificates
 
@@ -51,7 +52,7 @@ class PartyProcess:
         self.file = folder / f"{name}.toml"
         self.state = folder / f"{name}-state"
         self.state.mkdir(exist_ok=True)
-        self.process: subprocess.Popen[str] | None = None
+        self.process: warm.Process | None = None
         self.write(url, tables, files, extra, of_tables)
 
     def write(
@@ -77,9 +78,7 @@ class PartyProcess:
     def start(self) -> None:
         """Start it, and wait until it is ready."""
         log = (self.folder / f"{self.name}.log").open("a")
-        self.process = subprocess.Popen(
-            [*self.command, "party", "serve", str(self.file)], stdout=subprocess.PIPE, stderr=log, text=True
-        )
+        self.process = warm.start([*self.command, "party", "serve", str(self.file)], stdout=subprocess.PIPE, stderr=log)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert "is ready at" in line, (self.folder / f"{self.name}.log").read_text()
@@ -121,8 +120,7 @@ class PartyProcess:
         """Wait for its end; its exit code."""
         assert self.process is not None
         code = self.process.wait(timeout)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        self.process.close()
         self.process = None
         return code
 
@@ -198,6 +196,4 @@ class Services:
 
 def run_command(*arguments: str, command: Sequence[str] = COMMAND, **env: str) -> subprocess.CompletedProcess[str]:
     """The command line as a user calls it."""
-    return subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=240, env=os.environ | env, check=False
-    )
+    return warm.run([*command, *arguments], env=os.environ | env, timeout=240)

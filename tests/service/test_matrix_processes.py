@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 import tablepuppet as tp
+from tests import warm
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.service import dying
 from tests.service.processes import Services
@@ -77,6 +77,7 @@ def test_a_party_killed_in_a_program(services: Services, name: str) -> None:
 SCRIPT = """
 import json, os, signal, sys
 import tablepuppet as tp
+from tests import warm
 from tablepuppet.algebra.linalg.progress import Progress
 
 federation, sql, folder, rounds = sys.argv[1:]
@@ -99,9 +100,7 @@ print(json.dumps({"centres": model.centres.tolist(), "rounds": written, "trips":
 def run_script(services: Services, folder: Path, rounds: int) -> subprocess.CompletedProcess[str]:
     federation = services.write_federation(wire="float64", timeout=240.0)
     told = [str(federation), f"SELECT {ALL} {JOIN}", str(folder), str(rounds)]
-    return subprocess.run(
-        [sys.executable, "-c", SCRIPT, *told], capture_output=True, text=True, timeout=240, env=os.environ, check=False
-    )
+    return warm.run([sys.executable, "-c", SCRIPT, *told], timeout=240)
 
 
 def test_a_coordinator_killed_in_a_program(services: Services, tmp_path: Path) -> None:

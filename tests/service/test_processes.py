@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
+from tests import warm
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.service.processes import COMMAND, Services, run_command
 
@@ -137,12 +138,13 @@ def test_a_coordinator_that_dies_is_resumed(services: Services) -> None:
     assert whole.returncode == 0, whole.stderr
     job = write_job(services, "broken", **SETTINGS)
     record = services.folder / "broken" / "record" / "bank0.replies"
-    process = subprocess.Popen([*COMMAND, "train", str(job)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = warm.start([*COMMAND, "train", str(job)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for(lambda: record.exists() and record.stat().st_size > 5000)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (services.folder / "broken" / "model").exists()
-    resumed = run_command("resume", str(services.folder / "broken"), "--json")
+    resume = [*COMMAND, "resume", str(services.folder / "broken"), "--json"]
+    resumed = subprocess.run(resume, capture_output=True, text=True, timeout=240, check=False)
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout)["metrics"] == json.loads(whole.stdout)["metrics"]
     again = run_command("resume", str(services.folder / "broken"))
@@ -164,9 +166,7 @@ def test_a_run_that_loses_a_party_is_resumed(services: Services) -> None:
     """A party that stays away ends the run with a word on how to go on, and that way works."""
     job = write_job(services, "lost", **SETTINGS)
     record = services.folder / "lost" / "record" / "bank0.replies"
-    process = subprocess.Popen(
-        [*COMMAND, "train", str(job)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    process = warm.start([*COMMAND, "train", str(job)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     wait_for(lambda: record.exists() and record.stat().st_size > 5000)
     services.parties["bank0"].kill()
     _, told = process.communicate(timeout=120)
@@ -208,9 +208,8 @@ def test_a_stopped_run_that_is_given_up(services: Services) -> None:
 def stop(services: Services, job: Path, how: signal.Signals) -> None:
     """Train a job, and stop it when it is well under way."""
     record = job.with_suffix("") / "record" / "bank0.replies"
-    process = subprocess.Popen(
-        [*COMMAND, "train", str(job)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whatever started the tests
+    process = warm.start(
+        [*COMMAND, "train", str(job)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
     wait_for(lambda: record.exists() and record.stat().st_size > 5000)
     process.send_signal(how)

@@ -18,6 +18,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.learn.store.model_folder import ModelFolder
 from tablepuppet.learn.tables.federated import FederatedModel
+from tests import warm
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.service.processes import Services, run_command
 
@@ -122,6 +123,7 @@ SAVE_FOR_EVER = """
 import sys
 from pathlib import Path
 import tablepuppet as tp
+from tests import warm
 fed = tp.Federation.load(sys.argv[1])
 relation = fed.sql(sys.argv[2], label="returned")
 models = [tp.LogisticRegression(rounds=rounds).fit(relation) for rounds in (1, 3)]
@@ -144,7 +146,7 @@ def test_a_coordinator_killed_while_it_saves(services: Services, tmp_path: Path)
     before = len(parts(services, "bank0"))
     for _ in range(4):
         command = [sys.executable, "-c", SAVE_FOR_EVER, str(federation), SQL, str(tmp_path / "model")]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        process = warm.start(command, stdout=subprocess.PIPE)
         assert process.stdout is not None
         assert process.stdout.readline() == "saved\n"
         time.sleep(random.uniform(0.0, 0.3))

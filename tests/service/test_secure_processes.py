@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
+from tests import warm
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import federation
 from tests.service.processes import COMMAND, PartyProcess, Services, run_command
@@ -113,9 +114,7 @@ def test_a_silent_party_ends_a_job(services: Services) -> None:
     party = services.parties["owner1"].process
     assert party is not None
     record = services.folder / "silent" / "record" / "owner1.replies"
-    process = subprocess.Popen(
-        [*COMMAND, "train", str(job)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    process = warm.start([*COMMAND, "train", str(job)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     wait_for(lambda: record.exists() and record.stat().st_size > 20_000)
     party.send_signal(signal.SIGSTOP)
     try:
@@ -153,7 +152,7 @@ def test_a_coordinator_that_dies_is_resumed(services: Services) -> None:
     whole = run_command("train", str(jobs[0]), "--json")
     assert whole.returncode == 0, whole.stderr
     record = services.folder / "broken" / "record" / "owner0.replies"
-    process = subprocess.Popen([*COMMAND, "train", str(jobs[1])], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = warm.start([*COMMAND, "train", str(jobs[1])], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for(lambda: record.exists() and record.stat().st_size > 20_000)
     process.kill()
     process.wait()
