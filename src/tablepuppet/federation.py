@@ -161,6 +161,8 @@ class Federation:
         callbacks: Iterable[Reader] = (),
     ):
         _check_settings(parties, wire, timeout, on_party_lost, memory_limit)
+        if not isinstance(callbacks, Iterable) or isinstance(callbacks, str):
+            raise ConfigError("callbacks is a list of functions that take an event, such as [print]")
         self.wire, self.timeout, self.on_party_lost = wire, timeout, on_party_lost
         self._memory_limit = memory_limit
         self.events = Events([*callbacks, *default_readers()])

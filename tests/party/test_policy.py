@@ -266,8 +266,10 @@ def test_too_few_rows_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(tp.PrivacyError, match=r"fewer than 20 of its rows take part .*policy rule min_rows"):
             party.run("analyst", "s", "rows.use", "cards", {"view": "x", "chosen": row_ids, "counts": counts})
-    with pytest.raises(tp.PartyError, match="no rows are announced for relation 'x'"):
-        party.run("analyst", "s", "statistics.numbers", "cards", {"view": "x", "columns": ["credit"]})
+        with pytest.raises(tp.PrivacyError, match=r"fewer than 20 of its rows take part .*policy rule min_rows"):
+            party.run("analyst", "s", "statistics.numbers", "cards", {"view": "x", "columns": ["credit"]})
+    with pytest.raises(tp.PartyError, match="no rows are announced for relation 'y'"):
+        party.run("analyst", "s", "statistics.numbers", "cards", {"view": "y", "columns": ["credit"]})
 
 
 @pytest.mark.parametrize(

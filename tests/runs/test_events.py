@@ -229,3 +229,12 @@ def test_calls_of_other_threads_are_of_the_same_run() -> None:
     assert len(seen) == 4
     assert len({event.run for event in seen}) == 1
     assert seen[0].run is not None
+
+
+def test_readers_are_functions(tmp_path: Path) -> None:
+    """Whatever is no function is refused where it is given, not by the first event."""
+    for wrong in (print, "print", [3]):
+        with pytest.raises(tp.ConfigError, match="functions that take an event"):
+            tp.Federation({"a": f"parquet:///{tmp_path}"}, callbacks=wrong)  # type: ignore[arg-type]
+    with pytest.raises(tp.ConfigError, match="functions that take an event"):
+        federation(tmp_path, PARTIES).events.subscribe(3)  # type: ignore[arg-type]

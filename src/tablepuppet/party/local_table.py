@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tablepuppet.errors import PartyError
+from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.party.allowance import check_memory, check_reply, check_time, count_release
 from tablepuppet.party.blind import derive_key
 from tablepuppet.party.bounded import Bounded, Owned
@@ -93,6 +93,14 @@ class RelationRows:
         return found
 
 
+@dataclass(frozen=True)
+class RefusedRows:
+    """Rows that the policy does not let take part in a relation, and why."""
+
+    reason: str
+    rule: str
+
+
 @dataclass
 class LocalTable:
     """What an op sees: one shard of one table use, within one session."""
@@ -105,7 +113,9 @@ class LocalTable:
     secure: SecureTable  # whether and how sums over its rows are masked
     wire: str = "float64"  # precision of row arrays on the wire
     run_key: bytes = b""  # for blinding join keys in this run only
-    views: Bounded = field(default_factory=Bounded)  # `RelationRows` by the name of the relation (its view)
+    views: Bounded = field(
+        default_factory=Bounded
+    )  # `RelationRows`, or why none, by the name of the relation (its view)
     state: Bounded = field(default_factory=Bounded)  # of this session
     models: Owned = field(default_factory=lambda: Owned(Bounded(), {}, ""))  # of all sessions of the caller
     category_secrets: dict[str, bytes] = field(default_factory=dict)  # of the party: those of loaded models
@@ -131,7 +141,9 @@ class LocalTable:
         """The rows of a relation that was announced with the op ``rows.use``."""
         if name not in self.views:
             raise PartyError(f"party {self.snapshot.scan.party!r}: no rows are announced for relation {name!r}")
-        found: RelationRows = self.views[name]
+        found: RelationRows | RefusedRows = self.views[name]
+        if isinstance(found, RefusedRows):
+            raise PrivacyError(found.reason, rule=found.rule)
         return found
 
     def begin(self, place: Place | None = None) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.arrays import mark
-from tablepuppet.errors import PartyError
-from tablepuppet.party.local_table import LocalTable, RelationRows
+from tablepuppet.errors import PartyError, PrivacyError
+from tablepuppet.party.local_table import LocalTable, RefusedRows, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import BITS, Bytes
@@ -37,6 +37,11 @@ def use_rows(table: LocalTable, view: str, chosen: NDArray[np.integer] | None, c
     """
     rows = _row_ids(table, chosen)
     _check_rows(table, rows, counts)
+    try:
+        _check_enough(table, rows)
+    except PrivacyError as error:
+        table.views[view] = RefusedRows(str(error), error.rule)  # for whoever asks about the relation again
+        raise
     table.views[view] = RelationRows(rows, counts)
     return {}
 
@@ -51,7 +56,7 @@ def _row_ids(table: LocalTable, chosen: NDArray[np.integer] | None) -> NDArray[n
 
 
 def _check_rows(table: LocalTable, row_ids: NDArray[np.integer], counts: NDArray[np.integer]) -> None:
-    """Rows that take part are rows of the snapshot, are joined at least once each, and are not too few.
+    """Rows that take part are rows of the snapshot, and are joined at least once each.
 
     A row that is joined no time would be learned of without counting among those that it hides among.
     """
@@ -65,6 +70,10 @@ def _check_rows(table: LocalTable, row_ids: NDArray[np.integer], counts: NDArray
         raise PartyError(f"{where}: row ids must be below {table.snapshot.rows:,}")
     if len(counts) and not 1 <= counts.min() <= counts.max() <= MOST_COUNT:
         raise PartyError(f"{where}: a row that takes part is joined once or more, so counts must be at least 1")
+
+
+def _check_enough(table: LocalTable, row_ids: NDArray[np.integer]) -> None:
+    """Rows that take part are not too few to hide among."""
     if table.grant.rules.min_rows:
         table.grant.check_rows(int(np.count_nonzero(mark(table.snapshot.rows, row_ids))))
 

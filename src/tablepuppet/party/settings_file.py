@@ -6,10 +6,11 @@ never a value.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -17,6 +18,10 @@ from tablepuppet.errors import ConfigError
 from tablepuppet.spelling import did_you_mean
 
 Settings = TypeVar("Settings")
+_WORDS = {
+    "str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false", "object": "a section",
+    "array": "a list", "null": "nothing",
+}  # fmt: skip
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
@@ -42,7 +47,54 @@ def as_settings(raw: Any, kind: type[Settings]) -> Settings:
     for place, known in _unknown(raw, kind, ""):
         _, _, name = place.rpartition(".")
         raise msgspec.ValidationError(f"unknown field {place!r}{did_you_mean(name, known)}")
-    return msgspec.convert(raw, kind)
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        place, text = _wrong(raw, kind) or ("", str(error))
+        raise msgspec.ValidationError(f"{place.rstrip('.')}: {text}" if place else text) from None
+
+
+def _wrong(raw: Any, kind: Any, place: str = "") -> tuple[str, str] | None:
+    """The innermost field that is wrong, by its place, and what is wrong with it, in words; None if nothing is."""
+    try:
+        msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        inner = (_wrong(value, type_, f"{place}{name}.") for name, value, type_ in _fields(raw, kind))
+        return next(filter(None, inner), None) or (place, _in_words(str(error), kind))
+    return None
+
+
+def _fields(raw: Any, kind: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(name, value, type) of what a section says."""
+    if not isinstance(raw, dict):
+        return
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+        yield from ((name, value, known[name]) for name, value in raw.items() if name in known)
+    elif get_origin(kind) is dict:
+        yield from ((name, value, get_args(kind)[1]) for name, value in raw.items())
+    else:  # Annotated, a union: the part of it that is a section
+        sections = [part for part in get_args(kind) if next(_fields(raw, part), None)]
+        yield from _fields(raw, sections[0]) if len(sections) == 1 else ()
+
+
+def _in_words(text: str, kind: Any) -> str:
+    """What msgspec says is wrong with a value that should be of a type, without the value.
+
+    >>> _in_words("Expected `str | object`, got `int` - at `$.parties[...]`", str)
+    'it must be a text or a section, not a whole number'
+    >>> _in_words("Object missing required field `max_epochs` - at `$.embeddings`", str)
+    'max_epochs is missing'
+    """
+    said = text.partition(" - at ")[0]
+    if said.startswith("Invalid enum value") and (choices := _choices(kind)):
+        return f"it must be one of {', '.join(choices)}"
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", said):
+        return f"{missing[1]} is missing"
+    said = re.sub(
+        r"`([^`]*)`", lambda kinds: " or ".join(_WORDS.get(each, each) for each in kinds[1].split(" | ")), said
+    )
+    return said.replace("Expected ", "it must be ").replace(", got ", ", not ")
 
 
 def _unknown(raw: Any, kind: Any, place: str) -> Iterator[tuple[str, list[str]]]:
@@ -62,3 +114,10 @@ def _unknown(raw: Any, kind: Any, place: str) -> Iterator[tuple[str, list[str]]]
     else:  # Annotated, a union: whatever of it may be a section
         for part in get_args(kind):
             yield from _unknown(raw, part, place)
+
+
+def _choices(kind: Any) -> list[str]:
+    """The texts that a type allows, if it allows some only."""
+    if get_origin(kind) is Literal:
+        return [each for each in get_args(kind) if isinstance(each, str)]
+    return [each for part in get_args(kind) for each in _choices(part)]

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tablepuppet.errors import without_controls
+from tablepuppet.errors import ConfigError, without_controls
 from tablepuppet.runs import interrupts
 from tablepuppet.runs.records import TripRecord
 
@@ -56,11 +56,12 @@ class Events:
     """Hands each event to every reader, and to the log ``tablepuppet``."""
 
     def __init__(self, readers: Iterable[Reader] = ()):
-        self._readers, self._trip_readers = list(readers), list[Reader]()
+        self._readers, self._trip_readers = [_callable(each) for each in readers], list[Reader]()
         self._lock = threading.Lock()
 
     def subscribe(self, reader: Reader, *, trips: bool = False) -> Callable[[], None]:
         """Add a reader; call the result to remove it. With ``trips`` it also gets an event for each call of a party."""
+        _callable(reader)
         lists = [self._readers, self._trip_readers] if trips else [self._readers]
         with self._lock:
             for each in lists:
@@ -102,3 +103,9 @@ class Events:
         for reader in list(self._trip_readers if kind == "trip" else self._readers):
             reader(event)
         return event
+
+
+def _callable(reader: Reader) -> Reader:
+    if not callable(reader):
+        raise ConfigError(f"events are read by functions that take an event, such as print, not by {reader!r}")
+    return reader
