@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -18,6 +20,7 @@ from tablepuppet.party.report import inspect
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.certificates import issue, new_authority
 from tablepuppet.wire.serve import start
+from tests import warm
 from tests.command_line import tablepuppet
 from tests.party.policed import CANARY, write_file
 
@@ -42,6 +45,7 @@ def test_what_would_be_published(tmp_path: Path) -> None:
     assert (shown.returncode, shown.stderr.count("error:")) == (0, 0), shown.stderr
     assert "cards: 60 rows, to analyst, auditor" in shown.stdout
     assert "warning: there is no state_dir" in shown.stderr
+    assert "warning: there is no [tls], so every caller is 'anonymous', which allow does not name" in shown.stderr
     assert CANARY not in shown.stdout + shown.stderr
     found = json.loads(check(tmp_path, "--json").stdout)
     cards, big = found["tables"]
@@ -60,6 +64,8 @@ def test_what_would_be_published(tmp_path: Path) -> None:
     [cards] = json.loads(check(tmp_path, "--json").stdout)["tables"]
     allowed = {column["name"]: set(column["releases"]) for column in cards["columns"]}
     assert {"EMBEDDINGS", "COLUMNS"} <= allowed["credit"]
+    assert cards["embeddings"] == {"max_width": 8, "max_epochs": 9}
+    assert "embeddings of at most 8 numbers of its rows, each row's at most 9 times" in check(tmp_path).stdout
     assert not found["problems"]
 
 
@@ -254,3 +260,21 @@ def test_a_party_without_a_ledger(tmp_path: Path) -> None:
     shown = budget(tmp_path)
     assert shown.returncode == 1
     assert "names no state_dir" in shown.stderr
+
+
+def test_a_program_reads_where_a_party_is(tmp_path: Path) -> None:
+    """The first line of `serve --json` is JSON."""
+    new_key(tmp_path)
+    file = write_file(tmp_path)
+    file.write_text(file.read_text().replace(":8815", ":0"))
+    command = [sys.executable, "-m", "tablepuppet", "party", "serve", "party.toml", "--json"]
+    process = warm.start(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    try:
+        ready = json.loads(process.stdout.readline())
+        assert ready["party"] == "bank"
+        assert ready["url"].startswith("grpc://127.0.0.1:")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60.0)
+        process.close()

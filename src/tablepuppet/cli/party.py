@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from tablepuppet.cli.output import JsonOption, print_json, results_console
 from tablepuppet.party.category_report import category_names
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.ledger import Budget
+from tablepuppet.party.policy import Embeddings
 from tablepuppet.party.report import PartyReport, TableReport, inspect, spent
 from tablepuppet.runs.table_view import Align, TableView
 from tablepuppet.runs.wide_table import WideTable
@@ -42,7 +44,7 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
 
 
 @party.command()
-def serve(file: FileArgument) -> None:
+def serve(file: FileArgument, as_json: JsonOption = False) -> None:
     """Serve a party until it is stopped (Ctrl-C, SIGTERM). Logs one line for each session."""
     import tablepuppet.learn.party_ops  # noqa: F401 - registers the learners' ops
     from tablepuppet.wire.serve import serve as serve_party
@@ -52,7 +54,14 @@ def serve(file: FileArgument) -> None:
     logging.getLogger("tablepuppet.party").addHandler(handler)
     logging.getLogger("tablepuppet.party").setLevel(logging.INFO)
     settings = PartyFile.load(file)
-    serve_party(settings, lambda url: print(f"party {settings.name} is ready at {url}", flush=True))
+
+    def ready(url: str) -> None:
+        line = (
+            json.dumps({"party": settings.name, "url": url}) if as_json else f"party {settings.name} is ready at {url}"
+        )
+        print(line, flush=True)
+
+    serve_party(settings, ready)
 
 
 @party.command()
@@ -112,10 +121,18 @@ def _show(report: PartyReport, screen: Console) -> None:
         screen.print(f"  {rows}{secure}{chosen}{passed}", markup=False)
         if table.keys:
             screen.print(f"  expressions that may be joined by: {'; '.join(table.keys)}", markup=False)
+        if table.embeddings is not None:
+            screen.print(f"  {_embeddings(table.embeddings)}", markup=False)
         screen.print(f"  privacy budget: {_budget(table.budget)}", markup=False)
         for text in _deliveries(table):
             screen.print(f"  {text}", markup=False)
         screen.print()
+
+
+def _embeddings(found: Embeddings) -> str:
+    width = "" if found.max_width is None else f" of at most {found.max_width} numbers"
+    times = "" if found.max_epochs is None else f", each row's at most {found.max_epochs} times in a session"
+    return f"networks across parties may get embeddings{width} of its rows{times}"
 
 
 def _budget(found: Budget) -> str:

@@ -18,6 +18,8 @@ from tablepuppet.errors import ConfigError
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.release import Release
 
+ANONYMOUS = "anonymous"  # the caller of a service without TLS
+
 
 class Level(IntEnum):
     """How much of a column may be released; a higher level is stricter."""

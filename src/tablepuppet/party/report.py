@@ -23,7 +23,7 @@ from tablepuppet.party.database import SourceTable
 from tablepuppet.party.databases.delivering import check_database
 from tablepuppet.party.delivered_file import check_place
 from tablepuppet.party.ledger import FILE, Account, Budget, Ledger
-from tablepuppet.party.policy import ColumnRule, Level, Policy, Use
+from tablepuppet.party.policy import ANONYMOUS, ColumnRule, Embeddings, Level, Policy, Use
 from tablepuppet.party.published import SEE_MORE, open_published
 from tablepuppet.party.table_entry import PredictionsEntry
 from tablepuppet.party.tls_files import TlsFiles, read_tls_files
@@ -58,6 +58,7 @@ class TableReport(msgspec.Struct, frozen=True):
     deliver: list[str]  # parties that may get predictions made with its features
     predictions: PredictionsEntry | None  # where predictions about its rows are written
     label_means: bool  # means of its labels may reach other parties
+    embeddings: Embeddings | None  # how much of its rows may be released as embeddings
 
 
 class PartyReport(msgspec.Struct, frozen=True):
@@ -175,6 +176,7 @@ def _table_report(settings: PartyFile, policy: Policy, table: SourceTable) -> Ta
         sorted(rules.deliver or ()),
         entry.predictions,
         rules.label_means,
+        rules.embeddings,
     )
 
 
@@ -190,6 +192,11 @@ def _http(host: str, port: int) -> str:
 
 def _warnings(settings: PartyFile, tables: list[TableReport]) -> list[str]:
     found = [] if settings.allow else ["allow is empty: nobody may call"]
+    if settings.allow and settings.tls is None and ANONYMOUS not in settings.allow:
+        found.append(
+            f"there is no [tls], so every caller is {ANONYMOUS!r}, which allow does not name: nobody may call. Add "
+            f'[tls], or allow = ["{ANONYMOUS}"] for a trial on this machine'
+        )
     if settings.metrics_address is not None and not is_loopback(settings.metrics_address[0]):
         found.append(
             "metrics can be read from other machines, without TLS and by everybody: they show who calls, how often and "

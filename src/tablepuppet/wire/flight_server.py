@@ -19,6 +19,7 @@ import pyarrow.flight as flight
 
 from tablepuppet.errors import ConfigError, PartyError, PrivacyError, TablePuppetError
 from tablepuppet.party.config import is_loopback
+from tablepuppet.party.policy import ANONYMOUS
 from tablepuppet.party.request import Request
 from tablepuppet.privacy.certificates import hosts_of
 from tablepuppet.privacy.signed_keys import Identity
@@ -32,7 +33,6 @@ PROOF = "tablepuppet-caller-bin"  # the header of a call that shows who calls; g
 MOST_PROOF = 64 << 10  # bytes
 CALLS = (flight.FlightMethod.DO_ACTION, flight.FlightMethod.DO_EXCHANGE)
 REQUEST = "request"  # the name of all calls
-ANONYMOUS = "anonymous"  # the caller where there is no TLS
 
 
 @dataclass(frozen=True)
