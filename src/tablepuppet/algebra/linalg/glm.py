@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,12 +32,13 @@ from tablepuppet.algebra.linalg.design import (
 from tablepuppet.algebra.linalg.estimates import Categories, Estimates, Summary
 from tablepuppet.algebra.linalg.family import LINKS, FamilyName, GlmFamily, Link, LinkName, find_family
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column, matrix_of
-from tablepuppet.algebra.linalg.lm import SOLVERS, Solver
 from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
+Solver = Literal["auto", "gram", "cg"]
+SOLVERS: tuple[str, ...] = get_args(Solver)
 HALVINGS = 30
 SLACK = 1e-12  # by which rounding may raise a deviance
 NOTHING: Array = np.zeros(())
