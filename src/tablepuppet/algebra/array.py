@@ -27,6 +27,7 @@ from tablepuppet.algebra.functions import OF_ONE, OF_TWO
 from tablepuppet.algebra.instead import INSTEAD, NEED_CELLS, NoArrayError, check_settings, refuse
 from tablepuppet.algebra.operator import ProductOperator, RowScaled
 from tablepuppet.algebra.recipes import Term, affine, composed
+from tablepuppet.algebra.row_ops import Largest
 from tablepuppet.errors import LearnError
 from tablepuppet.party.arguments import LARGEST
 from tablepuppet.prep.encode import encoder_names
@@ -118,16 +119,33 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
 
         Of columns, and of everything, only where columns are public.
         """
-        return -(-self)._row_largest(keepdims) if _axis(axis) == 1 else self._extreme(axis, keepdims, np.min)
+        if _axis(axis) == 1:
+            return _kept(-(-self)._row_largest().values, 1, keepdims)
+        return self._extreme(axis, keepdims, np.min)
 
     def max(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """The largest number, as `min`."""
-        return self._row_largest(keepdims) if _axis(axis) == 1 else self._extreme(axis, keepdims, np.max)
+        if _axis(axis) == 1:
+            return _kept(self._row_largest().values, 1, keepdims)
+        return self._extreme(axis, keepdims, np.max)
 
-    def _row_largest(self, keepdims: bool) -> Array:
+    def argmin(self, axis: int | None = None, keepdims: bool = False) -> Any:
+        """The column of the least number of every row, the first if several have it; axis 1 only, one trip."""
+        return (-self).argmax(axis, keepdims)
+
+    def argmax(self, axis: int | None = None, keepdims: bool = False) -> Any:
+        """The column of the largest number, as `argmin`."""
+        if _axis(axis) != 1:
+            raise LearnError(
+                "argmin and argmax of X are those of rows, axis=1: along the other axis they are numbers of joined "
+                "rows, which no party has. Of one column write np.argmin(X[:, column])"
+            )
+        return _kept(self._row_largest(with_places=True).places, 1, keepdims)
+
+    def _row_largest(self, with_places: bool = False) -> Largest:
         self._count(1)
         products, pick = self.basis
-        return _kept(products.ask_row_largest(pick, self.recipe.scale, self.recipe.shift).read(), 1, keepdims)
+        return products.row_largest(pick, self.recipe.scale, self.recipe.shift, with_places)
 
     def _extreme(self, axis: int | None, keepdims: bool, which: Callable[..., Any]) -> Any:
         self._count(axis)
@@ -368,7 +386,7 @@ def _axis(axis: int | None) -> int | None:
     return axis % 2
 
 
-def _kept(found: Array, axis: int, keepdims: bool) -> Array:
+def _kept(found: NDArray[Any], axis: int, keepdims: bool) -> NDArray[Any]:
     return np.expand_dims(found, axis) if keepdims else found
 
 
@@ -419,6 +437,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.std: _method("std"),
     np.min: _method("min"),
     np.max: _method("max"),
+    np.argmin: _method("argmin"),
+    np.argmax: _method("argmax"),
     np.clip: lambda values, a_min=None, a_max=None, **_: values.clip(a_min, a_max),
     np.dot: lambda one, two: one @ two,
     np.where: _where,
