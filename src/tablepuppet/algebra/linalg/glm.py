@@ -80,8 +80,8 @@ class GLM(LinearFit):
 
 @program
 def glm(
-    matrix: LazyArray,
-    label: ArrayLike,
+    X: LazyArray,
+    y: ArrayLike,
     family: FamilyName = "gaussian",
     link: LinkName | None = None,
     power: float = 1.5,
@@ -108,14 +108,14 @@ def glm(
     kind = find_family(family, power)
     if link is not None:
         check_choice(f"glm of family {family!r}", "link", link, kind.links)
-    design, y = Design(matrix), check_numbers("glm", label, matrix.shape[0])
+    design, y = Design(X), check_numbers("glm", y, X.shape[0])
     check_rows("glm", *design.shape)
     kind.check(y)
     shift = _offset(offset, len(y))
     point = _null(_Point.at(kind, LINKS[link or kind.links[0]], y, shift), shift)
     null_deviance, by_gram = point.deviance, solver == "gram" or (solver == "auto" and design.shape[1] <= WIDEST)
     settings = {"family": family, "link": point.link.name, "power": power, "solver": solver}
-    progress = Progress(folder, "glm", matrix, y, shift, **settings)
+    progress = Progress(folder, "glm", X, y, shift, **settings)
     state = progress.read()
     near = state.get("near") if state else None
     if by_gram and near is None:
@@ -142,9 +142,9 @@ def glm(
     if by_gram:
         spread = np.diag(design.inverse(design.weighted_gram(point.weights), "glm"))
     return GLM(
-        coef=by_column(matrix, design.expanded(found)),
+        coef=by_column(X, design.expanded(found)),
         intercept=float(found[0]),
-        preparation=matrix.preparation,
+        preparation=X.preparation,
         family=family,
         link=point.link.name,
         estimates=Estimates(design.names, found, np.sqrt(dispersion * spread), math.inf),

@@ -51,7 +51,7 @@ class KMeans(LinalgModel):
 
 @program
 def kmeans(
-    matrix: LazyArray, k: int = 8, runs: int = 10, max_iter: int = 20, seed: int = 0, folder: str | Path | None = None
+    X: LazyArray, k: int = 8, runs: int = 10, max_iter: int = 20, seed: int = 0, folder: str | Path | None = None
 ) -> KMeans:
     """The best of several runs of k-means, by its inertia; at most two trips a round for all runs together.
 
@@ -61,12 +61,12 @@ def kmeans(
     Raises LearnError for settings that are out of range, and PrivacyError where a party's policy does not allow sums
     over as few rows as a cluster has there (``min_rows``).
     """
-    _check(matrix, k, runs, max_iter)
-    square = matrix.ask_squared_norm()
-    progress = Progress(folder, "kmeans", matrix, k=k, runs=runs, seed=seed)
-    state, rng, width = progress.read(), np.random.default_rng(seed), matrix.shape[1]
+    _check(X, k, runs, max_iter)
+    square = X.ask_squared_norm()
+    progress = Progress(folder, "kmeans", X, k=k, runs=runs, seed=seed)
+    state, rng, width = progress.read(), np.random.default_rng(seed), X.shape[1]
     directions = np.linalg.qr(rng.normal(size=(width, min(width, PROJECTIONS))))[0]
-    rows = DistinctRows(matrix, directions[:, :0] if state else directions, max(directions.shape[1], k))
+    rows = DistinctRows(X, directions[:, :0] if state else directions, max(directions.shape[1], k))
     if state:
         found = [_Run.restored(rows, state, place) for place in range(runs)]
     else:
@@ -87,7 +87,7 @@ def kmeans(
     best = found[int(np.argmax(gains))]
     inertia = max(float(square.read()[0]) - max(gains), 0.0)
     labels = rows.expanded(best.labels).astype(np.intp)
-    return KMeans(best.centres, labels, inertia, best.rounds, list(matrix.columns), matrix.preparation)
+    return KMeans(best.centres, labels, inertia, best.rounds, list(X.columns), X.preparation)
 
 
 def _check(matrix: LazyArray, k: int, runs: int, max_iter: int) -> None:

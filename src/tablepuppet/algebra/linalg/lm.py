@@ -97,7 +97,7 @@ class LM(LinearFit):
 
 
 @program
-def lm(matrix: LazyArray, label: ArrayLike, solver: Solver = "auto", folder: str | Path | None = None) -> LM:
+def lm(X: LazyArray, y: ArrayLike, solver: Solver = "auto", folder: str | Path | None = None) -> LM:
     """Least squares of a label on the columns of X.
 
     ``solver="gram"`` solves the normal equations: two trips over one table, else three. ``"cg"``, conjugate gradients,
@@ -111,14 +111,14 @@ def lm(matrix: LazyArray, label: ArrayLike, solver: Solver = "auto", folder: str
     check_choice("lm", "solver", solver, SOLVERS)
     if solver == "lsmr" and folder is not None:
         raise LearnError("lm: solver='lsmr' keeps no state in a folder; take solver='cg', or no folder")
-    design, y = Design(matrix), check_numbers("lm", label, matrix.shape[0])
+    design, y = Design(X), check_numbers("lm", y, X.shape[0])
     check_rows("lm", *design.shape)
     check_varies("lm", y)
     spread = np.full(design.shape[1], np.nan)
     if solver == "lsmr":
         return least_squares(design, y, design.solve_by_lsmr(y), spread)
     by_products = solver == "cg" or (solver == "auto" and design.shape[1] > WIDEST)
-    progress = Progress(folder, "lm", matrix, y, by_products=by_products)
+    progress = Progress(folder, "lm", X, y, by_products=by_products)
     if by_products:
         start = progress.read().get("coefficients")
         right = design.transposed_times(y)
