@@ -103,9 +103,10 @@ class Design(ProductOperator):
         null = vectors[:, values <= least]
         if null.shape[1]:
             found = np.flatnonzero(np.abs(null).max(axis=1) > np.sqrt(least))
+            named = [self.names[place] for place in found]
             raise LearnError(
-                f"{program}: these columns depend on each other linearly in these rows: "
-                f"{', '.join(self.names[place] for place in found)}. Leave {null.shape[1]} of them out (drop=[...])"
+                f"{program}: these columns depend on each other linearly in these rows: {', '.join(named)}. Leave "
+                f"{null.shape[1]} of them out: X[:, columns], with columns of X.columns"
             )
         return np.asarray((vectors / values) @ vectors.T / np.outer(scale, scale))
 
