@@ -226,8 +226,14 @@ def test_numpys_functions(matrix: Any, known: Array) -> None:
     agree(np.dot(matrix, np.ones(len(known.T))), known.sum(1))
     agree(np.add.reduce(matrix, axis=0), known.sum(0))
     agree(np.maximum.reduce(matrix, axis=0), known.max(0))
-    agree(np.count_nonzero(matrix > 0, axis=0), np.count_nonzero(known > 0, axis=0))
+    for axis in (0, 1, None):
+        counts, expected = np.count_nonzero(matrix > 0, axis=axis), np.count_nonzero(known > 0, axis=axis)
+        assert np.array_equal(counts, expected)
+        assert np.asarray(counts).dtype == np.asarray(expected).dtype
     agree(np.transpose(matrix) @ np.ones(len(known)), known.sum(0))
+    agree(np.matmul(matrix.T, np.ones(len(known))), known.sum(0))
+    agree(np.matmul(np.ones(len(known.T)), matrix.T), known.sum(1))
+    agree((np.float64(2) * matrix.T) @ np.ones(len(known)), 2 * known.sum(0))
     assert (np.shape(matrix), np.ndim(matrix), np.size(matrix)) == (known.shape, 2, known.size)
     scores = matrix @ np.random.default_rng(0).normal(size=(known.shape[1], 4))
     assert np.argmin(scores, axis=1).shape == np.linalg.norm(scores, axis=1).shape == (len(known),)
@@ -350,7 +356,18 @@ def test_branches_that_are_not_chosen_do_not_matter(matrix: Any) -> None:
         ("np.arctanh(X)", "not in the list of functions"),
         ("np.add(X, 1, where=np.ones(X.shape, bool))", "takes no where"),
         ("X.sum(axis=2)", "two axes"),
-        ("np.linalg.norm(X, ord=1)", "ord=None"),
+        ("np.linalg.norm(X, ord=1)", r"with ord=1 .*Euclidean norms of rows and columns"),
+        ("np.linalg.norm(X, 2)", r"the spectral norm is scipy\.sparse\.linalg\.svds\(X, k=1\)"),
+        ("np.exp(X.T)", r"products only.*np\.exp\(X\)\.T"),
+        ("np.exp(np.ones((len(X), 1)) * X)", "products only"),
+        ("X @ 3", r"other is an array .*not a number: X \* 3 scales X"),
+        ("X @ 'a'", "not str"),
+        ("X.T @ 3", r"not a number or a text; A \* number scales"),
+        ("3 @ X", r"not a number or a text; A \* number scales"),
+        ("X.explain(vectors='a')", "vectors is a whole number from 1, not 'a'"),
+        ("X.explain(vectors=0)", "vectors is a whole number from 1, not 0"),
+        ("X.explain(vectors=-1)", "vectors is a whole number from 1, not -1"),
+        ("X.explain(vectors=True)", "vectors is a whole number from 1, not True"),
         ("np.log(X)", "not finite in column.*X.numbers"),
         ("1 / X", "not finite in column"),
         ("X / 0", "not finite in column"),

@@ -61,7 +61,7 @@ def kmeans(
     Raises LearnError for settings that are out of range, and PrivacyError where a party's policy does not allow sums
     over as few rows as a cluster has there (``min_rows``).
     """
-    _check(X, k, runs, max_iter)
+    _check(X, k, runs, max_iter, seed)
     square = X.ask_squared_norm()
     progress = Progress(folder, "kmeans", X, k=k, runs=runs, seed=seed)
     state, rng, width = progress.read(), np.random.default_rng(seed), X.shape[1]
@@ -90,13 +90,15 @@ def kmeans(
     return KMeans(best.centres, labels, inertia, best.rounds, list(X.columns), X.preparation)
 
 
-def _check(matrix: LazyArray, k: int, runs: int, max_iter: int) -> None:
+def _check(matrix: LazyArray, k: int, runs: int, max_iter: int, seed: int) -> None:
     rows, width = matrix.shape
     if not width or not rows:
         raise LearnError(f"k-means needs rows and columns, and X has {rows:,} joined rows and {width:,} columns")
-    for name, value, most in (("k", k, rows), ("runs", runs, 10_000), ("max_iter", max_iter, 1_000_000)):
-        if not isinstance(value, Integral) or not 1 <= value <= most:
-            raise LearnError(f"kmeans: {name} is a whole number from 1 to {most:,}, not {value!r}")
+    for name, value, least, most in (
+        ("k", k, 1, rows), ("runs", runs, 1, 10_000), ("max_iter", max_iter, 1, 1_000_000), ("seed", seed, 0, 1 << 63),
+    ):  # fmt: skip
+        if not isinstance(value, Integral) or not least <= value <= most:
+            raise LearnError(f"kmeans: {name} is a whole number from {least} to {most:,}, not {value!r}")
 
 
 class _Run:
