@@ -59,6 +59,21 @@ def test_the_matrix_is_x_and_the_label_y(relation: tp.Relation, matrix: Any, nam
     assert list(inspect.signature(getattr(tp.linalg, name)).parameters)[: len(known)] == known
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_models_are_printed_in_short(relation: tp.Relation, matrix: Any, name: str) -> None:
+    """Their numbers, not how columns were prepared, nor numbers by the thousand."""
+    model = getattr(tp.linalg, name)(matrix, *([relation.label() > 1] if name in SUPERVISED else []))
+    if name == "cor":
+        return
+    assert repr(model).startswith(f"{type(model).__name__}(")
+    assert "preparation" not in repr(model)
+    assert "\n" not in repr(model)
+    assert len(repr(model)) < 800
+    if name == "lm":
+        assert f"'o.price': {model.coef['o.price']:.5g}, " in repr(model)
+        assert f"intercept={model.intercept:.5g}, rows={model.rows}" in repr(model)
+
+
 def test_names_of_settings_are_checked(relation: tp.Relation, matrix: Any) -> None:
     """An error says which setting was meant, or lists those that there are."""
     linalg: Any = tp.linalg

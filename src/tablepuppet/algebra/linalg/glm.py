@@ -45,7 +45,7 @@ NOTHING: Array = np.zeros(())
 SEPARATED = 1e-6  # of the null deviance: so little is left only if the columns separate the classes exactly
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GLM(LinearFit):
     """A generalised linear model."""
 

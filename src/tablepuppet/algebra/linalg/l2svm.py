@@ -24,7 +24,7 @@ from tablepuppet.errors import LearnError
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class L2SVM(LinearFit):
     """A support vector machine for two classes."""
 

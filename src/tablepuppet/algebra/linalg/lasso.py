@@ -27,7 +27,7 @@ Array = NDArray[np.float64]
 SWEEPS = 10_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Lasso(LinearFit):
     """The model of one penalty."""
 
@@ -42,7 +42,7 @@ class Lasso(LinearFit):
         return {"alpha": self.alpha, "coefficients that are not zero": int(np.count_nonzero(np.asarray(self.coef)))}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LassoPath(LinalgModel):
     """The models of falling penalties, the largest first."""
 

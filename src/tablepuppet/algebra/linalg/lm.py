@@ -28,7 +28,7 @@ Solver = Literal["auto", "gram", "cg", "lsmr"]
 SOLVERS: tuple[str, ...] = get_args(Solver)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LM(LinearFit):
     """A least-squares fit."""
 

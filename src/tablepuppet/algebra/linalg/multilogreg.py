@@ -26,7 +26,7 @@ from tablepuppet.algebra.linalg.progress import Progress
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MultiLogReg(LinearFit):
     """A logistic regression. For more than two classes, coefficients and intercepts have one number per class."""
 

@@ -9,7 +9,7 @@ Squares of numbers are needed, so columns of numbers are multiplied with unit ve
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 SMOOTHING = 1e-9  # of the largest variance, added to all
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NaiveBayes(LinalgModel):
     """A naive Bayes classifier; ``means`` and ``variances`` are of the columns of numbers, (classes, numbers)."""
 
@@ -39,7 +39,7 @@ class NaiveBayes(LinalgModel):
     variances: Array
     log_shares: Array  # (columns, classes); zero for numbers
     columns: list[str]
-    preparation: Preparation = field(repr=False)
+    preparation: Preparation
 
     def predict_proba(self, rows: Rows) -> Array:
         """The probability of every class, (rows, classes)."""

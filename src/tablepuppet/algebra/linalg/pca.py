@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Integral
 
 import numpy as np
@@ -18,7 +18,7 @@ from tablepuppet.errors import LearnError
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PCA(LinalgModel):
     """Principal components, the one that explains most first."""
 
@@ -27,7 +27,7 @@ class PCA(LinalgModel):
     explained_variance_ratio: Array  # (k,), shares of the variance of all columns
     mean: Array  # (columns,)
     columns: list[str]
-    preparation: Preparation = field(repr=False)
+    preparation: Preparation
 
     def transform(self, rows: Rows) -> Array:
         """The joined rows of a relation, or of its matrix, along the components, (rows, k); one trip."""

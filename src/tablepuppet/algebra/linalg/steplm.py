@@ -23,7 +23,7 @@ from tablepuppet.algebra.linalg.progress import Progress
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StepLM(LM):
     """A least-squares fit of selected columns; the others have coefficients of zero."""
 
