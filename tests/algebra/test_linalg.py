@@ -85,10 +85,12 @@ def test_one_seed_is_one_result(matrix: Any) -> None:
     assert first.inertia == second.inertia
 
 
-@pytest.mark.parametrize("wrong", [{"k": 0}, {"k": 280}, {"k": 2.5}, {"runs": 0}, {"max_iter": 0}, {"k": None}])
+@pytest.mark.parametrize(
+    "wrong", [{"k": 0}, {"k": 280}, {"k": 2.5}, {"runs": 0}, {"max_iter": 0}, {"k": None}, {"seed": -1}]
+)
 def test_settings_that_are_out_of_range(matrix: Any, wrong: dict[str, Any]) -> None:
     """Such as more clusters than rows."""
-    with pytest.raises(tp.LearnError, match=rf"kmeans: {next(iter(wrong))} is a whole number from 1 to"):
+    with pytest.raises(tp.LearnError, match=rf"kmeans: {next(iter(wrong))} is a whole number from [01] to"):
         tp.linalg.kmeans(matrix, **wrong)
 
 

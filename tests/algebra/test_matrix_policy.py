@@ -67,6 +67,17 @@ def test_columns_are_counted(tmp_path: Path) -> None:
     matrix(party).times(np.ones((5, 6)))
 
 
+def test_extremes_of_rows_are_counted(tmp_path: Path) -> None:
+    """A row's largest number is one column, its place another; a table that is not opted in has neither."""
+    found: Any = matrix(open_with(tmp_path, "matrix = true", "max_matrix_columns = 8"))
+    assert np.array_equal(found.argmin(axis=1), (found @ np.eye(5)).argmin(axis=1))
+    found.max(axis=1)
+    with pytest.raises(tp.PrivacyError, match="max_matrix_columns"):
+        found.max(axis=1)
+    with pytest.raises(tp.PrivacyError, match=r"X\.argmax\(axis=1\).*policy rule matrix"):
+        matrix(open_with(tmp_path)).argmin(axis=1)
+
+
 def test_replies_are_no_rounds(tmp_path: Path) -> None:
     """They are not counted twice, at the party or by the coordinator."""
     found = matrix(open_with(tmp_path, "matrix = true", "max_prediction_rounds = 1"))
@@ -134,6 +145,8 @@ def test_noise_cannot_be_had(tmp_path: Path) -> None:
         ("matrix.apply", {"into": "f", "numbers": np.zeros(1, int), "groups": np.zeros(0, int),
                           "steps": [("sqrt", 0, 0)], "constants": np.zeros((0, 1))}),
         ("matrix.keep_times", {"into": "k", "directions": np.ones((1, 1))}),
+        ("matrix.row_largest", {"places": np.zeros(1, int), "scale": np.ones(1), "shift": np.ones(1)}),
+        ("matrix.row_places", {"places": np.zeros(1, int), "scale": np.ones(1), "shift": np.ones(1)}),
     ):  # fmt: skip
         with pytest.raises(tp.PrivacyError, match=r"policy rule require_dp"):
             party.run("analyst", session.client.session, op, "cards", {**view, **given})

@@ -75,6 +75,8 @@ def test_explain_says_what_is_measured(tmp_path: Path, plan: Any) -> None:
             "X @ V": lambda: x @ np.ones((width, 3)),
             "X.T @ U": lambda: x.T @ np.ones((rows, 3)),
             "X.sum(axis=0)": lambda: x.sum(axis=0),
+            "X.max(axis=1)": lambda: x.max(axis=1),
+            "X.argmax(axis=1)": lambda: x.argmin(axis=1),
             "X.T @ X": lambda: x.T @ x,
             "X.T @ (w[:, None] * X)": lambda: x.T @ (np.ones((rows, 1)) * x),
         }

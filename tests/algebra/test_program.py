@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,31 @@ def test_programs_take_a_label(relation: tp.Relation, matrix: Any, name: str) ->
     for given in ((relation,), ("paid",), (None,), (matrix,), ()):
         with pytest.raises(tp.LearnError, match=rf"{name}: y is one value per joined row, y = rel\.label\(\), not"):
             getattr(tp.linalg, name)(matrix, *given)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_matrix_is_x_and_the_label_y(relation: tp.Relation, matrix: Any, name: str) -> None:
+    """They may be named, as docs and errors name them."""
+    labels = {"y": relation.label() > 1} if name in SUPERVISED else {}
+    found = getattr(tp.linalg, name)(X=matrix, **labels)
+    assert type(found) is type(getattr(tp.linalg, name)(matrix, *labels.values()))
+    known = ["X", "y"] if labels else ["X"]
+    assert list(inspect.signature(getattr(tp.linalg, name)).parameters)[: len(known)] == known
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_models_are_printed_in_short(relation: tp.Relation, matrix: Any, name: str) -> None:
+    """Their numbers, not how columns were prepared, nor numbers by the thousand."""
+    model = getattr(tp.linalg, name)(matrix, *([relation.label() > 1] if name in SUPERVISED else []))
+    if name == "cor":
+        return
+    assert repr(model).startswith(f"{type(model).__name__}(")
+    assert "preparation" not in repr(model)
+    assert "\n" not in repr(model)
+    assert len(repr(model)) < 800
+    if name == "lm":
+        assert f"'o.price': {model.coef['o.price']:.5g}, " in repr(model)
+        assert f"intercept={model.intercept:.5g}, rows={model.rows}" in repr(model)
 
 
 def test_names_of_settings_are_checked(relation: tp.Relation, matrix: Any) -> None:

@@ -61,6 +61,20 @@ def test_selection_is_that_of_brute_force(relation: tp.Relation, matrix: Any) ->
     assert model.selected[0] in str(model.summary())
 
 
+def test_categories_are_compared_with_all_that_were_not_selected(tmp_path: Path) -> None:
+    """Of a group of which one column was selected, the others are the reference; groups without one are not named."""
+    rng = np.random.default_rng(0)
+    kind, colour = np.repeat(["a", "b", "c"], (30, 20, 10)), rng.choice(["red", "blue"], 60)
+    table = pa.table({"kind": kind, "colour": colour, "y": (kind == "c") + 0.01 * rng.normal(size=60)})
+    relation = federation(tmp_path, {"p": {"t": table}}, wire="float64").sql("SELECT kind, colour, y FROM t", label="y")
+    x = relation.matrix()
+    model = tp.linalg.steplm(x[:, "kind"], relation.label())
+    others = [name for name in x[:, "kind"].columns if name not in model.selected]
+    assert len(model.selected) == 1
+    assert f"Categories are compared with {' or '.join(others)}\n" in str(model.summary())
+    assert "colour" not in str(tp.linalg.steplm(x, relation.label()).summary()).partition("compared with")[2]
+
+
 def test_selection_takes_three_trips(relation: tp.Relation, matrix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many columns are tried."""
     y, messages = relation.label(), record_wire(monkeypatch)

@@ -227,6 +227,7 @@ def multiplied(fed: tp.Federation, folder: Path) -> None:
         matrix.gram(np.ones(matrix.shape[0]))
         matrix.std(axis=0)
         matrix.max(axis=1)
+        matrix.argmin(axis=1)
         relation.matrix(plan="collect").column_sums()
     kept: Any = fed.sql("SELECT v.price, v.code FROM visits v").matrix(plan="parties")
     tp.linalg.kmeans(kept, k=2, runs=1, max_iter=1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, NoReturn
 
 import numpy as np
@@ -27,6 +28,7 @@ from tablepuppet.algebra.functions import OF_ONE, OF_TWO
 from tablepuppet.algebra.instead import INSTEAD, NEED_CELLS, NoArrayError, check_settings, refuse
 from tablepuppet.algebra.operator import ProductOperator, RowScaled
 from tablepuppet.algebra.recipes import Term, affine, composed
+from tablepuppet.algebra.row_ops import Largest
 from tablepuppet.errors import LearnError
 from tablepuppet.party.arguments import LARGEST
 from tablepuppet.prep.encode import encoder_names
@@ -118,16 +120,33 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
 
         Of columns, and of everything, only where columns are public.
         """
-        return -(-self)._row_largest(keepdims) if _axis(axis) == 1 else self._extreme(axis, keepdims, np.min)
+        if _axis(axis) == 1:
+            return _kept(-(-self)._row_largest().values, 1, keepdims)
+        return self._extreme(axis, keepdims, np.min)
 
     def max(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """The largest number, as `min`."""
-        return self._row_largest(keepdims) if _axis(axis) == 1 else self._extreme(axis, keepdims, np.max)
+        if _axis(axis) == 1:
+            return _kept(self._row_largest().values, 1, keepdims)
+        return self._extreme(axis, keepdims, np.max)
 
-    def _row_largest(self, keepdims: bool) -> Array:
+    def argmin(self, axis: int | None = None, keepdims: bool = False) -> Any:
+        """The column of the least number of every row, the first if several have it; axis 1 only, one trip."""
+        return (-self).argmax(axis, keepdims)
+
+    def argmax(self, axis: int | None = None, keepdims: bool = False) -> Any:
+        """The column of the largest number, as `argmin`."""
+        if _axis(axis) != 1:
+            raise LearnError(
+                "argmin and argmax of X are those of rows, axis=1: along the other axis they are numbers of joined "
+                "rows, which no party has. Of one column write np.argmin(X[:, column])"
+            )
+        return _kept(self._row_largest(with_places=True).places, 1, keepdims)
+
+    def _row_largest(self, with_places: bool = False) -> Largest:
         self._count(1)
         products, pick = self.basis
-        return _kept(products.ask_row_largest(pick, self.recipe.scale, self.recipe.shift).read(), 1, keepdims)
+        return products.row_largest(pick, self.recipe.scale, self.recipe.shift, with_places)
 
     def _extreme(self, axis: int | None, keepdims: bool, which: Callable[..., Any]) -> Any:
         self._count(axis)
@@ -245,7 +264,7 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
 
     def __matmul__(self, other: Any) -> Any:
         _check_factor(self, other)
-        if self.source.keeper is None or np.isscalar(other) or isinstance(other, LinearOperator):
+        if self.source.keeper is None or isinstance(other, LinearOperator):
             return ProductOperator.__matmul__(self, other)
         return self.kept_times(other)
 
@@ -283,6 +302,8 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
 
     def explain(self, vectors: int = 1) -> StepCosts:
         """Where each step on this array runs, its trips and bytes, and what steps have cost so far."""
+        if not isinstance(vectors, Integral) or isinstance(vectors, bool) or vectors < 1:
+            raise LearnError(f"explain: vectors is a whole number from 1, not {vectors!r}")
         products, _ = self.basis
         keeper = self.source.keeper
         kept = keeper.steps(products, vectors) if keeper is not None and products.tables else []
@@ -344,11 +365,13 @@ def _check_factor(matrix: LazyArray, other: Any) -> None:
                 f"X @ other: X is {matrix.shape} and other {other.shape}; other has a row for each of the {width:,} "
                 "columns of X. X.T @ X is the Gram matrix"
             )
-    elif isinstance(other, str) or not (np.isscalar(other) or np.ndim(other) in (1, 2)):
+    elif isinstance(other, str) or np.ndim(other) not in (1, 2):
         raise LearnError(f"X @ other: other is an array ({width},) or ({width}, k), not {_shape_of(other)}")
 
 
 def _shape_of(other: Any) -> str:
+    if np.isscalar(other) and not isinstance(other, str):
+        return f"a number: X * {other!r} scales X"
     return f"of {np.ndim(other)} axes" if isinstance(other, (np.ndarray, list, tuple)) else type(other).__name__
 
 
@@ -368,7 +391,7 @@ def _axis(axis: int | None) -> int | None:
     return axis % 2
 
 
-def _kept(found: Array, axis: int, keepdims: bool) -> Array:
+def _kept(found: NDArray[Any], axis: int, keepdims: bool) -> NDArray[Any]:
     return np.expand_dims(found, axis) if keepdims else found
 
 
@@ -378,8 +401,17 @@ def _all(found: Any, keepdims: bool) -> Any:
 
 def _norm(values: Any, ord: Any = None, axis: int | None = None, keepdims: bool = False) -> Any:
     if ord not in (None, 2, "fro") or (ord == 2 and axis is None):
-        raise LearnError(f"np.linalg.norm of X has ord=None, or 2 with an axis, not {ord!r}")
+        raise LearnError(
+            f"np.linalg.norm of X with ord={ord!r} is not computed: there are the Euclidean norms of rows and columns "
+            "(axis=1, axis=0) and the Frobenius norm (no ord, no axis); the spectral norm is "
+            "scipy.sparse.linalg.svds(X, k=1)[1]"
+        )
     return values.norm(axis, keepdims)
+
+
+def _count_nonzero(values: Any, axis: int | None = None, keepdims: bool = False) -> Any:
+    found = np.rint((values != 0).sum(axis, keepdims)).astype(np.intp)
+    return found if found.ndim else int(found)
 
 
 def _where(condition: Any, *branches: Any) -> Any:
@@ -419,6 +451,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.std: _method("std"),
     np.min: _method("min"),
     np.max: _method("max"),
+    np.argmin: _method("argmin"),
+    np.argmax: _method("argmax"),
     np.clip: lambda values, a_min=None, a_max=None, **_: values.clip(a_min, a_max),
     np.dot: lambda one, two: one @ two,
     np.where: _where,
@@ -431,5 +465,5 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
         *(each.dtype if isinstance(each, LazyArray) else each for each in given)
     ),
     np.linalg.norm: _norm,
-    np.count_nonzero: lambda values, axis=None, keepdims=False: (values != 0).sum(axis, keepdims),
+    np.count_nonzero: _count_nonzero,
 }

@@ -54,6 +54,7 @@ def explain_array(places: Places, products: TableProducts, vectors: int, kept: S
         PricedStep.times(many, products), PricedStep.transposed(many, products), PricedStep.statistic("sums", products),
         PricedStep.statistic("squares", products), PricedStep.gram(products, weighted=False),
         PricedStep.gram(products, weighted=True), PricedStep.extremes(products.tables, products),
+        PricedStep.extremes(products.tables, products, with_places=True),
     ]  # fmt: skip
     steps = [each for each in steps if each.step not in {other.step for other in kept}] + list(kept)
     if products.tables:

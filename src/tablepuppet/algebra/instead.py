@@ -12,13 +12,7 @@ KEYWORDS = {"where": True, "out": None, "casting": "same_kind", "order": "K", "s
 NEED_CELLS = frozenset(
     {name for name in dir(np.ndarray) if not name.startswith("_")} | {"toarray", "todense", "to_numpy"}
 )
-_CELLS = "np.eye(X.shape[1])"
 INSTEAD = {
-    **{
-        name: f"is not computed at parties: a table has only some of the columns of a row. Write (X @ {_CELLS}).{name}"
-        "(axis=1) to have all cells here, or X.min(axis=1) and X.max(axis=1) for the numbers"
-        for name in ("argmin", "argmax")
-    },
     **dict.fromkeys(
         ("median", "quantile", "percentile", "nanmedian"),
         "needs cells in order, which are not here: write rel.quantile(0.5), or another share, in the units of the data",

@@ -58,10 +58,10 @@ class ProductOperator(LinearOperator):  # type: ignore[misc] # SciPy has no type
     _adjoint = _transpose  # numbers are real
 
     def __matmul__(self, other: Any) -> Any:
-        return super().__matmul__(other) if np.isscalar(other) else self.dot(other)
+        return _refuse_number("A @ other") if np.isscalar(other) else self.dot(other)
 
     def __rmatmul__(self, other: Any) -> Any:
-        return super().__rmatmul__(other) if np.isscalar(other) else self.T.dot(np.transpose(other)).T
+        return _refuse_number("other @ A") if np.isscalar(other) else self.T.dot(np.transpose(other)).T
 
     def __mul__(self, other: Any) -> Any:
         return super().__mul__(other) if np.isscalar(other) else _refuse("*")
@@ -71,6 +71,18 @@ class ProductOperator(LinearOperator):  # type: ignore[misc] # SciPy has no type
 
     def __pow__(self, other: Any) -> Any:
         _refuse("**")
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **settings: Any) -> Any:
+        """np.matmul, and np.multiply with a number; other functions are a LearnError."""
+        if method == "__call__" and ufunc in (np.matmul, np.multiply):
+            left, right = inputs
+            if ufunc is np.matmul:
+                return self.__matmul__(right) if left is self else self.__rmatmul__(left)
+            return self.__mul__(right) if left is self else self.__rmul__(left)
+        raise LearnError(
+            f"np.{ufunc.__name__} of an operator that has products only, as X.T and w[:, None] * X: apply it to X "
+            "before, as in np.exp(X).T"
+        )
 
 
 class Transposed(ProductOperator):
@@ -141,6 +153,10 @@ class RowScaled(ProductOperator):
         if len(given) != self.shape[0]:
             return self.operator.transposed_times(given)  # which says what does not fit
         return self.operator.transposed_times(given * (self.weights if given.ndim == 1 else self.weights[:, None]))
+
+
+def _refuse_number(product: str) -> Any:
+    raise LearnError(f"{product}: other is a vector or several, not a number or a text; A * number scales")
 
 
 def _refuse(sign: str) -> Any:

@@ -84,12 +84,14 @@ class PricedStep:
         return cls("X.T @ U", down, up, int(bool(vectors)), frozenset(vectors))
 
     @classmethod
-    def extremes(cls, aliases: Iterable[str], products: ByTables) -> PricedStep:
-        """The least or largest number of every row, of some tables."""
-        sizes = products.places.sizes
-        down = {alias: 24 * products.width(alias) * sizes[alias].shards for alias in aliases}
-        up = {alias: sizes[alias].rows * products.places.wire_bytes for alias in down}
-        return cls("X.max(axis=1)", down, up, int(bool(up)), frozenset(up))
+    def extremes(cls, aliases: Iterable[str], products: ByTables, with_places: bool = False) -> PricedStep:
+        """The least or largest number of every row, of some tables; or its place, which needs the number too."""
+        sizes, asked = products.places.sizes, 2 if with_places else 1
+        down = {alias: asked * 24 * products.width(alias) * sizes[alias].shards for alias in aliases}
+        place = {alias: np.min_scalar_type(products.width(alias)).itemsize if with_places else 0 for alias in down}
+        up = {alias: sizes[alias].rows * (products.places.wire_bytes + place[alias]) for alias in down}
+        step = "X.argmax(axis=1)" if with_places else "X.max(axis=1)"
+        return cls(step, down, up, int(bool(up)), frozenset(up))
 
     @classmethod
     def statistic(cls, kind: str, products: ByTables) -> PricedStep:

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from tablepuppet.algebra.nearest import Image, Nearest
 from tablepuppet.algebra.ops import squares_of
 from tablepuppet.algebra.places import Places, PricedStep
-from tablepuppet.algebra.row_ops import largest_of_rows
+from tablepuppet.algebra.row_ops import Largest, largest_of_rows
 from tablepuppet.arrays import are_within
 from tablepuppet.errors import LearnError
 from tablepuppet.mapping.table_mapping import SCATTER_CHUNK, Floats, ShardRows
@@ -227,34 +227,38 @@ class TableProducts:
         asked = PricedStep.statistic(op.rpartition("_")[2], self)
         return _flattened(self._by_blocks(self.ask_tables(asked, self.tables, ask, "sums", compute), np.zeros((0, 1))))
 
-    def ask_row_largest(self, places: NDArray[np.intp], scale: Array, shift: Array) -> Result:
-        """Ask for the largest of ``scale * X[:, places] + shift`` in every joined row, (N,)."""
+    def row_largest(self, columns: NDArray[np.intp], scale: Array, shift: Array, with_places: bool = False) -> Largest:
+        """The largest of ``scale * X[:, columns] + shift`` in every joined row, perhaps with its place; one trip."""
         inside = {
-            alias: np.flatnonzero((places >= self.blocks[alias].start) & (places < self.blocks[alias].stop))
+            alias: np.flatnonzero((columns >= self.blocks[alias].start) & (columns < self.blocks[alias].stop))
             for alias in self.tables
         }
         arguments = {
-            alias: {"places": places[each] - self.blocks[alias].start, "scale": scale[each], "shift": shift[each]}
+            alias: {"places": columns[each] - self.blocks[alias].start, "scale": scale[each], "shift": shift[each]}
             for alias, each in inside.items()
             if len(each)
         }
 
-        def ask(aliases: Iterable[str]) -> Pending:
+        def ask(op: str, aliases: Iterable[str]) -> Pending:
             by_alias = {alias: {**self.named(alias), **arguments[alias]} for alias in aliases}
-            return self._lou.ask("matrix.row_largest", by_alias, by_alias=by_alias)
+            return self._lou.ask(op, by_alias, by_alias=by_alias)
 
-        def compute(alias: str, data: EncodedTable) -> Array:
-            return largest_of_rows(data, **arguments[alias])
-
-        replies = self.ask_tables(PricedStep.extremes(list(arguments), self), list(arguments), ask, "image", compute)
-
-        def finish() -> Array:
-            found = np.full(self.shape[0], -np.inf)
-            for alias, image in replies().items():
-                np.maximum(found, self.mapping.gather(alias, image[:, 0]), out=found)
-            return found
-
-        return Result(finish)
+        step, aliases = PricedStep.extremes(list(arguments), self, with_places), list(arguments)
+        values = self.ask_tables(
+            step, aliases, lambda there: ask("matrix.row_largest", there), "image",
+            lambda alias, data: largest_of_rows(data, **arguments[alias])[0],
+        )  # fmt: skip
+        places: ByTable = dict
+        if with_places:
+            places = self.ask_tables(
+                None, aliases, lambda there: ask("matrix.row_places", there), "places",
+                lambda alias, data: largest_of_rows(data, **arguments[alias])[1],
+            )  # fmt: skip
+        found, images, firsts = Largest(self.shape[0]), values(), places()
+        for alias, image in images.items():
+            mine = self.mapping.gather(alias, inside[alias][firsts[alias][:, 0]]) if with_places else 0
+            found.offer(self.mapping.gather(alias, image[:, 0]), mine)
+        return found
 
     def ask_images(self, directions: Mapping[str, Array], asked: PricedStep | None) -> ByTable:
         """Ask for T_i V_i of some tables, (n_i, k)."""
@@ -291,11 +295,11 @@ class TableProducts:
 
     def ask_tables(
         self, asked: PricedStep | None, aliases: list[str], ask: Callable[[Iterable[str]], Pending], name: str,
-        compute: Callable[[str, EncodedTable], Array],
+        compute: Callable[[str, EncodedTable], NDArray[Any]],
     ) -> ByTable:  # fmt: skip
         """Ask the parties of tables that are there, and compute here what was collected; read by calling the result.
 
-        Replies named ``image`` are put together over the shards of a table, others are added up.
+        Replies named ``image`` or ``places`` are put together over the shards of a table, others are added up.
         """
         if asked is not None:
             self.places.prepare(asked)
@@ -310,7 +314,7 @@ class TableProducts:
             for alias in aliases:
                 if alias in here:
                     found[alias] = _wide(compute(alias, here[alias]))
-                elif name == "image":
+                elif name in ("image", "places"):
                     found[alias] = _wide(self._lou.concatenate(replies[alias], name))  # in the wire's precision
                 else:
                     found[alias] = _wide(self._lou.add(replies[alias], name))

@@ -105,8 +105,8 @@ class Guard:
             columns = given.shape[1] if given.ndim == 2 else len(given) if given.dtype.kind in "iu" else 1
         if not self._counters.use("columns", caller, session, grant.table, most, max(columns, 1)):
             reason = (
-                f"the session has had products with {most} vectors of its own choice, or would with these; open the "
-                "relation again, or ask the party's operator"
+                f"the session has had products with {most} vectors of its own choice, or would with these; ask for "
+                "fewer, open the relation again for others, or ask the party's operator"
             )
             raise grant.refusal("max_matrix_columns", reason)
 

@@ -13,16 +13,16 @@ Array = NDArray[np.float64]
 
 
 @program
-def cor(matrix: LazyArray) -> Array:
+def cor(X: LazyArray) -> Array:
     """Pearson's correlations, (columns, columns), in the order of X.columns; one trip over one table, else two.
 
     NaN for a column with one value only in these rows. Raises LearnError for fewer than two joined rows.
     """
-    rows = matrix.shape[0]
+    rows = X.shape[0]
     if rows < 2:
         raise LearnError(f"cor: correlations need two joined rows or more, and X has {rows:,}")
-    sums = matrix.ask_column_sums()
-    gram = matrix.gram()  # its first trip brings the sums too
+    sums = X.ask_column_sums()
+    gram = X.gram()  # its first trip brings the sums too
     squares = np.diag(gram)
     centred = gram - np.outer(sums.read(), sums.read()) / rows
     spread = np.diag(centred)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse.linalg import LinearOperator, cg
+from scipy.sparse.linalg import LinearOperator, cg, lsmr
 
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.kept import KeptArray
@@ -23,6 +23,8 @@ Array = NDArray[np.float64]
 INTERCEPT = "intercept"
 WIDEST = 2000  # columns of a Gram matrix that is solved as it is
 LEAST = 1e-12  # an eigenvalue of a scaled Gram matrix that is taken for zero, at float64
+TOLERANCE = 1e-12  # of LSMR, at float64
+OUT_OF_STEPS = 7  # why LSMR ended
 
 
 class Design(ProductOperator):
@@ -101,9 +103,10 @@ class Design(ProductOperator):
         null = vectors[:, values <= least]
         if null.shape[1]:
             found = np.flatnonzero(np.abs(null).max(axis=1) > np.sqrt(least))
+            named = [self.names[place] for place in found]
             raise LearnError(
-                f"{program}: these columns depend on each other linearly in these rows: "
-                f"{', '.join(self.names[place] for place in found)}. Leave {null.shape[1]} of them out (drop=[...])"
+                f"{program}: these columns depend on each other linearly in these rows: {', '.join(named)}. Leave "
+                f"{null.shape[1]} of them out: X[:, columns], with columns of X.columns"
             )
         return np.asarray((vectors / values) @ vectors.T / np.outer(scale, scale))
 
@@ -126,6 +129,17 @@ class Design(ProductOperator):
             raise LearnError(
                 f"conjugate gradients did not converge in {10 * width:,} steps; columns may depend on each other"
             )
+        return np.asarray(found, np.float64)
+
+    def solve_by_lsmr(self, values: Array) -> Array:
+        """The b with the least |[1, X] b - values|, by SciPy's LSMR; two trips a step.
+
+        LearnError if it does not converge.
+        """
+        tol, most = max(TOLERANCE, float(np.finfo(self.matrix.wire).eps)), 10 * self.shape[1]
+        found, reason, *_ = lsmr(self, values, atol=tol, btol=tol, conlim=0, maxiter=most)
+        if reason == OUT_OF_STEPS:
+            raise LearnError(f"LSMR did not converge in {most:,} steps; columns may depend on each other")
         return np.asarray(found, np.float64)
 
 

@@ -17,6 +17,7 @@ Categories = Mapping[str, Sequence[str | None]]  # names by column, in the order
 DECIMALS = ((4, True), (3, True), (3, False), (3, False), (3, True), (3, True))
 """Of coef, std err, t, P>|t| and the ends of its interval, and whether very small ones have digits instead: as
 statsmodels prints them."""
+MOST_LISTED = 5  # categories of a group that others are compared with
 
 
 @dataclass(frozen=True)
@@ -99,12 +100,20 @@ def category_names(categories: Categories | None) -> dict[str, str]:
 
 
 def _baselines(columns: Iterable[str], names: Sequence[str], known: Mapping[str, str]) -> str:
-    """The first category of each group, where it has no coefficient of its own."""
-    first: dict[str, str] = {}
+    """The categories that those with a coefficient are compared with: all others of their group.
+
+    >>> _baselines(["kind=0", "kind=1", "kind=2", "colour=0", "colour=1"], ["intercept", "kind=2"], {"kind=1": "tool"})
+    'Categories are compared with kind=0 or tool'
+    """
+    groups: dict[str, list[str]] = {}
     for column in columns:
         if "=" in column:
-            first.setdefault(column.partition("=")[0], column)
-    found = [known.get(column, column) for column in first.values() if column not in names]
+            groups.setdefault(column.partition("=")[0], []).append(column)
+    used, found = set(names), []
+    for group, listed in groups.items():
+        others = [known.get(column, column) for column in listed if column not in used]
+        if 0 < len(others) < len(listed):
+            found.append(" or ".join(others) if len(others) <= MOST_LISTED else f"{len(others):,} others of {group}")
     return f"Categories are compared with {', '.join(found)}" if found else ""
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,19 +32,20 @@ from tablepuppet.algebra.linalg.design import (
 from tablepuppet.algebra.linalg.estimates import Categories, Estimates, Summary
 from tablepuppet.algebra.linalg.family import LINKS, FamilyName, GlmFamily, Link, LinkName, find_family
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column, matrix_of
-from tablepuppet.algebra.linalg.lm import SOLVERS, Solver
 from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
+Solver = Literal["auto", "gram", "cg"]
+SOLVERS: tuple[str, ...] = get_args(Solver)
 HALVINGS = 30
 SLACK = 1e-12  # by which rounding may raise a deviance
 NOTHING: Array = np.zeros(())
 SEPARATED = 1e-6  # of the null deviance: so little is left only if the columns separate the classes exactly
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GLM(LinearFit):
     """A generalised linear model."""
 
@@ -78,8 +80,8 @@ class GLM(LinearFit):
 
 @program
 def glm(
-    matrix: LazyArray,
-    label: ArrayLike,
+    X: LazyArray,
+    y: ArrayLike,
     family: FamilyName = "gaussian",
     link: LinkName | None = None,
     power: float = 1.5,
@@ -106,14 +108,14 @@ def glm(
     kind = find_family(family, power)
     if link is not None:
         check_choice(f"glm of family {family!r}", "link", link, kind.links)
-    design, y = Design(matrix), check_numbers("glm", label, matrix.shape[0])
+    design, y = Design(X), check_numbers("glm", y, X.shape[0])
     check_rows("glm", *design.shape)
     kind.check(y)
     shift = _offset(offset, len(y))
     point = _null(_Point.at(kind, LINKS[link or kind.links[0]], y, shift), shift)
     null_deviance, by_gram = point.deviance, solver == "gram" or (solver == "auto" and design.shape[1] <= WIDEST)
     settings = {"family": family, "link": point.link.name, "power": power, "solver": solver}
-    progress = Progress(folder, "glm", matrix, y, shift, **settings)
+    progress = Progress(folder, "glm", X, y, shift, **settings)
     state = progress.read()
     near = state.get("near") if state else None
     if by_gram and near is None:
@@ -140,9 +142,9 @@ def glm(
     if by_gram:
         spread = np.diag(design.inverse(design.weighted_gram(point.weights), "glm"))
     return GLM(
-        coef=by_column(matrix, design.expanded(found)),
+        coef=by_column(X, design.expanded(found)),
         intercept=float(found[0]),
-        preparation=matrix.preparation,
+        preparation=X.preparation,
         family=family,
         link=point.link.name,
         estimates=Estimates(design.names, found, np.sqrt(dispersion * spread), math.inf),

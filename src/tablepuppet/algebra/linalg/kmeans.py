@@ -10,8 +10,9 @@ weight (`distinct.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,14 @@ from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.algebra.linalg.saved import LinalgModel
 from tablepuppet.algebra.nearest import Nearest
 from tablepuppet.algebra.preparation import Preparation
-from tablepuppet.errors import LearnError
+from tablepuppet.errors import LearnError, PrivacyError
 
 Array = NDArray[np.float64]
 PROJECTIONS = 16  # directions in which first clusters are sought
+COLUMN_LIMIT = "max_matrix_columns"  # the policy rule
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class KMeans(LinalgModel):
     """Clusters of joined rows."""
 
@@ -42,7 +44,7 @@ class KMeans(LinalgModel):
     inertia: float  # the sum of squared distances of rows to their centres
     rounds: int
     columns: list[str]
-    preparation: Preparation = field(repr=False)
+    preparation: Preparation
 
     def predict(self, rows: Rows) -> NDArray[np.intp]:
         """The nearest centre of every row of a relation, or of its matrix; one trip."""
@@ -51,7 +53,7 @@ class KMeans(LinalgModel):
 
 @program
 def kmeans(
-    matrix: LazyArray, k: int = 8, runs: int = 10, max_iter: int = 20, seed: int = 0, folder: str | Path | None = None
+    X: LazyArray, k: int = 8, runs: int = 10, max_iter: int = 20, seed: int = 0, folder: str | Path | None = None
 ) -> KMeans:
     """The best of several runs of k-means, by its inertia; at most two trips a round for all runs together.
 
@@ -59,14 +61,34 @@ def kmeans(
     joined row.
 
     Raises LearnError for settings that are out of range, and PrivacyError where a party's policy does not allow sums
-    over as few rows as a cluster has there (``min_rows``).
+    over as few rows as a cluster has there (``min_rows``), or so many vectors (``limits.max_matrix_columns``).
     """
-    _check(matrix, k, runs, max_iter)
-    square = matrix.ask_squared_norm()
-    progress = Progress(folder, "kmeans", matrix, k=k, runs=runs, seed=seed)
-    state, rng, width = progress.read(), np.random.default_rng(seed), matrix.shape[1]
+    _check(X, k, runs, max_iter, seed)
+    with _limit_explained(k, runs, max_iter):
+        return _best_run(X, k, runs, max_iter, seed, folder)
+
+
+@contextmanager
+def _limit_explained(k: int, runs: int, max_iter: int) -> Iterator[None]:
+    """Say which settings count, where a party has counted more vectors than it allows: a new session would not help."""
+    try:
+        yield
+    except PrivacyError as error:
+        if error.rule != COLUMN_LIMIT:
+            raise
+        raise PrivacyError(
+            f"kmeans: each round counts up to k={k} vectors in each of runs={runs}, for up to max_iter={max_iter} "
+            f"rounds; take fewer runs, a smaller k or a smaller max_iter: {error}",
+            rule=error.rule,
+        ) from error
+
+
+def _best_run(X: LazyArray, k: int, runs: int, max_iter: int, seed: int, folder: str | Path | None) -> KMeans:
+    square = X.ask_squared_norm()
+    progress = Progress(folder, "kmeans", X, k=k, runs=runs, seed=seed)
+    state, rng, width = progress.read(), np.random.default_rng(seed), X.shape[1]
     directions = np.linalg.qr(rng.normal(size=(width, min(width, PROJECTIONS))))[0]
-    rows = DistinctRows(matrix, directions[:, :0] if state else directions, max(directions.shape[1], k))
+    rows = DistinctRows(X, directions[:, :0] if state else directions, max(directions.shape[1], k))
     if state:
         found = [_Run.restored(rows, state, place) for place in range(runs)]
     else:
@@ -87,16 +109,18 @@ def kmeans(
     best = found[int(np.argmax(gains))]
     inertia = max(float(square.read()[0]) - max(gains), 0.0)
     labels = rows.expanded(best.labels).astype(np.intp)
-    return KMeans(best.centres, labels, inertia, best.rounds, list(matrix.columns), matrix.preparation)
+    return KMeans(best.centres, labels, inertia, best.rounds, list(X.columns), X.preparation)
 
 
-def _check(matrix: LazyArray, k: int, runs: int, max_iter: int) -> None:
+def _check(matrix: LazyArray, k: int, runs: int, max_iter: int, seed: int) -> None:
     rows, width = matrix.shape
     if not width or not rows:
         raise LearnError(f"k-means needs rows and columns, and X has {rows:,} joined rows and {width:,} columns")
-    for name, value, most in (("k", k, rows), ("runs", runs, 10_000), ("max_iter", max_iter, 1_000_000)):
-        if not isinstance(value, Integral) or not 1 <= value <= most:
-            raise LearnError(f"kmeans: {name} is a whole number from 1 to {most:,}, not {value!r}")
+    for name, value, least, most in (
+        ("k", k, 1, rows), ("runs", runs, 1, 10_000), ("max_iter", max_iter, 1, 1_000_000), ("seed", seed, 0, 1 << 63),
+    ):  # fmt: skip
+        if not isinstance(value, Integral) or not least <= value <= most:
+            raise LearnError(f"kmeans: {name} is a whole number from {least} to {most:,}, not {value!r}")
 
 
 class _Run:

@@ -24,7 +24,7 @@ from tablepuppet.errors import LearnError
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class L2SVM(LinearFit):
     """A support vector machine for two classes."""
 
@@ -69,7 +69,7 @@ class SquaredHinge:
 
 @program
 def l2svm(
-    matrix: LazyArray, label: ArrayLike, l2: float = 1e-3, tol: float = 1e-6, max_iter: int = 100,
+    X: LazyArray, y: ArrayLike, l2: float = 1e-3, tol: float = 1e-6, max_iter: int = 100,
     folder: str | Path | None = None,
 ) -> L2SVM:  # fmt: skip
     """The least mean loss plus l2/2 |w|^2; scikit-learn's LinearSVC has C = 1 / (2 l2 N), and penalises its intercept.
@@ -79,16 +79,16 @@ def l2svm(
     method. Raises LearnError unless the label has two classes.
     """
     check_settings("l2svm", l2, tol, max_iter)
-    classes, numbers = classes_of("l2svm", label, matrix.shape[0])
+    classes, numbers = classes_of("l2svm", y, X.shape[0])
     if len(classes) > 2:
         raise LearnError(f"l2svm: y has {len(classes):,} classes; it takes two, multilogreg takes more")
-    design = Design(matrix, all_columns=True)
+    design = Design(X, all_columns=True)
     loss = SquaredHinge(np.where(numbers == 1, 1.0, -1.0)[:, None])
-    progress = Progress(folder, "l2svm", matrix, numbers, l2=l2)
+    progress = Progress(folder, "l2svm", X, numbers, l2=l2)
     least = minimise("l2svm", design, loss, 1, l2, tol, max_iter, progress)
     found, signs = least.coefficients[:, 0], loss.signs
     right = np.mean(signs * (2 * (least.scores > 0) - 1) > 0)  # means and sums, since scores may be at the parties
     return L2SVM(
-        by_column(matrix, design.expanded(found)), float(found[0]), matrix.preparation, classes, len(signs),
+        by_column(X, design.expanded(found)), float(found[0]), X.preparation, classes, len(signs),
         least.objective, float(right), round(float(np.sum(signs * least.scores < 1))),
     )  # fmt: skip

@@ -27,7 +27,7 @@ Array = NDArray[np.float64]
 SWEEPS = 10_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Lasso(LinearFit):
     """The model of one penalty."""
 
@@ -42,7 +42,7 @@ class Lasso(LinearFit):
         return {"alpha": self.alpha, "coefficients that are not zero": int(np.count_nonzero(np.asarray(self.coef)))}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LassoPath(LinalgModel):
     """The models of falling penalties, the largest first."""
 
@@ -67,8 +67,8 @@ class LassoPath(LinalgModel):
 
 @program
 def lasso(
-    matrix: LazyArray,
-    label: ArrayLike,
+    X: LazyArray,
+    y: ArrayLike,
     alphas: Sequence[float] | int = 100,
     l1_ratio: float = 1.0,
     eps: float = 1e-3,
@@ -85,26 +85,26 @@ def lasso(
         check_positive("lasso", name, value)
     if l1_ratio > 1 or eps >= 1:
         raise LearnError(f"lasso: l1_ratio is at most 1 and eps below 1, not {l1_ratio!r} and {eps!r}")
-    design, y = Design(matrix, all_columns=True), check_numbers("lasso", label, matrix.shape[0])
+    design, y = Design(X, all_columns=True), check_numbers("lasso", y, X.shape[0])
     rows = len(y)
     if rows < 2:
         raise LearnError(f"lasso: two joined rows or more are needed, and X has {rows:,}")
-    gram, products = design.equations(y - y.mean(), Progress(folder, "lasso", matrix, y))
+    gram, products = design.equations(y - y.mean(), Progress(folder, "lasso", X, y))
     means = gram[0, 1:] / rows
     centred, products = gram[1:, 1:] / rows - np.outer(means, means), products[1:] / rows
     penalties = _penalties(alphas, float(np.abs(products).max(initial=0.0)) / l1_ratio, eps)
     found, start = [], np.zeros(len(products))
-    known_to = _rounding(gram, y, matrix.wire)
+    known_to = _rounding(gram, y, X.wire)
     for alpha in penalties:
         start = _descend(centred, products, start, alpha * l1_ratio, alpha * (1 - l1_ratio), tol * float(y.std()))
         found.append(np.where(np.abs(start) * np.diag(centred) <= known_to, 0.0, start))
     coefs = np.array(found)
     intercepts = y.mean() - coefs @ means
     models = [
-        Lasso(by_column(matrix, coef), float(intercept), matrix.preparation, float(alpha))
+        Lasso(by_column(X, coef), float(intercept), X.preparation, float(alpha))
         for alpha, coef, intercept in zip(penalties, coefs, intercepts, strict=True)
     ]
-    return LassoPath(penalties, coefs, intercepts, list(matrix.columns), matrix.preparation, models)
+    return LassoPath(penalties, coefs, intercepts, list(X.columns), X.preparation, models)
 
 
 def _rounding(gram: Array, y: Array, wire: DTypeLike) -> Array:

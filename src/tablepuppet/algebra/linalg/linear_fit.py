@@ -28,7 +28,7 @@ class HasMatrix(Protocol):
 Rows = LazyArray | HasMatrix  # what models predict over
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LinearFit(LinalgModel):
     """X @ coef + intercept, with coefficients by column of X; those of columns that were left out are zero."""
 

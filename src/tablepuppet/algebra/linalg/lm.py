@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,13 +21,14 @@ from tablepuppet.algebra.linalg.estimates import Categories, Estimates, Summary
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
 from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.progress import Progress
+from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
-Solver = Literal["auto", "gram", "cg"]
-SOLVERS = ("auto", "gram", "cg")
+Solver = Literal["auto", "gram", "cg", "lsmr"]
+SOLVERS: tuple[str, ...] = get_args(Solver)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LM(LinearFit):
     """A least-squares fit."""
 
@@ -96,26 +97,32 @@ class LM(LinearFit):
 
 
 @program
-def lm(matrix: LazyArray, label: ArrayLike, solver: Solver = "auto", folder: str | Path | None = None) -> LM:
+def lm(X: LazyArray, y: ArrayLike, solver: Solver = "auto", folder: str | Path | None = None) -> LM:
     """Least squares of a label on the columns of X.
 
-    ``solver="gram"`` solves the normal equations: two trips over one table, else three. ``"cg"`` needs products only,
-    two trips a step, and gives no standard errors; ``"auto"`` takes it beyond 2,000 columns. With a ``folder`` it goes
-    on after a crash: the Gram matrix, or the coefficients so far, are kept there.
+    ``solver="gram"`` solves the normal equations: two trips over one table, else three. ``"cg"``, conjugate gradients,
+    and ``"lsmr"``, SciPy's LSMR, need products only, two trips a step, and give no standard errors; ``"auto"`` takes
+    ``"cg"`` beyond 2,000 columns. With a ``folder`` it goes on after a crash: the Gram matrix, or the coefficients of
+    ``"cg"`` so far, are kept there.
 
-    Raises LearnError for a label that does not fit or has one value only, and for columns that depend on each other.
+    Raises LearnError for a label that does not fit or has one value only, for columns that depend on each other, and
+    for a folder with ``"lsmr"``, which cannot go on from coefficients.
     """
     check_choice("lm", "solver", solver, SOLVERS)
-    design, y = Design(matrix), check_numbers("lm", label, matrix.shape[0])
+    if solver == "lsmr" and folder is not None:
+        raise LearnError("lm: solver='lsmr' keeps no state in a folder; take solver='cg', or no folder")
+    design, y = Design(X), check_numbers("lm", y, X.shape[0])
     check_rows("lm", *design.shape)
     check_varies("lm", y)
+    spread = np.full(design.shape[1], np.nan)
+    if solver == "lsmr":
+        return least_squares(design, y, design.solve_by_lsmr(y), spread)
     by_products = solver == "cg" or (solver == "auto" and design.shape[1] > WIDEST)
-    progress = Progress(folder, "lm", matrix, y, by_products=by_products)
+    progress = Progress(folder, "lm", X, y, by_products=by_products)
     if by_products:
         start = progress.read().get("coefficients")
         right = design.transposed_times(y)
         found = design.solve(right, start=start, keep=lambda b: progress.write(coefficients=b))
-        spread = np.full(design.shape[1], np.nan)
     else:
         gram, products = design.equations(y, progress)
         inverse = design.inverse(gram, "lm")

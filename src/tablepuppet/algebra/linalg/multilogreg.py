@@ -26,7 +26,7 @@ from tablepuppet.algebra.linalg.progress import Progress
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MultiLogReg(LinearFit):
     """A logistic regression. For more than two classes, coefficients and intercepts have one number per class."""
 
@@ -90,7 +90,7 @@ def _all_scores(scores: Array, classes: int) -> Array:
 
 @program
 def multilogreg(
-    matrix: LazyArray, label: ArrayLike, l2: float = 1e-6, tol: float = 1e-6, max_iter: int = 100,
+    X: LazyArray, y: ArrayLike, l2: float = 1e-6, tol: float = 1e-6, max_iter: int = 100,
     folder: str | Path | None = None,
 ) -> MultiLogReg:  # fmt: skip
     """The least mean log loss plus l2/2 |W|^2: scikit-learn's LogisticRegression with C = 1 / (l2 N).
@@ -99,16 +99,16 @@ def multilogreg(
     a crash: coefficients are kept there after every step of Newton's method.
     """
     check_settings("multilogreg", l2, tol, max_iter)
-    classes, numbers = classes_of("multilogreg", label, matrix.shape[0])
-    design, outputs = Design(matrix, all_columns=True), 1 if len(classes) == 2 else len(classes)
-    progress = Progress(folder, "multilogreg", matrix, numbers, l2=l2)
+    classes, numbers = classes_of("multilogreg", y, X.shape[0])
+    design, outputs = Design(X, all_columns=True), 1 if len(classes) == 2 else len(classes)
+    progress = Progress(folder, "multilogreg", X, numbers, l2=l2)
     loss = LogLoss(numbers, len(classes))
     least = minimise("multilogreg", design, loss, outputs, l2, tol, max_iter, progress)
     found, rows = least.coefficients, len(numbers)
     right = np.argmax(_all_scores(least.scores, len(classes)), axis=1) == numbers
     of_rows = (rows, -rows * loss.value(least.scores), float(np.mean(right)))
     if outputs == 1:
-        coef, intercept = by_column(matrix, design.expanded(found[:, 0])), float(found[0, 0])
-        return MultiLogReg(coef, intercept, matrix.preparation, classes, *of_rows)
-    coef = by_column(matrix, design.expanded(found), tuple(f"class {each}" for each in classes))
-    return MultiLogReg(coef, found[0], matrix.preparation, classes, *of_rows)
+        coef, intercept = by_column(X, design.expanded(found[:, 0])), float(found[0, 0])
+        return MultiLogReg(coef, intercept, X.preparation, classes, *of_rows)
+    coef = by_column(X, design.expanded(found), tuple(f"class {each}" for each in classes))
+    return MultiLogReg(coef, found[0], X.preparation, classes, *of_rows)

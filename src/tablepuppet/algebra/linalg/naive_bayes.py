@@ -9,7 +9,7 @@ Squares of numbers are needed, so columns of numbers are multiplied with unit ve
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 SMOOTHING = 1e-9  # of the largest variance, added to all
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NaiveBayes(LinalgModel):
     """A naive Bayes classifier; ``means`` and ``variances`` are of the columns of numbers, (classes, numbers)."""
 
@@ -39,7 +39,7 @@ class NaiveBayes(LinalgModel):
     variances: Array
     log_shares: Array  # (columns, classes); zero for numbers
     columns: list[str]
-    preparation: Preparation = field(repr=False)
+    preparation: Preparation
 
     def predict_proba(self, rows: Rows) -> Array:
         """The probability of every class, (rows, classes)."""
@@ -56,31 +56,31 @@ class NaiveBayes(LinalgModel):
 
 
 @program
-def naive_bayes(matrix: LazyArray, label: ArrayLike, alpha: float = 1.0) -> NaiveBayes:
+def naive_bayes(X: LazyArray, y: ArrayLike, alpha: float = 1.0) -> NaiveBayes:
     """A naive Bayes classifier: scikit-learn's GaussianNB on numbers together with its CategoricalNB on categories.
 
     One trip, and one more for 32 columns of numbers. Raises LearnError unless the label has two or more classes.
     """
     check_positive("naive_bayes", "alpha", alpha)
-    classes, labels = classes_of("naive_bayes", label, matrix.shape[0])
+    classes, labels = classes_of("naive_bayes", y, X.shape[0])
     sizes = np.bincount(labels).astype(np.float64)
-    asked = matrix.ask_sums_by(labels, len(classes))
-    groups = matrix.category_groups
+    asked = X.ask_sums_by(labels, len(classes))
+    groups = X.category_groups
     in_group = {place for group in groups for place in range(*group)}
-    numbers = np.array([place for place in range(matrix.shape[1]) if place not in in_group], np.intp)
+    numbers = np.array([place for place in range(X.shape[1]) if place not in in_group], np.intp)
     member = (labels[:, None] == np.arange(len(classes))).astype(np.float64)  # (rows, classes)
     means, squares = np.zeros((2, len(classes), len(numbers)))
-    for part, cells in _cells(matrix, numbers):
+    for part, cells in _cells(X, numbers):
         means[:, part] = member.T @ cells / sizes[:, None]
         squares[:, part] = member.T @ (cells - means[labels][:, part]) ** 2 / sizes[:, None]
-    sums, log_shares = asked.read(), np.zeros((matrix.shape[1], len(classes)))
+    sums, log_shares = asked.read(), np.zeros((X.shape[1], len(classes)))
     for start, end in groups:
         counts = sums[start:end] + alpha
         log_shares[start:end] = np.log(counts / counts.sum(axis=0))
     overall = sizes @ (squares + means**2) / len(labels) - (sizes @ means / len(labels)) ** 2
     variances = squares + SMOOTHING * float(overall.max(initial=0.0))
     return NaiveBayes(
-        classes, sizes / len(labels), numbers, means, variances, log_shares, list(matrix.columns), matrix.preparation
+        classes, sizes / len(labels), numbers, means, variances, log_shares, list(X.columns), X.preparation
     )
 
 

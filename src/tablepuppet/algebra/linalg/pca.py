@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Integral
 
 import numpy as np
@@ -18,7 +18,7 @@ from tablepuppet.errors import LearnError
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PCA(LinalgModel):
     """Principal components, the one that explains most first."""
 
@@ -27,7 +27,7 @@ class PCA(LinalgModel):
     explained_variance_ratio: Array  # (k,), shares of the variance of all columns
     mean: Array  # (columns,)
     columns: list[str]
-    preparation: Preparation = field(repr=False)
+    preparation: Preparation
 
     def transform(self, rows: Rows) -> Array:
         """The joined rows of a relation, or of its matrix, along the components, (rows, k); one trip."""
@@ -35,13 +35,13 @@ class PCA(LinalgModel):
 
 
 @program
-def pca(matrix: LazyArray, components: int = 10) -> PCA:
+def pca(X: LazyArray, components: int = 10) -> PCA:
     """The first principal components of X; one trip over one table, else two.
 
     The covariance matrix is (X^T X - n m m^T) / (n - 1), with m the means of columns. LearnError unless there are so
     many components: at most one per column, and fewer than joined rows.
     """
-    rows, width = matrix.shape
+    rows, width = X.shape
     most = min(rows - 1, width)
     if most < 1:
         raise LearnError(
@@ -52,8 +52,8 @@ def pca(matrix: LazyArray, components: int = 10) -> PCA:
             f"components is a whole number from 1 to {most:,}, since X has {rows:,} joined rows and {width:,} columns, "
             f"not {components!r}"
         )
-    sums = matrix.ask_column_sums()
-    gram = matrix.gram()  # its first trip brings the sums too
+    sums = X.ask_column_sums()
+    gram = X.gram()  # its first trip brings the sums too
     mean = sums.read() / rows
     values, vectors = np.linalg.eigh((gram - rows * np.outer(mean, mean)) / (rows - 1))
     values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
@@ -61,4 +61,4 @@ def pca(matrix: LazyArray, components: int = 10) -> PCA:
     signs = np.sign(chosen[np.arange(components), np.argmax(np.abs(chosen), axis=1)])
     total = values.sum() or 1.0
     variances = values[:components]
-    return PCA(chosen * signs[:, None], variances, variances / total, mean, list(matrix.columns), matrix.preparation)
+    return PCA(chosen * signs[:, None], variances, variances / total, mean, list(X.columns), X.preparation)

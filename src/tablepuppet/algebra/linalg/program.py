@@ -24,12 +24,12 @@ def program(function: Callable[Arguments, Fitted]) -> Callable[Arguments, Fitted
     def checked(*values: Arguments.args, **named: Arguments.kwargs) -> Fitted:
         given = signature.bind_partial(*values, **named).arguments
         takes = f"{name} takes the matrix of a relation: X = rel.matrix()"
-        if "label" in signature.parameters:
+        if "y" in signature.parameters:
             takes += ", y = rel.label()"
-        if not isinstance(given.get("matrix"), LazyArray):
-            raise LearnError(f"{takes}, not {_type_of(given, 'matrix')}")
-        if "label" in signature.parameters and _is_no_label(given.get("label")):
-            raise LearnError(f"{name}: y is one value per joined row, y = rel.label(), not {_type_of(given, 'label')}")
+        if not isinstance(given.get("X"), LazyArray):
+            raise LearnError(f"{takes}, not {_type_of(given, 'X')}")
+        if "y" in signature.parameters and _is_no_label(given.get("y")):
+            raise LearnError(f"{name}: y is one value per joined row, y = rel.label(), not {_type_of(given, 'y')}")
         return function(*values, **named)
 
     return names_checked(one_run()(checked))

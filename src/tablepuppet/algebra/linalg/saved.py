@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,6 +32,7 @@ from tablepuppet.wire.engine import Engine
 
 FORMAT = 2
 FACTS = "linalg.json"
+MOST_SHOWN = 10  # numbers of a list where a model is printed
 Facts = dict[str, Any]
 
 
@@ -43,6 +45,12 @@ class LinalgModel:
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
         LinalgModel.kinds[cls.__name__] = cls
+
+    def __repr__(self) -> str:
+        """Its numbers, in short; how columns were prepared, and tables of a summary, are left out."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        shown = {name: value for name, value in values.items() if not isinstance(value, (Preparation, Estimates))}
+        return f"{type(self).__name__}({', '.join(f'{name}={_brief(value)}' for name, value in shown.items())})"
 
     def __getstate__(self) -> dict[str, Any]:
         raise NotPickledError(
@@ -69,6 +77,22 @@ class LinalgModel:
                 shutil.rmtree(place)
             draft.rename(place)
         return self
+
+
+def _brief(value: Any) -> str:
+    """A value in a line: numbers with few digits, of a long list how long it is."""
+    if isinstance(value, (float, np.floating)):
+        return f"{value:.5g}"
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1 or value.size > MOST_SHOWN:
+            return f"<array of {' x '.join(map(str, value.shape))}>"
+        value = value.tolist()
+    if isinstance(value, NamedNumbers):
+        shown = [f"{name!r}: {_brief(each)}" for name, each in islice(value.items(), MOST_SHOWN)]
+        return f"{{{', '.join(shown)}{f', {len(value) - MOST_SHOWN:,} more' if len(value) > MOST_SHOWN else ''}}}"
+    if isinstance(value, list):
+        return f"<list of {len(value):,}>" if len(value) > MOST_SHOWN else f"[{', '.join(map(_brief, value))}]"
+    return repr(value)
 
 
 def is_saved(path: str | Path) -> bool:

@@ -23,7 +23,7 @@ from tablepuppet.algebra.linalg.progress import Progress
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StepLM(LM):
     """A least-squares fit of selected columns; the others have coefficients of zero."""
 
@@ -32,17 +32,17 @@ class StepLM(LM):
 
 
 @program
-def steplm(matrix: LazyArray, label: ArrayLike, folder: str | Path | None = None) -> StepLM:
+def steplm(X: LazyArray, y: ArrayLike, folder: str | Path | None = None) -> StepLM:
     """Least squares on the columns of X that forward selection finds; trips as `lm`, however many columns there are.
 
     With a ``folder`` it continues after a crash: the Gram matrix, from which everything is computed, is stored there.
     """
-    design, y = Design(matrix), check_numbers("steplm", label, matrix.shape[0])
+    design, y = Design(X), check_numbers("steplm", y, X.shape[0])
     check_rows("steplm", design.shape[0], 2)
-    gram, products = design.equations(y - y.mean(), Progress(folder, "steplm", matrix, y))
+    gram, products = design.equations(y - y.mean(), Progress(folder, "steplm", X, y))
     rows, sums = design.shape[0], gram[0, 1:]
     centred = gram[1:, 1:] - np.outer(sums, sums) / rows
-    least = max(LEAST, len(gram) * float(np.finfo(matrix.wire).eps)) * np.diag(gram)[1:]
+    least = max(LEAST, len(gram) * float(np.finfo(X.wire).eps)) * np.diag(gram)[1:]
     order, criteria = _selected(centred, products[1:], float(np.sum((y - y.mean()) ** 2)), rows, least)
     chosen = design.only(sorted(order))
     places = [0, *(place + 1 for place in sorted(order))]
