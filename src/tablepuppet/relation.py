@@ -405,6 +405,11 @@ class Relation:
             raise LearnError(
                 f"matrix: like is another matrix, X = rel.matrix(), or a model of tp.linalg, not {type(like).__name__}"
             )
+        if secure_sum and plan == "collect":
+            raise LearnError(
+                'matrix: plan="collect" brings the cells of tables here, and with secure_sum=True shards send sums '
+                'only: take plan="cost", "heuristic" or "parties"'
+            )
         rows = self.to_learn() if like is None else self
         if secure_sum:
             make_rosters(rows.client, dict.fromkeys(column.alias for column in self.query.features))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array
 
-from tablepuppet.algebra.places import PricedStep
+from tablepuppet.algebra.places import PricedStep, gram_order
 from tablepuppet.algebra.products import ByTable, TableProducts
 from tablepuppet.mapping.table_mapping import Floats, TableMapping
 from tablepuppet.operators.client import Pending
@@ -25,13 +25,14 @@ def gram(products: TableProducts, weights: Array | None = None) -> Array:
     """X^T X, or X^T diag(weights) X, (d, d); one trip for one table, else two.
 
     A table computes its own block. Of two tables the one with fewer columns sends its encoded cells and the other
-    multiplies: that moves least. So all tables but the widest send as many products as they have columns.
+    multiplies: that moves least. So all tables but the widest send as many products as they have columns. A table that
+    sends sums only is the one that multiplies; PrivacyError if there are two.
     """
     found = np.zeros((products.shape[1], products.shape[1]))
     if not products.tables:
         return found
     within = _ask_blocks(products, weights)
-    order = sorted(products.tables, key=products.width)
+    order = gram_order(products)
     sent = products.ask_images({alias: np.eye(products.width(alias)) for alias in order[:-1]}, None)
     for alias, own in within().items():
         found[products.blocks[alias], products.blocks[alias]] = own

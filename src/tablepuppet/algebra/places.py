@@ -61,6 +61,7 @@ class PricedStep:
     trips: int = 1
     chosen: frozenset[str] = frozenset()  # tables that are multiplied with vectors of the caller's choice
     is_kept: bool = False  # whether it is about a vector that stays at parties
+    cells: frozenset[str] = frozenset()  # tables that answer with their cells, as products with unit vectors
 
     @property
     def bytes(self) -> int:
@@ -104,7 +105,7 @@ class PricedStep:
         """X.T @ X: blocks within tables, then cells of narrow ones to wide ones."""
         places = products.places
         sizes, wire = places.sizes, places.wire_bytes
-        order = sorted(products.tables, key=products.width)
+        order = gram_order(products)
         up = {alias: 8 * products.width(alias) ** 2 * sizes[alias].shards for alias in order}
         down = {alias: sizes[alias].rows * wire if weighted else 0 for alias in order}
         for place, alias in enumerate(order):
@@ -116,7 +117,12 @@ class PricedStep:
             up[alias] += 8 * width * before * sizes[alias].shards
         chosen = frozenset(order) if weighted or len(order) > 1 else frozenset[str]()
         name = "X.T @ (w[:, None] * X)" if weighted else "X.T @ X"
-        return cls(name, down, up, min(len(order), 2), chosen)
+        return cls(name, down, up, min(len(order), 2), chosen, cells=frozenset(order[:-1]))
+
+
+def gram_order(products: ByTables) -> list[str]:
+    """Tables by width; each sends its cells to those after it. Those that send sums only are last."""
+    return sorted(products.tables, key=lambda alias: (products.places.is_secured(alias), products.width(alias)))
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,20 @@ class TableSize:
     rows: int
     shards: int
     is_remote: bool
+
+
+@dataclass(frozen=True)
+class Forbidden:
+    """A table, or a column of it, whose cells may not be collected; by which rule, and what helps."""
+
+    where: str
+    rule: str
+    instead: str
+
+    @property
+    def what(self) -> str:
+        """Without its party."""
+        return self.where.rpartition(", ")[2]
 
 
 @dataclass
@@ -211,6 +231,14 @@ class Places:
 
         PrivacyError if policies allow neither that nor the step.
         """
+        for alias in sorted(asked.cells.intersection(there)):
+            if self.is_secured(alias):
+                raise PrivacyError(
+                    f"{asked.step}: table {self._table(alias)!r}: its cells would come here, and with secure sums they "
+                    "do not: a Gram matrix of two such tables is not to be had. Use a learner, products X @ V and "
+                    "X.T @ U, or columns of one of the tables (rule secure_sum)",
+                    rule="secure_sum",
+                )
         if self.plan == "collect":
             for alias in there:
                 self._check_values(asked.step, alias)
@@ -249,15 +277,29 @@ class Places:
         """A shard whose policy allows no products with vectors of the caller's choice."""
         return next((shard for shard in self._shards(alias) if not shard.matrix), None)
 
-    def _forbids_values(self, alias: str) -> tuple[Shard, str] | None:
-        """(a shard, a column of it that may not be collected)."""
+    def is_secured(self, alias: str) -> bool:
+        """Whether sums over a table's rows leave masked only, by a roster or a policy: then its cells do not leave."""
+        return alias in self.client.secured.parties or any(shard.secure_sum for shard in self._shards(alias))
+
+    def _forbids_values(self, alias: str) -> Forbidden | None:
+        """Why a table's cells may not be collected, if they may not."""
+        if demanding := [shard for shard in self._shards(alias) if shard.secure_sum]:
+            where = f"party {demanding[0].party!r}, table {demanding[0].name!r}"
+            return Forbidden(where, "secure_sum", "since sums over its rows leave only within a sum over shards")
+        if self.is_secured(alias):
+            where = f"table {self._table(alias)!r}"
+            return Forbidden(where, "secure_sum", "or a relation of its own, fed.sql(...).matrix(), without secure_sum")
         for column in self._encoding.encoded:
             for shard in self._shards(alias) if column.alias == alias else ():
                 allowed = {name.lower() for name in shard.values}
                 missing = [name for name in columns_of(column.expression) if name.lower() not in allowed]
                 if missing:
-                    return shard, missing[0]
+                    where = f"party {shard.party!r}, table {shard.name!r}, column {missing[0]!r}"
+                    return Forbidden(where, "uses", "or ask the party's operator for the use value")
         return None
+
+    def _table(self, alias: str) -> str:
+        return self.client.plan.tables[alias].name
 
     def _shards(self, alias: str) -> list[Shard]:
         parties = {shard.party for shard in self.client.shards(alias)}
@@ -266,11 +308,10 @@ class Places:
     def _check_values(self, step: str, alias: str) -> None:
         found = self._forbids_values(alias)
         if found is not None:
-            shard, column = found
             raise PrivacyError(
-                f"{step}: party {shard.party!r}, table {shard.name!r}, column {column!r}: its cells may not be "
-                "collected; take plan='cost', or ask the party's operator for the use value (policy rule uses)",
-                rule="uses",
+                f"{step}: {found.where}: its cells may not be collected; take plan='cost', {found.instead} (policy "
+                f"rule {found.rule})",
+                rule=found.rule,
             )
 
     def _refusal(self, step: str, alias: str, shard: Shard) -> PrivacyError:
@@ -282,7 +323,7 @@ class Places:
                 rule="require_dp",
             )
         values = self._forbids_values(alias)
-        other = f", nor may column {values[1]!r} be collected (policy rule uses)" if values else ""
+        other = f", nor may {values.what} be collected (policy rule {values.rule})" if values else ""
         return PrivacyError(
             f"{step}: party {shard.party!r}, table {shard.name!r}: may not be multiplied with vectors of the caller's "
             f"choice; use a learner, or ask its operator to set matrix = true (policy rule matrix){other}",
@@ -296,6 +337,7 @@ class Places:
     def go_on(self, before: Mapping[str, Any]) -> None:
         """Collect what was collected before, so that the same steps run at the same places."""
         missing = [alias for alias in before["collected"] if alias in self.sizes and alias not in self.collected]
+        missing = [alias for alias in missing if not self._forbids_values(alias)]
         if missing:
             self._collect(missing)
         self._spent = max(self._spent, float(before["spent"]))

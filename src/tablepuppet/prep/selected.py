@@ -104,9 +104,10 @@ def check_across(plan: Plan, columns: Iterable[OutputColumn], step: str, reason:
     for column in columns:
         for shard in plan.tables[column.alias].shards:
             if not shard.cross_statistics:
+                rule = "secure_sum" if shard.secure_sum else "cross_statistics"
                 raise PrivacyError(
-                    f"{_where(step, shard, column)}: {reason} (policy rule cross_statistics)",
-                    rule="cross_statistics",
+                    f"{_where(step, shard, column)}: {reason} (policy rule {rule})",
+                    rule=rule,
                 )
 
 
