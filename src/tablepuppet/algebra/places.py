@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.row_sums import RowSums
-from tablepuppet.errors import LearnError, PartyError, PrivacyError
+from tablepuppet.errors import LearnError, PartyError, PrivacyError, TablePuppetError
 from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.prep.encode import Encoding
@@ -38,7 +38,7 @@ SLOTS = 8  # functions of columns that parties keep for a matrix
 LATENCY = 1e-3  # seconds of a trip, before one was measured
 BANDWIDTH = 1.25e8  # bytes per second, before a message was large enough to measure it
 LARGE = 1 << 20  # bytes of such a message
-ENVELOPE = 300  # bytes of a step beside its arrays, about
+ENVELOPE = 110  # bytes of an op at a shard beside its arrays, both ways, about
 
 
 class ByTables(Protocol):
@@ -62,11 +62,17 @@ class PricedStep:
     chosen: frozenset[str] = frozenset()  # tables that are multiplied with vectors of the caller's choice
     is_kept: bool = False  # whether it is about a vector that stays at parties
     cells: frozenset[str] = frozenset()  # tables that answer with their cells, as products with unit vectors
+    ops: Mapping[str, int] = field(default_factory=dict)  # that each shard of a table runs, if they are not one
 
     @property
     def bytes(self) -> int:
-        """Both ways."""
+        """Of arrays, both ways."""
         return sum(self.down.values()) + sum(self.up.values())
+
+    def size(self, aliases: Iterable[str], sizes: Mapping[str, TableSize]) -> int:
+        """The bytes that move for some of its tables."""
+        envelopes = {alias: ENVELOPE * self.ops.get(alias, 1) * sizes[alias].shards for alias in aliases}
+        return sum(self.down[alias] + self.up[alias] + envelope for alias, envelope in envelopes.items())
 
     @classmethod
     def times(cls, vectors: Mapping[str, int], products: ByTables) -> PricedStep:
@@ -117,7 +123,8 @@ class PricedStep:
             up[alias] += 8 * width * before * sizes[alias].shards
         chosen = frozenset(order) if weighted or len(order) > 1 else frozenset[str]()
         name = "X.T @ (w[:, None] * X)" if weighted else "X.T @ X"
-        return cls(name, down, up, min(len(order), 2), chosen, cells=frozenset(order[:-1]))
+        ops = {alias: 1 + (place < len(order) - 1) + (place > 0) for place, alias in enumerate(order)}
+        return cls(name, down, up, min(len(order), 2), chosen, cells=frozenset(order[:-1]), ops=ops)
 
 
 def gram_order(products: ByTables) -> list[str]:
@@ -158,6 +165,15 @@ class CostSoFar:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class OnTheWay:
+    """A step whose ops are queued for the trip after ``trips``; ``is_part`` if an earlier op was the run's first."""
+
+    step: PricedStep
+    trips: int
+    is_part: bool
+
+
 @dataclass
 class LineSpeed:
     """The way to the parties, as measured."""
@@ -189,7 +205,8 @@ class Places:
         self.client, self.plan, self._encoding = client, plan, encoding
         self.lou, self.wire_bytes = LearningOverUnion(client, wire), np.dtype(wire).itemsize
         self.collected: dict[str, EncodedTable] = {}
-        self.measured: dict[str, CostSoFar] = {}
+        self._measured: dict[str, CostSoFar] = {}
+        self._on_the_way: list[OnTheWay] = []
         self.line = LineSpeed()
         self._slots: OrderedDict[object, int] = OrderedDict()  # functions by slot, the one used last at the end
         self._name, self._spent = client.new_name(), 0.0
@@ -223,8 +240,31 @@ class Places:
         self._spent += self._cost(asked, there)
         if chosen:
             self._collect(chosen)
-        record = self.measured.setdefault(asked.step, CostSoFar())
-        record.runs += 1
+
+    def queued(self, asked: PricedStep, is_part: bool = False) -> None:
+        """Note that ops of a step travel with the next trip; ``is_part``: others of the same run did before."""
+        self._on_the_way.append(OnTheWay(asked, self.client.engine.traffic.trips, is_part))
+
+    def ran_here(self, asked: PricedStep) -> None:
+        """Note a step that nobody was asked for."""
+        self._cost_of(asked).runs += 1
+
+    def measured(self, step: str) -> CostSoFar:
+        """What steps of a kind have cost so far."""
+        self._arrived()
+        return self._measured.get(step, CostSoFar())
+
+    def _cost_of(self, asked: PricedStep) -> CostSoFar:
+        return self._measured.setdefault(asked.step, CostSoFar())
+
+    def _arrived(self) -> list[OnTheWay]:
+        """Take steps off the list that were sent, and count their runs."""
+        trips = self.client.engine.traffic.trips
+        sent = [each for each in self._on_the_way if each.trips < trips]
+        self._on_the_way = [each for each in self._on_the_way if each.trips == trips]
+        for each in sent:
+            self._cost_of(each.step).runs += not each.is_part
+        return sent
 
     def would_collect(self, asked: PricedStep, there: Sequence[str]) -> list[str]:
         """Those of the tables that are not here whose cells the plan collects before a step.
@@ -345,8 +385,8 @@ class Places:
     def _collect(self, aliases: Sequence[str]) -> None:
         """Fetch the encoded cells of tables; one trip."""
         pending = self.lou.ask("matrix.values", aliases, encoding=self._encoding.id)
-        step = self.collecting(aliases)
-        found = self.read(step, pending)
+        self.queued(self.collecting(aliases))
+        found = self.read(pending)
         for alias in aliases:
             sizes = np.array([encoder.size for encoder in self._encoding.categories[alias]], np.int64)
             width = len(self._encoding.numbers[alias])
@@ -356,30 +396,41 @@ class Places:
             codes: NDArray[np.int32] = np.concatenate([each["codes"] for each in found[alias]])
             columns = tuple(np.ascontiguousarray(codes[:, place], np.int32) for place in range(len(sizes)))
             self.collected[alias] = EncodedTable(numbers, columns, tuple(sizes.tolist()))
-        self.measured[step.step].runs += 1
 
     def collecting(self, aliases: Iterable[str]) -> PricedStep:
         """The step that collects the cells of tables."""
         cells = {alias: self.cell_bytes(alias) for alias in aliases}
         return PricedStep("collect cells", dict.fromkeys(cells, 0), cells)
 
-    def read(self, asked: PricedStep | None, pending: Pending) -> Replies:
-        """Read replies, and note what the trip has cost, if it is made now."""
+    def read(self, pending: Pending) -> Replies:
+        """Read replies, and note what the trip has cost, if it is made now.
+
+        Steps that share a trip share its bytes and seconds, by the bytes that each was expected to have.
+        """
         traffic, began = self.client.engine.traffic, time.perf_counter()
+        self._arrived()  # by trips of others
         trips, size = traffic.trips, traffic.bytes
-        replies = pending.read()
-        made, moved = traffic.trips - trips, traffic.bytes - size
+        try:
+            replies = pending.read()
+        except TablePuppetError:
+            self._on_the_way.clear()  # they did not run
+            raise
+        made, moved, seconds = traffic.trips - trips, traffic.bytes - size, time.perf_counter() - began
         if made:
-            seconds = time.perf_counter() - began
             if any(self.sizes[alias].is_remote for alias in replies if replies[alias]):
                 self.line.add(made, moved, seconds)
-            record = self.measured.setdefault("X.T @ X" if asked is None else asked.step, CostSoFar())
-            record.trips, record.bytes, record.seconds = (
-                record.trips + made,
-                record.bytes + moved,
-                record.seconds + seconds,
-            )
+            self._share(self._arrived(), made, moved, seconds)
         return replies
+
+    def _share(self, carried: Sequence[OnTheWay], trips: int, size: int, seconds: float) -> None:
+        steps = list({each.step.step: each.step for each in carried}.values())
+        expected = np.array([step.size(step.up, self.sizes) for step in steps])
+        shares = expected / expected.sum()
+        parts = np.diff(np.rint(size * np.cumsum(shares)), prepend=0)  # whole bytes, which add up to all
+        for step, share, part in zip(steps, shares.tolist(), parts.tolist(), strict=True):
+            record = self._cost_of(step)
+            record.trips += trips if step.trips else 0
+            record.bytes, record.seconds = record.bytes + int(part), record.seconds + seconds * share
 
 
 def _check_cells(
