@@ -282,6 +282,8 @@ def test_a_policy_of_sums_releases_no_cells(strict: tp.Federation) -> None:
         x.source.places._collect(["o"])
     with pytest.raises(tp.PrivacyError, match=r"policy rule secure_sum"):
         relation.correlation()
+    with pytest.raises(tp.PrivacyError, match=r"sums over its rows leave only .* take rel.matrix\(secure_sum=True\)"):
+        relation.matrix().T @ np.ones(len(relation))
     with pytest.raises(tp.PrivacyError, match=r"does not release COLUMNS \(policy rule secure_sum\)"):
         ask(relation, "columns.numbers", columns=["price"])
 

@@ -211,7 +211,7 @@ def _check_sums(op: Op, grant: Grant, arguments: Mapping[str, Any], *, bound: bo
         raise grant.refusal(
             RULE,
             "sums over its rows leave only within a sum over three or more shards; learn with "
-            "privacy=tp.Privacy(secure_sum=True), a table with so many shards, and an op that is a sum",
+            "privacy=tp.Privacy(secure_sum=True), or take rel.matrix(secure_sum=True), over so many shards",
         )
 
 
