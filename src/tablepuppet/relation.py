@@ -389,7 +389,7 @@ class Relation:
         return profile(self.client, query, self.max_categories, self.events)
 
     @names_checked
-    def matrix(self, secure_sum: bool = False, like: Prepared | None = None, plan: PlanName = "cost") -> LazyArray:
+    def matrix(self, *, secure_sum: bool = False, like: Prepared | None = None, plan: PlanName = "cost") -> LazyArray:
         """The prepared features as a matrix X that is never built, one row per joined row: a SciPy `LinearOperator`,
         and a lazy array for NumPy.
 
@@ -401,6 +401,8 @@ class Relation:
         from tablepuppet.algebra.matrix import RelationMatrix  # with SciPy, which takes a while to load
         from tablepuppet.algebra.preparation import Preparation
 
+        if not isinstance(secure_sum, bool):
+            raise LearnError(f"matrix: secure_sum is True or False, not {secure_sum!r}")
         if like is not None and not isinstance(getattr(like, "preparation", None), Preparation):
             raise LearnError(
                 f"matrix: like is another matrix, X = rel.matrix(), or a model of tp.linalg, not {type(like).__name__}"

@@ -239,6 +239,16 @@ def test_a_plan_that_is_none(tmp_path: Path) -> None:
         in_process(tmp_path, shop(1)).sql(SQL).matrix(plan="best")  # type: ignore[arg-type]
 
 
+def test_settings_have_names_and_types(tmp_path: Path) -> None:
+    """A plan is not read as something else, and text is no truth value."""
+    relation: Any = in_process(tmp_path, shop(1)).sql(SQL)
+    with pytest.raises(TypeError, match="positional argument"):
+        relation.matrix("cost")
+    for value in ("no", 1, None):
+        with pytest.raises(tp.LearnError, match=f"matrix: secure_sum is True or False, not {value!r}"):
+            relation.matrix(secure_sum=value)
+
+
 @pytest.mark.parametrize("mode", ["fail", "zeros", "cache"])
 def test_a_lost_party_ends_the_step(tmp_path: Path, mode: Any) -> None:
     """Nothing stands in for a product; a session that outlives it goes on when the party is back."""
