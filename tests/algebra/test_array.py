@@ -193,6 +193,7 @@ def test_numpys_functions(matrix: Any, known: Array) -> None:
     agree(np.count_nonzero(matrix > 0, axis=0), np.count_nonzero(known > 0, axis=0))
     agree(np.transpose(matrix) @ np.ones(len(known)), known.sum(0))
     assert (np.shape(matrix), np.ndim(matrix), np.size(matrix)) == (known.shape, 2, known.size)
+    assert (matrix.size, np.size(matrix, 1), matrix[:, ::2].size) == (known.size, known.shape[1], known[:, ::2].size)
     scores = matrix @ np.random.default_rng(0).normal(size=(known.shape[1], 4))
     assert np.argmin(scores, axis=1).shape == np.linalg.norm(scores, axis=1).shape == (len(known),)
     agree((matrix - matrix.mean(axis=0)).T @ np.square(matrix), (known - known.mean(0)).T @ known**2)
