@@ -218,6 +218,14 @@ def test_secure_sums_and_a_budget_are_shown(tmp_path: Path) -> None:
     assert "privacy budget: epsilon 4 at delta 1e-06" in shown
     [cards] = json.loads(check(tmp_path, "--json").stdout)["tables"]
     assert (cards["secure_sum"], cards["budget"]["epsilon"]) == (True, 4)
+    columns = 'credit = { uses = ["feature", "value"], level = "public" }'
+    write_file(tmp_path, table="secure_sum = true\ncross_statistics = true\nmatrix = true", columns=columns, top=top)
+    warned = check(tmp_path).stderr
+    assert "column credit: the use value has no effect: under secure_sum cells are refused" in warned
+    assert "cross_statistics has no effect: under secure_sum columns are refused" in warned
+    assert "matrix = true beside secure_sum: X @ V is no sum" in warned
+    [cards] = json.loads(check(tmp_path, "--json").stdout)["tables"]
+    assert not {"VALUES", "COLUMNS"} & set(cards["columns"][0]["releases"])
 
 
 def test_named_keys_are_shown(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from tablepuppet.prep.private_encode import EncoderNoise, fit_private_encoding
 from tablepuppet.prep.private_fit import fit_private_pipeline
 from tablepuppet.prep.profile import Profile, profile
 from tablepuppet.prep.quantiles import Quantiles, quantile
-from tablepuppet.prep.selected import find_columns
+from tablepuppet.prep.selected import check_without_noise, find_columns
 from tablepuppet.privacy.funds import PartysFunds
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.events import Events
@@ -389,7 +389,7 @@ class Relation:
         return profile(self.client, query, self.max_categories, self.events)
 
     @names_checked
-    def matrix(self, secure_sum: bool = False, like: Prepared | None = None, plan: PlanName = "cost") -> LazyArray:
+    def matrix(self, *, secure_sum: bool = False, like: Prepared | None = None, plan: PlanName = "cost") -> LazyArray:
         """The prepared features as a matrix X that is never built, one row per joined row: a SciPy `LinearOperator`,
         and a lazy array for NumPy.
 
@@ -401,9 +401,22 @@ class Relation:
         from tablepuppet.algebra.matrix import RelationMatrix  # with SciPy, which takes a while to load
         from tablepuppet.algebra.preparation import Preparation
 
+        if not isinstance(secure_sum, bool):
+            raise LearnError(f"matrix: secure_sum is True or False, not {secure_sum!r}")
         if like is not None and not isinstance(getattr(like, "preparation", None), Preparation):
             raise LearnError(
                 f"matrix: like is another matrix, X = rel.matrix(), or a model of tp.linalg, not {type(like).__name__}"
+            )
+        check_without_noise(
+            self.plan,
+            self.query.features,
+            "rel.matrix()",
+            "learners have, with privacy=tp.Privacy(feature_epsilon=...)",
+        )
+        if secure_sum and plan == "collect":
+            raise LearnError(
+                'matrix: plan="collect" brings the cells of tables here, and with secure_sum=True shards send sums '
+                'only: take plan="cost", "heuristic" or "parties"'
             )
         rows = self.to_learn() if like is None else self
         if secure_sum:
@@ -424,6 +437,9 @@ class Relation:
         """
         if self.query.label is None:
             raise LearnError("the query has no label: name a selected column, fed.sql(..., label='column')")
+        check_without_noise(
+            self.plan, [self.query.label], "rel.label()", "learners have, with privacy=tp.Privacy(label_epsilon=...)"
+        )
         return joined_labels(self.client, self.query.label)
 
     def rows(self) -> pa.Table:

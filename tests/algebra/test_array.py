@@ -235,6 +235,7 @@ def test_numpys_functions(matrix: Any, known: Array) -> None:
     agree(np.matmul(np.ones(len(known.T)), matrix.T), known.sum(1))
     agree((np.float64(2) * matrix.T) @ np.ones(len(known)), 2 * known.sum(0))
     assert (np.shape(matrix), np.ndim(matrix), np.size(matrix)) == (known.shape, 2, known.size)
+    assert (matrix.size, np.size(matrix, 1), matrix[:, ::2].size) == (known.size, known.shape[1], known[:, ::2].size)
     scores = matrix @ np.random.default_rng(0).normal(size=(known.shape[1], 4))
     assert np.argmin(scores, axis=1).shape == np.linalg.norm(scores, axis=1).shape == (len(known),)
     agree((matrix - matrix.mean(axis=0)).T @ np.square(matrix), (known - known.mean(0)).T @ known**2)
@@ -394,8 +395,8 @@ def test_long_functions(matrix: Any) -> None:
 def test_secure_sums_take_lines_only(tmp_path: Path) -> None:
     """A function of columns has no bound that masks could be made for; scales and shifts are applied to the sum."""
     fed = federation(tmp_path, shop(3, together=True), wire="float64")
-    x: Any = fed.sql(f"SELECT {ALL} {JOIN}").matrix(secure_sum=True)
-    plain: Any = fed.sql(f"SELECT {ALL} {JOIN}").matrix()
+    x: Any = fed.sql(f"SELECT i.weight, i.height, i.kind {JOIN}").matrix(secure_sum=True)
+    plain: Any = fed.sql(f"SELECT i.weight, i.height, i.kind {JOIN}").matrix()
     agree((2 * x - 1).sum(axis=0), (2 * plain - 1).sum(axis=0))
     agree((x - 1).T @ (x - 1), (plain - 1).T @ (plain - 1))
     agree(x.std(axis=0), plain.std(axis=0))

@@ -20,7 +20,7 @@ import tablepuppet as tp
 from tablepuppet.algebra.matrix import RelationMatrix
 from tablepuppet.party.config import Limits
 from tests.learn.materialised import ALL, JOIN, Array, JoinedTable, shop
-from tests.relations import Message, World, federation, record_wire, worlds
+from tests.relations import Message, Parties, World, federation, record_wire, worlds
 from tests.wire.services import calling, served
 
 SQL = f"SELECT {ALL} {JOIN}"
@@ -206,12 +206,12 @@ def test_nothing_of_joined_length_travels(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_secure_sums_are_the_same(fed: tp.Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a roster shards mask their products, sums and Gram matrices; the results are the same to 1e-9."""
+    """With a roster shards mask their products and sums; the results are the same to 1e-9."""
     relation = fed.sql(SQL)
     plain, secure = fed.sql(SQL).matrix(), relation.matrix(secure_sum=True)
     messages = record_wire(monkeypatch)
     values = np.random.default_rng(0).normal(size=(len(relation), 2))
-    for name, arguments in (("transposed_times", [values]), ("column_sums", []), ("gram", [])):
+    for name, arguments in (("transposed_times", [values]), ("column_sums", [])):
         expected = getattr(plain, name)(*arguments)
         messages.clear()
         found = getattr(secure, name)(*arguments)
@@ -219,6 +219,39 @@ def test_secure_sums_are_the_same(fed: tp.Federation, monkeypatch: pytest.Monkey
         masked = [m.reply for m in messages if m.reply and {"sums", "gram"} & m.reply.keys()]
         assert len(masked) >= 9
         assert all(reply.get("sums", reply.get("gram")).dtype == np.uint64 for reply in masked)
+
+
+def one_in_shards() -> Parties:
+    """The shop, whose orders are in three shards, items and cards whole."""
+    whole = {name: tables for name, tables in shop(1).items() if "orders" not in tables}
+    return whole | {name: tables for name, tables in shop(3).items() if "orders" in tables}
+
+
+def test_secure_gram_matrices_take_no_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables without a roster send their cells to the one that has it, whose own are in no message; with two such
+    tables a Gram matrix is refused before anything is asked.
+    """
+    fed = federation(tmp_path, one_in_shards(), wire="float64")
+    relation = fed.sql(SQL)
+    plain, secure = fed.sql(SQL).matrix(), relation.matrix(secure_sum=True)
+    weights, orders = np.random.default_rng(0).random(len(relation)), slice(0, 2)
+    assert [name[:2] for name in secure.columns[orders]] == ["o.", "o."]
+    expected = [plain.gram(), plain.gram(weights), plain[:, orders].T @ (2 * plain[:, 1:5] - 1)]
+    messages = record_wire(monkeypatch)
+    found = [secure.gram(), secure.gram(weights), secure[:, orders].T @ (2 * secure[:, 1:5] - 1)]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-9 * (1 + np.abs(other).max()))
+    replies = [m.reply for m in messages if m.reply and m.party.startswith("store")]
+    assert {name for reply in replies for name in reply} == {"sums", "gram", "bits"}
+    assert all(reply.get("sums", reply.get("gram")).dtype == np.uint64 for reply in replies)
+
+    (tmp_path / "all").mkdir()
+    sharded = federation(tmp_path / "all", shop(3, together=True), wire="float64").sql(SQL).matrix(secure_sum=True)
+    assert sharded.explain().steps["X.T @ X"].where == "nowhere: policy rule secure_sum"
+    messages.clear()
+    with pytest.raises(tp.PrivacyError, match=r"X.T @ X: table 'cards': its cells would come here.*secure_sum"):
+        sharded.gram()
+    assert not messages
 
 
 def test_other_rows_by_the_same_encoding(fed: tp.Federation) -> None:

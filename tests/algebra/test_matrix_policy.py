@@ -152,6 +152,21 @@ def test_noise_cannot_be_had(tmp_path: Path) -> None:
             party.run("analyst", session.client.session, op, "cards", {**view, **given})
 
 
+def test_what_needs_noise_says_so_at_once(tmp_path: Path) -> None:
+    """Step, party, table and column, and what has a form with noise; before anything is asked."""
+    (tmp_path / "state").mkdir()
+    table = "matrix = true\nbudget = { require_dp = true, epsilon = 10.0, delta = 1e-5 }"
+    fed = federation(open_with(tmp_path, table, top='state_dir = "state"'))
+    relation = fed.sql("SELECT credit, fraud FROM cards", label="fraud")
+    for step, column, epsilon in (("matrix", "credit", "feature_epsilon"), ("label", "fraud", "label_epsilon")):
+        where = rf"rel.{step}\(\): party 'bank', table 'cards', column '{column}': is released only with noise"
+        told = rf"{where}.*learners have, with privacy=tp.Privacy\({epsilon}=...\) \(policy rule require_dp\)"
+        before = fed.engine.traffic.trips
+        with pytest.raises(tp.PrivacyError, match=told):
+            getattr(relation, step)()
+        assert fed.engine.traffic.trips == before
+
+
 def test_a_private_column_is_in_no_product(tmp_path: Path) -> None:
     """Levels hold for products as for predictions and sums."""
     party = open_with(tmp_path, "matrix = true")

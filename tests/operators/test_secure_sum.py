@@ -13,6 +13,7 @@ import pytest
 from scipy.stats import chisquare
 
 import tablepuppet as tp
+from tablepuppet.algebra.distinct import DistinctRows
 from tablepuppet.party.policy import TableRule
 from tablepuppet.party.request import Reply, Request, Step
 from tablepuppet.party.spec import Linear
@@ -235,6 +236,56 @@ def test_a_policy_is_enforced_by_the_party(strict: tp.Federation, monkeypatch: p
     monkeypatch.setattr("tablepuppet.learn.learners.planner.check_sums_demanded", lambda plan, privacy: None)
     with pytest.raises(tp.PrivacyError, match=r"sums over its rows leave only .*secure_sum=True"):
         tp.LinearRegression().fit(strict.sql(SQL, label="paid"))
+
+
+def released(fed: tp.Federation) -> set[str]:
+    return {entry["release"] for entry in fed.traffic if entry["direction"] == "up"}
+
+
+def test_cells_do_not_leave_beside_secure_sums(tmp_path: Path) -> None:
+    """With a roster: `collect` is an error, `cost` and k-means do not consider cells, and parties refuse them."""
+    fed = federation(tmp_path, shop(3, together=True), wire="float64")
+    relation = fed.sql(SQL)
+    with pytest.raises(tp.LearnError, match=r'plan="collect" brings the cells.*secure_sum=True'):
+        relation.matrix(secure_sum=True, plan="collect")
+    x = relation.matrix(secure_sum=True)
+    x.source.places._spent = 1e9  # as if the steps so far had cost much
+    x.source.places.sizes = {alias: replace(size, is_remote=True) for alias, size in x.source.places.sizes.items()}
+    for _ in range(2):
+        x.T @ np.ones(len(relation))
+    assert tp.linalg.kmeans(x, k=2, runs=1, max_iter=2).centres.shape == (2, x.shape[1])
+    assert "VALUES" not in released(fed)
+    assert not any(table.cells is not None for table in _distinct(x).values())
+    with pytest.raises(tp.PrivacyError, match=r"'orders': its cells may not be collected.*policy rule secure_sum"):
+        relation.matrix(plan="collect") @ np.ones(x.shape[1])
+    for alias in ("o", "c"):
+        with pytest.raises(tp.PrivacyError, match=r"does not release VALUES \(policy rule secure_sum\)"):
+            x.source.places._collect([alias])
+    plain = fed.sql(SQL).matrix(plan="collect")  # a session without rosters
+    plain @ np.ones(x.shape[1])
+    assert "VALUES" in released(fed)
+
+
+def _distinct(x: Any) -> dict[str, Any]:
+    return DistinctRows(x, np.ones((x.shape[1], 1)), 32)._read[1]
+
+
+def test_a_policy_of_sums_releases_no_cells(strict: tp.Federation) -> None:
+    """Neither all cells of a table nor those of a column, whatever the coordinator asks; the catalog says so."""
+    relation = strict.sql(SQL)
+    [shard, *_] = relation.plan.tables["c"].shards
+    assert (shard.values, shard.cross_statistics) == ((), False)
+    x = relation.matrix(plan="collect")
+    with pytest.raises(tp.PrivacyError, match=r"party 'owner0', table 'orders': its cells may not be collected"):
+        x @ np.ones(x.shape[1])
+    with pytest.raises(tp.PrivacyError, match=r"does not release VALUES \(policy rule secure_sum\)"):
+        x.source.places._collect(["o"])
+    with pytest.raises(tp.PrivacyError, match=r"policy rule secure_sum"):
+        relation.correlation()
+    with pytest.raises(tp.PrivacyError, match=r"sums over its rows leave only .* take rel.matrix\(secure_sum=True\)"):
+        relation.matrix().T @ np.ones(len(relation))
+    with pytest.raises(tp.PrivacyError, match=r"does not release COLUMNS \(policy rule secure_sum\)"):
+        ask(relation, "columns.numbers", columns=["price"])
 
 
 def test_a_policy_demands_three_shards(strict: tp.Federation) -> None:

@@ -46,6 +46,11 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
     def __len__(self) -> int:
         return self.shape[0]
 
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return int(self.shape[0] * self.shape[1])
+
     def __bool__(self) -> bool:
         raise LearnError(
             "whether X is true is ambiguous, as for arrays of NumPy: write np.count_nonzero(X) > 0, or a condition on "
@@ -459,7 +464,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.transpose: lambda values: values.T,
     np.shape: lambda values: values.shape,
     np.ndim: lambda values: values.ndim,
-    np.size: lambda values: values.shape[0] * values.shape[1],
+    np.size: lambda values, axis=None: values.size if axis is None else values.shape[axis],
     np.iscomplexobj: lambda values: False,
     np.result_type: lambda *given: np.result_type(
         *(each.dtype if isinstance(each, LazyArray) else each for each in given)

@@ -283,6 +283,9 @@ class ColumnProducts(ProductOperator):
             raise LearnError("a product of two matrices needs both to be of one rel.matrix()")
         if other.recipe == self.recipe:
             return self.gram(weights)
+        if self.source.is_secure:  # a block of the Gram matrix of all columns: the other way takes cells
+            width = self.shape[1]
+            return self._beside(other).gram(weights)[:width, width:]
         narrow, wide = sorted((self, other), key=lambda each: each.shape[1])
         parts = []
         for start in range(0, narrow.shape[1], BLOCK):
@@ -290,3 +293,12 @@ class ColumnProducts(ProductOperator):
             parts.append(wide.transposed_times(cells if weights is None else weights[:, None] * cells))
         found = np.concatenate(parts, axis=1) if parts else np.zeros((wide.shape[1], 0))
         return found.T if narrow is self else found
+
+    def _beside(self, other: ColumnProducts) -> ColumnProducts:
+        """The columns of both, which are no functions of numbers."""
+        recipes = self.recipe, other.recipe
+        for each in (self, other):
+            _ = each.basis  # PrivacyError if they are
+        joined = (np.concatenate([getattr(each, name) for each in recipes]) for name in ("places", "scale", "shift"))
+        places, scale, shift = joined
+        return ColumnProducts(self.source, Recipe(places, None, scale, shift), self.shape[0])

@@ -4,7 +4,7 @@ Parties are asked as little as a program of many rounds needs:
 
 - A table of no more columns than one message has directions is asked for its cells, T_i I, once. They are fewer bytes
   than T_i V of such a message, and reveal no more. Images and sums are then computed here; sums are not if a policy has
-  its party check how many rows they are over (``min_rows``).
+  its party check how many rows they are over (``min_rows``). A table that sends sums only is not asked for cells.
 - Joined rows whose base rows are alike in every table are one row with a weight (operators/merged.py). Base rows are
   compared by their cells if these are here, else at their party (prep/alike.py).
 
@@ -95,7 +95,11 @@ class DistinctRows:
     def __init__(self, array: ColumnProducts, directions: Array, most: int):
         self._array, self._products, self._directions = array, array.basis[0], directions
         products, places = self._products, array.source.places
-        self._narrow = [a for a in products.tables if places.plan in KEEPING and products.width(a) <= most]
+        self._narrow = [
+            a
+            for a in products.tables
+            if places.plan in KEEPING and products.width(a) <= most and not places.is_secured(a)
+        ]
         wanted = self._by_table(directions) if directions.size else {}
         wanted |= {alias: np.eye(products.width(alias)) for alias in self._narrow}
         self._first = products.ask_images(wanted, PricedStep.times(_widths(wanted), products))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tablepuppet.algebra.places import ENVELOPE, Places, PricedStep
+from tablepuppet.algebra.places import Places, PricedStep
 from tablepuppet.algebra.products import TableProducts
 from tablepuppet.errors import PrivacyError
 from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
@@ -69,7 +69,7 @@ def _cost(places: Places, asked: PricedStep) -> StepCost:
     trips, size, where = asked.trips if there else 0, 0, "here"
     if there:
         where = "kept at parties" if asked.is_kept and not asked.trips else "at parties"
-        size = sum(asked.down[alias] + asked.up[alias] + ENVELOPE * places.sizes[alias].shards for alias in there)
+        size = asked.size(there, places.sizes)
     try:
         collected = places.would_collect(asked, there)
     except PrivacyError as error:
@@ -78,10 +78,9 @@ def _cost(places: Places, asked: PricedStep) -> StepCost:
         rest = [alias for alias in there if alias not in collected]
         cells = places.collecting(collected)
         trips = 1 + (asked.trips if rest else 0)
-        size = cells.bytes + sum(asked.down[alias] + asked.up[alias] for alias in rest)
+        size = cells.size(collected, places.sizes) + asked.size(rest, places.sizes)
         where = "here, after cells are collected" if not rest else f"here: {', '.join(collected)}; else at parties"
     elif there and len(there) < len(asked.up):
         where = f"at parties: {', '.join(first)}; else here"
-    found = places.measured.get(asked.step)
-    done = (found.runs, found.trips, found.bytes, found.seconds) if found else (0, 0, 0, 0.0)
-    return StepCost(asked.step, where, trips, size, *done)
+    done = places.measured(asked.step)
+    return StepCost(asked.step, where, trips, size, done.runs, done.trips, done.bytes, done.seconds)

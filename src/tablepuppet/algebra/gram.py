@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array
 
-from tablepuppet.algebra.places import PricedStep
+from tablepuppet.algebra.places import PricedStep, gram_order
 from tablepuppet.algebra.products import ByTable, TableProducts
 from tablepuppet.mapping.table_mapping import Floats, TableMapping
 from tablepuppet.operators.client import Pending
@@ -25,14 +25,15 @@ def gram(products: TableProducts, weights: Array | None = None) -> Array:
     """X^T X, or X^T diag(weights) X, (d, d); one trip for one table, else two.
 
     A table computes its own block. Of two tables the one with fewer columns sends its encoded cells and the other
-    multiplies: that moves least. So all tables but the widest send as many products as they have columns.
+    multiplies: that moves least. So all tables but the widest send as many products as they have columns. A table that
+    sends sums only is the one that multiplies; PrivacyError if there are two.
     """
     found = np.zeros((products.shape[1], products.shape[1]))
     if not products.tables:
         return found
-    within = _ask_blocks(products, weights)
-    order = sorted(products.tables, key=products.width)
-    sent = products.ask_images({alias: np.eye(products.width(alias)) for alias in order[:-1]}, None)
+    step, order = PricedStep.gram(products, weights is not None), gram_order(products)
+    within = _ask_blocks(products, weights, step)
+    sent = products.ask_images({alias: np.eye(products.width(alias)) for alias in order[:-1]}, step, is_part=True)
     for alias, own in within().items():
         found[products.blocks[alias], products.blocks[alias]] = own
     cells = sent()
@@ -40,14 +41,14 @@ def gram(products: TableProducts, weights: Array | None = None) -> Array:
     for place, alias in enumerate(order[1:], 1):
         parts = [_moved(products.mapping, other, alias, cells[other], weights) for other in order[:place]]
         met[alias] = np.concatenate(parts, axis=1)
-    for alias, sums in products.ask_table_sums(met, counted=False)().items() if met else ():
+    for alias, sums in products.ask_table_sums(met, part_of=step)().items() if met else ():
         others = np.concatenate([_places(products.blocks[other]) for other in order[: order.index(alias)]])
         found[products.blocks[alias], others] = sums
         found[others, products.blocks[alias]] = sums.T
     return found
 
 
-def _ask_blocks(products: TableProducts, weights: Array | None) -> ByTable:
+def _ask_blocks(products: TableProducts, weights: Array | None, step: PricedStep) -> ByTable:
     """Ask for T_i^T diag(S_i^T w) T_i of all tables."""
     rows, count = None, products.shape[0]
     if weights is not None:
@@ -69,7 +70,7 @@ def _ask_blocks(products: TableProducts, weights: Array | None) -> ByTable:
         given = products.mapping.counts(alias).astype(np.float64) if rows is None else rows[alias]
         return data.gram(given) / count
 
-    replies = products.ask_tables(PricedStep.gram(products, weights is not None), products.tables, ask, "gram", compute)
+    replies = products.ask_tables(step, products.tables, ask, "gram", compute)
     return lambda: {alias: gram * count for alias, gram in replies().items()}
 
 

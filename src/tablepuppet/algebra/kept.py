@@ -84,17 +84,21 @@ class Keeper:
     def times(self, products: TableProducts, directions: Array) -> Slot:
         """Keep X V; V is (d, k)."""
         size = 8 * directions.size * self.places.sizes[self.alias].shards
-        self.places.prepare(self._step("X @ V", down=size, is_chosen=True))
+        step = self._step("X @ V", down=size, is_chosen=True)
+        self.places.prepare(step)
         products.ready()
-        return self._keep("matrix.keep_times", **products.named(self.alias), directions=directions)
+        found = self._keep("matrix.keep_times", **products.named(self.alias), directions=directions)
+        self.places.queued(step)
+        return found
 
     def send(self, values: Array) -> Slot:
         """Send numbers to be kept, (N,) or (N, k); numbers that were sent before are not sent again."""
         digest = hashlib.sha256(values.tobytes()).digest() + bytes(str(values.shape), "ascii")
         if digest not in self._sent:
-            self.places.prepare(self._step("send u", down=values.size * self.places.wire_bytes, is_chosen=True))
-            slot = self._slot()
+            step, slot = self._step("send u", values.size * self.places.wire_bytes, is_chosen=True), self._slot()
+            self.places.prepare(step)
             self.places.lou.ask("matrix.keep_rows", [self.alias], {self.alias: values}, into=slot.name)
+            self.places.queued(step)
             self._sent[digest] = slot
             if len(self._sent) > SENT:
                 self._sent.popitem(last=False)
@@ -103,9 +107,11 @@ class Keeper:
 
     def function(self, name: str, operands: list[Slot | float | Array]) -> Slot:
         """Keep an elementwise function of vectors and numbers."""
-        self.places.prepare(self._step("f(u)"))
-        given = [each.name if isinstance(each, Slot) else each for each in operands]
-        return self._keep("matrix.keep_function", function=name, **dict(zip(("left", "right"), given, strict=False)))
+        step, given = self._step("f(u)"), [each.name if isinstance(each, Slot) else each for each in operands]
+        self.places.prepare(step)
+        found = self._keep("matrix.keep_function", function=name, **dict(zip(("left", "right"), given, strict=False)))
+        self.places.queued(step)
+        return found
 
     def ask_sums(self, slot: Slot, columns: int) -> Result:
         """Ask for the sums of a vector's columns, (k,)."""
@@ -125,15 +131,17 @@ class Keeper:
         step = self._step("collect u", up=self.rows * columns * self.places.wire_bytes)
         self.places.prepare(step)
         pending = self._ask("matrix.kept_rows", kept=slot.name, vectors=columns)
-        replies = self.places.read(step, pending)[self.alias]
+        self.places.queued(step)
+        replies = self.places.read(pending)[self.alias]
         return self.places.lou.concatenate(replies, "image").astype(np.float64).reshape(self.rows, columns)
 
     def _summed(self, step: PricedStep, columns: int, op: str, **values: Any) -> Result:
         self.places.prepare(step)
         pending = self._ask(op, vectors=columns, **values)
+        self.places.queued(step)
 
         def finish() -> Array:
-            replies = self.places.read(step, pending)[self.alias]
+            replies = self.places.read(pending)[self.alias]
             return self.places.lou.add(replies, "sums").reshape(-1, columns)
 
         return Result(finish)

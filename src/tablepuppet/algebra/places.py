@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.row_sums import RowSums
-from tablepuppet.errors import LearnError, PartyError, PrivacyError
+from tablepuppet.errors import LearnError, PartyError, PrivacyError, TablePuppetError
 from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.prep.encode import Encoding
@@ -38,7 +38,7 @@ SLOTS = 8  # functions of columns that parties keep for a matrix
 LATENCY = 1e-3  # seconds of a trip, before one was measured
 BANDWIDTH = 1.25e8  # bytes per second, before a message was large enough to measure it
 LARGE = 1 << 20  # bytes of such a message
-ENVELOPE = 300  # bytes of a step beside its arrays, about
+ENVELOPE = 110  # bytes of an op at a shard beside its arrays, both ways, about
 
 
 class ByTables(Protocol):
@@ -61,11 +61,18 @@ class PricedStep:
     trips: int = 1
     chosen: frozenset[str] = frozenset()  # tables that are multiplied with vectors of the caller's choice
     is_kept: bool = False  # whether it is about a vector that stays at parties
+    cells: frozenset[str] = frozenset()  # tables that answer with their cells, as products with unit vectors
+    ops: Mapping[str, int] = field(default_factory=dict)  # that each shard of a table runs, if they are not one
 
     @property
     def bytes(self) -> int:
-        """Both ways."""
+        """Of arrays, both ways."""
         return sum(self.down.values()) + sum(self.up.values())
+
+    def size(self, aliases: Iterable[str], sizes: Mapping[str, TableSize]) -> int:
+        """The bytes that move for some of its tables."""
+        envelopes = {alias: ENVELOPE * self.ops.get(alias, 1) * sizes[alias].shards for alias in aliases}
+        return sum(self.down[alias] + self.up[alias] + envelope for alias, envelope in envelopes.items())
 
     @classmethod
     def times(cls, vectors: Mapping[str, int], products: ByTables) -> PricedStep:
@@ -91,7 +98,7 @@ class PricedStep:
         place = {alias: np.min_scalar_type(products.width(alias)).itemsize if with_places else 0 for alias in down}
         up = {alias: sizes[alias].rows * (products.places.wire_bytes + place[alias]) for alias in down}
         step = "X.argmax(axis=1)" if with_places else "X.max(axis=1)"
-        return cls(step, down, up, int(bool(up)), frozenset(up))
+        return cls(step, down, up, int(bool(up)), frozenset(up), ops=dict.fromkeys(up, asked))
 
     @classmethod
     def statistic(cls, kind: str, products: ByTables) -> PricedStep:
@@ -106,7 +113,7 @@ class PricedStep:
         """X.T @ X: blocks within tables, then cells of narrow ones to wide ones."""
         places = products.places
         sizes, wire = places.sizes, places.wire_bytes
-        order = sorted(products.tables, key=products.width)
+        order = gram_order(products)
         up = {alias: 8 * products.width(alias) ** 2 * sizes[alias].shards for alias in order}
         down = {alias: sizes[alias].rows * wire if weighted else 0 for alias in order}
         for place, alias in enumerate(order):
@@ -118,7 +125,13 @@ class PricedStep:
             up[alias] += 8 * width * before * sizes[alias].shards
         chosen = frozenset(order) if weighted or len(order) > 1 else frozenset[str]()
         name = "X.T @ (w[:, None] * X)" if weighted else "X.T @ X"
-        return cls(name, down, up, min(len(order), 2), chosen)
+        ops = {alias: 1 + (place < len(order) - 1) + (place > 0) for place, alias in enumerate(order)}
+        return cls(name, down, up, min(len(order), 2), chosen, cells=frozenset(order[:-1]), ops=ops)
+
+
+def gram_order(products: ByTables) -> list[str]:
+    """Tables by width; each sends its cells to those after it. Those that send sums only are last."""
+    return sorted(products.tables, key=lambda alias: (products.places.is_secured(alias), products.width(alias)))
 
 
 @dataclass(frozen=True)
@@ -130,6 +143,20 @@ class TableSize:
     is_remote: bool
 
 
+@dataclass(frozen=True)
+class Forbidden:
+    """A table, or a column of it, whose cells may not be collected; by which rule, and what helps."""
+
+    where: str
+    rule: str
+    instead: str
+
+    @property
+    def what(self) -> str:
+        """Without its party."""
+        return self.where.rpartition(", ")[2]
+
+
 @dataclass
 class CostSoFar:
     """What a kind of step has cost so far."""
@@ -138,6 +165,15 @@ class CostSoFar:
     trips: int = 0
     bytes: int = 0
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class OnTheWay:
+    """A step whose ops are queued for the trip after ``trips``; ``is_part`` if an earlier op was the run's first."""
+
+    step: PricedStep
+    trips: int
+    is_part: bool
 
 
 @dataclass
@@ -171,7 +207,8 @@ class Places:
         self.client, self.plan, self._encoding = client, plan, encoding
         self.lou, self.wire_bytes = LearningOverUnion(client, wire), np.dtype(wire).itemsize
         self.collected: dict[str, EncodedTable] = {}
-        self.measured: dict[str, CostSoFar] = {}
+        self._measured: dict[str, CostSoFar] = {}
+        self._on_the_way: list[OnTheWay] = []
         self.line = LineSpeed()
         self._slots: OrderedDict[object, int] = OrderedDict()  # functions by slot, the one used last at the end
         self._name, self._spent = client.new_name(), 0.0
@@ -205,14 +242,45 @@ class Places:
         self._spent += self._cost(asked, there)
         if chosen:
             self._collect(chosen)
-        record = self.measured.setdefault(asked.step, CostSoFar())
-        record.runs += 1
+
+    def queued(self, asked: PricedStep, is_part: bool = False) -> None:
+        """Note that ops of a step travel with the next trip; ``is_part``: others of the same run did before."""
+        self._on_the_way.append(OnTheWay(asked, self.client.engine.traffic.trips, is_part))
+
+    def ran_here(self, asked: PricedStep) -> None:
+        """Note a step that nobody was asked for."""
+        self._cost_of(asked).runs += 1
+
+    def measured(self, step: str) -> CostSoFar:
+        """What steps of a kind have cost so far."""
+        self._arrived()
+        return self._measured.get(step, CostSoFar())
+
+    def _cost_of(self, asked: PricedStep) -> CostSoFar:
+        return self._measured.setdefault(asked.step, CostSoFar())
+
+    def _arrived(self) -> list[OnTheWay]:
+        """Take steps off the list that were sent, and count their runs."""
+        trips = self.client.engine.traffic.trips
+        sent = [each for each in self._on_the_way if each.trips < trips]
+        self._on_the_way = [each for each in self._on_the_way if each.trips == trips]
+        for each in sent:
+            self._cost_of(each.step).runs += not each.is_part
+        return sent
 
     def would_collect(self, asked: PricedStep, there: Sequence[str]) -> list[str]:
         """Those of the tables that are not here whose cells the plan collects before a step.
 
         PrivacyError if policies allow neither that nor the step.
         """
+        for alias in sorted(asked.cells.intersection(there)):
+            if self.is_secured(alias):
+                raise PrivacyError(
+                    f"{asked.step}: table {self._table(alias)!r}: its cells would come here, and with secure sums they "
+                    "do not: a Gram matrix of two such tables is not to be had. Use a learner, products X @ V and "
+                    "X.T @ U, or columns of one of the tables (rule secure_sum)",
+                    rule="secure_sum",
+                )
         if self.plan == "collect":
             for alias in there:
                 self._check_values(asked.step, alias)
@@ -251,15 +319,29 @@ class Places:
         """A shard whose policy allows no products with vectors of the caller's choice."""
         return next((shard for shard in self._shards(alias) if not shard.matrix), None)
 
-    def _forbids_values(self, alias: str) -> tuple[Shard, str] | None:
-        """(a shard, a column of it that may not be collected)."""
+    def is_secured(self, alias: str) -> bool:
+        """Whether sums over a table's rows leave masked only, by a roster or a policy: then its cells do not leave."""
+        return alias in self.client.secured.parties or any(shard.secure_sum for shard in self._shards(alias))
+
+    def _forbids_values(self, alias: str) -> Forbidden | None:
+        """Why a table's cells may not be collected, if they may not."""
+        if demanding := [shard for shard in self._shards(alias) if shard.secure_sum]:
+            where = f"party {demanding[0].party!r}, table {demanding[0].name!r}"
+            return Forbidden(where, "secure_sum", "since sums over its rows leave only within a sum over shards")
+        if self.is_secured(alias):
+            where = f"table {self._table(alias)!r}"
+            return Forbidden(where, "secure_sum", "or a relation of its own, fed.sql(...).matrix(), without secure_sum")
         for column in self._encoding.encoded:
             for shard in self._shards(alias) if column.alias == alias else ():
                 allowed = {name.lower() for name in shard.values}
                 missing = [name for name in columns_of(column.expression) if name.lower() not in allowed]
                 if missing:
-                    return shard, missing[0]
+                    where = f"party {shard.party!r}, table {shard.name!r}, column {missing[0]!r}"
+                    return Forbidden(where, "uses", "or ask the party's operator for the use value")
         return None
+
+    def _table(self, alias: str) -> str:
+        return self.client.plan.tables[alias].name
 
     def _shards(self, alias: str) -> list[Shard]:
         parties = {shard.party for shard in self.client.shards(alias)}
@@ -268,11 +350,10 @@ class Places:
     def _check_values(self, step: str, alias: str) -> None:
         found = self._forbids_values(alias)
         if found is not None:
-            shard, column = found
             raise PrivacyError(
-                f"{step}: party {shard.party!r}, table {shard.name!r}, column {column!r}: its cells may not be "
-                "collected; take plan='cost', or ask the party's operator for the use value (policy rule uses)",
-                rule="uses",
+                f"{step}: {found.where}: its cells may not be collected; take plan='cost', {found.instead} (policy "
+                f"rule {found.rule})",
+                rule=found.rule,
             )
 
     def _refusal(self, step: str, alias: str, shard: Shard) -> PrivacyError:
@@ -284,7 +365,7 @@ class Places:
                 rule="require_dp",
             )
         values = self._forbids_values(alias)
-        other = f", nor may column {values[1]!r} be collected (policy rule uses)" if values else ""
+        other = f", nor may {values.what} be collected (policy rule {values.rule})" if values else ""
         return PrivacyError(
             f"{step}: party {shard.party!r}, table {shard.name!r}: may not be multiplied with vectors of the caller's "
             f"choice; use a learner, or ask its operator to set matrix = true (policy rule matrix){other}",
@@ -298,6 +379,7 @@ class Places:
     def go_on(self, before: Mapping[str, Any]) -> None:
         """Collect what was collected before, so that the same steps run at the same places."""
         missing = [alias for alias in before["collected"] if alias in self.sizes and alias not in self.collected]
+        missing = [alias for alias in missing if not self._forbids_values(alias)]
         if missing:
             self._collect(missing)
         self._spent = max(self._spent, float(before["spent"]))
@@ -305,8 +387,8 @@ class Places:
     def _collect(self, aliases: Sequence[str]) -> None:
         """Fetch the encoded cells of tables; one trip."""
         pending = self.lou.ask("matrix.values", aliases, encoding=self._encoding.id)
-        step = self.collecting(aliases)
-        found = self.read(step, pending)
+        self.queued(self.collecting(aliases))
+        found = self.read(pending)
         for alias in aliases:
             sizes = np.array([encoder.size for encoder in self._encoding.categories[alias]], np.int64)
             width = len(self._encoding.numbers[alias])
@@ -316,30 +398,41 @@ class Places:
             codes: NDArray[np.int32] = np.concatenate([each["codes"] for each in found[alias]])
             columns = tuple(np.ascontiguousarray(codes[:, place], np.int32) for place in range(len(sizes)))
             self.collected[alias] = EncodedTable(numbers, columns, tuple(sizes.tolist()))
-        self.measured[step.step].runs += 1
 
     def collecting(self, aliases: Iterable[str]) -> PricedStep:
         """The step that collects the cells of tables."""
         cells = {alias: self.cell_bytes(alias) for alias in aliases}
         return PricedStep("collect cells", dict.fromkeys(cells, 0), cells)
 
-    def read(self, asked: PricedStep | None, pending: Pending) -> Replies:
-        """Read replies, and note what the trip has cost, if it is made now."""
+    def read(self, pending: Pending) -> Replies:
+        """Read replies, and note what the trip has cost, if it is made now.
+
+        Steps that share a trip share its bytes and seconds, by the bytes that each was expected to have.
+        """
         traffic, began = self.client.engine.traffic, time.perf_counter()
+        self._arrived()  # by trips of others
         trips, size = traffic.trips, traffic.bytes
-        replies = pending.read()
-        made, moved = traffic.trips - trips, traffic.bytes - size
+        try:
+            replies = pending.read()
+        except TablePuppetError:
+            self._on_the_way.clear()  # they did not run
+            raise
+        made, moved, seconds = traffic.trips - trips, traffic.bytes - size, time.perf_counter() - began
         if made:
-            seconds = time.perf_counter() - began
             if any(self.sizes[alias].is_remote for alias in replies if replies[alias]):
                 self.line.add(made, moved, seconds)
-            record = self.measured.setdefault("X.T @ X" if asked is None else asked.step, CostSoFar())
-            record.trips, record.bytes, record.seconds = (
-                record.trips + made,
-                record.bytes + moved,
-                record.seconds + seconds,
-            )
+            self._share(self._arrived(), made, moved, seconds)
         return replies
+
+    def _share(self, carried: Sequence[OnTheWay], trips: int, size: int, seconds: float) -> None:
+        steps = list({each.step.step: each.step for each in carried}.values())
+        expected = np.array([step.size(step.up, self.sizes) for step in steps])
+        shares = expected / expected.sum()
+        parts = np.diff(np.rint(size * np.cumsum(shares)), prepend=0)  # whole bytes, which add up to all
+        for step, share, part in zip(steps, shares.tolist(), parts.tolist(), strict=True):
+            record = self._cost_of(step)
+            record.trips += trips if step.trips else 0
+            record.bytes, record.seconds = record.bytes + int(part), record.seconds + seconds * share
 
 
 def _check_cells(

@@ -251,8 +251,8 @@ class TableProducts:
         places: ByTable = dict
         if with_places:
             places = self.ask_tables(
-                None, aliases, lambda there: ask("matrix.row_places", there), "places",
-                lambda alias, data: largest_of_rows(data, **arguments[alias])[1],
+                step, aliases, lambda there: ask("matrix.row_places", there), "places",
+                lambda alias, data: largest_of_rows(data, **arguments[alias])[1], is_part=True,
             )  # fmt: skip
         found, images, firsts = Largest(self.shape[0]), values(), places()
         for alias, image in images.items():
@@ -260,7 +260,7 @@ class TableProducts:
             found.offer(self.mapping.gather(alias, image[:, 0]), mine)
         return found
 
-    def ask_images(self, directions: Mapping[str, Array], asked: PricedStep | None) -> ByTable:
+    def ask_images(self, directions: Mapping[str, Array], asked: PricedStep, is_part: bool = False) -> ByTable:
         """Ask for T_i V_i of some tables, (n_i, k)."""
 
         def ask(aliases: Iterable[str]) -> Pending:
@@ -271,20 +271,23 @@ class TableProducts:
         def compute(alias: str, data: EncodedTable) -> Array:
             return data.times(directions[alias])
 
-        return self.ask_tables(asked, list(directions), ask, "image", compute)
+        return self.ask_tables(asked, list(directions), ask, "image", compute, is_part)
 
     def ask_sums(self, rows: Mapping[str, Floats]) -> Result:
         """Ask for T_i^T U_i of some tables, (n_i, k) each, as (d, k); those of other columns are 0."""
         return self._by_blocks(self.ask_table_sums(rows), next(iter(rows.values())))
 
-    def ask_table_sums(self, rows: Mapping[str, Floats], counted: bool = True) -> ByTable:
+    def ask_table_sums(self, rows: Mapping[str, Floats], part_of: PricedStep | None = None) -> ByTable:
         """Ask for T_i^T U_i of some tables, (d_i, k)."""
 
         def compute(alias: str, data: EncodedTable) -> Array:
             return data.transposed_times(rows[alias])
 
-        asked = PricedStep.transposed({alias: each.shape[1] for alias, each in rows.items()}, self) if counted else None
-        return self.ask_tables(asked, list(rows), lambda aliases: self._ask_products(aliases, rows), "sums", compute)
+        def ask(aliases: Iterable[str]) -> Pending:
+            return self._ask_products(aliases, rows)
+
+        asked = part_of or PricedStep.transposed({alias: each.shape[1] for alias, each in rows.items()}, self)
+        return self.ask_tables(asked, list(rows), ask, "sums", compute, is_part=part_of is not None)
 
     def _ask_products(self, aliases: Iterable[str], rows: Mapping[str, Floats]) -> Pending:
         return self._lou.ask(
@@ -294,22 +297,27 @@ class TableProducts:
         )  # fmt: skip
 
     def ask_tables(
-        self, asked: PricedStep | None, aliases: list[str], ask: Callable[[Iterable[str]], Pending], name: str,
-        compute: Callable[[str, EncodedTable], NDArray[Any]],
+        self, asked: PricedStep, aliases: list[str], ask: Callable[[Iterable[str]], Pending], name: str,
+        compute: Callable[[str, EncodedTable], NDArray[Any]], is_part: bool = False,
     ) -> ByTable:  # fmt: skip
         """Ask the parties of tables that are there, and compute here what was collected; read by calling the result.
 
         Replies named ``image`` or ``places`` are put together over the shards of a table, others are added up.
+        ``is_part``: other ops of the step were asked before.
         """
-        if asked is not None:
+        if not is_part:
             self.places.prepare(asked)
         self.ready()
         here = {alias: data for alias in aliases if (data := self.local(alias)) is not None}
         there = [alias for alias in aliases if alias not in here]
         pending = ask(there) if there else None
+        if pending is not None:
+            self.places.queued(asked, is_part)
+        elif not is_part:
+            self.places.ran_here(asked)
 
         def read() -> dict[str, Any]:
-            replies = {} if pending is None else self.places.read(asked, pending)
+            replies = {} if pending is None else self.places.read(pending)
             found: dict[str, Any] = {}
             for alias in aliases:
                 if alias in here:

@@ -23,7 +23,7 @@ from tablepuppet.party.counters import Counters
 from tablepuppet.party.database import SourceTable
 from tablepuppet.party.grant import Grant, refusal
 from tablepuppet.party.ops import SECURE, Op
-from tablepuppet.party.policy import Policy, TableRule
+from tablepuppet.party.policy import CELLS, Policy, TableRule
 from tablepuppet.party.release import Release
 from tablepuppet.party.secure_table import RULE
 from tablepuppet.sql.expression import checked
@@ -83,13 +83,7 @@ class Guard:
     ) -> None:
         """Refuse an op that would release what the policy forbids; ``bound``: sums may be released only masked."""
         grant.check(op, arguments)
-        must_mask = bound or grant.rules.secure_sum
-        if must_mask and op.releases & SUMS and not (op.summed and SECURE in arguments):
-            raise grant.refusal(
-                RULE,
-                "sums over its rows leave only within a sum over three or more shards; learn with "
-                "privacy=tp.Privacy(secure_sum=True), a table with so many shards, and an op that is a sum",
-            )
+        _check_sums(op, grant, arguments, bound=bound)
         if op.directions:
             self._count_directions(caller, session, grant, arguments.get(op.directions))
         most = self.policy.max_prediction_rounds
@@ -203,6 +197,22 @@ class Guard:
                 f"party {self.party!r}: levels, bounds or categories name {strange[0]!r}, which is not a table or "
                 "column that it publishes"
             )
+
+
+def _check_sums(op: Op, grant: Grant, arguments: Mapping[str, Any], *, bound: bool) -> None:
+    """PrivacyError if an op would release a sum unmasked that must be masked, or cells, of which sums can be made."""
+    demanded = grant.rules.secure_sum
+    cells = op.releases & (CELLS if demanded else Release.VALUES if bound else Release(0))
+    if cells:
+        raise grant.refusal(
+            RULE, f"sums over its rows leave only within a sum over shards, so that it does not release {cells.label}"
+        )
+    if (demanded or bound) and op.releases & SUMS and not (op.summed and SECURE in arguments):
+        raise grant.refusal(
+            RULE,
+            "sums over its rows leave only within a sum over three or more shards; learn with "
+            "privacy=tp.Privacy(secure_sum=True), or take rel.matrix(secure_sum=True), over so many shards",
+        )
 
 
 def _may_fail(scan: Scan) -> bool:

@@ -57,6 +57,9 @@ LEVELS: Mapping[Level, Release] = {
 HAVE_NO_NOISE = Release.IDS | Release.CATEGORIES | Release.COLUMNS | Release.VALUES
 """Releases that cannot have noise: a table that demands noise does not make them."""
 
+CELLS = Release.VALUES | Release.COLUMNS
+"""Releases that are cells, row by row: a table whose sums leave masked only (``secure_sum``) does not make them."""
+
 _OF_EVERY_COLUMN = Release.SCHEMA | Release.COUNTS
 USES: Mapping[Use, Release] = {
     Use.KEY: _OF_EVERY_COLUMN | Release.KEY_DIGESTS,
@@ -144,6 +147,8 @@ class TableRule:
         refused = Release(0) if self.embeddings is not None else Release.EMBEDDINGS
         if not self.cross_statistics:
             refused |= Release.COLUMNS
+        if self.secure_sum:
+            refused |= CELLS
         if self.budget.require_dp:
             refused |= HAVE_NO_NOISE
         return rule.releases & ~refused

@@ -59,6 +59,7 @@ class TableReport(msgspec.Struct, frozen=True):
     predictions: PredictionsEntry | None  # where predictions about its rows are written
     label_means: bool  # means of its labels may reach other parties
     embeddings: Embeddings | None  # how much of its rows may be released as embeddings
+    cross_statistics: bool  # columns may be sent, one number per row
 
 
 class PartyReport(msgspec.Struct, frozen=True):
@@ -177,6 +178,7 @@ def _table_report(settings: PartyFile, policy: Policy, table: SourceTable) -> Ta
         entry.predictions,
         rules.label_means,
         rules.embeddings,
+        rules.cross_statistics,
     )
 
 
@@ -208,12 +210,32 @@ def _warnings(settings: PartyFile, tables: list[TableReport]) -> list[str]:
         if table.rows < table.min_rows:
             found.append(f"table {table.name}: {table.rows} rows, but min_rows is {table.min_rows}: it cannot be used")
         found += _budget_warnings(table)
+        found += _secure_warnings(table)
         for column in table.columns:
             where = f"table {table.name}, column {column.name}"
             if family(column.type) is Family.OTHER:
                 found.append(f"{where}: type {column.type} cannot be read; cast it in sql, or leave it out")
             if column.level == Level.PRIVATE.name.lower() and {"label", "feature"} & set(column.uses):
                 found.append(f"{where}: a private column can be neither a label nor a feature")
+    return found
+
+
+def _secure_warnings(table: TableReport) -> list[str]:
+    """What has no effect for a table whose sums leave masked only, and what reveals its rows all the same."""
+    if not table.secure_sum:
+        return []
+    found = [
+        f"table {table.name}, column {column.name}: the use value has no effect: under secure_sum cells are refused"
+        for column in table.columns
+        if "value" in column.uses
+    ]
+    if table.cross_statistics:
+        found.append(f"table {table.name}: cross_statistics has no effect: under secure_sum columns are refused")
+    if table.matrix:
+        found.append(
+            f"table {table.name}: matrix = true beside secure_sum: X @ V is no sum, and with as many vectors as the "
+            "table has columns it is the table; limits.max_matrix_columns bounds them"
+        )
     return found
 
 

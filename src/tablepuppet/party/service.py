@@ -250,14 +250,10 @@ class Party:
                 for name, rule in known.items()
                 if rule.categories is not None and rule.uses & LEARNED
             },
-            rules.cross_statistics,
+            rules.cross_statistics and not rules.secure_sum,
             None if rules.embeddings is None else (rules.embeddings.max_width, rules.embeddings.max_epochs),
             rules.matrix and not rules.budget.require_dp,
-            tuple(
-                name
-                for name, rule in rule_of.items()
-                if rule is not None and rule.allows(Release.VALUES) and not rules.budget.require_dp
-            ),
+            tuple(name for name, rule in rule_of.items() if rule is not None and Release.VALUES & rules.releases(rule)),
             rules.label_means and not rules.budget.require_dp,
             rules.min_group,
             rules.min_rows,

@@ -73,12 +73,17 @@ def is_date(column: OutputColumn) -> bool:
     return family(column.type) in DATES
 
 
-def check_without_noise(plan: Plan, columns: Iterable[OutputColumn], step: str) -> None:
-    """PrivacyError if a party releases these columns only with noise, which was not asked for."""
+def check_without_noise(
+    plan: Plan, columns: Iterable[OutputColumn], step: str, instead: str = f"{', '.join(WITH_NOISE)} have"
+) -> None:
+    """PrivacyError if a party releases these columns only with noise, which was not asked for.
+
+    ``instead`` is what has a form with noise.
+    """
     advice = (
         "ask for noise by privacy=tp.Privacy(feature_epsilon=...)"
         if step in WITH_NOISE
-        else f"and this statistic has no form with noise; {', '.join(WITH_NOISE)} have"
+        else f"and this has no form with noise; {instead}"
     )
     for column in columns:
         for shard in plan.tables[column.alias].shards:
@@ -104,9 +109,10 @@ def check_across(plan: Plan, columns: Iterable[OutputColumn], step: str, reason:
     for column in columns:
         for shard in plan.tables[column.alias].shards:
             if not shard.cross_statistics:
+                rule = "secure_sum" if shard.secure_sum else "cross_statistics"
                 raise PrivacyError(
-                    f"{_where(step, shard, column)}: {reason} (policy rule cross_statistics)",
-                    rule="cross_statistics",
+                    f"{_where(step, shard, column)}: {reason} (policy rule {rule})",
+                    rule=rule,
                 )
 
 
