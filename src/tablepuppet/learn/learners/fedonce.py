@@ -141,10 +141,14 @@ class FedOnce(Parts, SplitNN):
         rounds = None if isinstance(self.epochs, str) else int(self.epochs)
         return new_promise(privacy, plan, rounds, rows, SGD(batch_size=self.batch_size))
 
-    def spec(self, outputs: int) -> Any:
-        """The network of a table, to plan noise by: all have the same."""
-        bottom = next(iter(self.bottom.values())) if isinstance(self.bottom, Mapping) else self.bottom
-        return msgspec.structs.replace(bottom, outputs=int(self.embedding))
+    def parameters_of(self, alias: str, width: int, outputs: int) -> int:
+        """Where steps have noise, all parameters of the network have it."""
+        if self.promise_free:
+            return super().parameters_of(alias, width, outputs)
+        bottom = self.bottom[alias] if isinstance(self.bottom, Mapping) else self.bottom
+        shape = msgspec.structs.replace(bottom, outputs=int(self.embedding)).theta_shape(width)
+        assert shape is not None, "`_check_privacy` has refused networks other than mlp"
+        return math.prod(shape)
 
     def plan_rounds(self, rows: int, allowed: Any) -> None:
         """Choose epochs and batches; with noise on features, rounds are those of its promise."""

@@ -7,6 +7,7 @@ The fit itself is in learner.py, the only direct subclass: one class in two file
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
@@ -70,6 +71,10 @@ class Planner(FitAttributes, Estimator):
     @abstractmethod
     def spec(self, outputs: int) -> Spec:
         """The model of each table."""
+
+    def parameters_of(self, alias: str, width: int, outputs: int) -> int:
+        """The number of parameters of a table with ``width`` encoded columns, with which noise is compared."""
+        return math.prod(self.spec(outputs).theta_shape(width))
 
     @abstractmethod
     def _costs(self, batches: int) -> Costs:

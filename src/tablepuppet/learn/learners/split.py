@@ -143,6 +143,10 @@ class SplitLearner(Learner):
         """There is no one model of all tables: `specs` has them."""
         raise AssertionError("each table has a network of its own")
 
+    def parameters_of(self, alias: str, width: int, outputs: int) -> int:
+        """Those of a linear model: networks may have more parameters than rows, and learn if they stop early."""
+        return width * outputs
+
     def _solver_for(self, shards: Mapping[str, int], rows: int) -> str:
         return "adam"
 
