@@ -268,6 +268,22 @@ def test_it_goes_on_without_a_lost_party(tmp_path: Path, mode: Any) -> None:
     assert np.isfinite(model.predict_proba(relation)).all()
 
 
+@pytest.mark.parametrize("epochs", [8, "auto"])
+def test_it_has_not_converged_while_a_party_is_lost(tmp_path: Path, epochs: Any) -> None:
+    """Its objective is flat, or that of rows held out, but the party may have more to add."""
+    urls = {name: write_party(tmp_path, name, tables) for name, tables in shop(1).items()}
+    ended: dict[str, list[Any]] = {}
+    for lost in (range(0), range(20, 10**9)):
+        fed, parties = losing(urls, on_party_lost="zeros")
+        at_batches(parties["supplier0"], lost)
+        seen: list[tp.Event] = []
+        model = learner("returned", epochs=epochs, lr=1e-9, callbacks=[seen.append]).fit(relation_of(fed, "returned"))
+        ended[model.stopped_] = [event.message for event in seen if event.name == "fit.short"]
+        assert model.converged_ == model.history_[-1]["converged"] == (model.stopped_ == "converged")
+    assert ended["converged"] == []
+    assert "ended without supplier0; fit again when all parties answer" in ended["party lost"][0]
+
+
 # Policies
 
 
