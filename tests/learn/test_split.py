@@ -15,6 +15,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.baselines.pooled import joined_tables
 from tablepuppet.errors import PartyError
+from tablepuppet.learn.solve.allowance import Allowed, Cost, RoundAllowance
 from tablepuppet.learn.split.flat import Adam
 from tablepuppet.learn.split.narrow import widened
 from tablepuppet.learn.split.table import TorchTable
@@ -298,6 +299,42 @@ def test_embeddings_need_an_opt_in(tmp_path: Path) -> None:
     relation = policed(tmp_path, "").sql(CARDS, label="fraud")
     with pytest.raises(tp.PrivacyError, match=r"'bank', table 'cards': does not release EMBEDDINGS.*embeddings = "):
         tp.SplitNNRegressor(epochs=1).fit(relation)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "ways"),
+    [
+        ("SplitNN", {}, "set epochs=6 or less, or make batch_size larger, or ask"),
+        (
+            "TabVFL",
+            {"pretrain_epochs": 2},
+            "set epochs=6 or less, or make batch_size larger, or lower pretrain_epochs, ",
+        ),
+        ("FedOnce", {"rounds": 3}, "set epochs=6 or less, or make batch_size larger, or lower rounds, or ask"),
+    ],
+)
+def test_a_limit_of_replies_is_about_epochs(kind: str, settings: dict[str, Any], ways: str) -> None:
+    """The error names settings that the learner has."""
+    made = getattr(tp, f"{kind}Classifier")(epochs=500, batch_size=10, **settings)
+    made.promise_ = None
+    allowed = RoundAllowance([])
+    allowed.tables = [Allowed("bank", "cards", 60, 0, Cost(0, 10))]
+    with pytest.raises(tp.PrivacyError, match=rf"could need 5,000 for 500 epochs; {ways}"):
+        made.plan_rounds(100, lambda batches: allowed)
+
+
+@pytest.mark.parametrize("kind", [tp.SplitNNRegressor, tp.TabVFLRegressor])
+def test_where_noise_is_demanded_other_learners_are_named(tmp_path: Path, kind: Any) -> None:
+    file = write_file(tmp_path, top='state_dir = "state"', more="[tables.cards.budget]\nrequire_dp = true")
+    (tmp_path / "state").mkdir()
+    relation = federation_of(open_party(file)).sql(CARDS, label="fraud")
+    for privacy in (None, tp.Privacy(label_epsilon=1.0, label_bounds=(0, 1))):
+        with pytest.raises(
+            tp.PrivacyError, match=r"learn with tp\.MLPClassifier, tp\.MLPRegressor or FedOnce.*feature_eps"
+        ):
+            kind(epochs=1, privacy=privacy).fit(relation)
+    with pytest.raises(tp.PrivacyError, match=r"demands differential privacy; learn with privacy=tp"):
+        tp.FedOnceRegressor(epochs=1).fit(relation)
 
 
 def test_a_run_that_would_exceed_the_limit_is_refused_before_it_begins(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -71,6 +71,8 @@ class Parts:
 
 class FedOnce(Parts, SplitNN):
     """Guests send one message each; the host learns in rounds."""
+
+    private_instead: ClassVar[str] = ""
 
     bottom: Bottom | Mapping[str, Bottom] = setting(
         default=mlp(hidden=(32, 32)),
@@ -174,6 +176,10 @@ class FedOnce(Parts, SplitNN):
         found = super()._fitted_specs(relation)
         linear = {a: Mlp((), spec.outputs, "relu", spec.double) for a, spec in found.items() if a != self.host_}
         return found | (linear if self.method == "pca" else {})
+
+    def fewer_replies_by(self) -> list[str]:
+        """The same where parties allow no more replies."""
+        return [*super().fewer_replies_by(), *(["lower rounds"] if self.rounds > 1 else [])]
 
     def _allowance(self, relation: Relation, validation: Relation | None, batches: int) -> RoundAllowance:
         """Shards of the host answer in every batch; shards of a guest average, and answer in the batches of rounds."""

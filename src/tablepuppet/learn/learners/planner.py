@@ -61,6 +61,7 @@ class Planner(FitAttributes, Estimator):
     learns_classes: ClassVar[bool] = False
     reduce = True  # learners that can do without declare it as a setting; so too the next
     label_correction = False
+    private_instead: ClassVar[str] = ""  # what to learn with under feature privacy, if this learner has no such form
 
     # What a subclass says
 
@@ -112,7 +113,7 @@ class Planner(FitAttributes, Estimator):
 
     def check_plan(self, plan: Plan, *, validated: bool = False) -> None:
         """Raise unless a plan can be learned from, as far as the catalog shows; no party is asked."""
-        check_demanded(plan, self.privacy)
+        check_demanded(plan, self.privacy, self.private_instead)
         check_label_apart(plan, self.privacy)
         check_sums_demanded(plan, self.privacy)
         if validated and self.privacy is not None and self.privacy.prediction_epsilon is not None:
@@ -124,7 +125,7 @@ class Planner(FitAttributes, Estimator):
 
     def check_promise(self, relation: Relation) -> None:
         """PrivacyError unless the promise is what the parties demand, and the query allows to keep it."""
-        check_demanded(relation.plan, self.privacy)
+        check_demanded(relation.plan, self.privacy, self.private_instead)
         check_label_apart(relation.plan, self.privacy)
         if self.has_private_features:
             refuse_with_noise(relation.prep)
