@@ -84,7 +84,10 @@ class SearchSection(msgspec.Struct, forbid_unknown_fields=True):
             "folds": self.folds, "seed": self.seed, "groups": self.groups, "stratified": self.stratified,
             "metric": self.metric,
         }  # fmt: skip
-        settings = dict(self.settings)
+        settings = {
+            name: [learner.of_file(name, each) for each in given] if isinstance(given, list) else given
+            for name, given in self.settings.items()
+        }
         if isinstance(given := settings.get(PREP), list):
             settings[PREP] = [_pipeline(each) for each in given]
         if self.kind == "random":

@@ -167,6 +167,7 @@ def test_a_loaded_model_predicts_the_same_whatever_select_names_first(made: Any,
     for other in (fed, tp.Federation(urls)):
         for folder in ("model", "again"):
             loaded: Any = tp.load(tmp_path / folder, other)
+            assert loaded.get_params() == model.get_params()
             assert loaded.predict_proba(other.sql(sql, label="returned")) == pytest.approx(wanted, abs=1e-6)
 
 
