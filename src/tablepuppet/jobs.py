@@ -178,8 +178,7 @@ def make_learner(settings: dict[str, Any]) -> Learner:
     if kind is None:
         raise ConfigError(f"[learner] does not say which learner: set kind, one of {', '.join(LEARNERS)}")
     if kind not in LEARNERS:
-        closest = did_you_mean(str(kind), LEARNERS)
-        raise ConfigError(f"learner kind {kind!r} must be one of {', '.join(LEARNERS)}{closest}")
+        raise ConfigError(f"learner kind {kind!r} is not known{did_you_mean(str(kind), LEARNERS)}")
     try:
         found: Learner = LEARNERS[kind].of_plain(rest)
     except SettingError as error:

@@ -447,6 +447,37 @@ def test_an_operators_own_module_is_known_by_its_name(fed: tp.Federation) -> Non
     assert model.history_[-1]["loss"] < model.history_[0]["loss"]
 
 
+def test_a_module_that_fails_is_named(fed: tp.Federation) -> None:
+    """Whether it cannot be made, is no module, fails on rows or returns other numbers than it should."""
+    relation = relation_of(fed, "returned")
+    for factory, wrong in (
+        (lambda width, outputs: 1 // 0, "cannot be made of .*ZeroDivisionError"),
+        (lambda width, outputs: width, "is no torch module but int"),
+        (lambda width, outputs: torch.nn.Linear(width + 1, outputs), "fails on rows: RuntimeError"),
+        (
+            lambda width, outputs: torch.nn.Linear(width, outputs + 1),
+            r"returns \(\d+, 3\) for \d+ rows, not \(rows, 2\)",
+        ),
+    ):
+        tp.bottom.register("broken", factory)
+        with pytest.raises(tp.LearnError, match=f"bottom network 'broken', which is registered here, {wrong}"):
+            learner("returned", bottom=tp.bottom.registered("broken", 2)).fit(relation)
+    for name, given in (("m", 3), (3, torch.nn.Linear)):
+        with pytest.raises(tp.LearnError, match="takes a name and a function"):
+            tp.bottom.register(name, given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        tp.bottom.mlp(), tp.bottom.cnn((4, 6), (3,), hidden=[5]), tp.bottom.tabnet(embedding=3),
+        tp.bottom.registered("x", 2),
+    ],
+)  # fmt: skip
+def test_bottoms_are_shown_as_they_are_made(made: Any) -> None:
+    assert eval(repr(made), {"tp": tp}) == made
+
+
 def test_one_seed_one_result_and_job_files(fed: tp.Federation) -> None:
     first, again = (learner("grade").fit(relation_of(fed, "grade")) for _ in range(2))
     assert np.array_equal(first.model_.top.theta, again.model_.top.theta)

@@ -55,6 +55,7 @@ Array = NDArray[np.float64]
 GUEST_STEPS = 6_000  # of "auto", about
 GUEST_EPOCHS = (10, 100)  # of "auto", at least and at most
 GUEST_BATCH = 64
+LEAVE = "leave one of them out"
 TOP_BATCH = 256  # of the top network, where features have noise
 METHODS = ("nat", "pca")
 METHOD = Kind("'nat' or 'pca'", lambda value: isinstance(value, str) and value in METHODS)
@@ -123,18 +124,18 @@ class FedOnce(Parts, SplitNN):
             return
         tables = tables_of(plan.query)
         several = [alias for alias in tables if len(plan.tables[alias].shards) > 1]
-        for wrong, what in (
-            (privacy.secure_sum, "secure_sum"),
-            (self.rounds > 1, f"rounds={self.rounds}"),
-            (self.method != "nat", f"method={self.method!r}"),
-            (self.noise > 0, f"noise={self.noise:g} (set prediction_epsilon, which is counted)"),
-            (self.lag is not None, f"lag={self.lag}"),
-            (self.wire != "auto", f"wire={self.wire!r}"),
-            (any(not isinstance(spec, Mlp) for spec in self.specs(tables).values()), "networks other than mlp"),
-            (bool(several), f"several shards, as table {(several or [''])[0]!r} has"),
+        for wrong, what, advice in (
+            (privacy.secure_sum, "secure_sum", LEAVE),
+            (self.rounds > 1, f"rounds={self.rounds}", LEAVE),
+            (self.method != "nat", f"method={self.method!r}", LEAVE),
+            (self.noise > 0, f"noise={self.noise:g}", "set prediction_epsilon, which is counted"),
+            (self.lag is not None, f"lag={self.lag}", LEAVE),
+            (self.wire != "auto", f"wire={self.wire!r}", LEAVE),
+            (any(not isinstance(each, Mlp) for each in self.specs(tables).values()), "networks other than mlp", LEAVE),
+            (bool(several), f"tables of several shards, as {', '.join(map(repr, several))}", "use tp.MLP*"),
         ):
             if wrong:
-                raise PrivacyError(f"feature_epsilon: FedOnce with noise on features has no {what}; leave that out")
+                raise PrivacyError(f"feature_epsilon: FedOnce cannot have noise on features with {what}: {advice}")
 
     def promise_for(self, plan: Plan, rows: Mapping[str, int], privacy: Privacy | None) -> FeaturePromise | None:
         """The promise for features: every table takes the same number of noisy steps."""
