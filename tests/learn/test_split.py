@@ -487,6 +487,35 @@ def test_one_seed_one_result_and_job_files(fed: tp.Federation) -> None:
         assert tp.SplitNNClassifier.of_plain(told).bottom == given
 
 
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        (
+            {"o": {"kind": "mlp"}},
+            r"under `tables`: \[learner\.bottom\.tables\.o\]; in each set kind to one of mlp, cnn",
+        ),
+        (
+            {"kind": "mpl"},
+            "bottom has kind 'mpl': set kind to one of mlp, cnn, tabnet, registered; or networks by alias",
+        ),
+        ("mlp", "bottom must be a section, not 'mlp'"),
+        ({"kind": "mlp", "width": 3}, "bottom: .*width"),
+    ],
+)
+def test_bottoms_of_job_files_that_cannot_be(given: Any, match: str) -> None:
+    with pytest.raises(tp.ConfigError, match=match):
+        tp.SplitNNClassifier.of_plain({"bottom": given})
+
+
+def test_the_order_of_rows_counts_for_mini_batches_only(tmp_path: Path) -> None:
+    """Services have row ids of their own: batches of all rows give the model of one process, others another one."""
+    urls = {name: write_party(tmp_path, name, tables) for name, tables in shop(1).items()}
+    for size, equal in ((10**6, True), (SIZE, False)):
+        feds = tp.Federation(urls, wire="float64"), losing(urls)[0]
+        here, there = (learner("returned", batch_size=size).fit(relation_of(fed, "returned")) for fed in feds)
+        assert np.allclose(here.model_.top.theta, there.model_.top.theta, rtol=1e-9) == equal
+
+
 def test_a_cnn_sees_pixels(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     pictures = rng.normal(size=(400, 8, 8))

@@ -120,8 +120,16 @@ def _write(value: Bottom | Mapping[str, Bottom]) -> Any:
 def _read(value: Any) -> Any:
     if isinstance(value, Mapping) and isinstance(value.get("tables"), Mapping):
         return {alias: _read(each) for alias, each in value["tables"].items()}
-    if not isinstance(value, Mapping) or value.get("kind") not in _KINDS:
-        raise ConfigError(f"bottom is a section with kind, one of {', '.join(_KINDS)}, or with tables by alias")
+    kinds = f"set kind to one of {', '.join(_KINDS)}"
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"bottom must be a section, not {value!r}: {kinds}")
+    if "kind" not in value and value and all(isinstance(each, Mapping) for each in value.values()):
+        names = ", ".join(f"[learner.bottom.tables.{alias}]" for alias in value)
+        raise ConfigError(f"bottom by alias has a section for each table under `tables`: {names}; in each {kinds}")
+    if value.get("kind") not in _KINDS:
+        raise ConfigError(
+            f"bottom has kind {value.get('kind')!r}: {kinds}; or networks by alias: [learner.bottom.tables.o]"
+        )
     try:
         return _KINDS[value["kind"]](**{name: each for name, each in value.items() if name != "kind"})
     except (TypeError, ArgumentError, LearnError) as error:
