@@ -138,7 +138,7 @@ def test_a_refusal_is_one_message_and_exit_code_1(folder: Path, arguments: tuple
     ("line", "message"),
     [
         ('name = "LinearRegression"', "[learner] does not say which learner: set kind, one of "),
-        ('kind = "Oracle"', "learner kind 'Oracle' must be one of"),
+        ('kind = "Oracle"', "learner kind 'Oracle' is not known; there are: "),
         ('kind = "LinearRegression"\nspeed = 3', "LinearRegression has no setting 'speed'"),
     ],
 )

@@ -10,9 +10,10 @@ import pytest
 from sklearn.base import clone
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.exceptions import NotFittedError
+from sklearn.metrics import roc_auc_score
 
 import tablepuppet as tp
-from tablepuppet.baselines import Boosted, Combine, Solo, priv_baseline, splitnn_at
+from tablepuppet.baselines import Boosted, Combine, Solo, linear_combine, priv_baseline, splitnn_at
 from tests.learn.materialised import ALL, JOIN, JoinedTable, shop
 from tests.relations import federation
 
@@ -55,7 +56,15 @@ def test_combine_sees_more_than_solo(a_shop: tuple[tp.Federation, Any], label: s
         np.testing.assert_array_equal(again.predict(train), model.predict(train))
     measure = "r2" if task == "regression" else "accuracy"
     assert combine.evaluate(train)[measure] > solo.evaluate(train)[measure]
+    linear = linear_combine(task).fit(train)
+    assert (
+        combine.evaluate(train).keys()
+        == linear.evaluate(train).keys()
+        == Boosted(task).fit(train).evaluate(train).keys()
+    )
     if task == "classification":
+        area = roc_auc_score(train.label(), combine.predict_proba(train)[:, 1])
+        assert combine.evaluate(train)["auc"] == pytest.approx(area)
         np.testing.assert_allclose(combine.predict_proba(train).sum(axis=1), 1)
 
 
@@ -66,6 +75,8 @@ def test_errors_say_what_is_wrong(a_shop: tuple[tp.Federation, Any], tmp_path: P
         Combine().fit(fed.sql(f"SELECT {ALL} {JOIN}"))
     with pytest.raises(tp.LearnError, match="'classification' or 'regression'"):
         Combine("ranking").fit(relation(fed, "paid"))
+    with pytest.raises(tp.LearnError, match="'classification' or 'regression'"):
+        linear_combine("ranking")
     with pytest.raises(NotFittedError, match="not fitted yet"):
         Combine().predict(relation(fed, "paid"))
     with pytest.raises(tp.LearnError, match="no probabilities"):

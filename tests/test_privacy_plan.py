@@ -226,3 +226,13 @@ def test_without_privacy(folder: Path) -> None:
     assert shown.stdout.strip() == "Nothing will be promised: the job has no [learner.privacy]."
     told: dict[str, Any] = json.loads(tablepuppet(folder, "privacy", "plan", "job.toml", "--json").stdout)
     assert (told["releases"], told["charges"]) == ([], [])
+
+
+def test_networks_across_parties(folder: Path) -> None:
+    """Noise is on labels only."""
+    pytest.importorskip("torch", reason="networks need the extra `deep`")
+    path = job(folder, "label_epsilon = 3.0\nlabel_bounds = [-9, 9]\n", "epochs = 2\n")
+    path.write_text(path.read_text().replace("LinearRegression", "SplitNNRegressor"))
+    plan = plan_privacy(path)
+    assert [each.what for each in plan.releases] == ["labels"]
+    assert not plan.warnings

@@ -199,7 +199,12 @@ class Federation:
         if error is None:
             self.events.emit("info", "party.back", f"party {party!r} is back", party=party)
         else:
-            self.events.emit("warning", "party.lost", f"{error}; learning continues without it", party=party)
+            self.events.emit(
+                "warning",
+                "party.lost",
+                f"{error}; a fit continues without it if its answers can be replaced",
+                party=party,
+            )
 
     @property
     def _stand_in(self) -> StandIn | None:

@@ -84,7 +84,10 @@ class SearchSection(msgspec.Struct, forbid_unknown_fields=True):
             "folds": self.folds, "seed": self.seed, "groups": self.groups, "stratified": self.stratified,
             "metric": self.metric,
         }  # fmt: skip
-        settings = dict(self.settings)
+        settings = {
+            name: [learner.of_file(name, each) for each in given] if isinstance(given, list) else given
+            for name, given in self.settings.items()
+        }
         if isinstance(given := settings.get(PREP), list):
             settings[PREP] = [_pipeline(each) for each in given]
         if self.kind == "random":
@@ -175,8 +178,7 @@ def make_learner(settings: dict[str, Any]) -> Learner:
     if kind is None:
         raise ConfigError(f"[learner] does not say which learner: set kind, one of {', '.join(LEARNERS)}")
     if kind not in LEARNERS:
-        closest = did_you_mean(str(kind), LEARNERS)
-        raise ConfigError(f"learner kind {kind!r} must be one of {', '.join(LEARNERS)}{closest}")
+        raise ConfigError(f"learner kind {kind!r} is not known{did_you_mean(str(kind), LEARNERS)}")
     try:
         found: Learner = LEARNERS[kind].of_plain(rest)
     except SettingError as error:

@@ -216,10 +216,11 @@ def test_zeros_stand_in_for_a_guest_that_lags(urls: dict[str, str]) -> None:
     parties[lagging].lost = False
     relation, told = relation_of(fed), []
     fed.events.subscribe(lambda event: told.append(event) if event.name == "guest.lags" else None)
-    model = learner(lag=0.1).fit(relation)
+    model = learner(lag=0.1, lr=1e-9, epochs=4).fit(relation)
     assert model.absent_ == [alias]
+    assert (model.stopped_, model.converged_) == ("party lost", False)
     assert [event.fields["table"] for event in told] == [alias]
-    assert len(model.history_) == 3
+    assert len(model.history_) == 4
     found = model.predict_proba(relation)  # the party is still lost
     np.testing.assert_array_equal(model.model_.embeddings(relation.client, [alias])[alias], 0)
     parties[lagging].lost = False

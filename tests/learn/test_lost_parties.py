@@ -107,6 +107,20 @@ def test_a_party_that_stays_lost(urls: dict[str, str], mode: Any, solver: Any) -
 
 
 @modes
+def test_a_party_lost_in_preparation_is_not_learned_without(urls: dict[str, str], mode: Any) -> None:
+    """Nothing can stand in for its statistics: the warning before the error does not promise that it goes on."""
+    fed, parties = losing(urls, on_party_lost=mode)
+    relation = relation_of(fed, "returned")
+    len(relation)
+    told: list[str] = []
+    fed.events.subscribe(lambda event: told.append(event.message) if event.name == "party.lost" else None)
+    parties["supplier0"].lost = True
+    with pytest.raises(tp.PartyError, match="'supplier0' does not answer"):
+        tp.LogisticRegression().fit(relation)
+    assert told == ["party 'supplier0' does not answer; a fit continues without it if its answers can be replaced"]
+
+
+@modes
 @pytest.mark.parametrize("network", [False, True], ids=["linear", "network"])
 def test_batches_go_on(urls: dict[str, str], mode: Any, network: bool) -> None:
     """By sgd a party may be lost for some batches; the loss ends within a tenth of the undisturbed one."""

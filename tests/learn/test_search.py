@@ -14,7 +14,7 @@ from scipy.stats import loguniform
 
 import tablepuppet as tp
 from tablepuppet.errors import ArgumentError
-from tablepuppet.jobs import Run
+from tablepuppet.jobs import Run, SearchSection
 from tablepuppet.learn.learners import linear as linear_module
 from tablepuppet.learn.learners import search as module
 from tablepuppet.learn.learners.folds import measured_along_l2
@@ -256,3 +256,19 @@ def test_names_of_scikit_learn_are_known() -> None:
     for name, here in (("scoring", "metric"), ("cv", "folds"), ("param_grid", "grid")):
         with pytest.raises(ArgumentError, match=f"has no argument '{name}'; here it is '{here}'"):
             made(tp.LinearRegression(), {"l2": [1.0]}, **{name: 3})
+
+
+def test_settings_that_are_objects_are_text_in_arrow(tmp_path: Path) -> None:
+    grid: dict[str, list[Any]] = {"solver": ["lbfgs", tp.SGD(batch_size=30)], "rounds": [2, "auto"]}
+    search = tp.GridSearch(tp.LogisticRegression(), grid, folds=2).fit(relation_of(tmp_path))
+    found = search.results_.to_arrow()
+    assert set(found["solver"].to_pylist()) == {"lbfgs", "SGD(batch_size=30)"}
+    assert set(found["rounds"].to_pylist()) == {"2", "auto"}
+    assert pa.types.is_floating(found.schema.field("mean_test_accuracy").type)
+
+
+def test_jobs_search_settings_as_users_give_them() -> None:
+    settings: dict[str, Any] = {"top": [[8], [16, 4]], "bottom": [{"kind": "mlp", "hidden": [6]}], "l2": [0.1]}
+    search = SearchSection(settings).of(tp.SplitNNClassifier())
+    assert isinstance(search, tp.GridSearch)
+    assert search.grid == {"top": [(8,), (16, 4)], "bottom": [tp.bottom.mlp((6,))], "l2": [0.1]}

@@ -35,6 +35,21 @@ def relation(fed: tp.Federation) -> tp.Relation:
     return fed.sql("SELECT v.x, p.age, v.score FROM visits v JOIN people p ON v.person = p.id", label="score")
 
 
+def test_settings_of_other_solvers_are_named(relation: tp.Relation) -> None:
+    """With "auto" any solver may be chosen, and the usual value changes nothing: neither is warned of."""
+    for settings, unused in (
+        ({"solver": "lbfgs", "rho": 0.1, "momentum": 0.5}, ["rho", "momentum"]),
+        ({"solver": "lbfgs", "rho": "auto", "inner_rounds": 2}, None),
+        ({"solver": "auto", "rho": 0.1}, None),
+        ({"solver": "admm", "rho": 0.1}, None),
+    ):
+        seen: list[tp.Event] = []
+        tp.LinearRegression(**settings, callbacks=[seen.append]).fit(relation)  # type: ignore[arg-type]
+        found = [event for event in seen if event.name == "fit.unused"]
+        assert [event.fields["settings"] for event in found] == ([unused] if unused else [])
+        assert all("solver='lbfgs' does not use rho=0.1, momentum=0.5" in event.message for event in found)
+
+
 # Solver objects
 
 

@@ -15,6 +15,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.baselines.pooled import joined_tables
 from tablepuppet.errors import PartyError
+from tablepuppet.learn.solve.allowance import Allowed, Cost, RoundAllowance
 from tablepuppet.learn.split.flat import Adam
 from tablepuppet.learn.split.narrow import widened
 from tablepuppet.learn.split.table import TorchTable
@@ -166,6 +167,7 @@ def test_a_loaded_model_predicts_the_same_whatever_select_names_first(made: Any,
     for other in (fed, tp.Federation(urls)):
         for folder in ("model", "again"):
             loaded: Any = tp.load(tmp_path / folder, other)
+            assert loaded.get_params() == model.get_params()
             assert loaded.predict_proba(other.sql(sql, label="returned")) == pytest.approx(wanted, abs=1e-6)
 
 
@@ -268,6 +270,22 @@ def test_it_goes_on_without_a_lost_party(tmp_path: Path, mode: Any) -> None:
     assert np.isfinite(model.predict_proba(relation)).all()
 
 
+@pytest.mark.parametrize("epochs", [8, "auto"])
+def test_it_has_not_converged_while_a_party_is_lost(tmp_path: Path, epochs: Any) -> None:
+    """Its objective is flat, or that of rows held out, but the party may have more to add."""
+    urls = {name: write_party(tmp_path, name, tables) for name, tables in shop(1).items()}
+    ended: dict[str, list[Any]] = {}
+    for lost in (range(0), range(20, 10**9)):
+        fed, parties = losing(urls, on_party_lost="zeros")
+        at_batches(parties["supplier0"], lost)
+        seen: list[tp.Event] = []
+        model = learner("returned", epochs=epochs, lr=1e-9, callbacks=[seen.append]).fit(relation_of(fed, "returned"))
+        ended[model.stopped_] = [event.message for event in seen if event.name == "fit.short"]
+        assert model.converged_ == model.history_[-1]["converged"] == (model.stopped_ == "converged")
+    assert ended["converged"] == []
+    assert "ended without supplier0; fit again when all parties answer" in ended["party lost"][0]
+
+
 # Policies
 
 
@@ -282,6 +300,42 @@ def test_embeddings_need_an_opt_in(tmp_path: Path) -> None:
     relation = policed(tmp_path, "").sql(CARDS, label="fraud")
     with pytest.raises(tp.PrivacyError, match=r"'bank', table 'cards': does not release EMBEDDINGS.*embeddings = "):
         tp.SplitNNRegressor(epochs=1).fit(relation)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "ways"),
+    [
+        ("SplitNN", {}, "set epochs=6 or less, or make batch_size larger, or ask"),
+        (
+            "TabVFL",
+            {"pretrain_epochs": 2},
+            "set epochs=6 or less, or make batch_size larger, or lower pretrain_epochs, ",
+        ),
+        ("FedOnce", {"rounds": 3}, "set epochs=6 or less, or make batch_size larger, or lower rounds, or ask"),
+    ],
+)
+def test_a_limit_of_replies_is_about_epochs(kind: str, settings: dict[str, Any], ways: str) -> None:
+    """The error names settings that the learner has."""
+    made = getattr(tp, f"{kind}Classifier")(epochs=500, batch_size=10, **settings)
+    made.promise_ = None
+    allowed = RoundAllowance([])
+    allowed.tables = [Allowed("bank", "cards", 60, 0, Cost(0, 10))]
+    with pytest.raises(tp.PrivacyError, match=rf"could need 5,000 for 500 epochs; {ways}"):
+        made.plan_rounds(100, lambda batches: allowed)
+
+
+@pytest.mark.parametrize("kind", [tp.SplitNNRegressor, tp.TabVFLRegressor])
+def test_where_noise_is_demanded_other_learners_are_named(tmp_path: Path, kind: Any) -> None:
+    file = write_file(tmp_path, top='state_dir = "state"', more="[tables.cards.budget]\nrequire_dp = true")
+    (tmp_path / "state").mkdir()
+    relation = federation_of(open_party(file)).sql(CARDS, label="fraud")
+    for privacy in (None, tp.Privacy(label_epsilon=1.0, label_bounds=(0, 1))):
+        with pytest.raises(
+            tp.PrivacyError, match=r"learn with tp\.MLPClassifier, tp\.MLPRegressor or FedOnce.*feature_eps"
+        ):
+            kind(epochs=1, privacy=privacy).fit(relation)
+    with pytest.raises(tp.PrivacyError, match=r"demands differential privacy; learn with privacy=tp"):
+        tp.FedOnceRegressor(epochs=1).fit(relation)
 
 
 def test_a_run_that_would_exceed_the_limit_is_refused_before_it_begins(tmp_path: Path) -> None:
@@ -393,6 +447,37 @@ def test_an_operators_own_module_is_known_by_its_name(fed: tp.Federation) -> Non
     assert model.history_[-1]["loss"] < model.history_[0]["loss"]
 
 
+def test_a_module_that_fails_is_named(fed: tp.Federation) -> None:
+    """Whether it cannot be made, is no module, fails on rows or returns other numbers than it should."""
+    relation = relation_of(fed, "returned")
+    for factory, wrong in (
+        (lambda width, outputs: 1 // 0, "cannot be made of .*ZeroDivisionError"),
+        (lambda width, outputs: width, "is no torch module but int"),
+        (lambda width, outputs: torch.nn.Linear(width + 1, outputs), "fails on rows: RuntimeError"),
+        (
+            lambda width, outputs: torch.nn.Linear(width, outputs + 1),
+            r"returns \(\d+, 3\) for \d+ rows, not \(rows, 2\)",
+        ),
+    ):
+        tp.bottom.register("broken", factory)
+        with pytest.raises(tp.LearnError, match=f"bottom network 'broken', which is registered here, {wrong}"):
+            learner("returned", bottom=tp.bottom.registered("broken", 2)).fit(relation)
+    for name, given in (("m", 3), (3, torch.nn.Linear)):
+        with pytest.raises(tp.LearnError, match="takes a name and a function"):
+            tp.bottom.register(name, given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        tp.bottom.mlp(), tp.bottom.cnn((4, 6), (3,), hidden=[5]), tp.bottom.tabnet(embedding=3),
+        tp.bottom.registered("x", 2),
+    ],
+)  # fmt: skip
+def test_bottoms_are_shown_as_they_are_made(made: Any) -> None:
+    assert eval(repr(made), {"tp": tp}) == made
+
+
 def test_one_seed_one_result_and_job_files(fed: tp.Federation) -> None:
     first, again = (learner("grade").fit(relation_of(fed, "grade")) for _ in range(2))
     assert np.array_equal(first.model_.top.theta, again.model_.top.theta)
@@ -400,6 +485,35 @@ def test_one_seed_one_result_and_job_files(fed: tp.Federation) -> None:
     for given in (both, both["i"], tp.bottom.registered("x")):
         told = tp.SplitNNClassifier(bottom=given).plain_settings()
         assert tp.SplitNNClassifier.of_plain(told).bottom == given
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        (
+            {"o": {"kind": "mlp"}},
+            r"under `tables`: \[learner\.bottom\.tables\.o\]; in each set kind to one of mlp, cnn",
+        ),
+        (
+            {"kind": "mpl"},
+            "bottom has kind 'mpl': set kind to one of mlp, cnn, tabnet, registered; or networks by alias",
+        ),
+        ("mlp", "bottom must be a section, not 'mlp'"),
+        ({"kind": "mlp", "width": 3}, "bottom: .*width"),
+    ],
+)
+def test_bottoms_of_job_files_that_cannot_be(given: Any, match: str) -> None:
+    with pytest.raises(tp.ConfigError, match=match):
+        tp.SplitNNClassifier.of_plain({"bottom": given})
+
+
+def test_the_order_of_rows_counts_for_mini_batches_only(tmp_path: Path) -> None:
+    """Services have row ids of their own: batches of all rows give the model of one process, others another one."""
+    urls = {name: write_party(tmp_path, name, tables) for name, tables in shop(1).items()}
+    for size, equal in ((10**6, True), (SIZE, False)):
+        feds = tp.Federation(urls, wire="float64"), losing(urls)[0]
+        here, there = (learner("returned", batch_size=size).fit(relation_of(fed, "returned")) for fed in feds)
+        assert np.allclose(here.model_.top.theta, there.model_.top.theta, rtol=1e-9) == equal
 
 
 def test_a_cnn_sees_pixels(tmp_path: Path) -> None:

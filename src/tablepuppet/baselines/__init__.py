@@ -21,6 +21,7 @@ from tablepuppet.baselines.pooled import joined_tables
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.learner import label_of
+from tablepuppet.learn.learners.linear import LinearRegression, LogisticRegression
 from tablepuppet.learn.learners.network import NetworkLearner
 from tablepuppet.learn.learners.not_fitted import NotFittedError
 from tablepuppet.learn.learners.solver_learner import SolverLearner
@@ -80,6 +81,14 @@ class Centralized(BaseEstimator):  # type: ignore[misc]
         if not name.startswith("_") and hasattr(type(self.__dict__.get("learner")), name):
             raise NotFittedError(f"this Centralized is not fitted yet: call fit before {name}")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def linear_combine(task: str = "classification", **settings: Any) -> Centralized:
+    """The FedOnce paper's Linear-Combine, to be fitted: a linear model on the pooled columns of all tables."""
+    kinds: dict[str, type[SolverLearner]] = {"classification": LogisticRegression, "regression": LinearRegression}
+    if task not in kinds:
+        raise LearnError(f"task {task!r}: it is 'classification' or 'regression'")
+    return Centralized(kinds[task](**settings))
 
 
 class Diary:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn import metrics
 from sklearn.base import BaseEstimator
 
 from tablepuppet.baselines.pooled import joined_tables
@@ -19,6 +18,7 @@ from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.learner import label_of
 from tablepuppet.learn.learners.not_fitted import NotFittedError
+from tablepuppet.learn.loss.measures import class_measures, number_measures
 from tablepuppet.prep.encode import Encoding, apply_encoding
 
 if TYPE_CHECKING:
@@ -64,14 +64,14 @@ class PooledEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return self._scores(self._encoded(relation))
 
     def evaluate(self, relation: Relation) -> dict[str, float]:
-        """{"accuracy", "log_loss"} or {"rmse", "r2"}, as learners measure them."""
+        """{"accuracy", "auc", "log_loss"} or {"rmse", "r2"}, as learners measure them."""
         labels = relation.label()
         scores = self._scores(self._encoded(relation))
         if self.task == "regression":
-            rmse = metrics.root_mean_squared_error(labels, scores)
-            return {"rmse": float(rmse), "r2": float(metrics.r2_score(labels, scores))}
-        right = np.mean(self.classes_[scores.argmax(axis=1)] == labels)
-        return {"accuracy": float(right), "log_loss": float(metrics.log_loss(labels, scores, labels=self.classes_))}
+            return number_measures(labels, scores)
+        if len(new := np.setdiff1d(labels, self.classes_)):
+            raise LearnError(f"the label has {len(new)} classes here that the model was not fitted on")
+        return class_measures(np.searchsorted(self.classes_, labels), scores)
 
     def _tables(self, label: str) -> list[str] | None:
         """The aliases of the tables whose columns are used; None for all. ``label`` is that of the label's table."""

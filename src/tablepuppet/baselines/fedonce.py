@@ -1,6 +1,6 @@
 """The baselines of the FedOnce paper (section 5.1), trained on pooled rows: Solo, Combine, trees.
 
-Its Linear-Combine is `Centralized(tp.LogisticRegression())`, or `tp.LinearRegression`.
+Its Linear-Combine is `baselines.linear_combine`.
 """
 
 from __future__ import annotations

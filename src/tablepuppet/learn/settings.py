@@ -131,7 +131,13 @@ class Configured:
         for name in settings:
             if name not in kinds:
                 raise SettingError(f"{cls.__name__} has no setting {name!r}{setting_meant(name, kinds)}")
-        return cls(**{name: kinds[name].kind.read(value) for name, value in settings.items()})
+        return cls(**{name: cls.of_file(name, value) for name, value in settings.items()})
+
+    @classmethod
+    def of_file(cls, name: str, value: Any) -> Any:
+        """A value that a file has for a setting, as a user would give it; as it is if there is no such setting."""
+        found = {**cls.beside, **cls.declared}.get(name)
+        return value if found is None else found.kind.read(value)
 
 
 def _constructor(made: type[Configured]) -> Callable[..., None]:

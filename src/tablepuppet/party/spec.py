@@ -42,7 +42,20 @@ Spec = Linear | Network
 """Models whose outputs are scores, one per number or class: released as PREDICTIONS."""
 
 
-class Mlp(msgspec.Struct, frozen=True, tag_field="kind", tag="mlp"):
+OWN_FIELDS = ("double", "pixels", "units", "part", "categories")  # fields of bottom networks that users do not give
+FIELD_NAMES = {"outputs": "embedding"}  # fields of bottom networks by the names that users give
+
+
+class BottomNetwork(msgspec.Struct, frozen=True):
+    """The network of a table below that of the coordinator; it is shown as `tp.bottom` makes it."""
+
+    def __repr__(self) -> str:
+        names = [name for name in self.__struct_fields__ if name not in OWN_FIELDS]
+        given = ", ".join(f"{FIELD_NAMES.get(name, name)}={getattr(self, name)!r}" for name in names)
+        return f"tp.bottom.{self.__struct_config__.tag}({given})"
+
+
+class Mlp(BottomNetwork, frozen=True, tag_field="kind", tag="mlp"):
     """Layers of the widths ``hidden``, each followed by the activation, then a linear layer to the embedding."""
 
     hidden: Layers
@@ -60,7 +73,7 @@ Pixels = Sequence[Annotated[int, Meta(ge=0, le=2**31)]]
 Units = Sequence[Annotated[float, Meta(ge=0.0, le=1e100)]]
 
 
-class Cnn(msgspec.Struct, frozen=True, tag_field="kind", tag="cnn"):
+class Cnn(BottomNetwork, frozen=True, tag_field="kind", tag="cnn"):
     """Convolutions of ``kernel`` by ``kernel`` over an image of ``shape``, then a linear layer to the embedding.
 
     Layers of the widths ``hidden``, each followed by ReLU, are between them.
@@ -97,7 +110,7 @@ CategoryCounts = Annotated[Sequence[Some], Meta(max_length=10_000)]
 """How many categories each categorical column has."""
 
 
-class TabNet(msgspec.Struct, frozen=True, tag_field="kind", tag="tabnet"):
+class TabNet(BottomNetwork, frozen=True, tag_field="kind", tag="tabnet"):
     """Batch norm over the columns, then a linear layer: the guest's part of TabVFL (papers: TabVFL, Fig. 3).
 
     With ``part`` above 0, another layer reconstructs the columns from ``part`` numbers, in pretraining. ``categories``
@@ -126,7 +139,7 @@ class Hiding(msgspec.Struct, frozen=True):
     offset: Annotated[int, Meta(ge=0, le=2**53)] = 0
 
 
-class Registered(msgspec.Struct, frozen=True, tag_field="kind", tag="registered"):
+class Registered(BottomNetwork, frozen=True, tag_field="kind", tag="registered"):
     """A torch module that the party's operator has registered under a name; the name is all that travels."""
 
     name: Name

@@ -246,5 +246,5 @@ def _classes(sent: list[Any], days: str) -> list[Any]:
 def _refuse_missing(missing: int, label: OutputColumn, owners: str) -> None:
     if missing:
         raise LearnError(
-            f"label {label.qualified} is NULL in {missing:,} rows; add WHERE {label.expression} IS NOT NULL"
+            f"label {label.qualified} is NULL in {missing:,} rows; add WHERE {label.expression} IS NOT NULL {owners}"
         )

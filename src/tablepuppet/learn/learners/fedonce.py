@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -55,6 +55,7 @@ Array = NDArray[np.float64]
 GUEST_STEPS = 6_000  # of "auto", about
 GUEST_EPOCHS = (10, 100)  # of "auto", at least and at most
 GUEST_BATCH = 64
+LEAVE = "leave one of them out"
 TOP_BATCH = 256  # of the top network, where features have noise
 METHODS = ("nat", "pca")
 METHOD = Kind("'nat' or 'pca'", lambda value: isinstance(value, str) and value in METHODS)
@@ -71,6 +72,8 @@ class Parts:
 
 class FedOnce(Parts, SplitNN):
     """Guests send one message each; the host learns in rounds."""
+
+    private_instead: ClassVar[str] = ""
 
     bottom: Bottom | Mapping[str, Bottom] = setting(
         default=mlp(hidden=(32, 32)),
@@ -121,18 +124,18 @@ class FedOnce(Parts, SplitNN):
             return
         tables = tables_of(plan.query)
         several = [alias for alias in tables if len(plan.tables[alias].shards) > 1]
-        for wrong, what in (
-            (privacy.secure_sum, "secure_sum"),
-            (self.rounds > 1, f"rounds={self.rounds}"),
-            (self.method != "nat", f"method={self.method!r}"),
-            (self.noise > 0, f"noise={self.noise:g} (set prediction_epsilon, which is counted)"),
-            (self.lag is not None, f"lag={self.lag}"),
-            (self.wire != "auto", f"wire={self.wire!r}"),
-            (any(not isinstance(spec, Mlp) for spec in self.specs(tables).values()), "networks other than mlp"),
-            (bool(several), f"several shards, as table {(several or [''])[0]!r} has"),
+        for wrong, what, advice in (
+            (privacy.secure_sum, "secure_sum", LEAVE),
+            (self.rounds > 1, f"rounds={self.rounds}", LEAVE),
+            (self.method != "nat", f"method={self.method!r}", LEAVE),
+            (self.noise > 0, f"noise={self.noise:g}", "set prediction_epsilon, which is counted"),
+            (self.lag is not None, f"lag={self.lag}", LEAVE),
+            (self.wire != "auto", f"wire={self.wire!r}", LEAVE),
+            (any(not isinstance(each, Mlp) for each in self.specs(tables).values()), "networks other than mlp", LEAVE),
+            (bool(several), f"tables of several shards, as {', '.join(map(repr, several))}", "use tp.MLP*"),
         ):
             if wrong:
-                raise PrivacyError(f"feature_epsilon: FedOnce with noise on features has no {what}; leave that out")
+                raise PrivacyError(f"feature_epsilon: FedOnce cannot have noise on features with {what}: {advice}")
 
     def promise_for(self, plan: Plan, rows: Mapping[str, int], privacy: Privacy | None) -> FeaturePromise | None:
         """The promise for features: every table takes the same number of noisy steps."""
@@ -141,10 +144,14 @@ class FedOnce(Parts, SplitNN):
         rounds = None if isinstance(self.epochs, str) else int(self.epochs)
         return new_promise(privacy, plan, rounds, rows, SGD(batch_size=self.batch_size))
 
-    def spec(self, outputs: int) -> Any:
-        """The network of a table, to plan noise by: all have the same."""
-        bottom = next(iter(self.bottom.values())) if isinstance(self.bottom, Mapping) else self.bottom
-        return msgspec.structs.replace(bottom, outputs=int(self.embedding))
+    def parameters_of(self, alias: str, width: int, outputs: int) -> int:
+        """Where steps have noise, all parameters of the network have it."""
+        if self.promise_free:
+            return super().parameters_of(alias, width, outputs)
+        bottom = self.bottom[alias] if isinstance(self.bottom, Mapping) else self.bottom
+        shape = msgspec.structs.replace(bottom, outputs=int(self.embedding)).theta_shape(width)
+        assert shape is not None, "`_check_privacy` has refused networks other than mlp"
+        return math.prod(shape)
 
     def plan_rounds(self, rows: int, allowed: Any) -> None:
         """Choose epochs and batches; with noise on features, rounds are those of its promise."""
@@ -170,6 +177,10 @@ class FedOnce(Parts, SplitNN):
         found = super()._fitted_specs(relation)
         linear = {a: Mlp((), spec.outputs, "relu", spec.double) for a, spec in found.items() if a != self.host_}
         return found | (linear if self.method == "pca" else {})
+
+    def fewer_replies_by(self) -> list[str]:
+        """The same where parties allow no more replies."""
+        return [*super().fewer_replies_by(), *(["lower rounds"] if self.rounds > 1 else [])]
 
     def _allowance(self, relation: Relation, validation: Relation | None, batches: int) -> RoundAllowance:
         """Shards of the host answer in every batch; shards of a guest average, and answer in the batches of rounds."""

@@ -57,13 +57,25 @@ class Results(ShownAsTable):
         return list(self._rows[0]) if self._rows else []
 
     def to_arrow(self) -> pa.Table:
-        """One row per record."""
-        return pa.Table.from_pylist(self._rows)
+        """One row per record; columns of which Arrow has no type, such as settings that are objects, are text."""
+        return pa.table({name: _arrow([row[name] for row in self._rows]) for name in self.column_names})
 
     def table_view(self) -> TableView:
         """One row per record."""
         sides: dict[str, Align] = {name.replace("_", " "): "right" for name in self.column_names}
         return TableView(self._title, sides, [[shown(value) for value in row.values()] for row in self._rows])
+
+
+def _arrow(values: list[Any]) -> pa.Array:
+    """Values as a column.
+
+    >>> _arrow(["auto", 64]).to_pylist()
+    ['auto', '64']
+    """
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([value if isinstance(value, str | None) else repr(value) for value in values])
 
 
 @names_checked

@@ -43,7 +43,11 @@ def _are_layers(value: object) -> bool:
     return fits([int(size) if isinstance(size, Integral) else size for size in layers], Layers)
 
 
-LAYERS = Kind(f"the width of each hidden layer, as in (16,), {described(Layers)}", _are_layers)
+LAYERS = Kind(
+    f"the width of each hidden layer, as in (16,), {described(Layers)}",
+    _are_layers,
+    read=lambda value: tuple(value) if isinstance(value, list) else value,
+)
 
 
 class NetworkLearner(SolverLearner):

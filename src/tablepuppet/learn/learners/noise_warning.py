@@ -6,7 +6,6 @@ released values only: no party is asked, and no epsilon is spent.
 
 from __future__ import annotations
 
-import math
 from typing import Any, Protocol
 
 from tablepuppet.learn.learners.validation import Validation
@@ -28,7 +27,6 @@ from tablepuppet.learn.private.usefulness import (
     searched_directions,
 )
 from tablepuppet.learn.store.fitted import Fitted
-from tablepuppet.party.spec import Spec
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Kind
@@ -47,8 +45,8 @@ class NoisyLearner(Fitted, Protocol):
         """Send an event to the readers of the federation and of this learner."""
         ...
 
-    def spec(self, outputs: int) -> Spec:
-        """What each table's model is."""
+    def parameters_of(self, alias: str, width: int, outputs: int) -> int:
+        """The number of parameters of a table with ``width`` encoded columns."""
         ...
 
 
@@ -136,7 +134,7 @@ def _searched(learner: NoisyLearner, privacy: Privacy, tables: dict[str, TableSi
 
 def table_sizes(learner: NoisyLearner, relation: Relation, outputs: int) -> dict[str, TableSize]:
     """The size of each table with features, by alias: noise is compared with it."""
-    encoding, spec, found = learner.encoding_, learner.spec(outputs), {}
+    encoding, found = learner.encoding_, {}
     for alias in dict.fromkeys(column.alias for column in relation.query.features):
         kept = {encoder.column.name for encoder in encoding.numbers[alias]}
         kept |= {encoder.column.name for encoder in encoding.categories[alias]}
@@ -147,7 +145,7 @@ def table_sizes(learner: NoisyLearner, relation: Relation, outputs: int) -> dict
             relation.plan.tables[alias].name,
             tuple(dict.fromkeys(shard.party for shard in shards)),
             relation.mapping.tables[alias].rows,
-            math.prod(spec.theta_shape(width)) if width else 0,
+            learner.parameters_of(alias, width, outputs) if width else 0,
             max(len(shards), 1),
             tuple(name for name in names if name not in kept),
         )

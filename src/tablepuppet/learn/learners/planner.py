@@ -7,6 +7,7 @@ The fit itself is in learner.py, the only direct subclass: one class in two file
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
@@ -60,6 +61,7 @@ class Planner(FitAttributes, Estimator):
     learns_classes: ClassVar[bool] = False
     reduce = True  # learners that can do without declare it as a setting; so too the next
     label_correction = False
+    private_instead: ClassVar[str] = ""  # what to learn with under feature privacy, if this learner has no such form
 
     # What a subclass says
 
@@ -70,6 +72,10 @@ class Planner(FitAttributes, Estimator):
     @abstractmethod
     def spec(self, outputs: int) -> Spec:
         """The model of each table."""
+
+    def parameters_of(self, alias: str, width: int, outputs: int) -> int:
+        """The number of parameters of a table with ``width`` encoded columns, with which noise is compared."""
+        return math.prod(self.spec(outputs).theta_shape(width))
 
     @abstractmethod
     def _costs(self, batches: int) -> Costs:
@@ -107,7 +113,7 @@ class Planner(FitAttributes, Estimator):
 
     def check_plan(self, plan: Plan, *, validated: bool = False) -> None:
         """Raise unless a plan can be learned from, as far as the catalog shows; no party is asked."""
-        check_demanded(plan, self.privacy)
+        check_demanded(plan, self.privacy, self.private_instead)
         check_label_apart(plan, self.privacy)
         check_sums_demanded(plan, self.privacy)
         if validated and self.privacy is not None and self.privacy.prediction_epsilon is not None:
@@ -119,7 +125,7 @@ class Planner(FitAttributes, Estimator):
 
     def check_promise(self, relation: Relation) -> None:
         """PrivacyError unless the promise is what the parties demand, and the query allows to keep it."""
-        check_demanded(relation.plan, self.privacy)
+        check_demanded(relation.plan, self.privacy, self.private_instead)
         check_label_apart(relation.plan, self.privacy)
         if self.has_private_features:
             refuse_with_noise(relation.prep)

@@ -7,17 +7,27 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from tablepuppet.errors import LearnError, PrivacyError
-from tablepuppet.learn.learners.learner import Learner
+from tablepuppet.learn.learners.learner import Begun, Learner
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.promises import new_promise
 from tablepuppet.learn.settings import COUNT, NUMBER, SWITCH, Auto, or_auto, setting
 from tablepuppet.learn.solve.allowance import RoundAllowance
 from tablepuppet.learn.solve.schedule import Schedule, Usual, schedule_of
-from tablepuppet.learn.solve.solvers import SGD, SHORT_FORMS, SOLVER, Solver, SolverName, Stepping, chosen_solver
+from tablepuppet.learn.solve.solvers import (
+    SGD,
+    SHORT_FORMS,
+    SOLVER,
+    SOLVERS,
+    Solver,
+    SolverName,
+    Stepping,
+    chosen_solver,
+)
 from tablepuppet.privacy.settings import Privacy
+from tablepuppet.relation import Relation
 from tablepuppet.sql.plan import Plan
 
 AUTO_ROUNDS = 300  # at most: all solvers except sgd stop when they converge
@@ -78,6 +88,22 @@ class SolverLearner(Learner):
             chosen_solver(self.solver, self.solver.name, self.given_beside)
         if self.label_correction and (self.privacy is None or not self.privacy.is_label_private):
             raise LearnError("label_correction is for labels with noise: set privacy=tp.Privacy(label_epsilon=...) too")
+
+    def _open_fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Begun:
+        begun = super()._open_fit(relation, validation, may_hold_out)
+        if unused := self._unused():
+            given = ", ".join(f"{name}={value!r}" for name, value in unused.items())
+            message = f"{type(self).__name__}: solver={self.solver!r} does not use {given}"
+            self.emit(relation, "warning", "fit.unused", message, {"solver": self.solver_, "settings": list(unused)})
+        return begun
+
+    def _unused(self) -> dict[str, Any]:
+        """Settings of other solvers than the one that was named; "auto" may choose any."""
+        if self.asked_solver == "auto":
+            return {}
+        own = SOLVERS[self.asked_solver].declared
+        given = {name: value for name, value in self.given_beside.items() if name not in own}
+        return {name: value for name, value in given.items() if value != self.beside[name].default}
 
     @property
     def asked_solver(self) -> SolverName:

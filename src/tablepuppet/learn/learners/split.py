@@ -60,6 +60,7 @@ class SplitLearner(Learner):
     """Learns by mini-batches of joined rows, of which parties release embeddings."""
 
     own_patience: ClassVar[int] = 8
+    private_instead: ClassVar[str] = "tp.MLPClassifier, tp.MLPRegressor or FedOnce, which have a form with noise,"
 
     bottom: Bottom | Mapping[str, Bottom] = setting(
         default=mlp(), kind=BOTTOM, help="the network of each table, or a dict of them by alias (`tp.bottom`)"
@@ -116,7 +117,8 @@ class SplitLearner(Learner):
         if privacy is not None and (privacy.is_feature_private or privacy.secure_sum):
             raise PrivacyError(
                 f"{type(self).__name__} has no form with noise on features or with secure sums: embeddings of rows are "
-                "released as they are; use tp.MLPClassifier or tp.MLPRegressor, or leave these settings"
+                "released as they are; use tp.MLPClassifier or tp.MLPRegressor (with noise also FedOnce), or leave "
+                "these settings out"
             )
 
     def specs(self, aliases: Sequence[str]) -> dict[str, Bottom]:
@@ -143,12 +145,20 @@ class SplitLearner(Learner):
         """There is no one model of all tables: `specs` has them."""
         raise AssertionError("each table has a network of its own")
 
+    def parameters_of(self, alias: str, width: int, outputs: int) -> int:
+        """Those of a linear model: networks may have more parameters than rows, and learn if they stop early."""
+        return width * outputs
+
     def _solver_for(self, shards: Mapping[str, int], rows: int) -> str:
         return "adam"
 
     def more_rounds_by(self, rounds: int) -> str:
         """Advice to a user whose fit has stopped short of the optimum after so many epochs."""
         return f"set epochs above {rounds:,}, or to 'auto'"
+
+    def fewer_replies_by(self) -> list[str]:
+        """The same where parties allow no more replies."""
+        return ["make batch_size larger"]
 
     def _costs(self, batches: int) -> Costs:
         """Embeddings are counted by row; of tables with several shards, each batch is a sum."""
@@ -166,7 +176,8 @@ class SplitLearner(Learner):
             epochs = epochs if most is None else max(1, min(epochs, most))
         else:
             epochs = self.epochs
-        allowed(batches).check(epochs, {"epochs": self.epochs, "batch_size": self.batch_size}, "make batch_size larger")
+        given = {"epochs": self.epochs, "batch_size": self.batch_size}
+        allowed(batches).check(epochs, given, ", or ".join(self.fewer_replies_by()), "epochs")
         self.schedule_ = Schedule(epochs, size)
 
     def _allowance(self, relation: Relation, validation: Relation | None, batches: int) -> RoundAllowance:

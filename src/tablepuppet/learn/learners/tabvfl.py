@@ -92,6 +92,10 @@ class TabVFL(SplitLearner):
         """Of tables with several shards, each batch is a sum, and two in pretraining."""
         return Costs(Cost(0, 0), Cost(2 * batches * self._most_pretrained(MOST_PRETRAINED), batches))
 
+    def fewer_replies_by(self) -> list[str]:
+        """The same where parties allow no more replies."""
+        return [*super().fewer_replies_by(), *(["lower pretrain_epochs"] if self.pretrain_epochs else [])]
+
     def _most_pretrained(self, epochs: int) -> int:
         return min(epochs, MOST_PRETRAINED) if isinstance(self.pretrain_epochs, str) else self.pretrain_epochs
 

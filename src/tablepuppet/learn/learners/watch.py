@@ -178,11 +178,13 @@ class Watch:
         schedule = self.learner.schedule_
         return schedule.tightest if schedule.is_full or len(self.learner.history_) < schedule.rounds else None
 
-    def _short_of(self) -> str:
+    def _short_of(self, lost: list[str]) -> str:
         """What stopped learning before the optimum, and what to do about it."""
         learner, rounds = self.learner, len(self.learner.history_)
         by = "" if learner.solver_ is None else f" by {learner.solver_}"
         short = f"{type(learner).__name__}{by} stopped short of the optimum after {counted(rounds)}"
+        if learner.stopped_ == LOST:
+            return f"{short}: it ended without {', '.join(lost)}; fit again when all parties answer"
         limit = self._limit()
         if limit is None:
             return f"{short}: {learner.more_rounds_by(rounds)}"
@@ -195,11 +197,11 @@ class Watch:
         """Called when the solver is done: restore the best round, report how it ended, return the intercept."""
         learner, rounds = self.learner, len(self.learner.history_)
         lost = sorted(self.relation.client.outbox.lost)
-        if lost and self._stopped == USED_UP and rounds < learner.most_rounds:
-            self._stopped = LOST
         own = self.validation is not None and self.validation.own
-        if own and self._stopped == EARLY and not lost:
+        if own and self._stopped == EARLY:
             learner.converged_ = True  # the validation loss no longer falls
+        if lost and (learner.converged_ or (self._stopped == USED_UP and rounds < learner.most_rounds)):
+            learner.converged_, self._stopped = False, LOST
         learner.stopped_ = CONVERGED if learner.converged_ else self._stopped
         learner.best_round_ = rounds
         for entry in learner.history_[-1:]:
@@ -215,8 +217,8 @@ class Watch:
         fields = {"converged": learner.converged_, "stopped": learner.stopped_, "rounds": rounds, "lost": lost}
         fields |= {"best_round": learner.best_round_, "solver": learner.solver_}
         self.learner.emit(self.relation, "info", "fitted", message, fields)
-        if learner.stopped_ == USED_UP and learner.promise_ is None:  # noise is planned for all rounds
-            limit = self._limit()
+        if learner.stopped_ == LOST or (learner.stopped_ == USED_UP and learner.promise_ is None):
+            limit = self._limit()  # with noise, rounds are planned, and used up
             fields = {"rounds": rounds, "solver": learner.solver_, "limited_by": None if limit is None else limit.party}
-            self.learner.emit(self.relation, "warning", "fit.short", self._short_of(), fields)
+            self.learner.emit(self.relation, "warning", "fit.short", self._short_of(lost), fields)
         return intercept

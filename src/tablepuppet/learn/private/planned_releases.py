@@ -7,7 +7,6 @@ early. It uses no row data.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -17,7 +16,6 @@ from tablepuppet.learn.labels.noisy import class_mechanism
 from tablepuppet.learn.private.encoder_promise import known_columns
 from tablepuppet.learn.private.feature_promise import FeaturePromise, PlannedNoise
 from tablepuppet.learn.private.usefulness import TableSize
-from tablepuppet.party.spec import Spec
 from tablepuppet.prep.fit import PipelineSettings, foresee
 from tablepuppet.prep.label import MOST_CLASSES
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
@@ -49,8 +47,8 @@ class PlannedLearner(Protocol):
         """The promise for features."""
         ...
 
-    def spec(self, outputs: int) -> Spec:
-        """What each table's model is."""
+    def parameters_of(self, alias: str, width: int, outputs: int) -> int:
+        """The number of parameters of a table with ``width`` encoded columns."""
         ...
 
     def promise_for(self, plan: Plan, rows: Mapping[str, int], privacy: Privacy | None) -> FeaturePromise | None:
@@ -148,7 +146,7 @@ class Planning:
         table, classes = self.plan.tables[alias], self.classes
         outputs = 1 if classes is None or classes == 2 else classes
         parties = tuple(dict.fromkeys(shard.party for shard in table.shards))
-        parameters = math.prod(self.learner.spec(outputs).theta_shape(len(self._columns(alias))))
+        parameters = self.learner.parameters_of(alias, len(self._columns(alias)), outputs)
         return TableSize(table.name, parties, self.rows[alias], parameters, len(table.shards))
 
     def _columns(self, alias: str) -> list[OutputColumn]:
@@ -159,7 +157,7 @@ class Planning:
         is_known = privacy is not None and privacy.is_label_private  # else labels say how many classes there are
         outputs = 1 if not self.learner.learns_classes else (self.classes or 1) if is_known else MOST_CLASSES
         rows = max(self.rows[alias], self.plan.tables[alias].rows)  # predictions may be for all of them
-        return Most(rows, width, outputs, math.prod(self.learner.spec(outputs).theta_shape(width)))
+        return Most(rows, width, outputs, self.learner.parameters_of(alias, width, outputs))
 
     def _width(self, alias: str) -> int:
         """Encoded columns at most."""

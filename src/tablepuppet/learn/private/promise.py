@@ -82,8 +82,11 @@ def check_supported(privacy: object) -> None:
         raise PrivacyError("prediction_epsilon is for predictions only: set feature_epsilon too, 1 is usual")
 
 
-def check_demanded(plan: Plan, privacy: Privacy | None) -> None:
-    """PrivacyError if a party demands noise, of labels or of what is learned from features, that is not asked for."""
+def check_demanded(plan: Plan, privacy: Privacy | None, instead: str = "") -> None:
+    """PrivacyError if a party demands noise, of labels or of what is learned from features, that is not asked for.
+
+    ``instead``: what to learn with where features cannot have noise.
+    """
     label = None if plan.query.label is None else plan.query.label.alias
     features = {column.alias for column in plan.query.features}
     for alias, table in plan.tables.items():
@@ -95,9 +98,10 @@ def check_demanded(plan: Plan, privacy: Privacy | None) -> None:
             needs += [name for name in asked if privacy is None or getattr(privacy, name) is None]
         demanding = [shard.party for shard in table.shards if shard.require_dp]
         if needs and demanding:
+            learners = f"{instead} and " if instead and needs != ["label_epsilon"] else ""
             raise PrivacyError(
                 f"party {demanding[0]!r}, table {table.name!r}: its policy demands differential privacy; learn with "
-                f"privacy=tp.Privacy({', '.join(f'{name}=...' for name in needs)}) (policy rule require_dp)",
+                f"{learners}privacy=tp.Privacy({', '.join(f'{name}=...' for name in needs)}) (policy rule require_dp)",
                 rule="require_dp",
             )
 

@@ -176,12 +176,13 @@ def help_for_labels(privacy: Privacy, classes: int | None, rows: int, parameters
     if rows >= needed or not rows:
         return []
     enough = ROWS_PER_PARAMETER * parameters / rows  # the share that would be enough
-    epsilon = f"label_epsilon={_label_epsilon(enough, classes):.2g}, or" if enough < 1 else "No label_epsilon would do;"
-    bounds = "" if classes is not None else ", or narrower label bounds"
+    ways = [f"{_about(needed)} rows would do for {_counted(parameters)}"]
+    ways += [f"label_epsilon={_label_epsilon(enough, classes):.2g}"] if enough < 1 else []
+    ways.append(f"fewer columns (about {max(1, round(rows * share / ROWS_PER_PARAMETER)):,})")
+    ways += [] if classes is not None else ["narrower label bounds"]
     return [
         f"Labels have so much noise that {rows:,} of them say as much as {_about(rows * share)} without: "
-        f"{_about(needed)} rows would do for {_counted(parameters)}, or {epsilon} fewer columns (about "
-        f"{max(1, round(rows * share / ROWS_PER_PARAMETER)):,}){bounds}."
+        f"{', or '.join(ways)}{'' if enough < 1 else '; no label_epsilon would be enough'}."
     ]
 
 

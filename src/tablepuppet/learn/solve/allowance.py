@@ -104,12 +104,13 @@ class RoundAllowance:
         """The smallest number of remaining replies over parties; None if there is no limit."""
         return min((table.left for table in self.tables), default=None)
 
-    def check(self, rounds: int, settings: Mapping[str, object], advice: str) -> None:
-        """PrivacyError if ``rounds`` rounds could need more replies than a party allows."""
+    def check(self, rounds: int, settings: Mapping[str, object], advice: str, setting: str = "rounds") -> None:
+        """PrivacyError if so many rounds could need more replies than a party allows; ``setting`` is their name."""
         for table in self.tables:
             need = table.cost.times(rounds)
             if need > table.left:
-                raise PrivacyError(_refusal(table, need, rounds, settings, advice), rule=RULE)
+                count = f"{rounds:,} {setting}"
+                raise PrivacyError(_refusal(table, need, count, setting, settings, advice), rule=RULE)
 
 
 def counts_replies(plan: Plan) -> bool:
@@ -134,15 +135,15 @@ def _allowed(client: Client, aliases: Iterable[str], costs: Costs) -> Iterator[t
             yield (client.session, party, table.lower()), Allowed(party, table, limit, used, cost)
 
 
-def _refusal(table: Allowed, need: int, rounds: int, settings: Mapping[str, object], advice: str) -> str:
+def _refusal(table: Allowed, need: int, count: str, setting: str, settings: Mapping[str, object], advice: str) -> str:
     given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
     used = f", of which {table.used:,} are used" if table.used else ""
     fits = table.most_rounds()
-    ways = [f"set rounds={fits} or less"] if fits else []
+    ways = [f"set {setting}={fits} or less"] if fits else []
     ways += [advice] if advice else []
     ways += ["open the relation again, which begins a new session"] if table.used else []
     ways.append(f"ask the party's operator (policy rule {RULE})")
     return (
         f"party {table.party!r}, table {table.table!r}: a session gets {table.limit:,} replies{used}; {given} could "
-        f"need {need:,} for {rounds:,} rounds; {', or '.join(ways)}"
+        f"need {need:,} for {count}; {', or '.join(ways)}"
     )

@@ -17,7 +17,7 @@ from tablepuppet.errors import ArgumentError, ConfigError, LearnError
 from tablepuppet.learn.settings import Kind
 from tablepuppet.learn.split.bottoms import register as register
 from tablepuppet.party.arguments import Layers, described, fits
-from tablepuppet.party.spec import Bottom, Cnn, Mlp, Registered, Side, TabNet
+from tablepuppet.party.spec import FIELD_NAMES, OWN_FIELDS, Bottom, Cnn, Mlp, Registered, Side, TabNet
 from tablepuppet.prep.encode import Encoding
 from tablepuppet.spelling import names_checked
 from tablepuppet.sql.query import OutputColumn
@@ -72,7 +72,7 @@ def _listed(value: Any) -> Any:
 
 def _check(spec: type[msgspec.Struct], **settings: Any) -> None:
     """Raise LearnError unless the settings of a network are what parties take."""
-    types = {_NAMES.get(field.name, field.name): field.type for field in msgspec.structs.fields(spec)}
+    types = {FIELD_NAMES.get(field.name, field.name): field.type for field in msgspec.structs.fields(spec)}
     for name, value in settings.items():
         if not fits(value, types[name]):
             like = ", as in (32,)" if types[name] is Layers else ""
@@ -80,8 +80,6 @@ def _check(spec: type[msgspec.Struct], **settings: Any) -> None:
 
 
 _KINDS: Mapping[str, Callable[..., Bottom]] = {"mlp": mlp, "cnn": cnn, "tabnet": tabnet, "registered": registered}
-_OWN = ("double", "pixels", "units", "part", "categories")  # fields that these functions do not take
-_NAMES = {"outputs": "embedding"}  # fields by the names that these functions take
 
 
 def on_pixels(spec: Cnn, alias: str, columns: Sequence[OutputColumn], encoding: Encoding) -> Cnn:
@@ -116,14 +114,22 @@ def _write(value: Bottom | Mapping[str, Bottom]) -> Any:
     if isinstance(value, Mapping):
         return {"tables": {alias: _write(each) for alias, each in value.items()}}
     found: dict[str, Any] = msgspec.to_builtins(value)
-    return {_NAMES.get(name, name): each for name, each in found.items() if name not in _OWN}
+    return {FIELD_NAMES.get(name, name): each for name, each in found.items() if name not in OWN_FIELDS}
 
 
 def _read(value: Any) -> Any:
     if isinstance(value, Mapping) and isinstance(value.get("tables"), Mapping):
         return {alias: _read(each) for alias, each in value["tables"].items()}
-    if not isinstance(value, Mapping) or value.get("kind") not in _KINDS:
-        raise ConfigError(f"bottom is a section with kind, one of {', '.join(_KINDS)}, or with tables by alias")
+    kinds = f"set kind to one of {', '.join(_KINDS)}"
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"bottom must be a section, not {value!r}: {kinds}")
+    if "kind" not in value and value and all(isinstance(each, Mapping) for each in value.values()):
+        names = ", ".join(f"[learner.bottom.tables.{alias}]" for alias in value)
+        raise ConfigError(f"bottom by alias has a section for each table under `tables`: {names}; in each {kinds}")
+    if value.get("kind") not in _KINDS:
+        raise ConfigError(
+            f"bottom has kind {value.get('kind')!r}: {kinds}; or networks by alias: [learner.bottom.tables.o]"
+        )
     try:
         return _KINDS[value["kind"]](**{name: each for name, each in value.items() if name != "kind"})
     except (TypeError, ArgumentError, LearnError) as error:

@@ -33,6 +33,11 @@ def register(name: str, factory: Factory) -> None:
     same rows: no dropout. A party's service finds modules by the entry points ``tablepuppet.bottoms`` of the packages
     that its operator has installed.
     """
+    if not isinstance(name, str) or not callable(factory):
+        raise LearnError(
+            "tp.bottom.register takes a name and a function of (width, outputs) that makes a torch module, not "
+            f"{name!r} and {factory!r}"
+        )
     _REGISTERED[name] = factory
 
 
@@ -123,7 +128,14 @@ def _registered(spec: Registered, width: int) -> nn.Module:
             f"no bottom network {spec.name!r} is registered here{did_you_mean(spec.name, known)}: tp.bottom.register "
             f"it, or install a package with an entry point of that name in {ENTRY_POINTS}"
         )
-    return _of_rows(known[spec.name](width, spec.outputs))
+    where = f"bottom network {spec.name!r}, which is registered here"
+    try:
+        made = known[spec.name](width, spec.outputs)
+    except Exception as error:  # whatever an operator's own code raises
+        raise LearnError(f"{where}, cannot be made of ({width}, {spec.outputs}): {type(error).__name__}") from error
+    if not isinstance(made, need_torch().nn.Module):
+        raise LearnError(f"{where}, is no torch module but {type(made).__name__}")
+    return _of_rows(made, where, spec.outputs)
 
 
 def _installed() -> Mapping[str, Factory]:
@@ -135,8 +147,11 @@ def _installed() -> Mapping[str, Factory]:
     return {point.name: load(point) for point in entry_points(group=ENTRY_POINTS)}
 
 
-def _of_rows(inner: nn.Module) -> nn.Module:
-    """A module that takes counts too, and does not need them."""
+def _of_rows(inner: nn.Module, foreign: str = "", outputs: int = 0) -> nn.Module:
+    """A module that takes counts too, and does not need them.
+
+    ``foreign`` names code of an operator: LearnError if it fails, or does not return ``outputs`` numbers for each row.
+    """
     torch = need_torch()
 
     class OfRows(torch.nn.Module):  # type: ignore[misc, name-defined]
@@ -148,7 +163,15 @@ def _of_rows(inner: nn.Module) -> nn.Module:
 
         def forward(self, rows: Any, counts: Any = None) -> Any:
             """The outputs of rows."""
-            return self.rows(rows)
+            if not foreign:
+                return self.rows(rows)
+            try:
+                found = self.rows(rows)
+            except Exception as error:  # whatever an operator's own code raises
+                raise LearnError(f"{foreign}, fails on rows: {type(error).__name__}") from error
+            if found.shape != (len(rows), outputs):
+                raise LearnError(f"{foreign}, returns {tuple(found.shape)} for {len(rows)} rows, not (rows, {outputs})")
+            return found
 
     module: nn.Module = OfRows()
     return module
