@@ -271,7 +271,7 @@ def trips(messages: list[Message]) -> int:
 
 def test_a_function_is_evaluated_once_at_base_rows(matrix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It rides along with the first product; later ones find it; nothing but numbers and names travels."""
-    array = np.log1p(np.abs(matrix))
+    array = np.log1p(np.abs(0.7301 * matrix))  # which no other test has asked for, whatever their order
     messages = record_wire(monkeypatch)
     array @ np.ones(array.shape[1])
     sent = [message.request for message in messages if message.request.op == "matrix.apply"]

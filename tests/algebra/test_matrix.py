@@ -251,6 +251,8 @@ def test_secure_gram_matrices_take_no_cells(tmp_path: Path, monkeypatch: pytest.
     messages.clear()
     with pytest.raises(tp.PrivacyError, match=r"X.T @ X: table 'cards': its cells would come here.*secure_sum"):
         sharded.gram()
+    with pytest.raises(tp.PrivacyError, match=r"naive_bayes: table 'o' has secure sums.*secure_sum"):
+        tp.linalg.naive_bayes(sharded, np.arange(sharded.shape[0]) % 2)
     assert not messages
 
 

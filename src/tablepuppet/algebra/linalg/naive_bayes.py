@@ -23,6 +23,7 @@ from tablepuppet.algebra.linalg.newton import classes_of
 from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.saved import LinalgModel
 from tablepuppet.algebra.preparation import Preparation
+from tablepuppet.errors import PrivacyError
 
 Array = NDArray[np.float64]
 SMOOTHING = 1e-9  # of the largest variance, added to all
@@ -64,10 +65,12 @@ def naive_bayes(X: LazyArray, y: ArrayLike, alpha: float = 1.0) -> NaiveBayes:
     check_positive("naive_bayes", "alpha", alpha)
     classes, labels = classes_of("naive_bayes", y, X.shape[0])
     sizes = np.bincount(labels).astype(np.float64)
-    asked = X.ask_sums_by(labels, len(classes))
     groups = X.category_groups
     in_group = {place for group in groups for place in range(*group)}
     numbers = np.array([place for place in range(X.shape[1]) if place not in in_group], np.intp)
+    if len(numbers):
+        _check_cells(X)
+    asked = X.ask_sums_by(labels, len(classes))
     member = (labels[:, None] == np.arange(len(classes))).astype(np.float64)  # (rows, classes)
     means, squares = np.zeros((2, len(classes), len(numbers)))
     for part, cells in _cells(X, numbers):
@@ -82,6 +85,18 @@ def naive_bayes(X: LazyArray, y: ArrayLike, alpha: float = 1.0) -> NaiveBayes:
     return NaiveBayes(
         classes, sizes / len(labels), numbers, means, variances, log_shares, list(X.columns), X.preparation
     )
+
+
+def _check_cells(matrix: LazyArray) -> None:
+    """PrivacyError if a table has secure sums: then its cells do not leave."""
+    places = matrix.source.places
+    secured = next(filter(places.is_secured, places.sizes), None)
+    if secured is not None:
+        raise PrivacyError(
+            f"naive_bayes: table {secured!r} has secure sums, and variances of numbers within classes need its cells, "
+            "which do not leave then; use columns of categories only, or tp.linalg.multilogreg (rule secure_sum)",
+            rule="secure_sum",
+        )
 
 
 def _cells(matrix: LazyArray, places: NDArray[np.intp]) -> Iterator[tuple[slice, Array]]:
