@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from adbc_driver_postgresql import dbapi
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from tests import kinds, mariadb_server
 
@@ -26,6 +27,8 @@ from tests import kinds, mariadb_server
 # explores. No deadline: on a busy machine an example takes longer, and no test asserts a time.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
+# Hypothesis also draws constants of the modules that are loaded, which depends on the tests before.
+providers._get_local_constants = lambda: providers._local_constants
 
 
 # Without bytecode, as some containers have it, each worker and each process of a test would compile everything anew.

@@ -413,7 +413,7 @@ def test_tables_that_demand_noise(tmp_path: Path) -> None:
     party._guard.policy = Policy(others=TableRule(budget=Budget(epsilon=1.0, delta=1e-6, require_dp=True)))
     rel = fed.sql("SELECT x FROM t", prep=prep.Pipeline([prep.Robust()]))
     with pytest.raises(tp.PrivacyError, match=r"prep, step Robust: party 'p0', table 't', column 'x'.*require_dp"):
-        rel.matrix()
+        rel.fit_encoding()
 
 
 def test_over_services(tmp_path: Path, shop: Parties) -> None:

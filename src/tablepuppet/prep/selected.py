@@ -81,15 +81,15 @@ def check_without_noise(
     ``instead`` is what has a form with noise.
     """
     advice = (
-        "ask for noise by privacy=tp.Privacy(feature_epsilon=...)"
+        "; ask for noise by privacy=tp.Privacy(feature_epsilon=...)"
         if step in WITH_NOISE
-        else f"and this has no form with noise; {instead}"
+        else f", and this has no form with noise; {instead}"
     )
     for column in columns:
         for shard in plan.tables[column.alias].shards:
             if shard.require_dp:
                 raise PrivacyError(
-                    f"{_where(step, shard, column)}: is released only with noise; {advice} (policy rule require_dp)",
+                    f"{_where(step, shard, column)}: is released only with noise{advice} (policy rule require_dp)",
                     rule="require_dp",
                 )
 
