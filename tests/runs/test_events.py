@@ -77,7 +77,8 @@ def test_a_trip_is_an_event_for_each_party(tmp_path: Path) -> None:
     fed = federation(tmp_path, PARTIES)
     events: list[tp.Event] = []
     fed.events.subscribe(events.append, trips=True)
-    fed.sql("SELECT t.x, u.y FROM t JOIN u USING (k)").describe()
+    relation = fed.sql("SELECT t.x, u.y FROM t JOIN u USING (k)")  # kept: the end of its session is metered too
+    relation.describe()
     trips = [event for event in events if event.kind == "trip"]
     assert [(event.fields["trip"], event.fields["party"]) for event in trips] == [
         (1, "p0"), (1, "p1"), (2, "p0"), (2, "p1"), (3, "p0"), (3, "p1"),
