@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 import tablepuppet as tp
 from benchmarks.algebra import l2svm
 from tablepuppet.algebra.kept import KeptArray
-from tablepuppet.algebra.places import PLANS
+from tablepuppet.algebra.places import PLANS, LineSpeed
 from tablepuppet.party.config import Limits
+from tablepuppet.party.policy import EVERY_USE, ColumnRule, Policy, TableRule, Use
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.party.policed import ROWS, federation, open_party, write_file
 from tests.relations import federation as in_process
@@ -24,6 +25,7 @@ from tests.wire.services import calling, served
 
 SHARDS = (40, 75, 35)
 SQL = "SELECT x0, x1, x2, kind, y FROM t"
+CLOSED = Policy(others=TableRule(others=ColumnRule(EVERY_USE & ~Use.VALUE)))  # no cells are collected
 
 
 def shards() -> dict[str, dict[str, pa.Table]]:
@@ -93,6 +95,51 @@ def test_programs_by_parties(tmp_path: Path) -> None:
         for program in (tp.linalg.lm, tp.linalg.multilogreg):
             expected = np.asarray(program(heuristic, y).coef, float)
             np.testing.assert_allclose(np.asarray(program(x, y).coef, float), expected, atol=1e-7)
+
+
+BY_PRODUCTS: dict[str, Callable[..., Any]] = {
+    "l2svm": tp.linalg.l2svm,
+    "lm": lambda x, y: tp.linalg.lm(x, y, solver="cg"),
+    "glm": lambda x, y: tp.linalg.glm(x, y > 0, family="binomial"),
+}
+
+
+@pytest.mark.parametrize("name", BY_PRODUCTS)
+def test_cost_is_the_cheapest(tmp_path: Path, name: str) -> None:
+    """Where cells are not collected, no plan takes fewer trips: what is between two products stays at the parties, and
+    scores are here for the line search.
+    """
+    with services(tmp_path, policy=CLOSED) as fed:
+        relation = fed.sql(SQL, label="y")
+        y, found, trips = relation.label(), {}, {}
+        plan: Any
+        for plan in ("cost", "heuristic", "parties"):
+            x = relation.matrix(plan=plan)
+            x.sum(axis=0)  # rows and encoders travel with the first
+            x.source.places.line = LineSpeed(latency=0.04)
+            before = fed.engine.traffic.trips
+            found[plan] = np.asarray(BY_PRODUCTS[name](x, y).coef, float)
+            trips[plan] = fed.engine.traffic.trips - before
+            np.testing.assert_allclose(found[plan], found["cost"], atol=1e-6)
+        assert trips["cost"] < trips["heuristic"]
+        assert trips["cost"] < trips["parties"] if name == "l2svm" else trips["cost"] == trips["parties"]
+
+
+@pytest.mark.parametrize("bandwidth", [1e9, 1.0])
+def test_scores_by_cost_are_where_that_takes_least(tmp_path: Path, bandwidth: float) -> None:
+    """At the parties if a vector takes longer than the sums that are read of it; `X @ v` of a user is an array."""
+    with services(tmp_path, policy=CLOSED) as fed:
+        relation = fed.sql(SQL, label="y")
+        y, x = relation.label(), relation.matrix()
+        x.source.places.line = LineSpeed(0.04, bandwidth, True)
+        known = tp.linalg.l2svm(relation.matrix(plan="heuristic"), y)
+        np.testing.assert_allclose(
+            np.asarray(tp.linalg.l2svm(x, y).coef, float), np.asarray(known.coef, float), atol=1e-6
+        )
+        steps = x.explain().steps
+        assert steps["keep X @ V"].runs > 0
+        assert (steps["X @ V"].runs > 0) == (steps["u.sum()"].runs < steps["X.T @ u"].runs + 3) == (bandwidth > 1)
+        assert isinstance(x @ np.ones(x.shape[1]), np.ndarray)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -128,11 +128,13 @@ class ColumnProducts(ProductOperator):
             )
         return Derived(source.places, source.encoding.id, parts), pick
 
-    def kept_times(self, directions: ArrayLike) -> KeptArray | Array:
-        """A V, which stays at the parties where that is the plan (`kept.py`); else as `times`."""
+    def kept_times(self, directions: ArrayLike, sums: int | None = None) -> KeptArray | Array:
+        """A V, which stays at the parties where that is the plan; else as `times`. For ``sums`` see `Keeper.keeps`."""
         keeper, wanted = self.source.keeper, checked("V of X @ V", directions, self.shape[1], "columns")
         products, _ = self.basis
         if keeper is None or not products.tables or not wanted.size:
+            return self.times(wanted)
+        if not keeper.keeps(wanted[:1].size, sums):
             return self.times(wanted)
         columns = wanted[:, None] if wanted.ndim == 1 else wanted  # (d, k)
         slot = keeper.times(products, self.directions(columns))

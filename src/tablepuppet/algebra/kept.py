@@ -1,4 +1,7 @@
-"""Vectors as long as the joined rows that stay at parties, under ``plan="parties"`` (kept_ops.py is the parties' half).
+"""Vectors as long as the joined rows that stay at parties (kept_ops.py is the parties' half).
+
+Under ``plan="parties"`` every X @ V does. Under ``plan="cost"`` a program's does where that is cheaper: X.T @ f(X @ V),
+as in each step of conjugate gradients, takes one trip instead of two, and no vector travels.
 
 X @ V is then a `KeptArray`: an array for NumPy code whose numbers are at the shards of the table. Elementwise functions
 of it are computed there, and the results stay there. A sum, a mean, a norm, an inner product or X.T @ u returns
@@ -51,25 +54,43 @@ class Keeper:
         self.places, self.alias, self.rows = places, alias, len(places.client.mapping)
         self._name, self._made, self._free = places.client.new_name(), 0, list[int]()
         self._sent: OrderedDict[bytes, Slot] = OrderedDict()
+        self._kept_times = "X @ V" if places.plan == "parties" else "keep X @ V"  # by cost, others come here
 
     @classmethod
     def of(cls, places: Places) -> Keeper | None:
-        """That of a matrix; None if vectors stay at parties neither by its plan nor by its rows.
+        """That of a matrix; None if by its plan, or by its rows, no vectors stay at parties.
 
         Sums that are masked need a bound of what is added up, which such vectors have not.
         """
         tables = places.client.mapping.tables
-        if places.plan != "parties" or len(tables) != 1 or places.client.secured.parties:
+        if places.plan not in ("parties", "cost") or len(tables) != 1 or places.client.secured.parties:
             return None
         [(alias, table)] = tables.items()
         return cls(places, alias) if table.is_identity and places.client.shards(alias) else None
+
+    def keeps(self, columns: int, sums: int | None) -> bool:
+        """Whether X @ V, of so many columns, stays at the parties.
+
+        ``sums``: how many sums of functions of it are read one after another, beside products X.T @ f(X @ V); None if
+        that is not known. By cost it stays if so many trips take less than the vector does, here and back; unless trips
+        cost nothing, or cells are here or would be collected.
+        """
+        places = self.places
+        if places.plan == "parties" or sums is None:
+            return places.plan == "parties"
+        if not places.sizes[self.alias].is_remote or self.alias in places.collected:
+            return False
+        size = self.rows * columns * places.wire_bytes
+        if places.line.seconds(sums, 0) >= places.line.seconds(0, 2 * size):
+            return False
+        return not places.would_collect(self._step(self._kept_times, is_chosen=True), [self.alias])
 
     def steps(self, products: TableProducts, vectors: int) -> list[PricedStep]:
         """What may be asked, for this number of vectors."""
         width, size = products.width(self.alias), self.places.sizes[self.alias]
         rows = size.rows * vectors * self.places.wire_bytes
         return [
-            self._step("X @ V", down=8 * width * vectors * size.shards, is_chosen=True),
+            self._step(self._kept_times, down=8 * width * vectors * size.shards, is_chosen=True),
             self._step("send u", down=rows, is_chosen=True),
             self._step("f(u)"),
             self._step("u.sum()", up=8 * vectors * size.shards),
@@ -84,7 +105,7 @@ class Keeper:
     def times(self, products: TableProducts, directions: Array) -> Slot:
         """Keep X V; V is (d, k)."""
         size = 8 * directions.size * self.places.sizes[self.alias].shards
-        step = self._step("X @ V", down=size, is_chosen=True)
+        step = self._step(self._kept_times, down=size, is_chosen=True)
         self.places.prepare(step)
         products.ready()
         found = self._keep("matrix.keep_times", **products.named(self.alias), directions=directions)

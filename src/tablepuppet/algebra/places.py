@@ -5,7 +5,8 @@ A plan says how that is decided (paper "Federated Data Preparation, Learning, an
     parties      at the parties, and vectors that have a number for each row of one table stay there (`kept.py`)
     heuristic    at the parties; what they answer is collected: vectors are here
     collect      cells are collected when they are first needed (release VALUES), and everything is computed here
-    cost         as heuristic, until what that has cost would have paid for collecting the cells
+    cost         as heuristic, until what that has cost would have paid for collecting the cells; programs leave vectors
+                 at the parties where that is cheaper (`kept.py`)
 
 Costs are seconds: one latency per trip plus bytes over bandwidth, as measured on the trips so far. A table in this
 process costs nothing, so that it is never collected. What a policy forbids, by what the catalog publishes, is not

@@ -56,9 +56,12 @@ class Design(ProductOperator):
         given = np.asarray(directions, np.float64)
         return np.asarray(self.matrix.times(self.expanded(given)) + given[0])
 
-    def kept_times(self, directions: Array) -> Any:
-        """[1, X] V, which stays at the parties where that is the plan; an array for NumPy in either case."""
-        return self.matrix.kept_times(self.expanded(directions)) + directions[0]
+    def kept_times(self, directions: Array, sums: int = 0) -> Any:
+        """[1, X] V, which stays at the parties where that is the plan; an array for NumPy in either case.
+
+        For [1, X]^T f([1, X] V), by elementwise functions, and about so many ``sums`` (`Keeper.keeps`).
+        """
+        return self.matrix.kept_times(self.expanded(directions), sums) + directions[0]
 
     def transposed_times(self, values: ArrayLike | KeptArray) -> Array:
         """[1, X]^T U; one trip. U may be at the parties."""
@@ -116,14 +119,16 @@ class Design(ProductOperator):
     ) -> Array:  # fmt: skip
         """([1, X]^T diag(weights) [1, X] + l2 I) b = right by conjugate gradients; ``near`` is about its inverse.
 
-        It begins at ``start``, and calls ``keep`` with each b. Two trips a step. The intercept has no part in ``l2``.
-        LearnError if it does not converge.
+        It begins at ``start``, and calls ``keep`` with each b. Two trips a step, over one table of services one. The
+        intercept has no part in ``l2``. LearnError if it does not converge.
         """
         width = self.shape[1]
         penalty = np.append(0.0, np.full(width - 1, l2))
-        operator = LinearOperator(
-            (width, width), lambda b: self.transposed_times(weights * self.times(b)) + penalty * b, dtype=np.float64
-        )
+
+        def times(b: Array) -> Array:
+            return self.transposed_times(weights * self.kept_times(b)) + penalty * b
+
+        operator = LinearOperator((width, width), times, dtype=np.float64)
         found, failed = cg(operator, right, start, rtol=tol, maxiter=10 * width, M=near, callback=keep)
         if failed:
             raise LearnError(

@@ -74,9 +74,9 @@ def l2svm(
 ) -> L2SVM:  # fmt: skip
     """The least mean loss plus l2/2 |w|^2; scikit-learn's LinearSVC has C = 1 / (2 l2 N), and penalises its intercept.
 
-    Two trips for each step of conjugate gradients; with ``plan="parties"`` one, and one for every loss that is tried on
-    the way. With a ``folder`` it continues after a crash: coefficients are stored there after each step of Newton's
-    method. Raises LearnError unless the label has two classes.
+    Two trips for each step of conjugate gradients, over one table of services one. With ``plan="parties"`` also one for
+    every loss that is tried on the way. With a ``folder`` it continues after a crash: coefficients are stored there
+    after each step of Newton's method. Raises LearnError unless the label has two classes.
     """
     check_settings("l2svm", l2, tol, max_iter)
     classes, numbers = classes_of("l2svm", y, X.shape[0])

@@ -3,6 +3,7 @@
     f(B)      = mean loss of D B + l2/2 |B|^2         D = [1, X]; the intercept has no penalty
     H(B) step = -gradient                             by conjugate gradients, two trips a step
 
+Over one table of services a step takes one trip, since what is between the two products stays there (`kept.py`).
 D step is known then, so the length of the step is found without a trip.
 """
 
@@ -25,6 +26,7 @@ from tablepuppet.prep.label import is_continuous
 Array = NDArray[np.float64]
 ENOUGH = 1e-4  # the share of the expected decrease that a step must bring
 HALVINGS = 30
+LOSSES = 2  # sums of scores that a step reads, about
 ROUNDING = 1e-4  # derivatives that rounding of float32 may leave
 
 
@@ -70,7 +72,10 @@ def minimise(
     Ends when no derivative is above ``tol``, or when rounding hides all decrease; LearnError after ``max_iter`` steps.
     """
     rows, shape = design.shape[0], (design.shape[1], outputs)
-    times = design.kept_times if loss.is_elementwise else design.times
+
+    def times(directions: Array) -> Any:
+        return design.kept_times(directions, LOSSES) if loss.is_elementwise else design.times(directions)
+
     penalty = np.append(0.0, np.full(shape[0] - 1, l2))[:, None]
     found, scores, steps = np.zeros(shape), np.zeros((rows, outputs)), 0
     if state := progress.read():
@@ -82,7 +87,7 @@ def minimise(
         largest = float(np.abs(gradient).max())
         if largest <= tol:
             return Minimum(found, scores, value)
-        step = _newton_step(design, times, loss.curvature(scores), penalty, gradient, min(0.1, largest))
+        step = _newton_step(design, loss, scores, penalty, gradient, min(0.1, largest))
         image, slope, share = times(step), float(np.sum(gradient * step)), 1.0
         for _ in range(HALVINGS):
             moved, there = found + share * step, scores + share * image
@@ -102,15 +107,15 @@ def minimise(
 
 
 def _newton_step(
-    design: Design, image: Callable[[Array], Array], curvature: Callable[[Array], Array], penalty: Array,
-    gradient: Array, tol: float,
+    design: Design, loss: NewtonLoss, scores: Any, penalty: Array, gradient: Array, tol: float
 ) -> Array:  # fmt: skip
-    """A step that solves H step = -gradient to ``tol`` of the gradient; ``image`` gives D step."""
-    rows, shape = design.shape[0], gradient.shape
+    """A step that solves H step = -gradient to ``tol`` of the gradient."""
+    rows, shape, curvature = design.shape[0], gradient.shape, loss.curvature(scores)
 
     def times(flat: Array) -> Array:
         step = flat.reshape(shape)
-        return np.ravel(design.transposed_times(curvature(image(step))) / rows + penalty * step)
+        image = design.kept_times(step) if loss.is_elementwise else design.times(step)
+        return np.ravel(design.transposed_times(curvature(image)) / rows + penalty * step)
 
     operator = LinearOperator((gradient.size, gradient.size), times, dtype=np.float64)
     return np.reshape(cg(operator, -gradient.ravel(), rtol=tol, maxiter=gradient.size)[0], shape)
