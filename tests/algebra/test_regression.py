@@ -58,9 +58,6 @@ def test_least_squares_is_numpys(relation: tp.Relation, matrix: Any, solver: Any
     likelihood = stats.norm.logpdf(y, full @ known, np.sqrt(squares / rows)).sum()
     assert (model.aic, model.bic) == pytest.approx((2 * (width - likelihood), width * np.log(rows) - 2 * likelihood))
     np.testing.assert_allclose(model.predict(matrix), full @ known, atol=1e-8)
-    if solver in ("cg", "lsmr"):
-        assert np.isnan(model.estimates.errors).all()
-        return
     errors = np.sqrt(squares / (rows - width) * np.diag(np.linalg.inv(full.T @ full)))
     np.testing.assert_allclose(model.estimates.errors, errors, rtol=1e-8)
     t = stats.t(rows - width)
@@ -167,6 +164,24 @@ def test_labels_that_do_not_fit(matrix: Any, label: Any, message: str) -> None:
         tp.linalg.lm(matrix, np.full(matrix.shape[0], np.nan) if label is None else label)
     with pytest.raises(tp.LearnError, match="lm: solver is one of 'auto', 'gram', 'cg', 'lsmr', not 'qr'"):
         tp.linalg.lm(matrix, np.ones(matrix.shape[0]), solver="qr")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("solver", ["cg", "lsmr"])
+def test_errors_are_left_out_where_they_are_not_to_be_had(tmp_path: Path, solver: Any) -> None:
+    """Coefficients by products all the same: with secure sums of two tables, and where columns depend on each other."""
+    sql = f"SELECT {ALL}, o.paid {JOIN}"
+    fed = federation(tmp_path, shop(3, together=True), wire="float64")
+    relation = fed.sql(sql, label="paid")
+    y, plain, secure = relation.label(), fed.sql(sql, label="paid").matrix(), relation.matrix(secure_sum=True)
+    known, model = tp.linalg.lm(plain, y, solver=solver), tp.linalg.lm(secure, y, solver=solver)
+    np.testing.assert_allclose(np.asarray(model.coef), np.asarray(known.coef), atol=1e-6)
+    assert np.isnan(model.estimates.errors).all()
+    assert "No standard errors" in str(model.summary())
+    assert not np.isnan(known.estimates.errors).any()
+    twice = plain[:, [0, 1, 0]]
+    assert np.isnan(tp.linalg.lm(twice, y, solver=solver).estimates.errors).all()
+    with pytest.raises(tp.LearnError, match="depend on each other linearly"):
+        tp.linalg.lm(twice, y)
 
 
 def test_least_squares_under_a_policy(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ The columns of a category group add up to the intercept column, so with all of t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tablepuppet.algebra.kept import KeptArray
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.algebra.operator import ProductOperator
 from tablepuppet.algebra.products import Result
-from tablepuppet.errors import LearnError
+from tablepuppet.errors import LearnError, PrivacyError
 
 Array = NDArray[np.float64]
 INTERCEPT = "intercept"
@@ -112,6 +113,18 @@ class Design(ProductOperator):
                 f"{null.shape[1]} of them out: X[:, columns], with columns of X.columns"
             )
         return np.asarray((vectors / values) @ vectors.T / np.outer(scale, scale))
+
+    def variances(self, weights: Array | None = None) -> Array:
+        """The diagonal of the inverse of [1, X]^T diag(weights) [1, X], for coefficients that were found without it.
+
+        NaN where it is not to be had: beyond 2,000 columns, by policies, or if columns depend on each other. Trips as
+        `gram`.
+        """
+        if self.shape[1] <= WIDEST:
+            with suppress(PrivacyError, LearnError):
+                gram = self.gram() if weights is None else self.weighted_gram(weights)
+                return np.diag(self.inverse(gram, "variances"))
+        return np.full(self.shape[1], np.nan)
 
     def solve(
         self, right: Array, weights: Array | float = 1.0, near: Array | None = None, tol: float = 1e-10,

@@ -17,6 +17,7 @@ Categories = Mapping[str, Sequence[str | None]]  # names by column, in the order
 DECIMALS = ((4, True), (3, True), (3, False), (3, False), (3, True), (3, True))
 """Of coef, std err, t, P>|t| and the ends of its interval, and whether very small ones have digits instead: as
 statsmodels prints them."""
+NO_ERRORS = "No standard errors: the Gram matrix was refused, singular, or too large"
 MOST_LISTED = 5  # categories of a group that others are compared with
 
 
@@ -67,7 +68,8 @@ class Estimates:
             [known.get(name, name), *(_cell(number, *how) for number, how in zip(row, DECIMALS, strict=True))]
             for name, row in zip(self.names, numbers, strict=True)
         ]
-        return Summary(facts_view(title, facts), TableView(_baselines(columns, self.names, known), sides, rows))
+        notes = [_baselines(columns, self.names, known), NO_ERRORS if np.isnan(self.errors).all() else ""]
+        return Summary(facts_view(title, facts), TableView(". ".join(filter(None, notes)), sides, rows))
 
 
 @dataclass(frozen=True)

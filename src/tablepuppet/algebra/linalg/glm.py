@@ -94,9 +94,10 @@ def glm(
     """A generalised linear model of a label on the columns of X; ``offset``, (joined rows,), is added to the scores.
 
     Links are canonical, but for ``gamma`` and ``tweedie``: log. ``power`` is that of a tweedie family's variance.
-    ``solver="gram"`` begins with the Gram matrix, which makes steps cheap, and gives standard errors. ``"cg"`` needs
-    products only and gives none; ``"auto"`` takes it beyond 2,000 columns. With a ``folder`` it continues after a
-    crash: its state is kept there after every step, with a score for every joined row.
+    ``solver="gram"`` begins with the Gram matrix, which makes steps cheap. ``"cg"`` finds coefficients by products
+    only, and standard errors are NaN where the Gram matrix is not to be had (`Design.variances`); ``"auto"`` takes it
+    beyond 2,000 columns. With a ``folder`` it continues after a crash: its state is kept there after every step, with a
+    score for every joined row.
 
     Raises LearnError for labels that the family cannot have, for columns that depend on each other, and if the deviance
     still changes by more than ``tol`` of itself after ``max_iter`` steps.
@@ -138,16 +139,17 @@ def glm(
     found = found + moved
     left = len(y) - design.shape[1]
     dispersion = point.pearson / left if kind.dispersion is None else kind.dispersion
-    spread = np.full(len(found), np.nan)
     if by_gram:
-        spread = np.diag(design.inverse(design.weighted_gram(point.weights), "glm"))
+        variances = np.diag(design.inverse(design.weighted_gram(point.weights), "glm"))
+    else:
+        variances = design.variances(point.weights)
     return GLM(
         coef=by_column(X, design.expanded(found)),
         intercept=float(found[0]),
         preparation=X.preparation,
         family=family,
         link=point.link.name,
-        estimates=Estimates(design.names, found, np.sqrt(dispersion * spread), math.inf),
+        estimates=Estimates(design.names, found, np.sqrt(dispersion * variances), math.inf),
         rows=len(y),
         deviance=point.deviance,
         null_deviance=null_deviance,

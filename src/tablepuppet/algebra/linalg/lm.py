@@ -101,9 +101,10 @@ def lm(X: LazyArray, y: ArrayLike, solver: Solver = "auto", folder: str | Path |
     """Least squares of a label on the columns of X.
 
     ``solver="gram"`` solves the normal equations: two trips over one table, else three. ``"cg"``, conjugate gradients,
-    and ``"lsmr"``, SciPy's LSMR, need products only, two trips a step, and give no standard errors; ``"auto"`` takes
-    ``"cg"`` beyond 2,000 columns. With a ``folder`` it goes on after a crash: the Gram matrix, or the coefficients of
-    ``"cg"`` so far, are kept there.
+    and ``"lsmr"``, SciPy's LSMR, find coefficients by products, two trips a step; standard errors then follow from the
+    Gram matrix, and are NaN where that is not to be had (`Design.variances`). ``"auto"`` takes ``"cg"`` beyond 2,000
+    columns. With a ``folder`` it goes on after a crash: the Gram matrix, or the coefficients of ``"cg"`` so far, are
+    kept there.
 
     Raises LearnError for a label that does not fit or has one value only, for columns that depend on each other, and
     for a folder with ``"lsmr"``, which cannot go on from coefficients.
@@ -114,27 +115,26 @@ def lm(X: LazyArray, y: ArrayLike, solver: Solver = "auto", folder: str | Path |
     design, y = Design(X), check_numbers("lm", y, X.shape[0])
     check_rows("lm", *design.shape)
     check_varies("lm", y)
-    spread = np.full(design.shape[1], np.nan)
     if solver == "lsmr":
-        return least_squares(design, y, design.solve_by_lsmr(y), spread)
+        return least_squares(design, y, design.solve_by_lsmr(y))
     by_products = solver == "cg" or (solver == "auto" and design.shape[1] > WIDEST)
     progress = Progress(folder, "lm", X, y, by_products=by_products)
     if by_products:
         start = progress.read().get("coefficients")
         right = design.transposed_times(y)
         found = design.solve(right, start=start, keep=lambda b: progress.write(coefficients=b))
-    else:
-        gram, products = design.equations(y, progress)
-        inverse = design.inverse(gram, "lm")
-        found, spread = inverse @ products, np.diag(inverse)
-    return least_squares(design, y, found, spread)
+        return least_squares(design, y, found)
+    gram, products = design.equations(y, progress)
+    inverse = design.inverse(gram, "lm")
+    return least_squares(design, y, inverse @ products, np.diag(inverse))
 
 
-def least_squares(design: Design, y: Array, found: Array, spread: Array) -> LM:
-    """The fit of some coefficients; ``spread`` is the diagonal of the inverse Gram matrix. One trip."""
+def least_squares(design: Design, y: Array, found: Array, variances: Array | None = None) -> LM:
+    """The fit of some coefficients; ``variances`` is the diagonal of the inverse Gram matrix, if it is known."""
     rows, parameters = design.shape
     squares = float(np.sum((y - design.times(found)) ** 2))
-    errors = np.sqrt(squares / (rows - parameters) * spread)
+    variances = design.variances() if variances is None else variances
+    errors = np.sqrt(squares / (rows - parameters) * variances)
     return LM(
         coef=by_column(design.matrix, design.expanded(found)),
         intercept=float(found[0]),
