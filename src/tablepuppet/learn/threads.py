@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import LibController, ThreadpoolController
 
 
 class _OneThread:
@@ -15,21 +16,18 @@ class _OneThread:
 
     def __init__(self) -> None:
         self._lock, self._inside, self._after = threading.Lock(), 0, ExitStack()
-        self._controller: ThreadpoolController | None = None
+        self._libraries: list[LibController] = []
+        self._modules, self._holds_torch = 0, False
 
     @contextmanager
     def __call__(self, torch: Any = None) -> Iterator[None]:
         with self._lock:
-            if not self._inside:
-                self._controller = self._controller or ThreadpoolController()
-                for library in self._controller.lib_controllers:
-                    if (threads := library.num_threads) > 1:
-                        self._after.callback(library.set_num_threads, threads)
-                        library.set_num_threads(1)
-                if torch is not None:
-                    self._after.callback(torch.set_num_threads, torch.get_num_threads())
+            self._hold_libraries()
             self._inside += 1
             if torch is not None:
+                if not self._holds_torch:
+                    self._after.callback(torch.set_num_threads, torch.get_num_threads())
+                    self._holds_torch = True
                 torch.set_num_threads(1)  # a thread that has used torch before keeps its own number
         try:
             yield
@@ -38,6 +36,26 @@ class _OneThread:
                 self._inside -= 1
                 if not self._inside:
                     self._after.close()
+                    self._holds_torch = False
+
+    def _hold_libraries(self) -> None:
+        """Those that are loaded, by the first; later ones look again if modules were loaded, which may bring others."""
+        is_same = self._modules == len(sys.modules)
+        if is_same and self._inside:
+            return
+        if not is_same:
+            self._libraries, self._modules = ThreadpoolController().lib_controllers, len(sys.modules)
+        for library in self._libraries:
+            if (threads := library.num_threads) > 1:
+                self._after.callback(_set, library, threads)
+                _set(library, 1)
+
+
+def _set(library: LibController, threads: int) -> None:
+    """Set the threads of a library, whichever thread asks: OpenBLAS' would be set by the first that did, no other."""
+    if clear := getattr(library, "clear_controlling_thread", None):
+        clear(force=True)
+    library.set_num_threads(threads)
 
 
 one_thread = _OneThread()

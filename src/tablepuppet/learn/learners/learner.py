@@ -39,6 +39,7 @@ from tablepuppet.learn.private.promise import promised
 from tablepuppet.learn.settings import COUNT, NUMBER, setting
 from tablepuppet.learn.tables.saved import SavedModel
 from tablepuppet.learn.tables.stored import Model, Stored
+from tablepuppet.learn.threads import one_thread
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.joined_rows import JoinedRows
 from tablepuppet.operators.rosters import make_rosters
@@ -108,7 +109,8 @@ class Learner(Planner):
     def _fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Self:
         begun = self._open_fit(relation, validation, may_hold_out)
         watch = begun.watch(self)
-        model, intercept = self._train(begun.relation, begun.loss, watch)
+        with one_thread():  # parties, and pieces of the joined rows, are worked on at the same time
+            model, intercept = self._train(begun.relation, begun.loss, watch)
         self._close_fit(begun, watch, model, intercept)
         begun.loss.rows.drop()
         return self

@@ -77,10 +77,6 @@ class LinearLearner(SolverLearner):
         return Linear(outputs)
 
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
-        with one_thread():  # parties, and pieces of the joined rows, are worked on at the same time
-            return self._solve(relation, loss, watch)
-
-    def _solve(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
         client, wire = relation.client, relation.wire
         solver = self.solving
         inner = None if isinstance(solver.inner_rounds, str) else Inner(solver.inner_rounds, solver.inner_rho)

@@ -23,7 +23,6 @@ from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import Auto
 from tablepuppet.learn.solve.admm import RESIDUAL, SharingResidual, auto_rho
 from tablepuppet.learn.solve.solvers import ADMM, Stepping
-from tablepuppet.learn.threads import one_thread
 from tablepuppet.operators.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.party.spec import Linear, Spec
 from tablepuppet.relation import Relation
@@ -99,8 +98,7 @@ def solve_by_steps(
     solver: Stepping = learner.solving
     wish: Wish = Residual(loss, tables, solver.rho) if isinstance(solver, ADMM) else Gradient(loss, tables)
     paces = _paces(solver.lr, learner.plain_momentum, model, promise, loss.most_curvature * tables)
-    with one_thread():
-        intercept = descend_noisily(model, loss, wish, paces, lambda done: report(out_of_units(done, unit)))
+    intercept = descend_noisily(model, loss, wish, paces, lambda done: report(out_of_units(done, unit)))
     return model, unit * intercept
 
 
