@@ -63,6 +63,20 @@ def mark(size: int, index: NDArray[np.integer[Any]], shift: int = 0) -> NDArray[
     return marked
 
 
+def upright(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Each column with the sign that makes its largest number positive; of several as large, the first.
+
+    Eigenvectors have no sign of their own. Those of a category of two values have two numbers as large, which differ by
+    rounding: so numbers that nearly are the largest count too.
+
+    >>> upright(np.array([[-0.5, 0.1], [0.5 + 1e-12, -0.9]])).round(3).tolist()
+    [[0.5, -0.1], [-0.5, 0.9]]
+    """
+    sizes = np.abs(vectors)
+    first = (sizes >= (1 - 1e-6) * sizes.max(axis=0, initial=0.0)).argmax(axis=0)
+    return np.asarray(vectors * np.sign(vectors[first, np.arange(vectors.shape[1])]))
+
+
 def are_within(values: NDArray[Any], size: float) -> bool:
     """Whether all numbers are finite, and none is larger than ``size``.
 

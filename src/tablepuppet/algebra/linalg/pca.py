@@ -13,6 +13,7 @@ from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
 from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.saved import LinalgModel
 from tablepuppet.algebra.preparation import Preparation
+from tablepuppet.arrays import upright
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
@@ -57,8 +58,7 @@ def pca(X: LazyArray, components: int = 10) -> PCA:
     mean = sums.read() / rows
     values, vectors = np.linalg.eigh((gram - rows * np.outer(mean, mean)) / (rows - 1))
     values, vectors = np.maximum(values[::-1], 0.0), vectors[:, ::-1]
-    chosen = vectors[:, :components].T
-    signs = np.sign(chosen[np.arange(components), np.argmax(np.abs(chosen), axis=1)])
+    chosen = upright(vectors[:, :components]).T
     total = values.sum() or 1.0
     variances = values[:components]
-    return PCA(chosen * signs[:, None], variances, variances / total, mean, list(X.columns), X.preparation)
+    return PCA(chosen, variances, variances / total, mean, list(X.columns), X.preparation)

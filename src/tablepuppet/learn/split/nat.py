@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import upright
 from tablepuppet.learn.split.flat import Adam
 from tablepuppet.learn.split.table import Batched, TorchTable
 from tablepuppet.learn.tables.network import need_torch
@@ -149,13 +150,12 @@ def principal_components(gram: Array, components: int) -> Array:
 
     ``gram`` is T^T diag(G) T / N of encoded columns: rows are weighted by how often they are joined, G, as all columns
     of the joined table are. Where a table has fewer components than that, the others are zero. A component's sign is
-    such that its largest weight is positive.
+    that of `upright`.
     """
     values, vectors = np.linalg.eigh(gram)
     values, vectors = values[::-1][:components], vectors[:, ::-1][:, :components]
     kept = values > 1e-10 * max(float(values[0]), 0.0) if len(values) else values > 0
-    largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(vectors.shape[1])]
-    scaled = vectors[:, kept] * (np.sign(largest[kept]) / np.sqrt(values[kept]))
+    scaled = upright(vectors[:, kept]) / np.sqrt(values[kept])
     found = np.zeros((len(gram), components))
     found[:, : scaled.shape[1]] = scaled
     return found
