@@ -13,11 +13,10 @@ import pytest
 from numpy.typing import NDArray
 
 import tablepuppet as tp
-from benchmarks.algebra import l2svm
+from benchmarks.algebra import CLOSED, l2svm
 from tablepuppet.algebra.kept import KeptArray
 from tablepuppet.algebra.places import PLANS, LineSpeed
 from tablepuppet.party.config import Limits
-from tablepuppet.party.policy import EVERY_USE, ColumnRule, Policy, TableRule, Use
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.party.policed import ROWS, federation, open_party, write_file
 from tests.relations import federation as in_process
@@ -25,7 +24,6 @@ from tests.wire.services import calling, served
 
 SHARDS = (40, 75, 35)
 SQL = "SELECT x0, x1, x2, kind, y FROM t"
-CLOSED = Policy(others=TableRule(others=ColumnRule(EVERY_USE & ~Use.VALUE)))  # no cells are collected
 
 
 def shards() -> dict[str, dict[str, pa.Table]]:
