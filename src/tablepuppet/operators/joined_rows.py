@@ -55,6 +55,11 @@ class Block:
         # mode="clip" skips the bounds check
         return values[:, self.part] if table.is_identity else values.take(table.index[self.part], 1, mode="clip")
 
+    def taken(self, alias: str, values: NDArray[Any]) -> NDArray[Any]:
+        """Values of a table's base rows, (base rows, width), at these rows: (rows, width)."""
+        table = self._mapping.tables[alias]
+        return values[self.part] if table.is_identity else values[table.index[self.part]]
+
     @property
     def labels(self) -> NDArray[Any]:
         """The labels of these rows."""
@@ -178,6 +183,17 @@ class JoinedRows:
         """The results of ``work`` for one in ``every`` blocks, in order."""
         blocks = [Block(self.mapping, self._columns, part) for part in pieces(len(self), self.outputs)[::every]]
         return on_all_cores(lambda block: work(block, *given, **named), blocks)
+
+    def one_by_one(
+        self,
+        most: int,
+        work: Callable[Concatenate[Block, Arguments], Found],
+        *given: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> list[Found]:
+        """The results of ``work``, which is not for several threads, for blocks of at most ``most`` rows, in order."""
+        blocks = (Block(self.mapping, self._columns, part) for part in pieces(len(self), size=most))
+        return [work(block, *given, **named) for block in blocks]
 
     def total(
         self, work: Callable[Concatenate[Block, Arguments], Any], *given: Arguments.args, **named: Arguments.kwargs

@@ -20,7 +20,7 @@ from tablepuppet.learn.tables.saved import SavedParameters
 from tablepuppet.learn.tables.stored import Stored
 from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
 from tablepuppet.operators.client import Client
-from tablepuppet.operators.joined_rows import SCORES, JoinedRows
+from tablepuppet.operators.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.party.spec import Bottom
 from tablepuppet.prep.encode import Encoding
@@ -255,13 +255,14 @@ CHUNK = 1 << 13  # joined rows at a time: their embeddings and the layers over t
 
 
 def top_scores(top: Top, embeddings: Embeddings, rows: JoinedRows, unit: float) -> None:
-    """Write the scores of all joined rows into a column, some rows after the other."""
+    """Write the scores of all joined rows into a column."""
     rows.reserve(SCORES)
-    scores = rows.whole().stored(SCORES)
-    for start in range(0, len(rows), CHUNK):
-        part = slice(start, min(start + CHUNK, len(rows)))
-        found = top.scores(gathered(rows.mapping, embeddings, part))
-        scores[:, part] = unit * (found if found.ndim == 1 else found.T)
+    rows.one_by_one(CHUNK, _top_scores, top, embeddings, unit)
+
+
+def _top_scores(block: Block, top: Top, embeddings: Embeddings, unit: float) -> None:
+    found = top.scores({alias: block.taken(alias, values) for alias, values in embeddings.items()})
+    block.stored(SCORES)[:] = unit * (found if found.ndim == 1 else found.T)
 
 
 def gathered(mapping: TableMapping, embeddings: Embeddings, joined: slice) -> dict[str, Floats]:
