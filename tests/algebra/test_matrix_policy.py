@@ -28,13 +28,17 @@ def open_with(folder: Path, table: str = "", limits: str = "", **more: Any) -> P
 
 
 def test_a_table_opts_in(tmp_path: Path) -> None:
-    """Without ``matrix = true`` no product with chosen vectors leaves; sums of columns and Gram matrices do."""
-    found = matrix(open_with(tmp_path))
-    for ask, size in ((found.ask_times, 5), (found.ask_transposed_times, ROWS)):
-        with pytest.raises(tp.PrivacyError, match=r"party 'bank', table 'cards': may not be multiplied.*matrix = true"):
-            ask(np.ones(size))
-    assert found.column_sums().shape == (5,)
-    assert found.gram().shape == (5, 5)
+    """Without ``matrix = true`` no product with chosen vectors leaves, and no sum of columns, which are encoded as the
+    analyst chooses: with `Hash` each category of a row of its own would be a column.
+    """
+    hashed = tp.prep.Pipeline(tp.prep.Hash(1000, columns=["region"]))
+    for found in (matrix(open_with(tmp_path)), federation(open_with(tmp_path)).sql(SQL, prep=hashed).matrix()):
+        for ask in (
+            lambda x: x @ np.ones(x.shape[1]), lambda x: x.T @ np.ones(ROWS), lambda x: x.sum(axis=0), np.std,
+            lambda x: x.T @ x, lambda x: np.tanh(x).sum(), lambda x: tp.linalg.pca(x, 2), tp.linalg.cor,
+        ):  # fmt: skip
+            with pytest.raises(tp.PrivacyError, match=r"party 'bank', table 'cards': may not be mult.*matrix = true"):
+                ask(found)
     allowed = matrix(open_with(tmp_path, "matrix = true"))
     assert allowed.times(np.ones(5)).shape == (ROWS,)
     assert allowed.transposed_times(np.ones(ROWS)).shape == (5,)
@@ -54,17 +58,19 @@ def test_databases_of_this_process_allow_it(tmp_path: Path) -> None:
 
 def test_columns_are_counted(tmp_path: Path) -> None:
     """Vectors of a session count, whatever number of replies they come in; a new session begins anew."""
-    party = open_with(tmp_path, "matrix = true", "max_matrix_columns = 6")
+    party = open_with(tmp_path, "matrix = true", "max_matrix_columns = 7")
     found = matrix(party)
     found.times(np.ones((5, 4)))
-    with pytest.raises(tp.PrivacyError, match=r"products with 6 vectors of its own choice.*max_matrix_columns"):
-        found.times(np.ones((5, 3)))
+    with pytest.raises(tp.PrivacyError, match=r"products with 7 vectors of its own choice.*max_matrix_columns"):
+        found.times(np.ones((5, 4)))
     found.transposed_times(np.ones((ROWS, 2)))  # what was refused did not count
+    found.column_sums()  # how often rows are joined is one
     with pytest.raises(tp.PrivacyError, match="max_matrix_columns"):
         found.transposed_times(np.ones(ROWS))
     found.gram()
-    found.column_sums()
-    matrix(party).times(np.ones((5, 6)))
+    with pytest.raises(tp.PrivacyError, match="max_matrix_columns"):
+        found.column_sums()
+    matrix(party).times(np.ones((5, 7)))
 
 
 def test_extremes_of_rows_are_counted(tmp_path: Path) -> None:

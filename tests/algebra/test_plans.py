@@ -200,10 +200,9 @@ def test_a_column_is_collected_if_its_policy_says_so(tmp_path: Path) -> None:
 def test_functions_need_matrix_and_count(tmp_path: Path) -> None:
     """A function of columns is of the caller's choice: the table must allow it, and its columns are counted."""
     closed = federation(open_party(write_file(tmp_path))).sql("SELECT credit, open FROM cards").matrix()
-    assert closed.std(axis=0).shape == (2,)
     with pytest.raises(tp.PrivacyError, match="matrix = true"):
         np.tanh(closed).sum()
-    party = open_party(write_file(tmp_path, table="matrix = true", limits="max_matrix_columns = 5"))
+    party = open_party(write_file(tmp_path, table="matrix = true", limits="max_matrix_columns = 7"))
     x = federation(party).sql("SELECT credit, open FROM cards").matrix()
     assert np.tanh(x).sum(axis=0).shape == np.exp(x).sum(axis=0).shape == (2,)
     with pytest.raises(tp.PrivacyError, match="max_matrix_columns"):

@@ -233,7 +233,7 @@ class ColumnProducts(ProductOperator):
         return Result(lambda: self.affine(asked.read(), sizes.astype(np.float64)))
 
     def ask_column_sums(self) -> Result:
-        """Ask for the sums of columns. No direction is chosen, so every table that lets statistics out answers."""
+        """Ask for the sums of columns."""
         asked, rows = self.basis[0].ask_column_sums(), np.full(1, float(self.shape[0]))
         return Result(lambda: self.affine(asked.read()[:, None], rows)[:, 0])
 

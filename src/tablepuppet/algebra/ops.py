@@ -12,10 +12,10 @@ T (rows x width) are the shard's encoded rows, w counts how often each of them i
     matrix.apply               f(T), stored here under a new name, which the other ops can use
     matrix.values              T, cell by cell          only columns whose policy says so (``values``)
 
-The caller chooses V, U, u and f: with unit vectors as V, T V is T itself. So a table's policy must allow these ops
-(``matrix = true``), and the party counts the columns of V and U, and those that f is applied to
-(``limits.max_matrix_columns``). Learners do not use them: their directions come from their algorithms, and their ops
-have other rules.
+The caller chooses V, U, u and f: with unit vectors as V, T V is T itself. It also chooses w, and by which steps T is
+encoded. So a table's policy must allow these ops, all but ``matrix.gram`` (``matrix = true``), and the party counts the
+columns of V and U, those that f is applied to, and w as one (``limits.max_matrix_columns``). Learners use only
+``matrix.gram`` of them: their directions come from their algorithms, and their ops have other rules.
 
 A noisy Gram matrix is not weighted by w. Every row is clipped to the length of a row whose numbers are about 1, so that
 a row counts once however often it is joined. n counts the table's rows:
@@ -118,7 +118,8 @@ def check_weighed(table: LocalTable, view: RelationRows, rows: Array) -> None:
 @op(
     "matrix.column_sums",
     asked="the relation as a matrix",
-    releases=Release.STATISTICS,
+    releases=Release.STATISTICS | Release.GRADIENT_SUMS,
+    directions="view",
     summed=("sums",),
     returns={"sums": Numbers((WIDTH,))},
 )
@@ -130,7 +131,8 @@ def column_sums(table: LocalTable, view: str, encoding: str) -> Values:
 @op(
     "matrix.column_squares",
     asked="the relation as a matrix",
-    releases=Release.STATISTICS,
+    releases=Release.STATISTICS | Release.GRADIENT_SUMS,
+    directions="view",
     summed=("sums",),
     returns={"sums": Numbers((WIDTH,))},
 )
@@ -187,7 +189,7 @@ def apply(
     """Keep a function of some of the table's numbers under the name ``into``, and the codes of some categories with it.
 
     ``numbers`` are places among the numeric columns, ``groups`` among those of categories. What was kept under that
-    name is forgotten. PartyError if the function is not finite in some row.
+    name is forgotten. PartyError if the function is not finite in some row, PrivacyError if it is zero in most rows.
     """
     data = encoded(table, view, encoding)
     check_steps(steps, constants, len(numbers))
@@ -203,6 +205,7 @@ def apply(
             f"party {table.grant.party!r}, table {table.grant.table!r}: the function is not finite for some rows; its "
             "columns are standardised numbers, below zero for what is below the mean"
         )
+    check_weighed(table, table.view(view), found.dense)
     table.state[f"{view}/{into}"] = Applied(found, table.view(view), private=False)
     return {}
 

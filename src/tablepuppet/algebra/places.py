@@ -107,7 +107,7 @@ class PricedStep:
         sizes = products.places.sizes
         up = {alias: 8 * products.width(alias) * sizes[alias].shards for alias in products.tables}
         step = "X.sum(axis=0)" if kind == "sums" else "(X * X).sum(axis=0)"
-        return cls(step, dict.fromkeys(up, 0), up, int(bool(up)))
+        return cls(step, dict.fromkeys(up, 0), up, int(bool(up)), frozenset(up))
 
     @classmethod
     def gram(cls, products: ByTables, weighted: bool) -> PricedStep:
@@ -124,10 +124,9 @@ class PricedStep:
                 up[alias] += sizes[alias].rows * width * wire
             down[alias] += sizes[alias].rows * before * wire
             up[alias] += 8 * width * before * sizes[alias].shards
-        chosen = frozenset(order) if weighted or len(order) > 1 else frozenset[str]()
         name = "X.T @ (w[:, None] * X)" if weighted else "X.T @ X"
         ops = {alias: 1 + (place < len(order) - 1) + (place > 0) for place, alias in enumerate(order)}
-        return cls(name, down, up, min(len(order), 2), chosen, cells=frozenset(order[:-1]), ops=ops)
+        return cls(name, down, up, min(len(order), 2), frozenset(order), cells=frozenset(order[:-1]), ops=ops)
 
 
 def gram_order(products: ByTables) -> list[str]:

@@ -205,7 +205,7 @@ class TableProducts:
         return Result(finish)
 
     def ask_column_sums(self) -> Result:
-        """Ask for the sums of columns, (d,). No direction is chosen, so a table that releases statistics answers."""
+        """Ask for the sums of columns, (d,)."""
         return self._statistic("matrix.column_sums", lambda data, weights: data.transposed_times(weights))
 
     def ask_column_squares(self) -> Result:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
+from tablepuppet.party.allowance import check_time
 from tablepuppet.party.arguments import List, Within
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
@@ -82,6 +83,7 @@ def largest_of_rows(data: EncodedTable, places: NDArray[np.integer], scale: Arra
     """(the largest of ``scale * T[:, places] + shift`` in every row, which of ``places`` it is of), (rows,) each."""
     found, numbers = Largest(len(data.dense)), data.dense.shape[1]
     for number, place in enumerate(places):
+        check_time()
         if place < numbers:
             found.offer(data.dense[:, place] * scale[number] + shift[number], number)
     start = numbers

@@ -96,7 +96,7 @@ class Guard:
         most = self.policy.max_matrix_columns
         columns = int(given) if isinstance(given, Integral) else 1  # as many as the op says it releases
         if isinstance(given, np.ndarray):  # vectors, or places of columns that a function is applied to
-            columns = given.shape[1] if given.ndim == 2 else len(given) if given.dtype.kind in "iu" else 1
+            columns = given.shape[1] if given.ndim == 2 else given.size if given.dtype.kind in "iu" else 1
         if not self._counters.use("columns", caller, session, grant.table, most, max(columns, 1)):
             reason = (
                 f"the session has had products with {most} vectors of its own choice, or would with these; ask for "

@@ -43,7 +43,7 @@ def answered(found: Op, table: LocalTable, arguments: Mapping[str, Any]) -> Valu
     if SECURE not in arguments:
         return found(table, arguments)
     wanted = Wanted.read(found.name, found.summed, arguments[SECURE])
-    if not table.view(arguments.get("view", "")).counts.any():  # a shard that adds nothing hides nobody
+    if not table.view(str(arguments.get("view", ""))).counts.any():  # a shard that adds nothing hides nobody
         raise table.secure.refusal("none of its rows take part, so its peers' sum would be revealed; leave it out")
     table.secure.begin(wanted)
     values = found(table, {name: value for name, value in arguments.items() if name != SECURE})

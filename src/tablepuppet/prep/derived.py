@@ -87,22 +87,23 @@ def derived_sums(
         raise PartyError(f"party {table.grant.party!r}: prep.sums takes names of existing columns, each once")
     _count(table, view, wanted, steps)
     frame = frame_of(table, view, blinding, categories, digests)
+    few = {name for name in columns if name in _read_for(steps, wanted) and _has_few(table, view, frame.number(name))}
     frame.run(steps)
     flags = {step.output for step in steps if isinstance(step, Outside | Missing)}
-    sums = [
-        _sums(table, view, frame.number(name), is_flag=name in flags, is_public=not _hidden(table, steps, name))
-        for name in wanted
-        if name in shapes.numbers
-    ]
+    sums = []
+    for name in (name for name in wanted if name in shapes.numbers):
+        column, is_flag = frame.number(name), name in flags
+        if not is_flag and few & _read_for(steps, [name]):  # also where a step has filled it
+            column = NumberColumn(column.values, np.zeros_like(column.present))
+        sums.append(_sums(table, view, column, is_flag=is_flag, is_public=not _hidden(table, steps, name)))
     weights = [_weights(table, view, frame.coded(name), shapes.coded[name]) for name in wanted if name in shapes.coded]
     return {"sums": np.array(sums, np.float64).reshape(-1, 8), "weights": np.concatenate([np.zeros(0), *weights])}
 
 
 def _sums(table: LocalTable, view: str, column: NumberColumn, *, is_flag: bool, is_public: bool) -> list[float]:
     """The sums of a column; a flag counts as constant if too few rows have it set, or not set."""
-    rows, present, values = table.view(view), column.present, column.values
-    if not table.grant.is_group(int(np.count_nonzero(present & rows.firsts))):
-        present = np.zeros_like(present)
+    rows, values = table.view(view), column.values
+    present = np.zeros_like(column.present) if _has_few(table, view, column) else column.present
     if is_flag:
         set_ = int(np.count_nonzero((values == 1.0) & rows.firsts))
         rest = int(np.count_nonzero(rows.firsts)) - set_
@@ -114,6 +115,11 @@ def _sums(table: LocalTable, view: str, column: NumberColumn, *, is_flag: bool, 
     return [*centred_sums(values, weights[present]), float(weights.sum()), *ends]
 
 
+def _has_few(table: LocalTable, view: str, column: NumberColumn) -> bool:
+    """Whether fewer rows than ``min_group`` have a number."""
+    return not table.grant.is_group(int(np.count_nonzero(column.present & table.view(view).firsts)))
+
+
 def _weights(table: LocalTable, view: str, column: CodedColumn, size: int) -> NDArray[np.float64]:
     rows, has = table.view(view), column.codes >= 0
     found = np.bincount(column.codes[has], rows.counts[has], minlength=size).astype(np.float64)
@@ -121,11 +127,17 @@ def _weights(table: LocalTable, view: str, column: CodedColumn, size: int) -> ND
     return np.where(table.grant.is_group(groups), found, 0.0)
 
 
+def _read_for(steps: Sequence[Spec], names: Sequence[str]) -> set[str]:
+    """The columns that steps read for some columns, and these."""
+    return {*names, *(each for step in needed_for(steps, names) for each in step.reads)}
+
+
 def _hidden(table: LocalTable, steps: Sequence[Spec], name: str) -> list[str]:
     """The columns that are not public among those that a column is made of."""
-    read = {name, *(each for step in needed_for(steps, [name]) for each in step.reads)}
     return sorted(
-        each for each in read if each in table.snapshot.scan.outputs and table.level(each) is not Level.PUBLIC
+        each
+        for each in _read_for(steps, [name])
+        if each in table.snapshot.scan.outputs and table.level(each) is not Level.PUBLIC
     )
 
 

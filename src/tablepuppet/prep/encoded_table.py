@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.arrays import take
 from tablepuppet.errors import PartyError
-from tablepuppet.party.allowance import check_memory, check_reply
+from tablepuppet.party.allowance import check_memory, check_reply, check_time
 from tablepuppet.pieces import pieces
 from tablepuppet.privacy.clip import lengths_of
 
@@ -123,6 +123,7 @@ class EncodedTable:
             gram[here, :numbers] = sums_by_code(codes, size, weighted)
             gram[:numbers, here] = gram[here, :numbers].T
             for j in range(i + 1):
+                check_time()
                 there = slice(starts[j], starts[j] + self.sizes[j])
                 gram[here, there] = self._counts(i, j, weights)
                 gram[there, here] = gram[here, there].T

@@ -1,0 +1,100 @@
+"""The relation as a matrix against a hostile analyst: few rows, secure sums, time, and arguments of odd kinds."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import tablepuppet as tp
+import tablepuppet.learn.party_ops
+from tablepuppet.algebra.row_ops import largest_of_rows
+from tablepuppet.party.allowance import Allowance, allowed
+from tablepuppet.prep.encoded_table import EncodedTable
+from tests.wire.hostile import Attacker, accounts, write_bank
+
+ROWS = 60
+ALONE = 98765.25  # the one amount above 1,000
+VIEW = {"view": "v", "encoding": "e"}
+NONE = np.zeros(0, np.int64)
+
+
+def opened(folder: Path, amounts: Any = None, **settings: str) -> Attacker:
+    """An analyst with a session ``s``, whose rows of view ``v`` are encoded as they are."""
+    values = np.r_[np.arange(ROWS - 1) * 1.5, ALONE] if amounts is None else amounts
+    attacker = Attacker(write_bank(folder, accounts().set_column(3, "amount", pa.array(values)), **settings))
+    attacker.open("s", attacker.scan("SELECT amount FROM cards", keys=()))
+    attacker.run("s", "rows.use", view="v", chosen=None, counts=np.ones(ROWS, np.uint8))
+    build = {"columns": ["amount"], "means": np.zeros(1), "scales": np.ones(1), "categories": []}
+    attacker.run("s", "encode.build", **VIEW, **build)
+    return attacker
+
+
+@pytest.mark.parametrize("op", ["matrix.column_sums", "matrix.column_squares"])
+def test_sums_of_columns_need_the_opt_in(tmp_path: Path, op: str) -> None:
+    """The steps that columns are made by, and how often rows count, are the caller's choice."""
+    with pytest.raises(tp.PrivacyError, match="policy rule matrix"):
+        opened(tmp_path).run("s", op, **VIEW)
+    (tmp_path / "other").mkdir()
+    assert opened(tmp_path / "other", table="matrix = true").run("s", op, **VIEW)["sums"].shape == (1,)
+
+
+def test_sums_of_columns_are_masked(tmp_path: Path) -> None:
+    """With ``secure_sum`` a shard's sums, weighed at will, do not leave by themselves."""
+    attacker = opened(tmp_path, table="matrix = true")
+    table = attacker.desk.party.table("s", "cards", "analyst")
+    rules = dataclasses.replace(table.grant.rules, secure_sum=True)
+    object.__setattr__(table.grant, "rules", rules)
+    with pytest.raises(tp.PrivacyError, match="policy rule secure_sum"):
+        attacker.run("s", "matrix.column_sums", **VIEW)
+
+
+def test_functions_of_few_rows_are_refused(tmp_path: Path) -> None:
+    """As vectors that stay at parties are: a function that is zero but in one row would tell its number."""
+    attacker = opened(tmp_path, table="matrix = true\nmin_rows = 10")
+    one: dict[str, Any] = {**VIEW, "into": "f", "numbers": np.zeros(1, np.int64), "groups": NONE}
+    above = [("greater", 0, -1), ("where", 1, 0)]
+    with pytest.raises(tp.PrivacyError, match="policy rule min_rows"):
+        attacker.run("s", "matrix.apply", **one, steps=above, constants=np.array([[1000.0]]))
+    attacker.run("s", "matrix.apply", **one, steps=above, constants=np.array([[10.0]]))
+    assert attacker.run("s", "matrix.column_sums", view="v", encoding="f")["sums"].shape == (1,)
+
+
+def test_values_that_few_rows_have_are_not_filled_and_summed(tmp_path: Path) -> None:
+    """A column of one value counts as one without any, also after a step that fills it."""
+    attacker = opened(tmp_path, [1234.5] + [None] * (ROWS - 1))
+    asked = {"view": "v", "blinding": "b", "columns": ["amount"], "categories": [], "wanted": ["amount"]}
+    fill = {"kind": "fill", "column": "amount", "value": 0.0}
+    for steps in ([], [fill]):
+        assert attacker.run("s", "prep.sums", **asked, steps=steps)["sums"][0, 0] == 0
+
+
+def test_time_is_looked_at_between_columns() -> None:
+    """Columns may be asked for many times: no loop over them is longer than the limit."""
+    codes = tuple(np.zeros(3, np.int32) for _ in range(2))
+    data = EncodedTable(np.ones((3, 1)), codes, (1, 1))
+    with allowed(Allowance("bank", seconds=0.0)):
+        with pytest.raises(tp.PartyError, match="request_seconds"):
+            largest_of_rows(data, np.zeros(2, np.int64), np.ones(2), np.ones(2))
+        with pytest.raises(tp.PartyError, match="request_seconds"):
+            data.gram(np.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [
+        ("matrix.apply", {"into": "f", "numbers": np.array(0), "groups": NONE, "steps": [("square", 0, 0)]}),
+        ("matrix.column_sums", {"view": [1], "secure": {"number": 1, "bits": {"sums": 1}}}),
+        ("matrix.column_sums", {"view": {"v": 1}, "secure": {"number": 1, "bits": {"sums": 1}}}),
+    ],
+)
+def test_odd_kinds_are_refused_in_words(tmp_path: Path, op: str, arguments: dict[str, Any]) -> None:
+    """Not by an exception of Python's, of which only the class would be told."""
+    attacker = opened(tmp_path, table="matrix = true")
+    with pytest.raises(tp.TablePuppetError) as caught:
+        attacker.run("s", op, **VIEW | arguments)
+    assert "Error)" not in str(caught.value)
