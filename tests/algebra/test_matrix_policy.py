@@ -31,7 +31,7 @@ def test_a_table_opts_in(tmp_path: Path) -> None:
     """Without ``matrix = true`` no product with chosen vectors leaves, and no sum of columns, which are encoded as the
     analyst chooses: with `Hash` each category of a row of its own would be a column.
     """
-    hashed = tp.prep.Pipeline(tp.prep.Hash(1000, columns=["region"]))
+    hashed = tp.prep.Pipeline([tp.prep.Hash(1000, columns=["region"])])
     for found in (matrix(open_with(tmp_path)), federation(open_with(tmp_path)).sql(SQL, prep=hashed).matrix()):
         for ask in (
             lambda x: x @ np.ones(x.shape[1]), lambda x: x.T @ np.ones(ROWS), lambda x: x.sum(axis=0), np.std,

@@ -212,3 +212,25 @@ def test_noise_is_refused_unless_a_learner_allows_it(fed: tp.Federation) -> None
     relation = fed.sql(f"SELECT v.x, p.age, v.score {JOIN}", label="score")
     with pytest.raises(tp.PrivacyError, match="Own cannot be fitted with noise on features"):
         Own(privacy=tp.Privacy(feature_epsilon=1.0)).fit(relation)
+
+
+def test_a_learner_that_is_not_registered(fed: tp.Federation, tmp_path: Path) -> None:
+    """It learns, but is refused when it is saved: nothing could load it. One that is not imported is named."""
+
+    class Mine(tp.LinearRegression):
+        """Somebody's own."""
+
+    relation = fed.sql(f"SELECT v.x, p.age, v.score {JOIN}", label="score")
+    model = Mine(rounds=2).fit(relation)
+    with pytest.raises(tp.LearnError, match="Mine could not be loaded again: decorate the class with @learner"):
+        model.save(tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
+    learner(Mine)
+    model.save(tmp_path / "mine")
+    del LEARNERS["Mine"]
+    with pytest.raises(tp.LearnError, match=r"the model is a Mine, which is no learner.*import the module"):
+        tp.load(tmp_path / "mine", fed)
+
+    Other = type("LinearRegression", (tp.LinearRegression,), {"__module__": "somewhere.else"})
+    with pytest.raises(AssertionError, match="has a learner of the name LinearRegression"):
+        learner(Other)

@@ -9,6 +9,8 @@ Class = TypeVar("Class", bound=type[Any])
 
 
 def learner(made: Class) -> Class:
-    """Register a class under its name."""
+    """Register a class under its name, which no other class has; a module that is loaded again replaces its own."""
+    known = LEARNERS.get(made.__name__, made)
+    assert known.__module__ == made.__module__, f"{known.__module__} has a learner of the name {made.__name__}"
     LEARNERS[made.__name__] = made
     return made

@@ -173,6 +173,8 @@ def checker(hint: Any) -> Check:
         return _list(inner[0], 0, MOST_ITEMS)
     if _is_struct(hint):
         return _struct(hint)
+    if hint not in _PLAIN:
+        raise TypeError(f"an op takes no {hint}: annotate it by Sequence, tuple, a Struct, an array or a plain type")
     return partial(_is_plain, hint)
 
 

@@ -87,8 +87,7 @@ class LinearLearner(SolverLearner):
         if isinstance(solver, SGD):
             return model, self._solve_by_batches(model, loss, report, solver)
         gradient = GradientRule(loss)
-        rule: Rule = gradient if self.solver_ == "lbfgs" else self._sharing(model, loss)
-        descent = Descent(model, loss, rule, gradient)
+        descent = Descent(model, loss, self._rule(model, loss, gradient), gradient)
         intercept, self.converged_ = descent.run(self.most_rounds, self._tolerance(relation), report)
         return model, intercept
 
@@ -177,15 +176,18 @@ class LinearLearner(SolverLearner):
         assert isinstance(promise, SumPromise), "there are two kinds"
         model = LinearModel(relation.client, loss.rows, self.encoding_, relation.wire, self.l2, noise=promise.noise)
         gradient = GradientRule(loss)
-        rule: Rule = gradient if self.solver_ == "lbfgs" else self._sharing(model, loss)
-        descent = Descent(model, loss, rule, gradient)
+        descent = Descent(model, loss, self._rule(model, loss, gradient), gradient)
         intercept, self.converged_ = descent.run(promise.rounds, self.tol, watch.of(model))
         return model, intercept
 
     def _check_private(self) -> None:
         self._check_noise_settings()
 
-    def _sharing(self, model: LinearModel, loss: JoinedLoss) -> Rule:
+    def _rule(self, model: LinearModel, loss: JoinedLoss, gradient: GradientRule) -> Rule:
+        """What tables are asked for in a round, by solver."""
+        if self.solver_ == "lbfgs":
+            return gradient
+        assert self.solver_ == "admm", f"linear learners do not know {self.solver_!r}"
         solver = self.solving
         return SharingRule(loss, len(model.tables), solver.rho if isinstance(solver, ADMM) else "auto")
 

@@ -140,6 +140,7 @@ class NetworkLearner(SolverLearner):
                 model, loss, solver.rho, inner, self.most_rounds, tol, report
             )
         else:
+            assert self.solver_ == "lbfgs", f"networks do not know {self.solver_!r}"
             intercept, self.converged_ = descend_full_batch(
                 model, loss, self.most_rounds, tol, report, self.schedule_.replies
             )

@@ -117,7 +117,7 @@ def solve(
 def network_of(part: TableParameters) -> NetworkTable:
     """The network of a table's parameters; PartyError if the model is not a network."""
     if not isinstance(part.model, NetworkTable):
-        raise PartyError("this model was started by another solver; fit it again")
+        raise PartyError("networks alone have a proximal step by local descent: take solver='lbfgs' or 'sgd'")
     return part.model
 
 

@@ -43,6 +43,11 @@ def save(learner: Fitted, path: str | Path) -> None:
 
     Parties elsewhere keep their own part. A party without ``state_dir`` sends its parameters, if its policy allows it.
     """
+    name = type(learner).__name__
+    if LEARNERS.get(name) is not type(learner):
+        raise LearnError(
+            f"{name} could not be loaded again: decorate the class with @learner (tablepuppet.learn.registry)"
+        )
     model, engine, folder = learner.model_, learner.engine_, ModelFolder(Path(path))
     with folder.locked():
         part = model.new_part()
@@ -111,7 +116,10 @@ def _check(facts: Mapping[str, Any]) -> None:
     if not re.fullmatch(r"content-[0-9a-f]{16}", facts["content"]):
         raise ValueError("no name of a folder that was written")
     if facts["learner"] not in LEARNERS:
-        raise LookupError("no such learner")
+        raise LearnError(
+            f"the model is a {facts['learner']}, which is no learner of this version of tablepuppet: import the module "
+            "that has the class, or install the version that saved it"
+        )
 
 
 def _check_parties(engine: Engine, stored: Stored, secrets: Iterable[str]) -> None:
