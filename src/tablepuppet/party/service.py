@@ -232,31 +232,35 @@ class Party:
     def _shard(self, caller: str, table: SourceTable) -> Shard:
         policy = self._guard.policy
         rules = policy.table(table.name) or TableRule()
-        demands = (rules.budget.require_dp, rules.secure_sum, policy.max_prediction_rounds)
         rule_of = {name: rules.column(name) for name in table.columns}
         public = tuple(name for name, rule in rule_of.items() if rule is not None and rule.level is Level.PUBLIC)
         known = {name: rule for name, rule in rule_of.items() if rule is not None and rule.level is not Level.PRIVATE}
+        require_dp = rules.budget.require_dp
         return Shard(
-            self.name,
-            table.name,
-            table.columns,
-            table.rows,
-            *demands,
-            () if rules.budget.require_dp else public,
-            () if self._ledger is None else self._ledger.funds(table.name, caller, rules.budget),
-            {name: rule.bounds for name, rule in known.items() if rule.bounds is not None and rule.uses & LEARNED},
-            {
+            party=self.name,
+            name=table.name,
+            columns=table.columns,
+            rows=table.rows,
+            require_dp=require_dp,
+            secure_sum=rules.secure_sum,
+            max_rounds=policy.max_prediction_rounds,
+            public=() if require_dp else public,
+            funds=() if self._ledger is None else self._ledger.funds(table.name, caller, rules.budget),
+            bounds={name: rule.bounds for name, rule in known.items() if rule.bounds and rule.uses & LEARNED},
+            categories={
                 name: rule.categories if Use.LABEL in rule.uses else ()
                 for name, rule in known.items()
                 if rule.categories is not None and rule.uses & LEARNED
             },
-            rules.cross_statistics and not rules.secure_sum,
-            None if rules.embeddings is None else (rules.embeddings.max_width, rules.embeddings.max_epochs),
-            rules.matrix and not rules.budget.require_dp,
-            tuple(name for name, rule in rule_of.items() if rule is not None and Release.VALUES & rules.releases(rule)),
-            rules.label_means and not rules.budget.require_dp,
-            rules.min_group,
-            rules.min_rows,
+            cross_statistics=rules.cross_statistics and not rules.secure_sum,
+            embeddings=None if rules.embeddings is None else (rules.embeddings.max_width, rules.embeddings.max_epochs),
+            matrix=rules.matrix and not require_dp,
+            values=tuple(
+                name for name, rule in rule_of.items() if rule is not None and Release.VALUES & rules.releases(rule)
+            ),
+            label_means=rules.label_means and not require_dp,
+            min_group=rules.min_group,
+            min_rows=rules.min_rows,
         )
 
     def open(
