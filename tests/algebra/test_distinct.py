@@ -157,6 +157,25 @@ def test_min_rows_are_counted_at_the_party(tmp_path: Path, monkeypatch: pytest.M
         tp.linalg.kmeans(policed(party).sql("SELECT region FROM cards").matrix(), k=3, runs=1)
 
 
+def test_runs_with_small_clusters_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run that meets a cluster of few rows does not end the others; if all do, the error says what to do."""
+    party = open_party(write_file(tmp_path, table="matrix = true\nmin_rows = 25"))
+    x = policed(party).sql("SELECT credit, open FROM cards").matrix()
+    with pytest.raises(tp.PrivacyError, match=r"kmeans: in every run a cluster has.*take a smaller k, or more runs"):
+        tp.linalg.kmeans(x, k=3, runs=2)  # of sixty rows
+    asked = list[int]()
+
+    def first_has(rows: DistinctRows, labels: Any, groups: int) -> bool:
+        asked.append(groups)
+        return len(asked) == 1
+
+    monkeypatch.setattr(DistinctRows, "has_few", first_has)
+    found = tp.linalg.kmeans(x, k=1, runs=3, folder=tmp_path / "run")
+    assert found.labels.shape == (ROWS,)
+    with np.load(next((tmp_path / "run").rglob("*.npz"))) as state:
+        assert state["refused"].tolist() == [True, False, False]
+
+
 def test_columns_are_counted(tmp_path: Path) -> None:
     """Cells of a narrow table count as its columns, and sums at the party as always."""
     party = open_party(write_file(tmp_path, "max_matrix_columns = 19", "matrix = true\nmin_rows = 0"))

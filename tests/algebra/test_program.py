@@ -104,3 +104,38 @@ def test_components_of_no_columns(matrix: Any) -> None:
     """An error says what is missing, not a range without numbers."""
     with pytest.raises(tp.LearnError, match="pca needs a column and two joined rows"):
         tp.linalg.pca(matrix[:, []])
+
+
+@pytest.mark.parametrize("name", SUPERVISED)
+def test_columns_that_are_there_twice(relation: tp.Relation, matrix: Any, name: str) -> None:
+    """Coefficients are by name, so one would hide the other; `folder` is a name."""
+    y = relation.label() > 1
+    with pytest.raises(tp.LearnError, match=rf"{name}: column 'o.price' is in X more than once"):
+        getattr(tp.linalg, name)(matrix[:, [0, 0]], y)
+    if "folder" in inspect.signature(getattr(tp.linalg, name)).parameters:
+        with pytest.raises(tp.LearnError, match=f"{name}: folder is the name of one, not int"):
+            getattr(tp.linalg, name)(matrix, y, folder=3)
+
+
+def test_what_does_not_fit_is_said(relation: tp.Relation, matrix: Any) -> None:
+    """Complex classes, a mean that a link does not have, changes in place, names of categories, functions of w X."""
+    y = relation.label()
+    with pytest.raises(tp.LearnError, match="multilogreg: y has complex numbers"):
+        tp.linalg.multilogreg(matrix, y * 1j)
+    with pytest.raises(tp.LearnError, match=r"glm: the mean of y is -\d+.*which has no log; take another link"):
+        tp.linalg.glm(matrix, y - 100, link="log")
+    with pytest.raises(tp.LearnError, match="X is not changed in place"):
+        matrix *= 2
+    with pytest.raises(tp.LearnError, match="columns of categories have codes"):
+        _ = matrix[:, "i.kind=toy"]
+    with pytest.raises(tp.LearnError, match=r"has products only, no np\.norm"):
+        np.linalg.norm(np.ones(len(y))[:, None] * matrix, axis=0)
+    assert tp.linalg.pca(matrix[:, :3]).components.shape == (3, 3)
+    np.testing.assert_allclose(np.amax(matrix, axis=0), np.max(matrix, axis=0))
+
+
+def test_blocks_of_a_gram_matrix(matrix: Any) -> None:
+    """A product of two choices of columns is a block of X.T @ X, and takes no cells where that takes none."""
+    joined = matrix @ np.eye(matrix.shape[1])
+    scaled = (matrix[:, 1:] - 0.5) * 2
+    np.testing.assert_allclose(matrix[:, :3].T @ scaled, joined[:, :3].T @ ((joined[:, 1:] - 0.5) * 2), atol=1e-8)

@@ -220,8 +220,11 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
         if not found and meant:
             raise LearnError(f"X[:, {name!r}] may be {' or '.join(meant)}: give the table too")
         if not found:
-            known = dict.fromkeys(columns if "=" in str(name) else whole)
-            raise LearnError(f"X[:, {name!r}]: X has no such column{did_you_mean(str(name), known)}")
+            if str(name).partition("=")[0] in {*whole, *(each.partition(".")[2] for each in whole)}:
+                raise LearnError(
+                    f"X[:, {name!r}]: columns of categories have codes, as {columns[-1]!r}: X.categories says which"
+                )
+            raise LearnError(f"X[:, {name!r}]: X has no such column{did_you_mean(str(name), dict.fromkeys(whole))}")
         return found
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **settings: Any) -> Any:
@@ -317,6 +320,9 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
 
 class WeightedRows(RowScaled):
     """``w[:, None] * X``: it has products, and says how sums are written with them."""
+
+    def __array_function__(self, function: Any, *_: Any) -> NoReturn:
+        raise NoArrayError(f"w[:, None] * X has products only, no np.{function.__name__}")
 
     def __getattr__(self, name: str) -> Any:
         if name in NEED_CELLS or hasattr(LazyArray, name):
@@ -456,6 +462,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.std: _method("std"),
     np.min: _method("min"),
     np.max: _method("max"),
+    np.amin: _method("min"),
+    np.amax: _method("max"),
     np.argmin: _method("argmin"),
     np.argmax: _method("argmax"),
     np.clip: lambda values, a_min=None, a_max=None, **_: values.clip(a_min, a_max),

@@ -26,6 +26,7 @@ from tablepuppet.prep.encode import Encoding
 from tablepuppet.wire.engine import Engine
 
 Array = NDArray[np.float64]
+WIDEST = 2000  # columns of a Gram matrix of which a block is taken
 BLOCK = 32  # columns that are multiplied at a time
 
 
@@ -285,8 +286,9 @@ class ColumnProducts(ProductOperator):
             raise LearnError("a product of two matrices needs both to be of one rel.matrix()")
         if other.recipe == self.recipe:
             return self.gram(weights)
-        if self.source.is_secure:  # a block of the Gram matrix of all columns: the other way takes cells
-            width = self.shape[1]
+        is_linear = self.recipe.function is None and other.recipe.function is None
+        if self.source.is_secure or (is_linear and self.source.products.shape[1] <= WIDEST):
+            width = self.shape[1]  # a block of the Gram matrix of all columns: the other way takes cells
             return self._beside(other).gram(weights)[:width, width:]
         narrow, wide = sorted((self, other), key=lambda each: each.shape[1])
         parts = []

@@ -221,6 +221,19 @@ class DistinctRows:
 
         return Nearest(len(self), images, array.nearness(centres), self.weights)
 
+    def has_few(self, labels: Labels, groups: int) -> bool:
+        """Whether some group has fewer rows of a shard than its party adds up (``min_rows``), and not none."""
+        products, joined = self._products, self.expanded(labels)
+        for alias in products.tables:
+            least, table = products.places.min_rows(alias), products.mapping.tables[alias]
+            if least and products.local(alias) is None:
+                pairs = table.index.astype(np.intp) * groups + joined
+                rows = (np.bincount(pairs, minlength=table.rows * groups) > 0).reshape(table.rows, groups)
+                sizes = np.array([rows[shard.slice].sum(axis=0) for shard in table.shards])
+                if np.any((sizes > 0) & (sizes < least)):
+                    return True
+        return False
+
     def ask_means(self, labels: Labels, groups: int) -> Result:
         """Ask for the means of the joined rows of each group, (groups, d), by numbers of groups; NaN if it has none."""
         products, (_, tables, _), weights = self._products, self._read, self.weights

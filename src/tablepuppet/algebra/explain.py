@@ -71,6 +71,7 @@ def _cost(places: Places, asked: PricedStep) -> StepCost:
         where = "kept at parties" if asked.is_kept and not asked.trips else "at parties"
         size = asked.size(there, places.sizes)
     try:
+        places.check_collecting(asked)
         collected = places.would_collect(asked, there)
     except PrivacyError as error:
         collected, where, trips, size = [], f"nowhere: policy rule {error.rule}", 0, 0

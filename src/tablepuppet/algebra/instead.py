@@ -39,6 +39,8 @@ def check_settings(name: str, settings: dict[str, Any]) -> None:
     strange = {
         key for key, value in settings.items() if key not in ("axis", "keepdims") and not _is_default(key, value)
     }
+    if strange == {"out"}:
+        raise LearnError(f"X is not changed in place: write X = np.{name}(...), or X = X * 2 for X *= 2")
     if strange:
         raise LearnError(f"np.{name} of X takes no {', '.join(sorted(strange))}")
 

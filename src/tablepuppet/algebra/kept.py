@@ -92,10 +92,10 @@ class Keeper:
         return [
             self._step(self._kept_times, down=8 * width * vectors * size.shards, is_chosen=True),
             self._step("send u", down=rows, is_chosen=True),
-            self._step("f(u)"),
-            self._step("u.sum()", up=8 * vectors * size.shards),
-            self._step("X.T @ u", up=8 * width * vectors * size.shards),
-            self._step("collect u", up=rows),
+            self._step("f(u)", is_chosen=True),
+            self._step("u.sum()", up=8 * vectors * size.shards, is_chosen=True),
+            self._step("X.T @ u", up=8 * width * vectors * size.shards, is_chosen=True),
+            self._step("collect u", up=rows, is_chosen=True),
         ]
 
     def _step(self, name: str, down: int = 0, up: int = 0, is_chosen: bool = False) -> PricedStep:

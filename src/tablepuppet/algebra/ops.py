@@ -112,7 +112,8 @@ def check_weighed(table: LocalTable, view: RelationRows, rows: Array) -> None:
         weighed = np.stack([np.bincount(places, column, len(distinct)) > 0 for column in weighed.T], axis=1)
     found = np.count_nonzero(weighed, axis=0)
     if np.any((found > 0) & (found < least)):
-        raise table.grant.refusal("min_rows", f"a product would be a sum over fewer than {least} of its rows")
+        reason = "leave out columns that few rows have, or take larger groups: a product would be a sum over fewer than"
+        raise table.grant.refusal("min_rows", f"{reason} {least} of its rows")
 
 
 @op(

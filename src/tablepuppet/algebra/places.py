@@ -35,6 +35,7 @@ from tablepuppet.sql.expression import columns_of
 
 PlanName = Literal["cost", "collect", "heuristic", "parties"]
 PLANS: tuple[str, ...] = get_args(PlanName)
+COLLECT = "collect cells"
 SLOTS = 8  # functions of columns that parties keep for a matrix
 LATENCY = 1e-3  # seconds of a trip, before one was measured
 BANDWIDTH = 1.25e8  # bytes per second, before a message was large enough to measure it
@@ -402,7 +403,12 @@ class Places:
     def collecting(self, aliases: Iterable[str]) -> PricedStep:
         """The step that collects the cells of tables."""
         cells = {alias: self.cell_bytes(alias) for alias in aliases}
-        return PricedStep("collect cells", dict.fromkeys(cells, 0), cells)
+        return PricedStep(COLLECT, dict.fromkeys(cells, 0), cells)
+
+    def check_collecting(self, asked: PricedStep) -> None:
+        """PrivacyError if a step collects cells that may not be collected."""
+        for alias in asked.up if asked.step == COLLECT else ():
+            self._check_values(asked.step, alias)
 
     def read(self, pending: Pending) -> Replies:
         """Read replies, and note what the trip has cost, if it is made now.

@@ -227,8 +227,12 @@ class Desk:
         limit = "sessions" if len(self._lines) >= self.limits.sessions else ""
         limit = limit or ("sessions_per_caller" if mine >= self.limits.sessions_per_caller else "")
         if limit:
+            used = [line.used for (owner, _), line in self._lines.items() if owner == caller]
+            oldest = max(0.0, min(used) + self.limits.idle - time.monotonic()) if used else 0.0
+            mine_end = f"; of yours, one ends in {oldest:,.0f} s if it is not used (limits.idle)" if used else ""
             raise BusyError(
-                f"party {self.party.name!r} is busy: it has as many sessions as it allows (limits.{limit}); try again",
+                f"party {self.party.name!r} is busy: it has as many sessions as it allows (limits.{limit}){mine_end}; "
+                "try again",
                 limit=limit,
             )
 

@@ -175,7 +175,10 @@ class _Point:
         mean = y.mean(keepdims=True)
         if not family.holds(mean):
             raise LearnError(f"glm: y is {mean[0]:g} in every row, which has no {link.name}")
-        start = float(link.link(mean)[0] - offset.mean())
+        with np.errstate(all="ignore"):
+            start = float(link.link(mean)[0] - offset.mean())
+        if not np.isfinite(start):
+            raise LearnError(f"glm: the mean of y is {mean[0]:g}, which has no {link.name}; take another link")
         return cls(family, link, y, offset + start, start)
 
     @property
@@ -222,7 +225,8 @@ def _climb(
     steps that were made before; ``keep`` is called with each.
     """
     if not point.is_valid:
-        raise LearnError("glm: the mean label and this offset give means that the family cannot have; try link='log'")
+        other = "give an offset that leaves" if point.link.name == "log" else "try link='log', or an offset that leaves"
+        raise LearnError(f"glm: the mean label and this offset give means that the family cannot have; {other} them")
     total, steps = begun
     for number in range(min(steps, max_iter - 1) + 1, max_iter + 1):
         before, (change, image) = point.deviance, step(point)

@@ -60,8 +60,10 @@ def kmeans(
     With a ``folder`` it goes on after a crash: its state is kept there after every round, with the cluster of every
     joined row.
 
-    Raises LearnError for settings that are out of range, and PrivacyError where a party's policy does not allow sums
-    over as few rows as a cluster has there (``min_rows``), or so many vectors (``limits.max_matrix_columns``).
+    A run that meets a cluster with fewer rows than a party adds up (``min_rows``) ends, and is not the best.
+
+    Raises LearnError for settings that are out of range, and PrivacyError if all runs end so, or where a party's policy
+    does not allow so many vectors (``limits.max_matrix_columns``).
     """
     _check(X, k, runs, max_iter, seed)
     with _limit_explained(k, runs, max_iter):
@@ -94,7 +96,13 @@ def _best_run(X: LazyArray, k: int, runs: int, max_iter: int, seed: int, folder:
     else:
         found = [_Run(rows, labels, np.zeros((k, width))) for labels in _first_labels(rows, k, runs, rng)]
     for _ in range(max(run.rounds for run in found), max_iter):
-        active = [run for run in found if not run.is_done]
+        active = [run for run in found if not run.is_done and run.may_go_on()]
+        if not any(run.is_done for run in found) and not active:
+            raise PrivacyError(
+                "kmeans: in every run a cluster has fewer rows of a party than its policy adds up; take a smaller k, "
+                f"or more runs than {runs} (policy rule min_rows)",
+                rule="min_rows",
+            )
         means = [rows.ask_means(run.labels, k) for run in active]
         for run, each in zip(active, means, strict=True):
             run.move(each.read())
@@ -103,7 +111,7 @@ def _best_run(X: LazyArray, k: int, runs: int, max_iter: int, seed: int, folder:
             run.assign(nearest)
         if folder is not None:
             progress.write(**_Run.state(found))
-        if all(run.is_done for run in found):
+        if all(run.is_done or run.is_refused for run in found):
             break
     gains = [run.gain() for run in found]
     best = found[int(np.argmax(gains))]
@@ -119,7 +127,7 @@ def _check(matrix: LazyArray, k: int, runs: int, max_iter: int, seed: int) -> No
     for name, value, least, most in (
         ("k", k, 1, rows), ("runs", runs, 1, 10_000), ("max_iter", max_iter, 1, 1_000_000), ("seed", seed, 0, 1 << 63),
     ):  # fmt: skip
-        if not isinstance(value, Integral) or not least <= value <= most:
+        if not isinstance(value, Integral) or isinstance(value, bool) or not least <= value <= most:
             raise LearnError(f"kmeans: {name} is a whole number from {least} to {most:,}, not {value!r}")
 
 
@@ -128,7 +136,7 @@ class _Run:
 
     def __init__(self, rows: DistinctRows, labels: NDArray[np.integer], centres: Array):
         self._rows, self.labels, self.centres = rows, labels, centres
-        self.rounds, self.is_done = 0, False
+        self.rounds, self.is_done, self.is_refused = 0, False, False
         self._gain: float | None = None
         self._asked: Nearest | None = None
 
@@ -140,6 +148,7 @@ class _Run:
         return {
             "labels": np.array(labels, small), "centres": np.array([run.centres for run in runs]),
             "rounds": np.array([run.rounds for run in runs]), "done": np.array([run.is_done for run in runs]),
+            "refused": np.array([run.is_refused for run in runs]),
         }  # fmt: skip
 
     @classmethod
@@ -148,13 +157,21 @@ class _Run:
         found = cls(rows, rows.reduced(state["labels"][place]), state["centres"][place])
         found.rounds = int(state["rounds"][place])
         found.is_done = bool(state["done"][place])
+        found.is_refused = "refused" in state and bool(state["refused"][place])
         return found
 
     def gain(self) -> float:
         """By how much the centres make the sum of squares smaller; a trip for a run that was restored as it ended."""
+        if self.is_refused:
+            return -np.inf
         if self._gain is None:
             self._gain = 2 * (self._asked or self._rows.ask_nearest(self.centres)).gain(self.labels)
         return self._gain
+
+    def may_go_on(self) -> bool:
+        """Whether parties add up the rows of its clusters; else it has ended, without a result."""
+        self.is_refused = self.is_refused or self._rows.has_few(self.labels, len(self.centres))
+        return not self.is_refused
 
     def move(self, means: Array) -> None:
         """Move every centre to the mean of its rows, (k, columns); one without rows, NaN, stays where it is."""

@@ -59,7 +59,7 @@ class LassoPath(LinalgModel):
         least, largest = self.alphas[-1], self.alphas[0]
         if not least * (1 - 1e-9) <= alpha <= largest * (1 + 1e-9):
             raise LearnError(
-                f"at: the path has penalties from {least:.6g} to {largest:.6g}, not {alpha!r}; "
+                f"at: the path has penalties from {least:.6g} to {largest:.6g}, not {alpha:.6g}; "
                 "give it to lasso, alphas=[...]"
             )
         return self.models[int(np.argmin(np.abs(np.log(self.alphas) - np.log(alpha))))]

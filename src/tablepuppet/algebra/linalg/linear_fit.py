@@ -68,8 +68,8 @@ def matrix_of(rows: Rows, fitted: Prepared) -> LazyArray:
     mine, known = rows.preparation, fitted.preparation
     if mine.encoding.id != known.encoding.id or mine.recipe != known.recipe:
         raise LearnError(
-            "this matrix was prepared by other means and scales than the model's: give predict the relation itself, "
-            "or its rel.matrix(like=model)"
+            "this array's columns are not made as those that the model was fitted on, by the same choice of columns, "
+            "functions, means and scales: give predict the relation itself, or rel.matrix(like=model)"
         )
     return rows
 

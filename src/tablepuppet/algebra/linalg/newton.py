@@ -134,6 +134,8 @@ def classes_of(program: str, label: ArrayLike, rows: int) -> tuple[NDArray[np.ge
     given = np.asarray(label)
     if given.shape != (rows,):
         raise LearnError(f"{program}: y has shape {given.shape}, and X has {rows:,} joined rows: ({rows},)")
+    if given.dtype.kind == "c":
+        raise LearnError(f"{program}: y has complex numbers, which are no classes")
     if given.dtype.kind == "f" and not np.isfinite(given).all():
         raise LearnError(f"{program}: y has values that are not finite")
     try:

@@ -17,6 +17,7 @@ from tablepuppet.arrays import upright
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
+USUAL = 10  # components
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,8 +37,8 @@ class PCA(LinalgModel):
 
 
 @program
-def pca(X: LazyArray, components: int = 10) -> PCA:
-    """The first principal components of X; one trip over one table, else two.
+def pca(X: LazyArray, components: int | None = None) -> PCA:
+    """The first principal components of X, ten or all if there are fewer; one trip over one table, else two.
 
     The covariance matrix is (X^T X - n m m^T) / (n - 1), with m the means of columns. LearnError unless there are so
     many components: at most one per column, and fewer than joined rows.
@@ -48,7 +49,8 @@ def pca(X: LazyArray, components: int = 10) -> PCA:
         raise LearnError(
             f"pca needs a column and two joined rows, and X has {rows:,} joined rows and {width:,} columns"
         )
-    if not isinstance(components, Integral) or not 1 <= components <= most:
+    components = min(USUAL, most) if components is None else components
+    if not isinstance(components, Integral) or isinstance(components, bool) or not 1 <= components <= most:
         raise LearnError(
             f"components is a whole number from 1 to {most:,}, since X has {rows:,} joined rows and {width:,} columns, "
             f"not {components!r}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.errors import LearnError
@@ -28,11 +30,22 @@ def program(function: Callable[Arguments, Fitted]) -> Callable[Arguments, Fitted
             takes += ", y = rel.label()"
         if not isinstance(given.get("X"), LazyArray):
             raise LearnError(f"{takes}, not {_type_of(given, 'X')}")
-        if "y" in signature.parameters and _is_no_label(given.get("y")):
-            raise LearnError(f"{name}: y is one value per joined row, y = rel.label(), not {_type_of(given, 'y')}")
+        if "y" in signature.parameters:
+            if _is_no_label(given.get("y")):
+                raise LearnError(f"{name}: y is one value per joined row, y = rel.label(), not {_type_of(given, 'y')}")
+            _check_columns(name, given["X"])
+        if not isinstance(given.get("folder"), (str, Path, type(None))):
+            raise LearnError(f"{name}: folder is the name of one, not {_type_of(given, 'folder')}")
         return function(*values, **named)
 
     return names_checked(one_run()(checked))
+
+
+def _check_columns(name: str, matrix: Any) -> None:
+    """LearnError if a column is there twice: coefficients are by name."""
+    twice = [column for column, times in Counter(matrix.columns).items() if times > 1]
+    if twice:
+        raise LearnError(f"{name}: column {twice[0]!r} is in X more than once; leave it out: X[:, columns]")
 
 
 def _is_no_label(given: object) -> bool:
