@@ -107,12 +107,12 @@ class Learner(Planner):
             return self._fit(relation, validation)
 
     def _fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Self:
-        begun = self._open_fit(relation, validation, may_hold_out)
-        watch = begun.watch(self)
         with one_thread():  # parties, and pieces of the joined rows, are worked on at the same time
+            begun = self._open_fit(relation, validation, may_hold_out)
+            watch = begun.watch(self)
             model, intercept = self._train(begun.relation, begun.loss, watch)
-        self._close_fit(begun, watch, model, intercept)
-        begun.loss.rows.drop()
+            self._close_fit(begun, watch, model, intercept)
+            begun.loss.rows.drop()
         return self
 
     def _open_fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Begun:
