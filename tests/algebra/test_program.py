@@ -124,6 +124,8 @@ def test_what_does_not_fit_is_said(relation: tp.Relation, matrix: Any) -> None:
         tp.linalg.multilogreg(matrix, y * 1j)
     with pytest.raises(tp.LearnError, match=r"glm: the mean of y is -\d+.*which has no log; take another link"):
         tp.linalg.glm(matrix, y - 100, link="log")
+    with pytest.raises(tp.LearnError, match=r"path\.at\(alpha\)\.predict\(rel\)"):
+        tp.linalg.lasso(matrix, y, alphas=3).predict(relation)
     with pytest.raises(tp.LearnError, match="X is not changed in place"):
         matrix *= 2
     with pytest.raises(tp.LearnError, match="columns of categories have codes"):

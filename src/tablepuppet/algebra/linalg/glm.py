@@ -60,7 +60,7 @@ class GLM(LinearFit):
     iterations: int
 
     def predict(self, rows: Rows, offset: ArrayLike | None = None) -> Array:
-        """The predicted mean of every row of a relation; one trip."""
+        """The predicted mean of every row of a relation, without an offset unless one is given; one trip."""
         matrix = matrix_of(rows, self)
         return LINKS[self.link].inverse(self.scores(matrix) + _offset(offset, matrix.shape[0]))
 

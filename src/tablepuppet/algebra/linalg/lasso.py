@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -52,6 +53,10 @@ class LassoPath(LinalgModel):
     columns: list[str]
     preparation: Preparation
     models: list[Lasso]
+
+    def predict(self, rows: Rows) -> NoReturn:
+        """A path has many models."""
+        raise LearnError("a path has a model for each penalty: path.at(alpha).predict(rel)")
 
     def at(self, alpha: float) -> Lasso:
         """The model whose penalty is nearest, by its logarithm; LearnError for one outside of the path."""

@@ -147,6 +147,8 @@ def classes_of(program: str, label: ArrayLike, rows: int) -> tuple[NDArray[np.ge
             f"{program}: y has {len(classes):,} values that are not whole numbers, which are no classes; take lm or "
             "glm, or make classes of it in SELECT, by CASE"
         )
+    if not rows:
+        raise LearnError(f"{program}: X has no joined rows")
     if len(classes) < 2:
         raise LearnError(f"{program}: y has one class only in these rows; two or more are needed")
     return classes, numbers
