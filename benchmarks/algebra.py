@@ -37,7 +37,7 @@ import tablepuppet as tp
 from benchmarks.data import DATA, ROOT, is_there
 from benchmarks.proxy import US_UK, Proxy
 from benchmarks.turns import best
-from tablepuppet.algebra.places import PLANS
+from tablepuppet.algebra.placement import PLANS
 from tablepuppet.party.config import Limits
 from tablepuppet.party.policy import EVERY_USE, ColumnRule, Policy, TableRule, Use
 from tablepuppet.wire.distance import communication_seconds

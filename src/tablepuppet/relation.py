@@ -52,7 +52,7 @@ from tablepuppet.wire.engine import call_all
 
 if TYPE_CHECKING:
     from tablepuppet.algebra.array import LazyArray
-    from tablepuppet.algebra.places import PlanName
+    from tablepuppet.algebra.placement import PlanName
     from tablepuppet.algebra.preparation import Prepared
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import tablepuppet as tp
 from benchmarks.algebra import CLOSED, l2svm
 from tablepuppet.algebra.kept import KeptArray
-from tablepuppet.algebra.places import PLANS, LineSpeed
+from tablepuppet.algebra.placement import PLANS, LineSpeed
 from tablepuppet.party.config import Limits
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.party.policed import ROWS, federation, open_party, write_file
@@ -114,7 +114,7 @@ def test_cost_is_the_cheapest(tmp_path: Path, name: str) -> None:
         for plan in ("cost", "heuristic", "parties"):
             x = relation.matrix(plan=plan)
             x.sum(axis=0)  # rows and encoders travel with the first
-            x.source.places.line = LineSpeed(latency=0.04)
+            x.source.placement.line = LineSpeed(latency=0.04)
             before = fed.engine.traffic.trips
             found[plan] = np.asarray(BY_PRODUCTS[name](x, y).coef, float)
             trips[plan] = fed.engine.traffic.trips - before
@@ -129,7 +129,7 @@ def test_scores_by_cost_are_where_that_takes_least(tmp_path: Path, bandwidth: fl
     with services(tmp_path, policy=CLOSED) as fed:
         relation = fed.sql(SQL, label="y")
         y, x = relation.label(), relation.matrix()
-        x.source.places.line = LineSpeed(0.04, bandwidth, True)
+        x.source.placement.line = LineSpeed(0.04, bandwidth, True)
         known = tp.linalg.l2svm(relation.matrix(plan="heuristic"), y)
         np.testing.assert_allclose(
             np.asarray(tp.linalg.l2svm(x, y).coef, float), np.asarray(known.coef, float), atol=1e-6
@@ -307,7 +307,7 @@ def test_nothing_leaves_before_it_is_reduced(tmp_path: Path) -> None:
             return {each["release"]: each["bytes"] for each in told}
 
         before, u = released(), np.tanh(x @ np.ones(x.shape[1])) * 2
-        fed_outbox = x.source.places.client.outbox
+        fed_outbox = x.source.placement.client.outbox
         fed_outbox.send()
         assert {name for name, size in released().items() if size > before.get(name, 0)} <= {"COUNTS"}
         assert isinstance(u.sum(), float)
@@ -318,7 +318,7 @@ def test_a_table_opts_in(tmp_path: Path) -> None:
     x = federation(open_party(write_file(tmp_path))).sql("SELECT credit, open FROM cards").matrix(plan="parties")
     with pytest.raises(tp.PrivacyError, match="matrix = true"):
         x @ np.ones(2)
-    client = x.source.places.client
+    client = x.source.placement.client
     for op, given in (
         ("matrix.keep_times", {"encoding": x.source.encoding.id, "directions": np.ones(2)}),
         ("matrix.keep_rows", {"rows": np.ones(ROWS)}),
@@ -357,10 +357,10 @@ def test_requests_written_by_hand(tmp_path: Path) -> None:
     relation = fed.sql("SELECT credit, open FROM cards")
     x, other = relation.matrix(plan="parties"), fed.sql("SELECT credit, open FROM cards").matrix(plan="parties")
     u, foreign = x @ np.ones(2), other @ np.ones(2)
-    other.source.places.client.outbox.send()
+    other.source.placement.client.outbox.send()
 
     def ask(op: str, **given: Any) -> Any:
-        return x.source.places.client.ask(op, lambda *_: given).read()
+        return x.source.placement.client.ask(op, lambda *_: given).read()
 
     kept, encoding = u.slot.name, x.source.encoding.id
     ask("matrix.keep_function", into="mine", function="add", left=kept, right=1.0)

@@ -90,7 +90,7 @@ def test_replies_are_no_rounds(tmp_path: Path) -> None:
     for _ in range(3):
         found.times(np.ones(5))
         found.transposed_times(np.ones(ROWS))
-    assert not +found.places.client.outbox.replies
+    assert not +found.placement.client.outbox.replies
 
 
 @pytest.mark.parametrize("weighed", [1, 9, 10, 0])

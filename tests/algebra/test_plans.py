@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.algebra.places import ENVELOPE, PLANS, LineSpeed
+from tablepuppet.algebra.placement import ENVELOPE, PLANS, LineSpeed
 from tablepuppet.party.config import Limits
 from tablepuppet.party.policy import EVERY_USE, ColumnRule, Policy, TableRule, Use
 from tests.learn.materialised import ALL, JOIN, shop
@@ -140,8 +140,8 @@ def test_cost_collects_when_it_would_have_paid(tmp_path: Path) -> None:
     """A loop of products is first computed at the parties, then here; databases of this process are never collected."""
     with services(tmp_path) as fed:
         x = fed.sql(SQL).matrix()
-        x.source.places.line = LineSpeed(latency=0.1, bandwidth=1e4)  # a slow line, as if it were measured
-        x.source.places.line.add = lambda *_: None  # type: ignore[method-assign]
+        x.source.placement.line = LineSpeed(latency=0.1, bandwidth=1e4)  # a slow line, as if it were measured
+        x.source.placement.line.add = lambda *_: None  # type: ignore[method-assign]
         assert x.explain().steps["X @ V"].where == "at parties"
         before = fed.engine.traffic.trips
         for _ in range(50):
@@ -162,10 +162,10 @@ def test_forbidden_plans_are_not_considered(tmp_path: Path) -> None:
     with services(tmp_path, policy=CLOSED) as fed:
         relation = fed.sql(SQL)
         x = relation.matrix()
-        x.source.places.line = LineSpeed(latency=10.0)
+        x.source.placement.line = LineSpeed(latency=10.0)
         for _ in range(5):
             x @ np.ones(x.shape[1])
-        assert not x.source.places.collected
+        assert not x.source.placement.collected
         y = relation.matrix(plan="collect")
         before = fed.engine.traffic.trips
         with pytest.raises(tp.PrivacyError, match=r"X @ V: party .* column .*may not be collected.*policy rule uses"):
@@ -189,7 +189,7 @@ def test_a_column_is_collected_if_its_policy_says_so(tmp_path: Path) -> None:
         with pytest.raises(tp.PrivacyError, match=rf"column '{column}': its cells may not be collected"):
             y.sum()
         with pytest.raises(tp.PrivacyError, match=r"VALUES"):  # nor if the coordinator does not look at the catalog
-            y.source.places._collect(["cards"])
+            y.source.placement._collect(["cards"])
     chosen = federation(party).sql("SELECT open FROM cards").matrix()  # plan="cost": no products, so cells
     assert (chosen @ np.ones(1)).std() == pytest.approx(1.0)
     nothing = federation(party).sql("SELECT open, region FROM cards").matrix()

@@ -13,7 +13,7 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.linalg.progress import Progress
-from tablepuppet.algebra.places import LineSpeed
+from tablepuppet.algebra.placement import LineSpeed
 from tests.algebra.test_plans import services
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.relations import federation
@@ -127,12 +127,12 @@ def test_tables_compute_where_they_did(tmp_path: Path) -> None:
     """What cost had collected is collected at once by a run that goes on, though its line is fast now."""
     with services(tmp_path) as fed:
         x = fed.sql(SQL, label="returned").matrix()
-        x.source.places.line = LineSpeed(latency=10.0)
-        x.source.places.line.add = lambda *_: None  # type: ignore[method-assign]
+        x.source.placement.line = LineSpeed(latency=10.0)
+        x.source.placement.line.add = lambda *_: None  # type: ignore[method-assign]
         tp.linalg.kmeans(x, k=3, max_iter=3, folder=tmp_path / "run")
-        assert x.source.places.collected
+        assert x.source.placement.collected
         again = fed.sql(SQL, label="returned").matrix()
-        again.source.places.line = LineSpeed(latency=0.0, bandwidth=1e15)
-        again.source.places.line.add = lambda *_: None  # type: ignore[method-assign]
+        again.source.placement.line = LineSpeed(latency=0.0, bandwidth=1e15)
+        again.source.placement.line.add = lambda *_: None  # type: ignore[method-assign]
         tp.linalg.kmeans(again, k=3, max_iter=4, folder=tmp_path / "run")
-        assert again.source.places.collected.keys() == x.source.places.collected.keys()
+        assert again.source.placement.collected.keys() == x.source.placement.collected.keys()

@@ -249,8 +249,10 @@ def test_cells_do_not_leave_beside_secure_sums(tmp_path: Path) -> None:
     with pytest.raises(tp.LearnError, match=r'plan="collect" brings the cells.*secure_sum=True'):
         relation.matrix(secure_sum=True, plan="collect")
     x = relation.matrix(secure_sum=True)
-    x.source.places._spent = 1e9  # as if the steps so far had cost much
-    x.source.places.sizes = {alias: replace(size, is_remote=True) for alias, size in x.source.places.sizes.items()}
+    x.source.placement._spent = 1e9  # as if the steps so far had cost much
+    x.source.placement.sizes = {
+        alias: replace(size, is_remote=True) for alias, size in x.source.placement.sizes.items()
+    }
     for _ in range(2):
         x.T @ np.ones(len(relation))
     assert tp.linalg.kmeans(x, k=2, runs=1, max_iter=2).centres.shape == (2, x.shape[1])
@@ -260,7 +262,7 @@ def test_cells_do_not_leave_beside_secure_sums(tmp_path: Path) -> None:
         relation.matrix(plan="collect") @ np.ones(x.shape[1])
     for alias in ("o", "c"):
         with pytest.raises(tp.PrivacyError, match=r"does not release VALUES \(policy rule secure_sum\)"):
-            x.source.places._collect([alias])
+            x.source.placement._collect([alias])
     plain = fed.sql(SQL).matrix(plan="collect")  # a session without rosters
     plain @ np.ones(x.shape[1])
     assert "VALUES" in released(fed)
@@ -279,7 +281,7 @@ def test_a_policy_of_sums_releases_no_cells(strict: tp.Federation) -> None:
     with pytest.raises(tp.PrivacyError, match=r"party 'owner0', table 'orders': its cells may not be collected"):
         x @ np.ones(x.shape[1])
     with pytest.raises(tp.PrivacyError, match=r"does not release VALUES \(policy rule secure_sum\)"):
-        x.source.places._collect(["o"])
+        x.source.placement._collect(["o"])
     with pytest.raises(tp.PrivacyError, match=r"policy rule secure_sum"):
         relation.correlation()
     with pytest.raises(tp.PrivacyError, match=r"sums over its rows leave only .* take rel.matrix\(secure_sum=True\)"):

@@ -20,7 +20,7 @@ from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.spec import Linear, Network
 from tablepuppet.party.spec import Spec as Model
-from tablepuppet.prep.specs import Fill, Missing, Scale, Spec
+from tablepuppet.prep.specs import Fill, Missing, Scale, StepSpec
 from tablepuppet.privacy.accountant import gaussian_epsilon
 from tablepuppet.privacy.noise import gaussian_sigma
 from tests.privacy.audit import least_gaussian_epsilon
@@ -31,7 +31,7 @@ MODELS = pytest.mark.parametrize("hidden", [None, [2]], ids=["linear", "network"
 
 def begun(folder: Path, x: float | None, feature: str) -> World:
     """A session with one feature, encoded; ``steps`` is one that a pipeline fills, flags and scales."""
-    steps: list[Spec] = []
+    steps: list[StepSpec] = []
     if feature == "steps":
         feature, steps = "x", [Missing("x", "flag"), Fill("x", -9.0), Scale("x", 0.0, 2.0)]
     ones: list[Any] = [1.0] * (ROWS - 1)

@@ -73,7 +73,7 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
 
         Only of columns that are public at every party.
         """
-        return encoder_names(self.source.places.client, self.source.encoding)
+        return encoder_names(self.source.placement.client, self.source.encoding)
 
     # ---- sums and statistics
 
@@ -315,7 +315,7 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
         products, _ = self.basis
         keeper = self.source.keeper
         kept = keeper.steps(products, vectors) if keeper is not None and products.tables else []
-        return explain_array(self.source.places, products, vectors, kept)
+        return explain_array(self.source.placement, products, vectors, kept)
 
 
 class WeightedRows(RowScaled):

@@ -18,7 +18,7 @@ from tablepuppet.algebra.gram import gram
 from tablepuppet.algebra.kept import Keeper, KeptArray
 from tablepuppet.algebra.nearest import Nearest
 from tablepuppet.algebra.operator import ProductOperator
-from tablepuppet.algebra.places import Places
+from tablepuppet.algebra.placement import Placement
 from tablepuppet.algebra.preparation import Preparation, Recipe
 from tablepuppet.algebra.products import Result, TableProducts, checked, checked_shape
 from tablepuppet.errors import LearnError, PrivacyError
@@ -34,7 +34,7 @@ class MatrixSource(Protocol):
     """X itself, as arrays that are made of it use it."""
 
     products: TableProducts
-    places: Places
+    placement: Placement
     encoding: Encoding
     engine: Engine
     wire_name: str
@@ -127,7 +127,7 @@ class ColumnProducts(ProductOperator):
                 "secure sums need a bound of what is added up, which a function of columns has not: transform columns "
                 "in SELECT, or call rel.matrix() without secure_sum"
             )
-        return Derived(source.places, source.encoding.id, parts), pick
+        return Derived(source.placement, source.encoding.id, parts), pick
 
     def kept_times(self, directions: ArrayLike, sums: int | None = None) -> KeptArray | Array:
         """A V, which stays at the parties where that is the plan; else as `times`. For ``sums`` see `Keeper.keeps`."""

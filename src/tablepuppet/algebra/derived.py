@@ -9,7 +9,7 @@ import numpy as np
 
 from tablepuppet.algebra.functions import Function
 from tablepuppet.algebra.ops import applied
-from tablepuppet.algebra.places import Places
+from tablepuppet.algebra.placement import Placement
 from tablepuppet.algebra.products import TableProducts
 from tablepuppet.errors import LearnError
 from tablepuppet.prep.encoded_table import EncodedTable
@@ -18,28 +18,28 @@ from tablepuppet.prep.encoded_table import EncodedTable
 class Derived(TableProducts):
     """A function of columns of X: kept at parties until several others were asked for, then asked for again."""
 
-    def __init__(self, places: Places, encoding: str, parts: Mapping[str, DerivedTable]):
+    def __init__(self, placement: Placement, encoding: str, parts: Mapping[str, DerivedTable]):
         self._encoding, self._parts = encoding, parts
         self._key = tuple((alias, each.key) for alias, each in parts.items())
         self._made: dict[str, EncodedTable] = {}
-        super().__init__(places, {}, {alias: each.width for alias, each in parts.items()})
+        super().__init__(placement, {}, {alias: each.width for alias, each in parts.items()})
 
     def local(self, alias: str) -> EncodedTable | None:
         """A function of the table's rows, if these were collected."""
-        data = self.places.collected.get(alias)
+        data = self.placement.collected.get(alias)
         if data is not None and alias not in self._made:
             self._made[alias] = self._parts[alias].of(data)
         return None if data is None else self._made[alias]
 
     def ready(self) -> None:
         """Ask parties to apply the function, unless they have it."""
-        name, is_kept = self.places.slot(self._key)
+        name, is_kept = self.placement.slot(self._key)
         self._ids = dict.fromkeys(self._parts, name)
         if is_kept:
             return
-        there = [alias for alias in self.tables if alias not in self.places.collected]
+        there = [alias for alias in self.tables if alias not in self.placement.collected]
         by_alias = {alias: {"into": name, **self._parts[alias].arguments()} for alias in there}
-        self.places.client.widths |= {(alias, name): self._parts[alias].width for alias in there}
+        self.placement.client.widths |= {(alias, name): self._parts[alias].width for alias in there}
         self._lou.ask("matrix.apply", by_alias, by_alias=by_alias, encoding=self._encoding)
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.algebra.column_products import ColumnProducts
 from tablepuppet.algebra.nearest import Image, Nearest
-from tablepuppet.algebra.places import PricedStep
+from tablepuppet.algebra.placement import PricedStep
 from tablepuppet.algebra.products import Result
 from tablepuppet.arrays import Scalar
 from tablepuppet.mapping.table_mapping import SCATTER_CHUNK, Floats, Index, MappedTable
@@ -94,18 +94,18 @@ class DistinctRows:
 
     def __init__(self, array: ColumnProducts, directions: Array, most: int):
         self._array, self._products, self._directions = array, array.basis[0], directions
-        products, places = self._products, array.source.places
+        products, placement = self._products, array.source.placement
         self._narrow = [
             a
             for a in products.tables
-            if places.plan in KEEPING and products.width(a) <= most and not places.is_secured(a)
+            if placement.plan in KEEPING and products.width(a) <= most and not placement.is_secured(a)
         ]
         wanted = self._by_table(directions) if directions.size else {}
         wanted |= {alias: np.eye(products.width(alias)) for alias in self._narrow}
         self._first = products.ask_images(wanted, PricedStep.times(_widths(wanted), products))
         self._collected = {a: data for a in products.tables if (data := products.local(a)) is not None}
         others = [a for a in products.tables if a not in self._narrow and a not in self._collected]
-        self._alike = AlikeRows(places.client, array.source.encoding, others)
+        self._alike = AlikeRows(placement.client, array.source.encoding, others)
 
     def _by_table(self, columns: Array) -> dict[str, Array]:
         """V of A V by table."""
@@ -225,7 +225,7 @@ class DistinctRows:
         """Whether some group has fewer rows of a shard than its party adds up (``min_rows``), and not none."""
         products, joined = self._products, self.expanded(labels)
         for alias in products.tables:
-            least, table = products.places.min_rows(alias), products.mapping.tables[alias]
+            least, table = products.placement.min_rows(alias), products.mapping.tables[alias]
             if least and products.local(alias) is None:
                 pairs = table.index.astype(np.intp) * groups + joined
                 rows = (np.bincount(pairs, minlength=table.rows * groups) > 0).reshape(table.rows, groups)
@@ -237,7 +237,7 @@ class DistinctRows:
     def ask_means(self, labels: Labels, groups: int) -> Result:
         """Ask for the means of the joined rows of each group, (groups, d), by numbers of groups; NaN if it has none."""
         products, (_, tables, _), weights = self._products, self._read, self.weights
-        hidden = [a for a in tables if products.places.min_rows(a)]  # of which every row has to be counted
+        hidden = [a for a in tables if products.placement.min_rows(a)]  # of which every row has to be counted
         here = [a for a, table in tables.items() if table.cells is not None and a not in hidden]
         each = [a for a, table in tables.items() if a not in here and (a in hidden or table.firsts is None)]
         some = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tablepuppet.algebra.places import Places, PricedStep
+from tablepuppet.algebra.placement import Placement, PricedStep
 from tablepuppet.algebra.products import TableProducts
 from tablepuppet.errors import PrivacyError
 from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
@@ -47,7 +47,9 @@ class StepCosts(ShownAsTable):
         return TableView(f"Steps by plan {self.plan!r}", sides, rows)
 
 
-def explain_array(places: Places, products: TableProducts, vectors: int, kept: Sequence[PricedStep] = ()) -> StepCosts:
+def explain_array(
+    placement: Placement, products: TableProducts, vectors: int, kept: Sequence[PricedStep] = ()
+) -> StepCosts:
     """The steps that can be asked of a matrix, for a number of vectors; ``kept`` are those on vectors at parties."""
     many = dict.fromkeys(products.tables, vectors)
     steps = [
@@ -58,30 +60,30 @@ def explain_array(places: Places, products: TableProducts, vectors: int, kept: S
     ]  # fmt: skip
     steps = [each for each in steps if each.step not in {other.step for other in kept}] + list(kept)
     if products.tables:
-        steps.append(places.collecting(products.tables))
-    return StepCosts(places.plan, [_cost(places, each) for each in steps])
+        steps.append(placement.collecting(products.tables))
+    return StepCosts(placement.plan, [_cost(placement, each) for each in steps])
 
 
-def _cost(places: Places, asked: PricedStep) -> StepCost:
+def _cost(placement: Placement, asked: PricedStep) -> StepCost:
     """What a step would cost now."""
-    there = [alias for alias in asked.up if alias not in places.collected]
+    there = [alias for alias in asked.up if alias not in placement.collected]
     first = sorted(there)
     trips, size, where = asked.trips if there else 0, 0, "here"
     if there:
         where = "kept at parties" if asked.is_kept and not asked.trips else "at parties"
-        size = asked.size(there, places.sizes)
+        size = asked.size(there, placement.sizes)
     try:
-        places.check_collecting(asked)
-        collected = places.would_collect(asked, there)
+        placement.check_collecting(asked)
+        collected = placement.would_collect(asked, there)
     except PrivacyError as error:
         collected, where, trips, size = [], f"nowhere: policy rule {error.rule}", 0, 0
     if collected:
         rest = [alias for alias in there if alias not in collected]
-        cells = places.collecting(collected)
+        cells = placement.collecting(collected)
         trips = 1 + (asked.trips if rest else 0)
-        size = cells.size(collected, places.sizes) + asked.size(rest, places.sizes)
+        size = cells.size(collected, placement.sizes) + asked.size(rest, placement.sizes)
         where = "here, after cells are collected" if not rest else f"here: {', '.join(collected)}; else at parties"
     elif there and len(there) < len(asked.up):
         where = f"at parties: {', '.join(first)}; else here"
-    done = places.measured(asked.step)
+    done = placement.measured(asked.step)
     return StepCost(asked.step, where, trips, size, done.runs, done.trips, done.bytes, done.seconds)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array
 
-from tablepuppet.algebra.places import PricedStep, gram_order
+from tablepuppet.algebra.placement import PricedStep, gram_order
 from tablepuppet.algebra.products import ByTable, TableProducts
 from tablepuppet.mapping.table_mapping import Floats, TableMapping
 from tablepuppet.operators.client import Pending
@@ -57,11 +57,11 @@ def _ask_blocks(products: TableProducts, weights: Array | None, step: PricedStep
 
     def ask(aliases: Iterable[str]) -> Pending:
         if rows is None:
-            return products.places.lou.ask(
+            return products.placement.lou.ask(
                 "matrix.gram", aliases, by_alias=products.named_each(aliases),
                 bounds=lambda alias: {"gram": products.square(alias)}, joined_rows=count,
             )  # fmt: skip
-        return products.places.lou.ask(
+        return products.placement.lou.ask(
             "matrix.weighted_gram", aliases, rows, products.named_each(aliases),
             bounds=lambda alias: {"gram": bound * products.square(alias)}, joined_rows=count,
         )  # fmt: skip

@@ -23,7 +23,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.algebra.functions import CONDITIONS, OF_ONE, OF_TWO
-from tablepuppet.algebra.places import Places, PricedStep
+from tablepuppet.algebra.placement import Placement, PricedStep
 from tablepuppet.algebra.products import Result, TableProducts
 from tablepuppet.arrays import are_within
 from tablepuppet.errors import LearnError
@@ -50,23 +50,23 @@ class Slot:
 class Keeper:
     """Asks the parties of one table to keep vectors, and for sums and products of them."""
 
-    def __init__(self, places: Places, alias: str):
-        self.places, self.alias, self.rows = places, alias, len(places.client.mapping)
-        self._name, self._made, self._free = places.client.new_name(), 0, list[int]()
+    def __init__(self, placement: Placement, alias: str):
+        self.placement, self.alias, self.rows = placement, alias, len(placement.client.mapping)
+        self._name, self._made, self._free = placement.client.new_name(), 0, list[int]()
         self._sent: OrderedDict[bytes, Slot] = OrderedDict()
-        self._kept_times = "X @ V" if places.plan == "parties" else "keep X @ V"  # by cost, others come here
+        self._kept_times = "X @ V" if placement.plan == "parties" else "keep X @ V"  # by cost, others come here
 
     @classmethod
-    def of(cls, places: Places) -> Keeper | None:
+    def of(cls, placement: Placement) -> Keeper | None:
         """That of a matrix; None if by its plan, or by its rows, no vectors stay at parties.
 
         Sums that are masked need a bound of what is added up, which such vectors have not.
         """
-        tables = places.client.mapping.tables
-        if places.plan not in ("parties", "cost") or len(tables) != 1 or places.client.secured.parties:
+        tables = placement.client.mapping.tables
+        if placement.plan not in ("parties", "cost") or len(tables) != 1 or placement.client.secured.parties:
             return None
         [(alias, table)] = tables.items()
-        return cls(places, alias) if table.is_identity and places.client.shards(alias) else None
+        return cls(placement, alias) if table.is_identity and placement.client.shards(alias) else None
 
     def keeps(self, columns: int, sums: int | None) -> bool:
         """Whether X @ V, of so many columns, stays at the parties.
@@ -75,20 +75,20 @@ class Keeper:
         that is not known. By cost it stays if so many trips take less than the vector does, here and back; unless trips
         cost nothing, or cells are here or would be collected.
         """
-        places = self.places
-        if places.plan == "parties" or sums is None:
-            return places.plan == "parties"
-        if not places.sizes[self.alias].is_remote or self.alias in places.collected:
+        placement = self.placement
+        if placement.plan == "parties" or sums is None:
+            return placement.plan == "parties"
+        if not placement.sizes[self.alias].is_remote or self.alias in placement.collected:
             return False
-        size = self.rows * columns * places.wire_bytes
-        if places.line.seconds(sums, 0) >= places.line.seconds(0, 2 * size):
+        size = self.rows * columns * placement.wire_bytes
+        if placement.line.seconds(sums, 0) >= placement.line.seconds(0, 2 * size):
             return False
-        return not places.would_collect(self._step(self._kept_times, is_chosen=True), [self.alias])
+        return not placement.would_collect(self._step(self._kept_times, is_chosen=True), [self.alias])
 
     def steps(self, products: TableProducts, vectors: int) -> list[PricedStep]:
         """What may be asked, for this number of vectors."""
-        width, size = products.width(self.alias), self.places.sizes[self.alias]
-        rows = size.rows * vectors * self.places.wire_bytes
+        width, size = products.width(self.alias), self.placement.sizes[self.alias]
+        rows = size.rows * vectors * self.placement.wire_bytes
         return [
             self._step(self._kept_times, down=8 * width * vectors * size.shards, is_chosen=True),
             self._step("send u", down=rows, is_chosen=True),
@@ -104,22 +104,22 @@ class Keeper:
 
     def times(self, products: TableProducts, directions: Array) -> Slot:
         """Keep X V; V is (d, k)."""
-        size = 8 * directions.size * self.places.sizes[self.alias].shards
+        size = 8 * directions.size * self.placement.sizes[self.alias].shards
         step = self._step(self._kept_times, down=size, is_chosen=True)
-        self.places.prepare(step)
+        self.placement.prepare(step)
         products.ready()
         found = self._keep("matrix.keep_times", **products.named(self.alias), directions=directions)
-        self.places.queued(step)
+        self.placement.queued(step)
         return found
 
     def send(self, values: Array) -> Slot:
         """Send numbers to be kept, (N,) or (N, k); numbers that were sent before are not sent again."""
         digest = hashlib.sha256(values.tobytes()).digest() + bytes(str(values.shape), "ascii")
         if digest not in self._sent:
-            step, slot = self._step("send u", values.size * self.places.wire_bytes, is_chosen=True), self._slot()
-            self.places.prepare(step)
-            self.places.lou.ask("matrix.keep_rows", [self.alias], {self.alias: values}, into=slot.name)
-            self.places.queued(step)
+            step, slot = self._step("send u", values.size * self.placement.wire_bytes, is_chosen=True), self._slot()
+            self.placement.prepare(step)
+            self.placement.lou.ask("matrix.keep_rows", [self.alias], {self.alias: values}, into=slot.name)
+            self.placement.queued(step)
             self._sent[digest] = slot
             if len(self._sent) > SENT:
                 self._sent.popitem(last=False)
@@ -129,19 +129,19 @@ class Keeper:
     def function(self, name: str, operands: list[Slot | float | Array]) -> Slot:
         """Keep an elementwise function of vectors and numbers."""
         step, given = self._step("f(u)"), [each.name if isinstance(each, Slot) else each for each in operands]
-        self.places.prepare(step)
+        self.placement.prepare(step)
         found = self._keep("matrix.keep_function", function=name, **dict(zip(("left", "right"), given, strict=False)))
-        self.places.queued(step)
+        self.placement.queued(step)
         return found
 
     def ask_sums(self, slot: Slot, columns: int) -> Result:
         """Ask for the sums of a vector's columns, (k,)."""
-        step = self._step("u.sum()", up=8 * columns * self.places.sizes[self.alias].shards)
+        step = self._step("u.sum()", up=8 * columns * self.placement.sizes[self.alias].shards)
         return self._summed(step, columns, "matrix.kept_sums", kept=slot.name)
 
     def ask_transposed_times(self, products: TableProducts, slot: Slot, columns: int) -> Result:
         """Ask for X^T u, (d, k)."""
-        shards = self.places.sizes[self.alias].shards
+        shards = self.placement.sizes[self.alias].shards
         step = self._step("X.T @ u", up=8 * products.width(self.alias) * columns * shards)
         products.ready()
         named = products.named(self.alias)
@@ -149,21 +149,21 @@ class Keeper:
 
     def collect(self, slot: Slot, columns: int) -> Array:
         """The vector itself, (N, k); one trip."""
-        step = self._step("collect u", up=self.rows * columns * self.places.wire_bytes)
-        self.places.prepare(step)
+        step = self._step("collect u", up=self.rows * columns * self.placement.wire_bytes)
+        self.placement.prepare(step)
         pending = self._ask("matrix.kept_rows", kept=slot.name, vectors=columns)
-        self.places.queued(step)
-        replies = self.places.read(pending)[self.alias]
-        return self.places.lou.concatenate(replies, "image").astype(np.float64).reshape(self.rows, columns)
+        self.placement.queued(step)
+        replies = self.placement.read(pending)[self.alias]
+        return self.placement.lou.concatenate(replies, "image").astype(np.float64).reshape(self.rows, columns)
 
     def _summed(self, step: PricedStep, columns: int, op: str, **values: Any) -> Result:
-        self.places.prepare(step)
+        self.placement.prepare(step)
         pending = self._ask(op, vectors=columns, **values)
-        self.places.queued(step)
+        self.placement.queued(step)
 
         def finish() -> Array:
-            replies = self.places.read(pending)[self.alias]
-            return self.places.lou.add(replies, "sums").reshape(-1, columns)
+            replies = self.placement.read(pending)[self.alias]
+            return self.placement.lou.add(replies, "sums").reshape(-1, columns)
 
         return Result(finish)
 
@@ -173,7 +173,7 @@ class Keeper:
         return slot
 
     def _ask(self, op: str, **values: Any) -> Pending:
-        return self.places.lou.ask(op, [self.alias], **values)
+        return self.placement.lou.ask(op, [self.alias], **values)
 
     def _slot(self) -> Slot:
         if not self._free:

@@ -1,6 +1,6 @@
 """The joined matrix X of a relation, which is never built: the result of `rel.matrix()`.
 
-`products.py` computes products, `array.py` is the interface for NumPy, `places.py` decides where tables compute.
+`products.py` computes products, `array.py` is the interface for NumPy, `placement.py` decides where tables compute.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.derived import DerivedTable
 from tablepuppet.algebra.functions import Function
 from tablepuppet.algebra.kept import Keeper
-from tablepuppet.algebra.places import Places
+from tablepuppet.algebra.placement import Placement
 from tablepuppet.algebra.preparation import Recipe
 from tablepuppet.algebra.products import TableProducts
 from tablepuppet.errors import LearnError, PrivacyError
@@ -40,12 +40,12 @@ class RelationMatrix(LazyArray):
     def __init__(self, client: Client, encoding: Encoding, wire: str, owner: object = None, plan: str = "cost"):
         apply_encoding(client, encoding)
         self.encoding, self.wire_name, self._owner = encoding, wire, owner
-        self.engine, self.places = client.engine, Places(client, encoding, wire, plan)
+        self.engine, self.placement = client.engine, Placement(client, encoding, wire, plan)
         names = {alias: encoding.names(alias) for alias in encoding.numbers if alias in client.mapping.tables}
         ids = dict.fromkeys(names, encoding.id)
         squares = {alias: encoding.largest_square(alias) for alias in names}
         wide = {alias: len(listed) for alias, listed in names.items()}
-        self.products = TableProducts(self.places, ids, wide, squares)
+        self.products = TableProducts(self.placement, ids, wide, squares)
         self.all_columns = [name for listed in names.values() for name in listed]
         self.is_number = np.zeros(len(self.all_columns), bool)
         self.groups: list[tuple[int, int]] = []  # start and end of each category group
@@ -69,12 +69,12 @@ class RelationMatrix(LazyArray):
     @property
     def is_secure(self) -> bool:
         """Whether sums over the shards of some table are masked."""
-        return any(alias in self.places.client.secured.parties for alias in self.blocks)
+        return any(alias in self.placement.client.secured.parties for alias in self.blocks)
 
     @cached_property
     def keeper(self) -> Keeper | None:
         """Who keeps vectors at parties, if they stay there."""
-        return Keeper.of(self.places)
+        return Keeper.of(self.placement)
 
     def made(self, recipe: Recipe | None) -> LazyArray:
         """The array of a recipe over these rows."""
@@ -108,7 +108,7 @@ class RelationMatrix(LazyArray):
         Only of columns that are public, by the rules of statistics: PrivacyError else.
         """
         lows, highs = np.zeros(len(self.all_columns)), np.ones(len(self.all_columns))
-        wanted, client = set(places.tolist()), self.places.client
+        wanted, client = set(places.tolist()), self.placement.client
         encoders: dict[int, NumberEncoder] = {}
         for alias, block in self.blocks.items():
             for place, encoder in enumerate(self.encoding.numbers[alias], block.start):

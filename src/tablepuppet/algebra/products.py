@@ -9,7 +9,7 @@ each joined row, which the mapping holds. Then
 
 Over the shards of a table T V concatenates and T^T U adds up. Nothing as long as the joined rows crosses the wire. What
 is asked before a result is read shares a trip. A table computes at its parties, or here if it was collected
-(`places.py` decides). X^T X is in gram.py.
+(`placement.py` decides). X^T X is in gram.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.algebra.nearest import Image, Nearest
 from tablepuppet.algebra.ops import squares_of
-from tablepuppet.algebra.places import Places, PricedStep
+from tablepuppet.algebra.placement import Placement, PricedStep
 from tablepuppet.algebra.row_ops import Largest, largest_of_rows
 from tablepuppet.arrays import are_within
 from tablepuppet.errors import LearnError
@@ -61,19 +61,19 @@ class TableProducts:
     """
 
     def __init__(
-        self, places: Places, ids: Mapping[str, str], widths: Mapping[str, int],
+        self, placement: Placement, ids: Mapping[str, str], widths: Mapping[str, int],
         squares: Mapping[str, float] | None = None,
     ):  # fmt: skip
-        self.places, self.mapping, self._ids, self._squares = places, places.client.mapping, ids, squares or {}
+        self.placement, self.mapping, self._ids, self._squares = placement, placement.client.mapping, ids, squares or {}
         ends = np.cumsum([0, *widths.values()]).tolist()
         self.blocks = {alias: slice(*ends) for alias, ends in zip(widths, pairwise(ends), strict=True)}
         self.shape = (len(self.mapping), int(ends[-1]))
-        self.tables = [alias for alias, width in widths.items() if width and places.client.shards(alias)]
-        self._lou = places.lou
+        self.tables = [alias for alias, width in widths.items() if width and placement.client.shards(alias)]
+        self._lou = placement.lou
 
     def local(self, alias: str) -> EncodedTable | None:
         """The table's rows, if they were collected."""
-        return self.places.collected.get(alias)
+        return self.placement.collected.get(alias)
 
     def ready(self) -> None:
         """Called before something is asked of it."""
@@ -168,7 +168,7 @@ class TableProducts:
                 given = {**self.named(alias), "labels": small[shard.slice], "groups": groups}
                 return given if alias in chosen else None
 
-            grouped = self.places.client.ask(
+            grouped = self.placement.client.ask(
                 "matrix.sums_by", arguments,
                 bounds=lambda alias: {"sums": self.shape[0] * math.sqrt(self.square(alias))},
             )  # fmt: skip
@@ -306,18 +306,18 @@ class TableProducts:
         ``is_part``: other ops of the step were asked before.
         """
         if not is_part:
-            self.places.prepare(asked)
+            self.placement.prepare(asked)
         self.ready()
         here = {alias: data for alias in aliases if (data := self.local(alias)) is not None}
         there = [alias for alias in aliases if alias not in here]
         pending = ask(there) if there else None
         if pending is not None:
-            self.places.queued(asked, is_part)
+            self.placement.queued(asked, is_part)
         elif not is_part:
-            self.places.ran_here(asked)
+            self.placement.ran_here(asked)
 
         def read() -> dict[str, Any]:
-            replies = {} if pending is None else self.places.read(pending)
+            replies = {} if pending is None else self.placement.read(pending)
             found: dict[str, Any] = {}
             for alias in aliases:
                 if alias in here:
@@ -344,7 +344,7 @@ class TableProducts:
         if columns.shape[1] == 1 or table.is_identity:
             return self.mapping.scatter_sum(alias, columns)
         precision = self._lou.wire if self.local(alias) is None else np.float64
-        return self.places.row_sums(alias).of(columns, precision)  # much faster for several columns
+        return self.placement.row_sums(alias).of(columns, precision)  # much faster for several columns
 
 
 def _flattened(result: Result) -> Result:

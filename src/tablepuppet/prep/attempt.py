@@ -23,7 +23,7 @@ from tablepuppet.prep.known import Statistics, WantedColumn
 from tablepuppet.prep.label_sums import Folds, LabelSums
 from tablepuppet.prep.moments import Moments, NotYetKnown, Ranks
 from tablepuppet.prep.selected import is_date, is_public
-from tablepuppet.prep.specs import FARTHEST, Spec, needed_for
+from tablepuppet.prep.specs import FARTHEST, StepSpec, needed_for
 from tablepuppet.prep.statistics import NumberSummary
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.query import OutputColumn
@@ -145,7 +145,7 @@ class Attempt:
     ):
         self.statistics, self.categorical, self.max_categories = statistics, categorical, max_categories
         self.columns: dict[str, Column] = {}
-        self.program: dict[str, list[Spec]] = {}
+        self.program: dict[str, list[StepSpec]] = {}
         self.dropped: dict[str, tuple[Column, str]] = {}  # with reasons
         self.sources: dict[str, Column] = {}
         self.used: list[tuple[str, list[OutputColumn]]] = []  # by step, the selected columns that it works on
@@ -286,7 +286,7 @@ class Attempt:
         """The least and the largest value of a column, as all that is known of its order."""
         return _Ends(step, column.column, found, self.statistics.owners(column.alias))
 
-    def chain(self, name: str, alias: str, *more: Spec) -> TableSteps:
+    def chain(self, name: str, alias: str, *more: StepSpec) -> TableSteps:
         """The steps that a column depends on, and what they read."""
         steps = [*needed_for(self.program[alias], [name]), *more]
         read = {name, *(each for step in steps for each in step.reads)}
@@ -327,7 +327,7 @@ class Attempt:
 
     # What steps do
 
-    def emit(self, column: Column, step: Spec) -> None:
+    def emit(self, column: Column, step: StepSpec) -> None:
         """Let parties run a step."""
         self.program[column.alias].append(step)
 

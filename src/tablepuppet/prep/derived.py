@@ -26,7 +26,7 @@ from tablepuppet.party.returns import JOINED, Asked, Numbers
 from tablepuppet.prep.distribution import mark_of_rows
 from tablepuppet.prep.encode import check_read, frame_of
 from tablepuppet.prep.frame import CodedColumn, NumberColumn
-from tablepuppet.prep.specs import Missing, Outside, Shapes, Spec, needed_for
+from tablepuppet.prep.specs import Missing, Outside, Shapes, StepSpec, needed_for
 from tablepuppet.prep.statistics import KeyFamily, centred_sums, check_sums
 
 
@@ -78,7 +78,7 @@ def wanted_codes(arguments: Mapping[str, Any]) -> dict[str, int]:
 )
 def derived_sums(
     table: LocalTable, view: str, blinding: str, columns: Sequence[str], categories: Sequence[tuple[str, KeyFamily]],
-    wanted: Sequence[str], steps: Sequence[Spec] = (), **digests: NDArray[np.uint8],
+    wanted: Sequence[str], steps: Sequence[StepSpec] = (), **digests: NDArray[np.uint8],
 ) -> Values:  # fmt: skip
     """Sums of ``wanted`` columns after ``steps``, each row as often as it is joined."""
     steps = needed_for(steps, wanted)
@@ -127,12 +127,12 @@ def _weights(table: LocalTable, view: str, column: CodedColumn, size: int) -> ND
     return np.where(table.grant.is_group(groups), found, 0.0)
 
 
-def _read_for(steps: Sequence[Spec], names: Sequence[str]) -> set[str]:
+def _read_for(steps: Sequence[StepSpec], names: Sequence[str]) -> set[str]:
     """The columns that steps read for some columns, and these."""
     return {*names, *(each for step in needed_for(steps, names) for each in step.reads)}
 
 
-def _hidden(table: LocalTable, steps: Sequence[Spec], name: str) -> list[str]:
+def _hidden(table: LocalTable, steps: Sequence[StepSpec], name: str) -> list[str]:
     """The columns that are not public among those that a column is made of."""
     return sorted(
         each
@@ -141,7 +141,7 @@ def _hidden(table: LocalTable, steps: Sequence[Spec], name: str) -> list[str]:
     )
 
 
-def _count(table: LocalTable, view: str, wanted: Sequence[str], steps: Sequence[Spec]) -> None:
+def _count(table: LocalTable, view: str, wanted: Sequence[str], steps: Sequence[StepSpec]) -> None:
     """Count each choice of numbers by which columns that are not public are changed before they are summed."""
     found = []
     for name in wanted:

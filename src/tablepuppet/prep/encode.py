@@ -28,7 +28,7 @@ from tablepuppet.prep.category_names import CategoryNames, Coded
 from tablepuppet.prep.encoded_table import EncodedTable, KnownCategories
 from tablepuppet.prep.frame import Frame, inverse
 from tablepuppet.prep.selected import is_public
-from tablepuppet.prep.specs import Shapes, Spec, to_predict
+from tablepuppet.prep.specs import Shapes, StepSpec, to_predict
 from tablepuppet.prep.statistics import KeyFamily, check_family, key_family
 from tablepuppet.prep.values import numbers
 from tablepuppet.runs.events import Events
@@ -88,7 +88,7 @@ class TableSteps:
 
     numbers: tuple[OutputColumn, ...] = ()
     categories: tuple[tuple[OutputColumn, NDArray[np.uint8]], ...] = ()  # with the digests that have codes
-    steps: tuple[Spec, ...] = ()
+    steps: tuple[StepSpec, ...] = ()
 
     @property
     def columns(self) -> list[OutputColumn]:
@@ -261,7 +261,7 @@ def build(
     scales: Scales,
     categories: Sequence[tuple[str, KeyFamily]],
     private: bool = False,
-    steps: Sequence[Spec] = (),
+    steps: Sequence[StepSpec] = (),
     **digests: NDArray[np.uint8],
 ) -> Values:
     """Run ``steps`` over the rows of a relation, encode them, and keep them for the learner's ops.
@@ -315,7 +315,7 @@ def frame_of(
 
 def check_read(
     table: LocalTable, op_name: str, columns: Sequence[str], categories: Sequence[tuple[str, str]],
-    steps: Sequence[Spec], digests: Mapping[str, NDArray[np.uint8]],
+    steps: Sequence[StepSpec], digests: Mapping[str, NDArray[np.uint8]],
 ) -> Shapes:  # fmt: skip
     """The columns that steps leave; PartyError unless columns are of types that can be read so, and steps fit them."""
     where = f"party {table.grant.party!r}: {op_name}"

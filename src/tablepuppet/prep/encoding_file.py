@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.prep.encode import NO_DIGESTS, CategoryEncoder, Encoding, NumberEncoder, TableSteps
-from tablepuppet.prep.specs import Spec
+from tablepuppet.prep.specs import StepSpec
 from tablepuppet.sql.query import OutputColumn
 
 
@@ -77,7 +77,7 @@ def read_encoding(facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> Encodi
         return TableSteps(
             tuple(map(column, entry["numbers"])),
             tuple((column(each), digests(alias, each)) for each in entry["categories"]),
-            msgspec.convert(entry["steps"], tuple[Spec, ...]),
+            msgspec.convert(entry["steps"], tuple[StepSpec, ...]),
         )
 
     return Encoding(

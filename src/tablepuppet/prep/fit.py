@@ -24,7 +24,7 @@ from tablepuppet.prep.encode import (
 from tablepuppet.prep.known import MOST_TRIPS, Foreseen, Known, Needs, Statistics
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.prep.selected import LABELLED, check_across, check_label_means, check_without_noise
-from tablepuppet.prep.specs import Drop, Fill, Scale, Shapes, Spec, needed_for
+from tablepuppet.prep.specs import Drop, Fill, Scale, Shapes, StepSpec, needed_for
 from tablepuppet.prep.steps.categories import ID_HELP, check_few, is_id, list_categories
 from tablepuppet.prep.steps.drops import drop_if_same
 from tablepuppet.prep.steps.map import with_maps
@@ -202,7 +202,7 @@ def _finish_text(column: Column, attempt: Attempt) -> None:
 def encoders(attempt: Attempt, alias: str) -> tuple[tuple[NumberEncoder, ...], tuple[CategoryEncoder, ...], TableSteps]:
     """The encoders of a table, and what its parties do before they use them."""
     live = {name: each for name, each in attempt.columns.items() if each.alias == alias}
-    program: list[Spec] = needed_for(attempt.program.get(alias, []), live)
+    program: list[StepSpec] = needed_for(attempt.program.get(alias, []), live)
     last = {name: _fold(program, name) for name, each in live.items() if each.kind in ("number", "flag")}
     read = {*live, *(name for step in program for name in step.reads)}
     sources = [each for each in attempt.sources.values() if each.alias == alias and each.name in read]
@@ -230,7 +230,7 @@ def _category(column: Column, rows: float) -> CategoryEncoder:
     return CategoryEncoder(column.column, column.digests, tuple((column.weights / rows).tolist()), column.more)
 
 
-def _fold(program: list[Spec], name: str) -> tuple[float, float]:
+def _fold(program: list[StepSpec], name: str) -> tuple[float, float]:
     """Take a column's last scaling out of the steps, with a fill by its centre: encoders do the same."""
     uses = [place for place, step in enumerate(program) if name in (*step.reads, step.writes)]
     last = program[uses[-1]] if uses else None

@@ -33,7 +33,7 @@ from tablepuppet.prep.specs import (
     Part,
     Product,
     Scale,
-    Spec,
+    StepSpec,
     Without,
     fold_numbers,
 )
@@ -74,7 +74,7 @@ class Frame:
     _numbers: dict[str, NumberColumn] = field(default_factory=dict, init=False)
     _coded: dict[str, CodedColumn] = field(default_factory=dict, init=False)
 
-    def run(self, steps: Sequence[Spec]) -> None:
+    def run(self, steps: Sequence[StepSpec]) -> None:
         """Run steps that fit."""
         self._check_folds(steps)
         rows = len(self.table.view(self.view).row_ids)
@@ -84,7 +84,7 @@ class Frame:
             check_time()
             _run(step, self)
 
-    def _check_folds(self, steps: Sequence[Spec]) -> None:
+    def _check_folds(self, steps: Sequence[StepSpec]) -> None:
         """PartyError for folds that single out a few rows: numbers by fold are of the caller's choice.
 
         Two ways to deal the rows would cut each other's folds.
@@ -334,7 +334,7 @@ def _drop(step: Drop, frame: Frame) -> None:
     frame.drop(step.column)
 
 
-def inverse(steps: Sequence[Spec], name: str, values: Floats) -> Floats:
+def inverse(steps: Sequence[StepSpec], name: str, values: Floats) -> Floats:
     """What a column was before steps, from what it is after them; LearnError where steps cannot be undone."""
     found = values
     for step in reversed([step for step in steps if step.writes == name]):

@@ -32,7 +32,7 @@ from tablepuppet.party.returns import ROWS, Asked, Numbers, Plain, Wrong
 from tablepuppet.prep.derived import wanted_codes
 from tablepuppet.prep.encode import check_read, frame_of
 from tablepuppet.prep.label import ask_classes, ask_numbers, joined_classes, joined_numbers
-from tablepuppet.prep.specs import Spec, fold_numbers, needed_for
+from tablepuppet.prep.specs import StepSpec, fold_numbers, needed_for
 from tablepuppet.prep.statistics import KeyFamily
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import NUMERIC, family
@@ -63,7 +63,7 @@ class DerivedCodes:
 )
 def sent_codes(
     table: LocalTable, view: str, blinding: str, columns: Sequence[str], categories: Sequence[tuple[str, KeyFamily]],
-    wanted: Sequence[str], steps: Sequence[Spec] = (), **digests: NDArray[np.uint8],
+    wanted: Sequence[str], steps: Sequence[StepSpec] = (), **digests: NDArray[np.uint8],
 ) -> Values:  # fmt: skip
     """The codes of ``wanted`` columns after ``steps``, for every row that takes part; and the policy's ``min_group``.
 

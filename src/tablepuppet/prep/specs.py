@@ -213,7 +213,7 @@ class Drop(FittedStep, frozen=True, tag="drop"):
         return True
 
 
-Spec = (
+StepSpec = (
     Fill | FillCode | Missing | Scale | Clipped | Outside | Without | Logarithm | Exponent | Cut | Other | Lookup
     | FoldLookup | Hashed | Product | Part | Drop
 )  # fmt: skip
@@ -228,7 +228,7 @@ class Shapes:
     hashable: set[str] = field(default_factory=set)  # categories that no step has changed yet
 
     @classmethod
-    def of(cls, numbers: Iterable[str], categories: Mapping[str, int], steps: Iterable[Spec]) -> Shapes:
+    def of(cls, numbers: Iterable[str], categories: Mapping[str, int], steps: Iterable[StepSpec]) -> Shapes:
         """The shapes after ``steps``, from columns of numbers and columns of categories with their numbers of codes.
 
         Raises PartyError if a step does not fit.
@@ -248,7 +248,7 @@ class Shapes:
         """Columns of codes, with how many."""
         return {name: size for name, size in self.sizes.items() if size != NUMBERS}
 
-    def follow(self, step: Spec) -> None:
+    def follow(self, step: StepSpec) -> None:
         """One step more."""
         for name in step.reads:
             if name not in self.sizes:
@@ -267,7 +267,7 @@ class Shapes:
             return
         self._change(step, name)
 
-    def _change(self, step: Spec, name: str) -> None:
+    def _change(self, step: StepSpec, name: str) -> None:
         """The new shape of the column itself; a column that gets codes is placed after the existing ones."""
         match step:
             case Cut(edges=edges):
@@ -304,7 +304,7 @@ class Shapes:
         self.hashable.discard(name)
 
 
-def to_predict(steps: Iterable[Spec]) -> tuple[Spec, ...]:
+def to_predict(steps: Iterable[StepSpec]) -> tuple[StepSpec, ...]:
     """The steps for rows that were not learned from: what folds have of their own is for training rows."""
     return tuple(step.full if isinstance(step, FoldLookup) else step for step in steps)
 
@@ -325,10 +325,10 @@ def fold_numbers(row_ids: NDArray[np.integer], folds: int, seed: int, shuffle: b
     return found[places]
 
 
-def needed_for(steps: Sequence[Spec], names: Iterable[str]) -> list[Spec]:
+def needed_for(steps: Sequence[StepSpec], names: Iterable[str]) -> list[StepSpec]:
     """Those of the steps that some columns depend on."""
     wanted = set(names)
-    found: list[Spec] = []
+    found: list[StepSpec] = []
     for step in reversed(steps):
         if step.writes in wanted and not isinstance(step, Drop):
             wanted.update(step.reads)

@@ -26,7 +26,7 @@ from tablepuppet.prep.specs import (
     Part,
     Product,
     Scale,
-    Spec,
+    StepSpec,
     Without,
 )
 
@@ -40,7 +40,7 @@ PARTS: Mapping[str, Bounds] = {
 Known = Mapping[str, Bounds]
 
 
-def bounds_after(steps: Iterable[Spec], known: Known) -> dict[str, Bounds]:
+def bounds_after(steps: Iterable[StepSpec], known: Known) -> dict[str, Bounds]:
     """Bounds by column after steps; ``known`` are the bounds of numeric columns as they are read.
 
     >>> bounds_after([Scale("x", 2.0, 4.0), Clipped("x", 0.0, 9.0)], {"x": (-2.0, 10.0)})

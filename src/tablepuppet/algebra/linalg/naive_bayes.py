@@ -89,8 +89,8 @@ def naive_bayes(X: LazyArray, y: ArrayLike, alpha: float = 1.0) -> NaiveBayes:
 
 def _check_cells(matrix: LazyArray) -> None:
     """PrivacyError if a table has secure sums: then its cells do not leave."""
-    places = matrix.source.places
-    secured = next(filter(places.is_secured, places.sizes), None)
+    placement = matrix.source.placement
+    secured = next(filter(placement.is_secured, placement.sizes), None)
     if secured is not None:
         raise PrivacyError(
             f"naive_bayes: table {secured!r} has secure sums, and variances of numbers within classes need its cells, "

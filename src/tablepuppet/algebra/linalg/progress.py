@@ -42,7 +42,7 @@ class Progress:
         self, folder: str | Path | None, program: str, matrix: LazyArray, *given: NDArray[Any] | None, **settings: Any
     ):
         self._file = None if folder is None else Path(folder) / f"{program}.npz"
-        self._places = matrix.source.places
+        self._placement = matrix.source.placement
         self._about = {} if folder is None else _described(matrix, given) | {"settings": settings}
         self._cells = None if folder is None else CellProducts(matrix)
 
@@ -66,14 +66,14 @@ class Progress:
                 f"{str(self._file)!r} is of another run ({', '.join(changed)} differ): name another folder, or remove "
                 "the file"
             )
-        self._places.go_on(plan)
+        self._placement.go_on(plan)
         return state
 
     def write(self, **state: Any) -> None:
         """Keep the state of a round; that of the round before is replaced in one moment."""
         if self._file is None or self._cells is None:
             return
-        about, plan = json.dumps(self._about, default=str), json.dumps(self._places.so_far())
+        about, plan = json.dumps(self._about, default=str), json.dumps(self._placement.so_far())
         everything: dict[str, Any] = {ABOUT: about, PLAN: plan, CELLS: self._cells.products, **state}
         draft = self._file.with_suffix(".new")
         try:
@@ -111,13 +111,13 @@ def _described(matrix: LazyArray, given: tuple[NDArray[Any] | None, ...]) -> dic
     source, recipe = matrix.source, matrix.recipe
     rows = [
         part
-        for _, table in sorted(source.places.client.mapping.tables.items())
+        for _, table in sorted(source.placement.client.mapping.tables.items())
         for part in (table.index, *(shard.row_ids for shard in table.shards))
     ]
     encoders = [(each.mean, each.scale) for listed in source.encoding.numbers.values() for each in listed]
     function = repr(recipe.function and recipe.function.key)
     columns: list[ArrayLike] = [matrix.columns, encoders, recipe.places, recipe.scale, recipe.shift, [function]]
-    return {"rows": _digest(rows), "columns": _digest(columns), "label": _digest(given), "plan": source.places.plan}
+    return {"rows": _digest(rows), "columns": _digest(columns), "label": _digest(given), "plan": source.placement.plan}
 
 
 def _digest(arrays: Iterable[ArrayLike | None]) -> str:

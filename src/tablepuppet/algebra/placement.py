@@ -46,7 +46,7 @@ ENVELOPE = 110  # bytes of an op at a shard beside its arrays, both ways, about
 class ByTables(Protocol):
     """A matrix by tables, as far as costs depend on it."""
 
-    places: Places
+    placement: Placement
     tables: list[str]
 
     def width(self, alias: str) -> int:
@@ -79,33 +79,33 @@ class PricedStep:
     @classmethod
     def times(cls, vectors: Mapping[str, int], products: ByTables) -> PricedStep:
         """X @ V, with so many vectors for each table."""
-        sizes = products.places.sizes
+        sizes = products.placement.sizes
         down = {a: 8 * products.width(a) * k * sizes[a].shards for a, k in vectors.items()}
-        up = {a: sizes[a].rows * k * products.places.wire_bytes for a, k in vectors.items()}
+        up = {a: sizes[a].rows * k * products.placement.wire_bytes for a, k in vectors.items()}
         return cls("X @ V", down, up, int(bool(vectors)), frozenset(vectors))
 
     @classmethod
     def transposed(cls, vectors: Mapping[str, int], products: ByTables) -> PricedStep:
         """X.T @ U."""
-        sizes = products.places.sizes
-        down = {a: sizes[a].rows * k * products.places.wire_bytes for a, k in vectors.items()}
+        sizes = products.placement.sizes
+        down = {a: sizes[a].rows * k * products.placement.wire_bytes for a, k in vectors.items()}
         up = {a: 8 * products.width(a) * k * sizes[a].shards for a, k in vectors.items()}
         return cls("X.T @ U", down, up, int(bool(vectors)), frozenset(vectors))
 
     @classmethod
     def extremes(cls, aliases: Iterable[str], products: ByTables, with_places: bool = False) -> PricedStep:
         """The least or largest number of every row, of some tables; or its place, which needs the number too."""
-        sizes, asked = products.places.sizes, 2 if with_places else 1
+        sizes, asked = products.placement.sizes, 2 if with_places else 1
         down = {alias: asked * 24 * products.width(alias) * sizes[alias].shards for alias in aliases}
         place = {alias: np.min_scalar_type(products.width(alias)).itemsize if with_places else 0 for alias in down}
-        up = {alias: sizes[alias].rows * (products.places.wire_bytes + place[alias]) for alias in down}
+        up = {alias: sizes[alias].rows * (products.placement.wire_bytes + place[alias]) for alias in down}
         step = "X.argmax(axis=1)" if with_places else "X.max(axis=1)"
         return cls(step, down, up, int(bool(up)), frozenset(up), ops=dict.fromkeys(up, asked))
 
     @classmethod
     def statistic(cls, kind: str, products: ByTables) -> PricedStep:
         """Sums of columns, or of their squares."""
-        sizes = products.places.sizes
+        sizes = products.placement.sizes
         up = {alias: 8 * products.width(alias) * sizes[alias].shards for alias in products.tables}
         step = "X.sum(axis=0)" if kind == "sums" else "(X * X).sum(axis=0)"
         return cls(step, dict.fromkeys(up, 0), up, int(bool(up)), frozenset(up))
@@ -113,8 +113,7 @@ class PricedStep:
     @classmethod
     def gram(cls, products: ByTables, weighted: bool) -> PricedStep:
         """X.T @ X: blocks within tables, then cells of narrow ones to wide ones."""
-        places = products.places
-        sizes, wire = places.sizes, places.wire_bytes
+        sizes, wire = products.placement.sizes, products.placement.wire_bytes
         order = gram_order(products)
         up = {alias: 8 * products.width(alias) ** 2 * sizes[alias].shards for alias in order}
         down = {alias: sizes[alias].rows * wire if weighted else 0 for alias in order}
@@ -132,7 +131,7 @@ class PricedStep:
 
 def gram_order(products: ByTables) -> list[str]:
     """Tables by width; each sends its cells to those after it. Those that send sums only are last."""
-    return sorted(products.tables, key=lambda alias: (products.places.is_secured(alias), products.width(alias)))
+    return sorted(products.tables, key=lambda alias: (products.placement.is_secured(alias), products.width(alias)))
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,7 @@ class LineSpeed:
         return trips * self.latency + size / self.bandwidth
 
 
-class Places:
+class Placement:
     """Where the tables of one matrix compute, and what that has cost."""
 
     def __init__(self, client: Client, encoding: Encoding, wire: str, plan: str = "cost"):
