@@ -120,6 +120,22 @@ def test_sessions_that_come_back_are_counted(tmp_path: Path) -> None:
     calls.run(ENCODED[1], session="s2")
 
 
+def test_sessions_that_were_left_make_room(tmp_path: Path) -> None:
+    """Those that a caller has not used for a minute, if it may have no others; one that is used again comes back."""
+    calls = Calls(tmp_path, "sessions_per_caller = 2", journal=True)
+    for name in ("killed", "busy"):
+        calls.open(name)
+        calls.run(ENCODED[0], session=name)
+    calls.desk._lines["analyst", "killed"].used -= 61
+    calls.open("next")
+    assert set(calls.desk._lines) == {("analyst", "busy"), ("analyst", "next")}
+    calls.desk._lines["analyst", "next"].used -= 61
+    calls.run(ENCODED[1], session="killed")
+    assert set(calls.desk._lines) == {("analyst", "busy"), ("analyst", "killed")}
+    with pytest.raises(BusyError, match=r"sessions_per_caller\); of yours, one ends in 3,[56]\d\d s if it is not used"):
+        calls.open("more")
+
+
 def test_refusals_are_not_written_down_whole(tmp_path: Path) -> None:
     """Large requests that are refused leave a line in the journal, and the session is restored past them."""
     calls = Calls(tmp_path, journal=True)

@@ -37,6 +37,9 @@ from tablepuppet.wire.protocol import BusyError, error_message, reply_message
 log = logging.getLogger("tablepuppet.party")
 
 
+LEFT = 60.0  # seconds after which a session may have been left by whoever opened it
+
+
 @dataclass
 class Line:
     """One caller's session: where it stands, and the last reply."""
@@ -206,6 +209,8 @@ class Desk:
 
     def _line(self, key: Key, request: Request) -> Line:
         self.expire()
+        if key not in self._lines:
+            self._put_away(key[0])
         with self._lock:
             if self._closing:
                 raise BusyError(f"party {self.party.name!r} is stopping; try again when it is back")
@@ -221,6 +226,22 @@ class Desk:
     def _is_written_down(self, key: Key) -> bool:
         """Whether the session began before: then `open` asks for the reply that it had, and begins no other."""
         return self.journal is not None and self.journal.has(key)
+
+    def _put_away(self, caller: str) -> None:
+        """If a caller has as many sessions as it may, free those that it has not used for a minute.
+
+        A script that was killed leaves its sessions open. One that is used again comes back from the journal.
+        """
+        if self.journal is None:
+            return
+        limit = time.monotonic() - LEFT
+        with self._lock:
+            mine = {key: line for key, line in self._lines.items() if key[0] == caller}
+            if len(mine) < self.limits.sessions_per_caller:
+                return
+            left = [key for key, line in mine.items() if line.used < limit and not line.lock.locked()]
+        for key in left:
+            self.close(key, "put away", forget=False)
 
     def _check_room(self, caller: str) -> None:
         mine = sum(1 for owner, _ in self._lines if owner == caller)
