@@ -163,6 +163,12 @@ def test_runs_with_small_clusters_are_left_out(tmp_path: Path, monkeypatch: pyte
     x = policed(party).sql("SELECT credit, open FROM cards").matrix()
     with pytest.raises(tp.PrivacyError, match=r"kmeans: in every run a cluster has.*take a smaller k, or more runs"):
         tp.linalg.kmeans(x, k=3, runs=2)  # of sixty rows
+    rows = DistinctRows(x, np.zeros((x.shape[1], 0)), 2)
+    for fewer, is_few in ((24, True), (25, False), (0, False)):
+        assert rows.has_few((np.arange(ROWS) < fewer).astype(np.int64), 2) == is_few
+    with monkeypatch.context() as patched:
+        patched.setattr(x.source.placement, "min_rows_by_party", lambda alias: {"bank": 0})
+        assert not rows.has_few((np.arange(ROWS) < 24).astype(np.int64), 2)
     asked = list[int]()
 
     def first_has(rows: DistinctRows, labels: Any, groups: int) -> bool:

@@ -209,6 +209,19 @@ def test_functions_need_matrix_and_count(tmp_path: Path) -> None:
         np.sin(x).sum()
 
 
+def test_a_function_that_is_refused_is_not_taken_for_another(tmp_path: Path) -> None:
+    """Parties keep eight functions under names that are used again: the error comes again, not an older function."""
+    party = open_party(write_file(tmp_path, table="matrix = true\nmin_rows = 10"))
+    x = federation(party).sql("SELECT credit, open FROM cards").matrix()[:, ["cards.open"]]
+    for number in range(8):
+        np.tanh(x + number).sum()
+    for _ in range(2):
+        with pytest.raises(tp.PrivacyError, match="policy rule min_rows"):
+            (x > 1.65).sum(axis=0)
+    known = x @ np.ones(1)
+    np.testing.assert_allclose(np.tanh(x).sum(), np.tanh(known).sum(), atol=1e-5)
+
+
 def test_extremes_are_of_public_columns(tmp_path: Path) -> None:
     """By the rules of statistics: not of others, and not of few rows."""
     party = open_party(write_file(tmp_path, table="matrix = true"))

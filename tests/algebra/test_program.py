@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 import tablepuppet as tp
 from tests.learn.materialised import ALL, JOIN, shop
+from tests.party.policed import federation as policed
+from tests.party.policed import open_party, write_file
 from tests.relations import federation
 
 SUPERVISED = ("glm", "l2svm", "lasso", "lm", "multilogreg", "naive_bayes", "steplm")
@@ -130,6 +133,8 @@ def test_what_does_not_fit_is_said(relation: tp.Relation, matrix: Any) -> None:
         matrix *= 2
     with pytest.raises(tp.LearnError, match="columns of categories have codes"):
         _ = matrix[:, "i.kind=toy"]
+    with pytest.raises(tp.LearnError, match="X has no such column"):
+        _ = matrix[:, "o.price=3"]
     with pytest.raises(tp.LearnError, match=r"has products only, no np\.norm"):
         np.linalg.norm(np.ones(len(y))[:, None] * matrix, axis=0)
     assert tp.linalg.pca(matrix[:, :3]).components.shape == (3, 3)
@@ -137,7 +142,20 @@ def test_what_does_not_fit_is_said(relation: tp.Relation, matrix: Any) -> None:
 
 
 def test_blocks_of_a_gram_matrix(matrix: Any) -> None:
-    """A product of two choices of columns is a block of X.T @ X, and takes no cells where that takes none."""
+    """A product of two choices of columns; over one table it is a block of X.T @ X, in one trip, and takes no cells."""
     joined = matrix @ np.eye(matrix.shape[1])
     scaled = (matrix[:, 1:] - 0.5) * 2
     np.testing.assert_allclose(matrix[:, :3].T @ scaled, joined[:, :3].T @ ((joined[:, 1:] - 0.5) * 2), atol=1e-8)
+
+
+def test_blocks_of_one_table(tmp_path: Path) -> None:
+    """Categories of few rows do not matter to it, as they do to products with cells (``min_rows``)."""
+    party = open_party(write_file(tmp_path, table="matrix = true\nmin_rows = 25"))
+    fed = policed(party)
+    x = fed.sql("SELECT credit, open, region FROM cards").matrix()
+    joined = x @ np.eye(x.shape[1])
+    before = fed.engine.traffic.trips
+    np.testing.assert_allclose(x.T @ (2 * x[:, 1:]), joined.T @ (2 * joined[:, 1:]), atol=1e-3)
+    assert fed.engine.traffic.trips == before + 1
+    with pytest.raises(tp.PrivacyError, match="min_rows"):
+        _ = x.T @ np.tanh(x)

@@ -12,10 +12,13 @@ import pytest
 from scipy import stats
 
 import tablepuppet as tp
+from tablepuppet.party.config import Limits
+from tablepuppet.party.policy import Policy, TableRule
 from tests.learn.materialised import ALL, JOIN, Array, shop
 from tests.party.policed import COLUMNS, open_party, write_file
 from tests.party.policed import federation as policed
 from tests.relations import federation, record_wire
+from tests.wire.services import calling, served
 
 
 @pytest.fixture(scope="module", params=[1, 3])
@@ -185,6 +188,25 @@ def test_errors_are_left_out_where_they_are_not_to_be_had(tmp_path: Path, solver
     assert np.isnan(tp.linalg.lm(twice, y, solver=solver).estimates.errors).all()
     with pytest.raises(tp.LearnError, match="depend on each other linearly"):
         tp.linalg.lm(twice, y)
+
+
+def test_limits_leave_errors_out(tmp_path: Path) -> None:
+    """A Gram matrix that is larger than a party's replies may be does not cost the coefficients."""
+    in_process = federation(tmp_path, {"bank": {"t": wide_table()}}, wire="float64")
+    sql = f"SELECT {', '.join(f'x{number}' for number in range(60))}, y FROM t"
+    policy = Policy(others=TableRule(matrix=True), reply_bytes=8 * 60 * 59)
+    with served({"bank": f"parquet:///{tmp_path / 'bank'}"}, limits=Limits(), policy=policy) as servers:
+        relation = calling(servers, wire="float64").sql(sql, label="y")
+        model = tp.linalg.lm(relation.matrix(plan="heuristic"), relation.label(), solver="cg")
+    whole = in_process.sql(sql, label="y")
+    known = tp.linalg.lm(whole.matrix(), whole.label())
+    np.testing.assert_allclose(np.asarray(model.coef), np.asarray(known.coef), atol=1e-5)
+    assert np.isnan(model.estimates.errors).all()
+
+
+def wide_table() -> pa.Table:
+    rng = np.random.default_rng(0)
+    return pa.table({f"x{number}": rng.normal(size=200) for number in range(60)} | {"y": rng.normal(size=200)})
 
 
 def test_least_squares_under_a_policy(tmp_path: Path) -> None:

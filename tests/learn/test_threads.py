@@ -79,8 +79,8 @@ def test_parties_work_at_the_same_time_with_one_thread_each(
 
 
 def test_whoever_asks_has_one_thread(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not only the thread that was the first to ask; also if another one leaves last. Libraries that are loaded later
-    are held too.
+    """BLAS: not only the thread that was the first to ask; also if another one leaves last. Libraries that are loaded
+    later are held too.
     """
     seen = list[int]()
 

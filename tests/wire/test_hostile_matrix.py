@@ -64,13 +64,18 @@ def test_functions_of_few_rows_are_refused(tmp_path: Path) -> None:
     assert attacker.run("s", "matrix.column_sums", view="v", encoding="f")["sums"].shape == (1,)
 
 
-def test_values_that_few_rows_have_are_not_filled_and_summed(tmp_path: Path) -> None:
-    """A column of one value counts as one without any, also after a step that fills it."""
-    attacker = opened(tmp_path, [1234.5] + [None] * (ROWS - 1))
+FILL = {"kind": "fill", "column": "amount", "value": 0.0}
+SCALE = {"kind": "scale", "column": "amount", "centre": 1.0, "scale": 2.0}
+WITHOUT = {"kind": "without", "column": "amount", "low": 1000.0, "high": 1e9}
+
+
+@pytest.mark.parametrize("steps", [[], [FILL], [FILL, SCALE], [WITHOUT], [WITHOUT, FILL], [WITHOUT, SCALE, FILL]])
+def test_values_that_few_rows_have_are_not_filled_and_summed(tmp_path: Path, steps: list[Any]) -> None:
+    """A column of one value, as it is read or after a step, counts as one without any, also if a step then fills it."""
+    one = [1234.5] + [None] * (ROWS - 1)
+    attacker = opened(tmp_path, None if WITHOUT in steps else one)
     asked = {"view": "v", "blinding": "b", "columns": ["amount"], "categories": [], "wanted": ["amount"]}
-    fill = {"kind": "fill", "column": "amount", "value": 0.0}
-    for steps in ([], [fill]):
-        assert attacker.run("s", "prep.sums", **asked, steps=steps)["sums"][0, 0] == 0
+    assert attacker.run("s", "prep.sums", **asked, steps=steps)["sums"][0, 0] == 0
 
 
 def test_time_is_looked_at_between_columns() -> None:

@@ -220,9 +220,11 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
         if not found and meant:
             raise LearnError(f"X[:, {name!r}] may be {' or '.join(meant)}: give the table too")
         if not found:
-            if str(name).partition("=")[0] in {*whole, *(each.partition(".")[2] for each in whole)}:
+            stem, is_code, _ = str(name).partition("=")
+            alike = [each for each, of in zip(columns, whole, strict=True) if stem in (of, of.partition(".")[2])]
+            if is_code and alike and "=" in alike[0]:
                 raise LearnError(
-                    f"X[:, {name!r}]: columns of categories have codes, as {columns[-1]!r}: X.categories says which"
+                    f"X[:, {name!r}]: columns of categories have codes, as {alike[0]!r}: X.categories says which"
                 )
             raise LearnError(f"X[:, {name!r}]: X has no such column{did_you_mean(str(name), dict.fromkeys(whole))}")
         return found

@@ -26,7 +26,7 @@ from tablepuppet.prep.encode import Encoding
 from tablepuppet.wire.engine import Engine
 
 Array = NDArray[np.float64]
-WIDEST = 2000  # columns of a Gram matrix of which a block is taken
+WIDEST, PART = 2000, 8  # columns of a Gram matrix of which a block is taken, and how many times those of the block
 BLOCK = 32  # columns that are multiplied at a time
 
 
@@ -286,17 +286,22 @@ class ColumnProducts(ProductOperator):
             raise LearnError("a product of two matrices needs both to be of one rel.matrix()")
         if other.recipe == self.recipe:
             return self.gram(weights)
-        is_linear = self.recipe.function is None and other.recipe.function is None
-        if self.source.is_secure or (is_linear and self.source.products.shape[1] <= WIDEST):
+        narrow, wide = sorted((self, other), key=lambda each: each.shape[1])
+        if self.source.is_secure or self._is_block(narrow, wide):
             width = self.shape[1]  # a block of the Gram matrix of all columns: the other way takes cells
             return self._beside(other).gram(weights)[:width, width:]
-        narrow, wide = sorted((self, other), key=lambda each: each.shape[1])
         parts = []
         for start in range(0, narrow.shape[1], BLOCK):
             cells = narrow.times(np.eye(narrow.shape[1])[:, start : start + BLOCK])  # (N, block)
             parts.append(wide.transposed_times(cells if weights is None else weights[:, None] * cells))
         found = np.concatenate(parts, axis=1) if parts else np.zeros((wide.shape[1], 0))
         return found.T if narrow is self else found
+
+    def _is_block(self, narrow: ColumnProducts, wide: ColumnProducts) -> bool:
+        """Whether a product of two choices of columns is a good part of a Gram matrix that takes no cells."""
+        products = self.source.products
+        is_linear = narrow.recipe.function is None and wide.recipe.function is None
+        return is_linear and len(products.tables) == 1 and products.shape[1] <= min(WIDEST, PART * narrow.shape[1])
 
     def _beside(self, other: ColumnProducts) -> ColumnProducts:
         """The columns of both, which are no functions of numbers."""

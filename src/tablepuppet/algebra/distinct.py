@@ -225,12 +225,12 @@ class DistinctRows:
         """Whether some group has fewer rows of a shard than its party adds up (``min_rows``), and not none."""
         products, joined = self._products, self.expanded(labels)
         for alias in products.tables:
-            least, table = products.placement.min_rows(alias), products.mapping.tables[alias]
-            if least and products.local(alias) is None:
+            table, least = products.mapping.tables[alias], products.placement.min_rows_by_party(alias)
+            if any(least.values()) and products.local(alias) is None:
                 pairs = table.index.astype(np.intp) * groups + joined
                 rows = (np.bincount(pairs, minlength=table.rows * groups) > 0).reshape(table.rows, groups)
                 sizes = np.array([rows[shard.slice].sum(axis=0) for shard in table.shards])
-                if np.any((sizes > 0) & (sizes < least)):
+                if np.any((sizes > 0) & (sizes < np.array([[least[shard.party]] for shard in table.shards]))):
                     return True
         return False
 

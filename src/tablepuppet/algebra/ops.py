@@ -199,6 +199,7 @@ def apply(
             raise PartyError(f"places of columns must be at least 0 and below {most:,}")
     if f"{view}/{into}" in table.state and not isinstance(table.state[f"{view}/{into}"], Applied):
         raise PartyError(f"op 'matrix.apply': {into!r} is the name of an encoding")
+    table.state.pop(f"{view}/{into}", None)
     check_memory(8 * (len(steps) + 2) * len(data.dense) * max(len(numbers), 1))
     found = applied(data, numbers, groups, steps, constants)
     if not np.isfinite(found.dense).all():

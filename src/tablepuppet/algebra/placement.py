@@ -312,8 +312,12 @@ class Placement:
         return self.sizes[alias].rows * (numbers * self.wire_bytes + 4 * categories)
 
     def min_rows(self, alias: str) -> int:
-        """The fewest rows of a table that the parties add up."""
-        return max((shard.min_rows for shard in self._shards(alias)), default=0)
+        """The fewest rows of a table that all of its parties add up."""
+        return max(self.min_rows_by_party(alias).values(), default=0)
+
+    def min_rows_by_party(self, alias: str) -> dict[str, int]:
+        """The fewest rows of a table that each of its parties adds up."""
+        return {shard.party: shard.min_rows for shard in self._shards(alias)}
 
     def _forbids_products(self, alias: str) -> Shard | None:
         """A shard whose policy allows no products with vectors of the caller's choice."""
@@ -421,6 +425,7 @@ class Placement:
             replies = pending.read()
         except TablePuppetError:
             self._on_the_way.clear()  # they did not run
+            self._slots.clear()  # nor did a function that was to be kept, perhaps
             raise
         made, moved, seconds = traffic.trips - trips, traffic.bytes - size, time.perf_counter() - began
         if made:

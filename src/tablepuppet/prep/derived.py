@@ -25,7 +25,7 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, Asked, Numbers
 from tablepuppet.prep.distribution import mark_of_rows
 from tablepuppet.prep.encode import check_read, frame_of
-from tablepuppet.prep.frame import CodedColumn, NumberColumn
+from tablepuppet.prep.frame import CodedColumn, NumberColumn, has_few
 from tablepuppet.prep.specs import Missing, Outside, Shapes, StepSpec, needed_for
 from tablepuppet.prep.statistics import KeyFamily, centred_sums, check_sums
 
@@ -87,13 +87,12 @@ def derived_sums(
         raise PartyError(f"party {table.grant.party!r}: prep.sums takes names of existing columns, each once")
     _count(table, view, wanted, steps)
     frame = frame_of(table, view, blinding, categories, digests)
-    few = {name for name in columns if name in _read_for(steps, wanted) and _has_few(table, view, frame.number(name))}
     frame.run(steps)
     flags = {step.output for step in steps if isinstance(step, Outside | Missing)}
     sums = []
     for name in (name for name in wanted if name in shapes.numbers):
         column, is_flag = frame.number(name), name in flags
-        if not is_flag and few & _read_for(steps, [name]):  # also where a step has filled it
+        if not is_flag and frame.few & _read_for(steps, [name]):  # what a step has filled is as it was before
             column = NumberColumn(column.values, np.zeros_like(column.present))
         sums.append(_sums(table, view, column, is_flag=is_flag, is_public=not _hidden(table, steps, name)))
     weights = [_weights(table, view, frame.coded(name), shapes.coded[name]) for name in wanted if name in shapes.coded]
@@ -103,7 +102,7 @@ def derived_sums(
 def _sums(table: LocalTable, view: str, column: NumberColumn, *, is_flag: bool, is_public: bool) -> list[float]:
     """The sums of a column; a flag counts as constant if too few rows have it set, or not set."""
     rows, values = table.view(view), column.values
-    present = np.zeros_like(column.present) if _has_few(table, view, column) else column.present
+    present = np.zeros_like(column.present) if has_few(table, view, column) else column.present
     if is_flag:
         set_ = int(np.count_nonzero((values == 1.0) & rows.firsts))
         rest = int(np.count_nonzero(rows.firsts)) - set_
@@ -113,11 +112,6 @@ def _sums(table: LocalTable, view: str, column: NumberColumn, *, is_flag: bool, 
     values = values[present]
     ends = [float(values.min()), float(values.max())] if is_public and len(values) else [math.nan, math.nan]
     return [*centred_sums(values, weights[present]), float(weights.sum()), *ends]
-
-
-def _has_few(table: LocalTable, view: str, column: NumberColumn) -> bool:
-    """Whether fewer rows than ``min_group`` have a number."""
-    return not table.grant.is_group(int(np.count_nonzero(column.present & table.view(view).firsts)))
 
 
 def _weights(table: LocalTable, view: str, column: CodedColumn, size: int) -> NDArray[np.float64]:

@@ -53,6 +53,11 @@ class NumberColumn:
     present: Mask
 
 
+def has_few(table: LocalTable, view: str, column: NumberColumn) -> bool:
+    """Whether fewer rows than ``min_group`` have a number."""
+    return not table.grant.is_group(int(np.count_nonzero(column.present & table.view(view).firsts)))
+
+
 @dataclass(frozen=True)
 class CodedColumn:
     """Codes, -1 where a row has none; which rows have no value at all; and the digests that the codes come from."""
@@ -71,6 +76,7 @@ class Frame:
     blinding: str
     categories: Mapping[str, tuple[str, NDArray[np.uint8]]]  # family, and the digests that have codes
     private: bool = False  # numbers are within the policy's bounds, and those that are not finite are missing
+    few: set[str] = field(default_factory=set, init=False)  # columns that fewer rows than min_group had before a fill
     _numbers: dict[str, NumberColumn] = field(default_factory=dict, init=False)
     _coded: dict[str, CodedColumn] = field(default_factory=dict, init=False)
 
@@ -170,6 +176,8 @@ def codes_of(digests: NDArray[np.uint8], known: NDArray[np.uint8]) -> NDArray[np
 def _fill(step: Fill, frame: Frame) -> None:
     column = frame.number(step.column)
     if not column.present.all():
+        if has_few(frame.table, frame.view, column):
+            frame.few.add(step.column)
         values = np.where(column.present, column.values, step.value)
         frame.put(step.column, NumberColumn(values, np.ones_like(column.present)))
 

@@ -6,7 +6,6 @@ The columns of a category group add up to the intercept column, so with all of t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,8 @@ from tablepuppet.algebra.kept import KeptArray
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.algebra.operator import ProductOperator
 from tablepuppet.algebra.products import Result
-from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.errors import LearnError, PartyError, PrivacyError
+from tablepuppet.wire.protocol import LostError
 
 Array = NDArray[np.float64]
 INTERCEPT = "intercept"
@@ -117,13 +117,17 @@ class Design(ProductOperator):
     def variances(self, weights: Array | None = None) -> Array:
         """The diagonal of the inverse of [1, X]^T diag(weights) [1, X], for coefficients that were found without it.
 
-        NaN where it is not to be had: beyond 2,000 columns, by policies, or if columns depend on each other. Trips as
-        `gram`.
+        NaN where it is not to be had: beyond 2,000 columns, by policies and limits of parties, or if columns depend on
+        each other. Trips as `gram`.
         """
         if self.shape[1] <= WIDEST:
-            with suppress(PrivacyError, LearnError):
+            try:
                 gram = self.gram() if weights is None else self.weighted_gram(weights)
                 return np.diag(self.inverse(gram, "variances"))
+            except LostError:
+                raise
+            except (PrivacyError, PartyError, LearnError):
+                pass
         return np.full(self.shape[1], np.nan)
 
     def solve(

@@ -44,7 +44,10 @@ def save(learner: Fitted, path: str | Path) -> None:
     Parties elsewhere keep their own part. A party without ``state_dir`` sends its parameters, if its policy allows it.
     """
     name = type(learner).__name__
-    if LEARNERS.get(name) is not type(learner):
+    registered = LEARNERS.get(name)
+    if registered is not type(learner):
+        if registered is not None and registered.__module__ == type(learner).__module__:
+            raise LearnError(f"{name} was defined again since it was fitted: fit it again")
         raise LearnError(
             f"{name} could not be loaded again: decorate the class with @learner (tablepuppet.learn.registry)"
         )
