@@ -13,8 +13,10 @@ import tablepuppet as tp
 from tablepuppet.algebra.matrix import RelationMatrix
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.service import Party
+from tests.learn.materialised import ALL, JOIN, shop
 from tests.party.policed import ROWS, cards, federation, open_party, write_file
 from tests.relations import federation as in_process
+from tests.relations import record_wire
 
 SQL = "SELECT credit, open, region FROM cards"
 
@@ -42,6 +44,25 @@ def test_a_table_opts_in(tmp_path: Path) -> None:
     allowed = matrix(open_with(tmp_path, "matrix = true"))
     assert allowed.times(np.ones(5)).shape == (ROWS,)
     assert allowed.transposed_times(np.ones(ROWS)).shape == (5,)
+
+
+def test_other_tables_are_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of one table are computed by its parties alone, so that another may be closed."""
+    fed = in_process(tmp_path, shop(1), wire="float64")
+    x: Any = fed.sql(f"SELECT {ALL} {JOIN}").matrix()
+    joined = x @ np.eye(x.shape[1])
+    mine = [name.startswith("o.") for name in x.columns]
+    part, known, u = x[:, mine], joined[:, mine], np.linspace(-1, 1, len(joined))
+    messages = record_wire(monkeypatch)
+    for found, expected in (
+        (part.T @ u, known.T @ u), (part.sum(axis=0), known.sum(axis=0)), (part.var(axis=0), known.var(axis=0)),
+        (part.T @ part, known.T @ known), (part.T @ (part[:, :1] - 1), known.T @ (known[:, :1] - 1)),
+        (x[:, []].T @ u, joined[:, []].T @ u), (x[:, []].sum(axis=0), joined[:, []].sum(axis=0)),
+    ):  # fmt: skip
+        np.testing.assert_allclose(found, expected, atol=1e-9 * (1 + np.abs(expected).max(initial=0.0)))
+    assert {each.request.table for each in messages if each.request.op.startswith("matrix.")} == {"o"}
+    centres = tp.linalg.kmeans(part, k=2, runs=1).centres
+    assert centres.shape == (2, sum(mine))
 
 
 def test_learners_need_no_opt_in(tmp_path: Path) -> None:

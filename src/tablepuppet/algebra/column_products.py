@@ -118,10 +118,10 @@ class ColumnProducts(ProductOperator):
         """(products with columns that parties have, the column of these that each column is computed from)."""
         recipe, source = self.recipe, self.source
         if recipe.function is None:
-            return source.products, recipe.places
+            return source.products.of_columns(recipe.places), recipe.places
         parts, pick = source.derived_tables(recipe.places, recipe.function)
         if not any(part.arguments()["numbers"].size for part in parts.values()):
-            return source.products, recipe.places
+            return source.products.of_columns(recipe.places), recipe.places
         if source.is_secure:
             raise PrivacyError(
                 "secure sums need a bound of what is added up, which a function of columns has not: transform columns "
@@ -299,9 +299,11 @@ class ColumnProducts(ProductOperator):
 
     def _is_block(self, narrow: ColumnProducts, wide: ColumnProducts) -> bool:
         """Whether a product of two choices of columns is a good part of a Gram matrix that takes no cells."""
-        products = self.source.products
-        is_linear = narrow.recipe.function is None and wide.recipe.function is None
-        return is_linear and len(products.tables) == 1 and products.shape[1] <= min(WIDEST, PART * narrow.shape[1])
+        if narrow.recipe.function is not None or wide.recipe.function is not None:
+            return False
+        products = self.source.products.of_columns(np.concatenate([narrow.recipe.places, wide.recipe.places]))
+        widths = [products.width(alias) for alias in products.tables]
+        return len(widths) == 1 and widths[0] <= min(WIDEST, PART * narrow.shape[1])
 
     def _beside(self, other: ColumnProducts) -> ColumnProducts:
         """The columns of both, which are no functions of numbers."""
