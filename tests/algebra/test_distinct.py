@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ import tablepuppet as tp
 from tablepuppet.algebra import distinct
 from tablepuppet.algebra.distinct import DistinctRows
 from tablepuppet.party.config import Limits
-from tablepuppet.party.policy import Policy
+from tablepuppet.party.policy import EVERY_USE, ColumnRule, Policy, TableRule, Use
 from tablepuppet.prep import alike
 from tests.party.policed import ROWS, open_party, write_file
 from tests.party.policed import federation as policed
@@ -157,29 +158,43 @@ def test_min_rows_are_counted_at_the_party(tmp_path: Path, monkeypatch: pytest.M
         tp.linalg.kmeans(policed(party).sql("SELECT region FROM cards").matrix(), k=3, runs=1)
 
 
-def test_runs_with_small_clusters_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One run that meets a cluster of few rows does not end the others; if all do, the error says what to do."""
-    party = open_party(write_file(tmp_path, table="matrix = true\nmin_rows = 25"))
-    x = policed(party).sql("SELECT credit, open FROM cards").matrix()
-    with pytest.raises(tp.PrivacyError, match=r"kmeans: in every run a cluster has.*take a smaller k, or more runs"):
-        tp.linalg.kmeans(x, k=3, runs=2)  # of sixty rows
-    rows = DistinctRows(x, np.zeros((x.shape[1], 0)), 2)
-    for fewer, is_few in ((24, True), (25, False), (0, False)):
-        assert rows.has_few((np.arange(ROWS) < fewer).astype(np.int64), 2) == is_few
-    with monkeypatch.context() as patched:
-        patched.setattr(x.source.placement, "min_rows_by_party", lambda alias: {"bank": 0})
-        assert not rows.has_few((np.arange(ROWS) < 24).astype(np.int64), 2)
-    asked = list[int]()
+def test_runs_with_small_clusters_are_left_out(tmp_path: Path) -> None:
+    """Runs that meet a cluster of few rows do not end the others; if all do, the error says what to do.
 
-    def first_has(rows: DistinctRows, labels: Any, groups: int) -> bool:
-        asked.append(groups)
-        return len(asked) == 1
+    Groups of 25, 25 and 10 rows at 0, 10 and 24: about two of three runs find the last one, which has fewer than 12.
+    """
+    values = np.repeat([0.0, 10.0, 24.0], [25, 25, 10])
+    federation(tmp_path, {"bank": {"t": pa.table({"x": values})}})
+    with served({"bank": f"parquet:///{tmp_path / 'bank'}"}, limits=Limits(), policy=adding(12)) as servers:
+        x = calling(servers, wire="float64").sql("SELECT x FROM t").matrix()
+        found = tp.linalg.kmeans(x, k=2, runs=60, folder=tmp_path / "run")
+        assert sorted(np.bincount(found.labels).tolist()) == [25, 35]
+        with np.load(next((tmp_path / "run").rglob("*.npz"))) as state:
+            assert 0 < state["refused"].sum() < 60
+        with pytest.raises(tp.PrivacyError, match=r"kmeans: in every run a cluster has.*take a smaller k, or more"):
+            tp.linalg.kmeans(x, k=3, runs=4)
 
-    monkeypatch.setattr(DistinctRows, "has_few", first_has)
-    found = tp.linalg.kmeans(x, k=1, runs=3, folder=tmp_path / "run")
-    assert found.labels.shape == (ROWS,)
-    with np.load(next((tmp_path / "run").rglob("*.npz"))) as state:
-        assert state["refused"].tolist() == [True, False, False]
+
+def test_each_party_has_its_own_min_rows(tmp_path: Path) -> None:
+    """A small shard whose party adds up any number of rows takes part beside one that does not."""
+    federation(tmp_path, {"p": {"t": groups_of(100)}, "q": {"t": groups_of(3)}})
+    with ExitStack() as stack:
+        servers = dict[str, Any]()
+        for party, least in (("p", 25), ("q", 0)):
+            url = {party: f"parquet:///{tmp_path / party}"}
+            servers |= stack.enter_context(served(url, limits=Limits(), policy=adding(least)))
+        found = tp.linalg.kmeans(calling(servers).sql("SELECT x FROM t").matrix(), k=2, runs=2)
+        assert np.bincount(found.labels).tolist() == [103, 103]
+
+
+def adding(least: int) -> Policy:
+    """A policy that lets at least so many rows be added up, and no cells be collected."""
+    return Policy(others=TableRule(matrix=True, min_rows=least, others=ColumnRule(EVERY_USE & ~Use.VALUE)))
+
+
+def groups_of(rows: int) -> pa.Table:
+    """As many rows near 0 as near 100."""
+    return pa.table({"x": np.repeat([0.0, 100.0], rows) + np.arange(2 * rows) % 3 / 100})
 
 
 def test_columns_are_counted(tmp_path: Path) -> None:
