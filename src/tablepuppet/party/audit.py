@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -90,6 +90,23 @@ class Entry:
         return msgspec.json.encode(record) + b"\n"
 
 
+class Refusing(NamedTuple):
+    """Logs what is refused inside its context, and nothing else. It may be entered again: every request does."""
+
+    log: AuditLog
+    caller: str
+    session: str
+    verb: str
+
+    def __enter__(self) -> None:
+        """Nothing is logged yet."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Log a refusal."""
+        if isinstance(error, TablePuppetError):
+            self.log.refusal(self.caller, self.session, self.verb, error)
+
+
 def check_log(path: Path) -> None:
     """ConfigError unless a line could be written to the log; a file that was not there is not left there."""
     try:
@@ -131,14 +148,9 @@ class AuditLog:
         with suppress(PartyError):  # nothing leaves with it, so a log that cannot be written changes nothing
             self.write(self.entry(caller, session, verb), *_refused(error))
 
-    @contextmanager
-    def refusing(self, caller: str, session: str, verb: str) -> Iterator[None]:
+    def refusing(self, caller: str, session: str, verb: str) -> Refusing:
         """Log what is refused inside, and nothing else."""
-        try:
-            yield
-        except TablePuppetError as error:
-            self.refusal(caller, session, verb, error)
-            raise
+        return Refusing(self, caller, session, verb)
 
     def reached(self, limit: str) -> None:
         """Count a limit that ran out where no request was refused because of it."""

@@ -114,9 +114,9 @@ class Party:
         the request before it was restarted. ``made`` keeps what a session that is opened releases with noise.
         """
         replies = [] if replies is None else replies
-        refusing = partial(self._audit.refusing, caller, request.session, request.verb)
+        refusing = self._audit.refusing(caller, request.session, request.verb)
         with allowed(self._allowance(caller, outcome)), ExitStack() as held:
-            with refusing():
+            with refusing:
                 held.enter_context(self._at_work(caller))
             match request.verb:
                 case "describe":
@@ -133,11 +133,11 @@ class Party:
                     replies.append({})
             size = 0
             for number, step in enumerate(request.steps):
-                with refusing():
+                with refusing:
                     check_time()
                 place = None if caller == HERE else (request.sequence, number)
                 found = self.run(caller, request.session, step.op, step.table, step.arguments, outcome, place)
-                with refusing():
+                with refusing:
                     check_reply(size := size + size_of(found))
                 replies.append(found)
         return replies
@@ -157,7 +157,9 @@ class Party:
 
     def _account(self, caller: str) -> MemoryAccount:
         with self._lock:
-            return self._accounts.setdefault(caller, MemoryAccount(self.name, self._guard.policy.memory_bytes))
+            if caller not in self._accounts:
+                self._accounts[caller] = MemoryAccount(self.name, self._guard.policy.memory_bytes)
+            return self._accounts[caller]
 
     def hold_reply(self, caller: str, session: str, size: int) -> None:
         """Count the bytes of a session's last reply, which is kept until the next; PartyError if there is no room."""
@@ -172,7 +174,9 @@ class Party:
             yield
             return
         with self._lock:
-            turn = self._turns.setdefault(caller, threading.BoundedSemaphore(most))
+            if caller not in self._turns:
+                self._turns[caller] = threading.BoundedSemaphore(most)
+            turn = self._turns[caller]
         if not turn.acquire(blocking=False):
             self.reached("work_per_caller")
             while not turn.acquire(timeout=1.0):

@@ -13,6 +13,7 @@ caller then gets an error that one was lost. Each caller's sessions have so many
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import struct
 import threading
@@ -20,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
@@ -55,12 +57,13 @@ class Journal:
         self.folder, self.party, self._most = folder, party, most
         self._lock = threading.Lock()
         self._checked = 0.0
+        self._file = lru_cache(1024)(self._path)  # asked for with every request
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._bytes: Counter[str] = Counter()  # by the name of a caller's folder
         for path in (found for kind in KINDS for found in folder.glob(f"*/*{kind}")):
             self._bytes[path.parent.name] += _size(path)
 
-    def _file(self, key: Key) -> Path:
+    def _path(self, key: Key) -> Path:
         return self.folder / file_name(key[0]) / f"{file_name(key[1])}.journal"
 
     def has(self, key: Key) -> bool:
@@ -99,17 +102,17 @@ class Journal:
 
     def append(self, path: Path, encoded: Encoded, *, sync: bool = False) -> int:
         """Write a message down, on disk if it must ``sync``; where it begins. PartyError if there is no room."""
-        before = _size(path)
-        start = path.stat().st_size if before else 0
-        after = max(LEAST, start + _LENGTHS.size + encoded.nbytes)
+        found = _length(path)
+        before, start = _counted(found), found or 0
+        after = _counted(start + _LENGTHS.size + encoded.nbytes)
         self._take_room(path, after - before)
         try:
-            path.parent.mkdir(exist_ok=True, mode=0o700)
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
+            if found is None:
+                path.parent.mkdir(exist_ok=True, mode=0o700)
+            with FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
                 for piece in _pieces(encoded):
-                    file.write(piece)
+                    _write(file, piece)
                 if sync:
-                    file.flush()
                     os.fsync(file.fileno())
         except OSError as error:
             with suppress(OSError):
@@ -216,21 +219,30 @@ class Journal:
 
 def _size(path: Path) -> int:
     """Bytes that a file is counted as; none if it is not there."""
+    return _counted(_length(path))
+
+
+def _counted(length: int | None) -> int:
+    return 0 if length is None else max(LEAST, length)
+
+
+def _length(path: Path) -> int | None:
+    """Bytes of a file; None if it is not there."""
     try:
-        return max(LEAST, path.stat().st_size)
+        return path.stat().st_size
     except OSError:
-        return 0
+        return None
 
 
-def _write(file: FileIO, data: bytes) -> None:
+def _write(file: FileIO, data: bytes | memoryview) -> None:
     if file.write(data) != len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _pieces(encoded: Encoded) -> Iterator[bytes | memoryview]:
     """A message as it stands in a file."""
-    yield _LENGTHS.pack(len(encoded.header), encoded.nbytes - len(encoded.header))
-    for frame in encoded.frames():
+    yield _LENGTHS.pack(len(encoded.header), encoded.nbytes - len(encoded.header)) + encoded.header
+    for frame in itertools.islice(encoded.frames(), 1, None):
         yield memoryview(frame)
 
 
