@@ -1,8 +1,9 @@
 """``python -m benchmarks.fuzz --minutes 60 --seed 0``: ask parties what a hostile analyst would, and count the answers.
 
-Half of the sessions are with tables that demand noise, each in two neighbouring worlds: nothing but the noisy values
-may differ. The other half is with tables that demand nothing: there may be no error but those of `errors.py`, no value
-in one, and no reply or memory without bound. Ends with exit code 1 at the first finding, with the seed that repeats it.
+A third of the sessions are with tables that demand noise, each in two neighbouring worlds: nothing but the noisy values
+may differ. A third are with tables that demand nothing: there may be no error but those of `errors.py`, no value in
+one, and no reply or memory without bound. A third are with tables that pool small groups: no statistic may depend on
+them. Ends with exit code 1 at the first finding, with the seed that repeats it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,33 @@ import numpy as np
 from tablepuppet.party.ops import REGISTRY, Op
 from tablepuppet.party.policy import Policy
 
-from .worlds import CANARY, Seen, World, difference, neighbour, prepare, random_table, size_of, strict
+from .arguments import Maker, Shapes
+from .worlds import (
+    CANARY,
+    FEATURES,
+    FEW,
+    LABELS,
+    LEAST,
+    Seen,
+    World,
+    difference,
+    few_cells,
+    neighbour,
+    pooling,
+    prepare,
+    random_table,
+    size_of,
+    strict,
+)
 
 MOST_REPLY = 1 << 26  # bytes, of tables of a few rows
 REQUESTS = 40  # of a session, after those that begin it
 WARM = 10  # sessions of each kind before memory is looked at
 ROWS = (0, 1, 2, 5, 5, 8, 8, 8)  # of a table: where there are few, samples of them are mostly empty
 OTHER_SHAPES = 5  # requests of each private op that are earlier ones with an array of another shape
+
+
+Run = Callable[[Path, int, Counter[tuple[str, str]]], None]
 
 
 class FoundError(Exception):
@@ -77,6 +99,32 @@ def run_open(folder: Path, seed: int, counts: Counter[tuple[str, str]], requests
         _check(op.name, given, seen, counts)
 
 
+def run_pooled(folder: Path, seed: int, counts: Counter[tuple[str, str]], requests: int = REQUESTS) -> None:
+    """One session with a table that pools small groups, and one with the same table without the cells of such groups;
+    `FoundError` if a statistic of columns tells which it is.
+    """
+    rng = np.random.default_rng([seed, 3])
+    policy, outputs = pooling(rng), {name: name for name in (*FEATURES, *LABELS)}
+    worlds = [World(folder / str(n), cells, policy, outputs) for n, cells in enumerate(few_cells(rng))]
+    rows = worlds[0].rows
+    families = {"z": "number", "t": "text", "d": "date"}
+    maker = Maker(rng, Shapes(rows, list(outputs), ["x", "z", "d"], ["t"], list(LABELS), families))
+    few = np.repeat(np.arange(FEW, dtype=np.int32), LEAST)  # many rows to count, few different ones
+    views: list[tuple[np.ndarray | None, int]] = [(None, rows), (few, len(few))]
+    chosen, maker.shapes.rows = views[int(rng.random() < 0.3)]
+    used = {"view": "v", "chosen": chosen, "counts": rng.integers(1, 4, maker.shapes.rows)}
+    for world in worlds:
+        assert world.open().error is None
+        assert world.ask("rows.use", used).error is None
+    statistics = [op for op in _ops() if op.columns and op.private is not True]
+    for number in range(requests):
+        op = statistics[int(rng.integers(len(statistics)))]
+        given = maker.arguments(op)
+        seen = [world.ask(op.name, given, number) for world in worlds]
+        maker.note(op, given, seen[0].error is None)
+        _compare(op.name, given, seen, False, counts)
+
+
 def _any(rng: np.random.Generator) -> Any:
     return _ops()[int(rng.integers(len(REGISTRY)))]
 
@@ -111,19 +159,24 @@ def _check(op: str, given: dict[str, Any], seen: Seen, counts: Counter[tuple[str
         raise FoundError(f"op {op!r}: a reply of {size_of(seen.reply):,} bytes; arguments {given!r:.2000}")
 
 
-def fuzz(seed: int, sessions: int | None = None, seconds: float | None = None) -> Counter[tuple[str, str]]:
-    """Sessions of both kinds until there were so many, or time is over; how often each op ended how."""
+KINDS = (run_private, run_open, run_pooled)  # of sessions
+
+
+def fuzz(
+    seed: int, sessions: int | None = None, seconds: float | None = None, kinds: Sequence[Run] = KINDS
+) -> Counter[tuple[str, str]]:
+    """Sessions of each kind until there were so many, or time is over; how often each op ended how."""
     counts: Counter[tuple[str, str]] = Counter()
     start, number = time.monotonic(), 0
     while (sessions is None or number < sessions) and (seconds is None or time.monotonic() - start < seconds):
-        for run in (run_private, run_open):
+        for run in kinds:
             with tempfile.TemporaryDirectory(prefix="tablepuppet-fuzz-") as folder:
                 try:
                     run(Path(folder), seed + number, counts)
                 except Exception as error:
                     raise FoundError(f"{run.__name__} of seed {seed + number}: {error}") from error
         number += 1
-    counts["sessions", "run"] = 2 * number
+    counts["sessions", "run"] = len(kinds) * number
     return counts
 
 

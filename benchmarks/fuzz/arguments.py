@@ -9,7 +9,7 @@ remembers of a request must not be mixed with what does not fit it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from types import NoneType, UnionType
@@ -58,6 +58,7 @@ class Shapes:
     numbers: Sequence[str]  # those of them that are numbers
     texts: Sequence[str]  # those that are categories
     labels: Sequence[str]
+    families: Mapping[str, str] = field(default_factory=dict)  # of columns by which rows may be grouped
     widths: dict[str, int] = field(default_factory=dict)  # of encodings
     models: dict[str, tuple[str, AnySpec]] = field(default_factory=dict)  # encoding, what it is
     digests: dict[str, Any] = field(default_factory=dict)  # of categories
@@ -100,8 +101,13 @@ class Maker:
         self.spec = fixed.get("spec") or self.shapes.models.get(self.model, known)[1]
         self.columns = list(self.rng.choice(self.shapes.numbers, int(self.rng.integers(0, 4))))
         self.categories = [(name, "text") for name in self.rng.choice(self.shapes.texts, int(self.rng.integers(0, 3)))]
+        families, hints = list(self.shapes.families), op.parameters.hints
+        if families and hints.keys() >= {"columns", "families"}:  # two groupings
+            self.columns = [self._one(families), self._one(families)]
+        elif families and hints.keys() >= {"columns", "family"}:  # numbers by groups
+            self.columns = [self._one(self.shapes.numbers), self._one(families)]
         found: dict[str, Any] = {}
-        for name, hint in op.parameters.hints.items():
+        for name, hint in hints.items():
             if name == op.parameters.others:
                 found |= {f"digests{i}": self._digests() for i in range(len(self.categories))}
             elif name in fixed:
@@ -140,7 +146,11 @@ class Maker:
             "spec": lambda: msgspec.to_builtins(self.spec),
             "column": lambda: self._one([*self.shapes.labels, *self.shapes.texts, *self.shapes.outputs]),
             "columns": lambda: self.columns, "categories": lambda: self.categories,
-            "blinding": lambda: self.encoding, "family": lambda: "text" if self.rng.random() < 0.8 else "number",
+            "blinding": lambda: self.encoding, "family": self._family,
+            "families": lambda: [self.shapes.families.get(name, "text") for name in self.columns],
+            "pool": self._digests, "first_pool": self._digests, "second_pool": self._digests,
+            "places": lambda: np.arange(len(self.columns), dtype=np.int32),
+            "prefixes": lambda: np.zeros(len(self.columns), np.uint64),
             "classes": lambda: self._one([["a", "b"], ["a", "b", "c"], ["x", "y"], [0.0, 1.0], None]),
             "wanted": lambda: self.columns,
             "bounds": lambda: self._one([[0.0, 1.0], [-5.0, 5.0], [0.0, 1e-9], [1.0, 1.0], [2.0, 1.0], None]),
@@ -298,6 +308,10 @@ class Maker:
             values = values * 10.0 ** self.rng.uniform(-300, 0, shape)
         values = np.abs(values) if limits.least > 0 else values
         return np.clip(values, limits.least, limits.most)
+
+    def _family(self) -> str:
+        known = self.shapes.families.get(self.columns[-1]) if self.columns else None
+        return known or ("text" if self.rng.random() < 0.8 else "number")
 
     def _digests(self) -> Any:
         known = list(self.shapes.digests.values())

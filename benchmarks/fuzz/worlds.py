@@ -46,6 +46,7 @@ NUMBERS = {
 }  # fmt: skip
 TEXTS = {"t": "t", "none": "COALESCE(t, 'none')", "kind": "CASE WHEN x IS NULL THEN 'a' ELSE t END", "word": "'w'"}
 ANSWERS = {"y": "y", "filled": "COALESCE(y, 'a')", "hole": "CASE WHEN y = 'a' THEN NULL ELSE y END", "s": "s"}
+SELECTED = {**NUMBERS, **TEXTS, **ANSWERS}
 CELLS: Mapping[str, tuple[Any, ...]] = {
     "x": (
         None,
@@ -117,17 +118,52 @@ def strict() -> Policy:
     return Policy(others=TableRule(rules, others=None, budget=Budget(require_dp=True)))
 
 
-class World:
-    """A party with one table, and one session with it."""
+LEAST = 5  # rows of a group that may be released, of `pooling`
+FEW = LEAST - 1  # rows whose cells nothing may depend on
 
-    def __init__(self, folder: Path, cells: Mapping[str, list[Any]], policy: Policy):
+
+def few_cells(rng: np.random.Generator) -> list[dict[str, list[Any]]]:
+    """A table some of whose columns and categories have a value in few rows only; and the same without these cells.
+
+    The first rows have such a number or text, whether or not they are joined many times.
+    """
+    rows = int(rng.integers(2 * LEAST, 4 * LEAST))
+    full: dict[str, list[Any]] = {
+        "id": list(range(rows)),
+        "z": rng.integers(0, 3, rows).tolist(),
+        "y": ["a", "b"] * rows,
+        "s": [0.5] * rows,
+    }
+    rare: dict[str, list[Any]] = {name: [None] * rows for name in ("x", "t", "d")}
+    if rng.random() < 0.5:  # beside a category that many rows have
+        rare["t"][FEW:] = ["a"] * (rows - FEW)
+    told = {name: list(cells) for name, cells in rare.items()}
+    for name, cells in {"x": (1.0, -2.5, 1e6), "t": ("b", "c", CANARY), "d": (0, 20_000)}.items():
+        for row in range(int(rng.integers(1, FEW + 1))):
+            told[name][row] = cells[int(rng.integers(len(cells)))]
+    return [{name: cells[:rows] for name, cells in (full | each).items()} for each in (told, rare)]
+
+
+def pooling(rng: np.random.Generator) -> Policy:
+    """Everything is allowed of groups that have enough rows; levels are drawn."""
+    uses = {"id": Use.KEY, **dict.fromkeys(FEATURES, Use.FEATURE), **dict.fromkeys(LABELS, Use.LABEL)}
+    levels = [Level.PUBLIC, Level.AGGREGATE]
+    rules = {name: ColumnRule(use, levels[int(rng.integers(2))]) for name, use in uses.items()}
+    return Policy(others=TableRule(rules, others=None, min_group=LEAST))
+
+
+class World:
+    """A party with one table, and one session with it, over columns that ``outputs`` names."""
+
+    def __init__(
+        self, folder: Path, cells: Mapping[str, list[Any]], policy: Policy, outputs: Mapping[str, str] = SELECTED
+    ):
         folder.mkdir(parents=True)
         types = {"BIGINT": pa.int64(), "DOUBLE": pa.float64(), "VARCHAR": pa.string(), "DATE": pa.date32()}
         arrays = {name: pa.array(cells[name], types[kind]) for name, kind in TYPES.items()}
         pq.write_table(pa.table(arrays), folder / "t.parquet")
         self.party = Party("p", open_database("p", f"parquet://{folder}"), b"k" * 32, policy)
         self.party._noise_secret = b"n" * 32  # both worlds draw the same samples
-        outputs = {**NUMBERS, **TEXTS, **ANSWERS}
         key = KeySpec("id", ("id",), ("number",))
         self.scan = Scan("p", "t", "t", TYPES, outputs, ("",), (key,), (), ())
         self.rows, self._seen = len(cells["id"]), Seen()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,19 @@ def test_what_breaks_the_promise_is_found(monkeypatch: pytest.MonkeyPatch, where
     monkeypatch.setattr(LocalTable, where, instead)
     with pytest.raises(fuzzing.FoundError, match="neighbours differ"):
         fuzzing.fuzz(SEED, sessions=SESSIONS)
+
+
+@pytest.mark.parametrize("forgetful", ["statistics.numbers", "statistics.crosstab", "prep.sums", "columns.numbers"])
+def test_statistics_of_small_groups_are_found(monkeypatch: pytest.MonkeyPatch, forgetful: str) -> None:
+    """Sessions with a table that pools small groups find an op that forgets ``min_group``."""
+    asked = {name: op for name, op in REGISTRY.items() if not op.columns or name == forgetful}
+    monkeypatch.setattr(fuzzing, "REGISTRY", asked)
+    fuzzing.fuzz(SEED, sessions=2, kinds=[fuzzing.run_pooled])
+    rules = worlds.pooling(np.random.default_rng(SEED)).others
+    assert rules is not None
+    monkeypatch.setattr(fuzzing, "pooling", lambda _: Policy(others=replace(rules, min_group=0)))
+    with pytest.raises(fuzzing.FoundError, match=rf"{forgetful}.*neighbours differ"):
+        fuzzing.fuzz(SEED, sessions=SESSIONS, kinds=[fuzzing.run_pooled])
 
 
 @pytest.mark.parametrize("theta", [1e-320, 1e-168, 1e-100, 1.0, 1e100])
@@ -260,7 +274,7 @@ def test_a_model_without_noise_is_not_told(tmp_path: Path) -> None:
 def test_counts_of_a_run_are_told() -> None:
     """A fuzzing run says how often each op answered and was refused."""
     counts: Counter[tuple[str, str]] = fuzzing.fuzz(SEED, sessions=1)
-    assert counts["sessions", "run"] == 2
+    assert counts["sessions", "run"] == 3
     assert counts["rows.use", "answered"] >= 4
 
 

@@ -57,14 +57,13 @@ class Journal:
         self.folder, self.party, self._most = folder, party, most
         self._lock = threading.Lock()
         self._checked = 0.0
-        self._file = lru_cache(1024)(self._path)  # asked for with every request
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._bytes: Counter[str] = Counter()  # by the name of a caller's folder
         for path in (found for kind in KINDS for found in folder.glob(f"*/*{kind}")):
             self._bytes[path.parent.name] += _size(path)
 
-    def _path(self, key: Key) -> Path:
-        return self.folder / file_name(key[0]) / f"{file_name(key[1])}.journal"
+    def _file(self, key: Key) -> Path:
+        return _file_of(self.folder, *key)
 
     def has(self, key: Key) -> bool:
         """Whether a session was written down."""
@@ -215,6 +214,11 @@ class Journal:
             path.with_suffix(kind).unlink(missing_ok=True)
             self._count(path, -size)
         path.with_suffix(".rows").unlink(missing_ok=True)
+
+
+@lru_cache(1024)  # asked for with every request
+def _file_of(folder: Path, caller: str, session: str) -> Path:
+    return folder / file_name(caller) / f"{file_name(session)}.journal"
 
 
 def _size(path: Path) -> int:
