@@ -26,7 +26,7 @@ def page() -> Iterator[MetricsPage]:
 
 
 def read(page: MetricsPage, path: str = "/metrics", method: str = "GET") -> str:
-    asked = urllib.request.Request(f"http://127.0.0.1:{page.server_port}{path}", method=method)
+    asked = urllib.request.Request(f"http://127.0.0.1:{page.port}{path}", method=method)
     with urllib.request.urlopen(asked, timeout=20) as reply:
         return str(reply.read().decode())
 
@@ -44,7 +44,7 @@ def test_there_is_one_page(page: MetricsPage) -> None:
 def test_silent_readers_are_hung_up_on(page: MetricsPage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever connects and asks nothing, or letter by letter, has its time; more than a few at once have none."""
     monkeypatch.setattr("tablepuppet.wire.metrics_page.PATIENCE", 0.5)
-    lines = [socket.create_connection(("127.0.0.1", page.server_port)) for _ in range(20)]
+    lines = [socket.create_connection(("127.0.0.1", page.port)) for _ in range(20)]
     for line in lines[:AT_ONCE]:
         line.sendall(b"GET /metr")
     for line in lines:
@@ -63,5 +63,5 @@ def test_silent_readers_are_hung_up_on(page: MetricsPage, monkeypatch: pytest.Mo
 
 def test_a_port_that_is_taken(page: MetricsPage) -> None:
     """The error names the setting and the port."""
-    with pytest.raises(tp.ConfigError, match=rf"metrics: cannot listen at '127\.0\.0\.1', port {page.server_port}"):
-        MetricsPage(CollectorRegistry(), "127.0.0.1", page.server_port)
+    with pytest.raises(tp.ConfigError, match=rf"metrics: cannot listen at '127\.0\.0\.1', port {page.port}"):
+        MetricsPage(CollectorRegistry(), "127.0.0.1", page.port)
