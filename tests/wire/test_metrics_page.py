@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -59,6 +60,20 @@ def test_silent_readers_are_hung_up_on(page: MetricsPage, monkeypatch: pytest.Mo
         except (OSError, urllib.error.URLError):
             time.sleep(0.05)
     raise AssertionError("the page does not come back")
+
+
+def test_the_page_comes_back_when_there_are_threads_again(page: MetricsPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader for whom the system has no thread is hung up on, and takes no place from later ones."""
+
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(threading.Thread, "start", fail)
+        for _ in range(2 * AT_ONCE):
+            with pytest.raises((ConnectionError, urllib.error.URLError)):
+                read(page)
+    assert "sheep" in read(page)
 
 
 def test_a_port_that_is_taken(page: MetricsPage) -> None:

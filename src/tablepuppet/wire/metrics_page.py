@@ -76,13 +76,17 @@ class MetricsPage(TCPServer):
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        threading.Thread(target=self._answer, args=(request, client_address), daemon=True).start()
+        try:
+            threading.Thread(target=self._answer, args=(request, client_address), daemon=True).start()
+        except RuntimeError:  # the system has no more threads now
+            self._free.release()
+            raise
 
     def _answer(self, request: Any, client_address: Any) -> None:
         end = threading.Timer(PATIENCE, _hang_up, (request,))
         end.daemon = True
-        end.start()
         try:
+            end.start()
             with suppress(OSError):  # the reader is gone
                 self.finish_request(request, client_address)
         finally:
