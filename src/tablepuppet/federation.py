@@ -144,7 +144,7 @@ class Federation:
     blinding key that databases opened in this process must share with them. With a ``record`` a run goes on after this
     process has died. ``callbacks`` receive every `Event`.
 
-    Raises ConfigError for a URL or setting that cannot be; databases are opened when they are first asked.
+    Raises ConfigError for an invalid URL or setting; databases are opened when they are first asked.
     """
 
     def __init__(

@@ -106,13 +106,13 @@ def names_checked(function: Callable[Arguments, Result], called: str = "") -> Ca
 
 
 def class_checked(made: Class) -> Class:
-    """A class whose making is checked in the same way."""
+    """A class whose constructor is checked in the same way."""
     made.__init__ = names_checked(made.__init__, made.__name__)  # type: ignore[misc]
     return made
 
 
 def check_names(called: str, named: Iterable[str], known: Sequence[str]) -> None:
-    """ArgumentError for the name of an argument that there is not, with what was meant."""
+    """ArgumentError for an argument that does not exist, with what was meant."""
     for name in named:
         if name not in known:
             raise ArgumentError(f"{called} has no argument {name!r}{setting_meant(name, known)}")

@@ -71,7 +71,7 @@ class Catalog(ShownAsTable):
     """Vertical tables by name, as all parties of a federation publish them."""
 
     def __init__(self, shards: Iterable[Shard]):
-        self._shards: dict[str, list[Shard]] = {}
+        self._shards: dict[str, list[Shard]] = {}  # by the table's name in lower case
         for shard in shards:
             self._shards.setdefault(shard.name.lower(), []).append(shard)
 
