@@ -34,7 +34,7 @@ CELLS = {
     "setup": """
         import time, duckdb, tablepuppet as tp
         from tablepuppet.party.databases.sandbox import sandbox
-        from tablepuppet.sql.scratch import scratch
+        from tablepuppet.sql.quiet_duckdb import scratch
         fed = tp.Federation(URLS)""",
     "catalog": "fed.catalog()",
     "describe": "sales = fed.sql(SQL, label='returned')\nsales.describe()",

@@ -13,7 +13,7 @@ from tablepuppet.sql.catalog import Catalog, Shard, VerticalTable
 from tablepuppet.sql.infer import _inferred
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import plan
-from tablepuppet.sql.scratch import scratch
+from tablepuppet.sql.quiet_duckdb import scratch
 from tablepuppet.sql.types import Family, family, is_plain
 
 INSIDE = "INTEGER) AS x LIMIT 0); {}; SELECT x AS it FROM (SELECT CAST(NULL AS INTEGER"

@@ -15,8 +15,8 @@ import pyarrow as pa
 from tablepuppet.errors import plain_text
 from tablepuppet.sql.catalog import VerticalTable
 from tablepuppet.sql.expression import columns_of
+from tablepuppet.sql.quiet_duckdb import scratch
 from tablepuppet.sql.scope import identifier
-from tablepuppet.sql.scratch import scratch
 from tablepuppet.sql.types import is_plain
 
 
