@@ -34,7 +34,7 @@ CELLS = {
     "setup": """
         import time, duckdb, tablepuppet as tp
         from tablepuppet.party.databases.sandbox import sandbox
-        from tablepuppet.sql.scratch import scratch
+        from tablepuppet.sql.quiet_duckdb import scratch
         fed = tp.Federation(URLS)""",
     "catalog": "fed.catalog()",
     "describe": "sales = fed.sql(SQL, label='returned')\nsales.describe()",
@@ -262,7 +262,7 @@ def test_errors_are_short(shown: Shown) -> None:
 def test_the_whole_traceback_stays_reachable(shown: Shown) -> None:
     """`%tb Verbose` shows every call, without values of variables."""
     text = shown.error("traceback")
-    assert "in _parse" in text
+    assert "in parse" in text
     assert "QueryError: no table has a column pric" in text
     assert "blinding_key" not in text
 

@@ -67,7 +67,7 @@ class LearnError(TablePuppetError):
 
 
 class ArgumentError(ConfigError, TypeError):
-    """A call has an argument that there is not."""
+    """A call has an argument that does not exist."""
 
 
 class UnknownKeyError(LearnError, KeyError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -106,7 +106,7 @@ class Tls(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FederationFile(msgspec.Struct, forbid_unknown_fields=True):
-    """What `federation.toml` may say."""
+    """What `federation.toml` may say: arguments of `Federation`."""
 
     parties: dict[str, str | PartyEntry]
     wire: Wire = "float32"
@@ -144,7 +144,7 @@ class Federation:
     blinding key that databases opened in this process must share with them. With a ``record`` a run goes on after this
     process has died. ``callbacks`` receive every `Event`.
 
-    Raises ConfigError for a URL or setting that cannot be; databases are opened when they are first asked.
+    Raises ConfigError for an invalid URL or setting; databases are opened when they are first asked.
     """
 
     def __init__(
@@ -214,20 +214,14 @@ class Federation:
     def load(cls, path: str | Path, *, record: Record | None = None, callbacks: Iterable[Reader] = ()) -> Federation:
         """The federation that a TOML file describes; relative paths in it start at the file's folder."""
         file = Path(path)
-        settings = read_settings(file, "federation file", FederationFile)
-        parties = {name: _anchored(entry, file.parent) for name, entry in settings.parties.items()}
+        settings, folder = read_settings(file, "federation file", FederationFile), file.parent
+        arguments = msgspec.structs.asdict(settings) | {
+            "parties": {name: _anchored(entry, folder) for name, entry in settings.parties.items()},
+            "tls": settings.tls and settings.tls.anchored(folder),
+            "key_file": settings.key_file and folder / settings.key_file,
+        }
         try:
-            return cls(
-                parties,
-                wire=settings.wire,
-                timeout=settings.timeout,
-                on_party_lost=settings.on_party_lost,
-                memory_limit=settings.memory_limit,
-                tls=settings.tls and settings.tls.anchored(file.parent),
-                key_file=settings.key_file and file.parent / settings.key_file,
-                record=record,
-                callbacks=callbacks,
-            )
+            return cls(**arguments, record=record, callbacks=callbacks)
         except ConfigError as error:
             raise ConfigError(f"federation file {str(file)!r}: {error}") from error
 
@@ -256,19 +250,18 @@ class Federation:
 
     def _describe(self) -> tuple[Catalog, dict[str, str]]:
         """What all parties publish, and the nonces of those elsewhere, to open one relation with."""
-        replies = call_all(self.engine, [(party, Request("describe")) for party in self.engine.parties])
-        marks = {reply[0]["key"]: party for party, reply in zip(self.engine.parties, replies, strict=True)}
+        parties = self.engine.parties
+        replies = call_all(self.engine, [(party, Request("describe")) for party in parties])
+        named = {party: reply[0] for party, reply in zip(parties, replies, strict=True)}  # by the federation's names
+        marks = {reply["key"]: party for party, reply in named.items()}
         if len(marks) > 1:
             first, second, *_ = marks.values()
             raise ConfigError(
                 f"parties {first!r} and {second!r} blind under different keys, so nothing would join; give all parties "
                 "the same blinding key file"
             )
-        named = dict(
-            zip(self.engine.parties, replies, strict=True)
-        )  # by the federation's names, whatever their own are
-        nonces = {party: reply[0]["nonce"] for party, reply in named.items() if reply[0].get("nonce")}
-        shards = (replace(shard, party=party) for party, reply in named.items() for shard in reply[0]["tables"])
+        nonces = {party: reply["nonce"] for party, reply in named.items() if reply.get("nonce")}
+        shards = (replace(shard, party=party) for party, reply in named.items() for shard in reply["tables"])
         return Catalog(shards), nonces
 
     @names_checked
@@ -365,11 +358,9 @@ def _check_settings(
             )
         if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum():
             raise ConfigError(f"party name {name!r}: use letters, digits, _ and -, so that SQL can say {name}.table")
-    if wire not in Wire.__args__:  # type: ignore[attr-defined]
-        raise ConfigError(f"wire={wire!r} must be one of {', '.join(Wire.__args__)}")  # type: ignore[attr-defined]
-    if on_party_lost not in OnPartyLost.__args__:  # type: ignore[attr-defined]
-        known = ", ".join(OnPartyLost.__args__)  # type: ignore[attr-defined]
-        raise ConfigError(f"on_party_lost={on_party_lost!r} must be one of {known}")
+    for setting, value, kind in (("wire", wire, Wire), ("on_party_lost", on_party_lost, OnPartyLost)):
+        if value not in get_args(kind):
+            raise ConfigError(f"{setting}={value!r} must be one of {', '.join(get_args(kind))}")
     if not isinstance(timeout, Real) or not timeout > 0:
         raise ConfigError(f"timeout must be a number of seconds above 0, not {timeout!r}")
     if memory_limit is not None and (not isinstance(memory_limit, Integral) or memory_limit < 0):

@@ -80,10 +80,12 @@ class Relation:
     Made by `Federation.sql` and by `split`.
     """
 
-    def __init__(self, session: Session, mapping: TableMapping | None = None, prep: Pipeline | None = None):
+    def __init__(
+        self, session: Session, mapping: TableMapping | None = None, prep: Pipeline | None = None, shares: bool = False
+    ):
         self._session, self._prep = session, session.settings.prep if prep is None else prep
         self._view = session.new_view()
-        self._shares = False  # whether all learners over it have the same encoders
+        self._shares = shares  # whether all learners over it have the same encoders
         self._shared: Encoding | None = None
         self._to_learn: Relation | None = None
         self._information: Mapping[str, float] = {}  # values of columns, as the last fit of its pipeline found them
@@ -173,8 +175,7 @@ class Relation:
                 "Map is evaluated where columns are read: a pipeline for rows that are read already begins with the "
                 "Map steps of fed.sql(..., prep=...), and has no others"
             )
-        found = Relation(self._session, self.mapping, pipeline)
-        found._shares = self._shares
+        found = Relation(self._session, self.mapping, pipeline, self._shares)
         found._foreseen()
         return found
 
@@ -185,18 +186,19 @@ class Relation:
 
     def _foreseen(self) -> Foresight:
         """What the fit of its pipeline will ask."""
-        query = self.query
-        return foresee(self.prep, self.plan, PipelineSettings(query.features, query.categorical, self.max_categories))
+        return foresee(self.prep, self.plan, self._pipeline_settings())
+
+    def _pipeline_settings(self) -> PipelineSettings:
+        return PipelineSettings(self.query.features, self.query.categorical, self.max_categories)
 
     def fit_encoding(self) -> Encoding:
         """The pipeline, fitted over these joined rows and applied at the parties."""
         if self._shared is not None:
             return self._shared
-        settings = self._session.settings
+        query = self.query
         found = fit_encoding(
-            self.client, self.query.features, self.query.categorical, settings.max_categories, self.events,
-            self.prep,
-        )  # fmt: skip
+            self.client, query.features, query.categorical, self.max_categories, self.events, self.prep
+        )
         if self._shares:
             self._shared = found
         self._information = found.iv_
@@ -207,22 +209,18 @@ class Relation:
         if not self.prep.leaves_out:
             return self
         if self._to_learn is None:
-            self._to_learn = Relation(self._session, self.mapping, self.prep)
-            self._to_learn._shares = self._shares
+            self._to_learn = Relation(self._session, self.mapping, self.prep, self._shares)
         return self._to_learn
 
     def sharing_encoders(self) -> Relation:
         """The same joined rows, whose encoders are fitted once for all learners that learn from them."""
-        found = Relation(self._session, self.mapping, self.prep)
-        found._shares = True
-        return found
+        return Relation(self._session, self.mapping, self.prep, shares=True)
 
     def fit_private_encoding(self, noise: EncoderNoise) -> Encoding:
         """The same from a policy's bounds and lists, or from statistics with noise."""
-        query, most = self.query, self._session.settings.max_categories
         if self.prep is not DEFAULT:
-            settings = PipelineSettings(query.features, query.categorical, most)
-            return fit_private_pipeline(self.client, settings, self.prep, self.events, noise)
+            return fit_private_pipeline(self.client, self._pipeline_settings(), self.prep, self.events, noise)
+        query, most = self.query, self.max_categories
         return fit_private_encoding(self.client, query.features, query.categorical, most, self.events, noise)
 
     def __len__(self) -> int:
@@ -240,14 +238,13 @@ class Relation:
 
     def explain(self) -> Explanation:
         """The plan: scans, pushed filters, join keys, sizes, bytes per training round, where to run it."""
-        shards = {key: ShardSize(read, 0) for key, read in self._session.rows_read.items()}
-        for alias, table in self.mapping.tables.items():
-            for shard in table.shards:
-                read = self._session.rows_read[shard.party, alias]
-                shards[shard.party, alias] = ShardSize(read, len(shard.row_ids))
-        wire_bytes = np.dtype(self._session.settings.wire).itemsize
+        shards = {
+            (shard.party, alias): ShardSize(self._session.rows_read[shard.party, alias], len(shard.row_ids))
+            for alias, table in self.mapping.tables.items()
+            for shard in table.shards
+        }
         local = frozenset(party for party in self.plan.parties if not self._session.engine.is_service(party))
-        sizes = JoinSizes(len(self), self.mapping.nbytes, shards, wire_bytes)
+        sizes = JoinSizes(len(self), self.mapping.nbytes, shards, np.dtype(self.wire).itemsize)
         return explain(self.plan, sizes, local, () if self.prep is DEFAULT else self._prepared_by())
 
     def _prepared_by(self) -> list[str]:
@@ -284,13 +281,11 @@ class Relation:
         noise. ``bounds`` gives numbers between which values are expected, such as ``{"age": (0, 120)}``, where policies
         do not; a row counts as often as it is joined, and at most ``max_times`` times.
         """
-        if privacy is not None:
-            return noisy_describe(
-                self.client, self._noise(privacy, max_times, "describe"), columns, bounds, self.events
-            )
-        _check_plain(bounds, max_times, "describe")
+        noise = self._noise("describe", privacy, bounds, max_times)
+        if noise is not None:
+            return noisy_describe(self.client, noise, columns, bounds, self.events)
         outputs = self.query.outputs if columns is None else find_columns(self.plan, columns, "describe")
-        return describe(self.client, outputs, self.query.categorical, self._session.events)
+        return describe(self.client, outputs, self.query.categorical, self.events)
 
     @names_checked
     def quantile(
@@ -306,10 +301,9 @@ class Relation:
 
         With ``privacy`` they are estimated from noisy histograms between ``bounds``, as for `describe`.
         """
-        if privacy is not None:
-            noise = self._noise(privacy, max_times, "quantile")
+        noise = self._noise("quantile", privacy, bounds, max_times)
+        if noise is not None:
             return noisy_quantile(self.client, noise, q, columns, bounds, self.events)
-        _check_plain(bounds, max_times, "quantile")
         return quantile(self.client, q, columns)
 
     @names_checked
@@ -327,14 +321,20 @@ class Relation:
         With ``privacy`` counts have noise, and bins lie between ``bounds``, such as ``(0, 120)``; a value beyond is in
         the first or last bin.
         """
-        if privacy is not None:
-            noise = self._noise(privacy, max_times, "histogram")
+        noise = self._noise("histogram", privacy, bounds, max_times)
+        if noise is not None:
             return noisy_histogram(self.client, noise, column, bins, bounds, self.events)
-        _check_plain(bounds, max_times, "histogram")
         return histogram(self.client, column, bins)
 
-    def _noise(self, privacy: Privacy, max_times: int | None, step: str) -> NoiseRequest:
-        return NoiseRequest.of(privacy, max_times, self.funds, step)
+    def _noise(self, step: str, privacy: Privacy | None, bounds: object, max_times: int | None) -> NoiseRequest | None:
+        """The noise of a statistic; None without ``privacy``, and LearnError if settings of noise are given then."""
+        if privacy is not None:
+            return NoiseRequest.of(privacy, max_times, self.funds, step)
+        if bounds is not None or max_times is not None:
+            raise LearnError(
+                f"{step}: bounds and max_times are for noise: set privacy=tp.Privacy(feature_epsilon=...) too"
+            )
+        return None
 
     @names_checked
     def outlier_by_iqr(self, columns: Sequence[str] | None = None, k: float = 1.5) -> FoundOutliers:
@@ -379,9 +379,9 @@ class Relation:
 
         With ``privacy``, only what has a form with noise, as for `describe`.
         """
-        if privacy is not None:
-            return noisy_profile(self.client, self._noise(privacy, max_times, "profile"), columns, bounds, self.events)
-        _check_plain(bounds, max_times, "profile")
+        noise = self._noise("profile", privacy, bounds, max_times)
+        if noise is not None:
+            return noisy_profile(self.client, noise, columns, bounds, self.events)
         query = self.query
         if columns is not None:
             chosen = find_columns(self.plan, columns, "profile")
@@ -510,12 +510,6 @@ class Relation:
             Relation(self._session, self.mapping.where(alias, side), self.prep) for side in (~chosen, chosen)
         )
         return rest, those
-
-
-def _check_plain(bounds: object, max_times: object, step: str) -> None:
-    """LearnError if settings of noise are given without noise."""
-    if bounds is not None or max_times is not None:
-        raise LearnError(f"{step}: bounds and max_times are for noise: set privacy=tp.Privacy(feature_epsilon=...) too")
 
 
 def check_split(test: float, seed: int) -> None:

@@ -32,6 +32,7 @@ from tablepuppet.wire.engine import Engine, call_all
 from tablepuppet.wire.outbox import Outbox, WhenLost
 
 BRIEFLY = 1.0  # seconds for the other parties of a session, when one is gone
+Blinded = dict[str, NDArray[np.integer]]  # what `keys.blind` returns of one table
 GROWTH, SLACK = 2, 1000  # a table may have so many times its rows in the catalog, and so many more, when it is read
 
 
@@ -62,7 +63,7 @@ class Session:
         self.outbox = Outbox(engine, self.id, settings.when_lost)
         self.secured = SecureTables()
         self.rows_read: dict[tuple[str, str], int] = {}
-        self._keys: dict[tuple[str, str], dict[str, NDArray[np.integer]]] = {}
+        self._keys: dict[tuple[str, str], Blinded] = {}
         self._open()
 
     def _open(self) -> None:
@@ -94,7 +95,7 @@ class Session:
             found[party, alias] = rows
         return found
 
-    def _checked_keys(self, party: str, step: Step, reply: Any) -> dict[str, NDArray[np.integer]]:
+    def _checked_keys(self, party: str, step: Step, reply: Any) -> Blinded:
         """Blinded keys that fit the rows that were read."""
         scan = next(scan for scan in self.plan.of_party(party) if scan.alias == step.table)
         returns = keys_returned(len(scan.keys), len(scan.filters), reply)
@@ -131,7 +132,7 @@ class Session:
         self.events.emit("info", "joined", f"{len(mapping):,} joined rows")
         return mapping
 
-    def _shard_keys(self, scan: Scan, reply: dict[str, NDArray[np.integer]]) -> ShardKeys:
+    def _shard_keys(self, scan: Scan, reply: Blinded) -> ShardKeys:
         labels = [key.label for key in scan.keys]
         return ShardKeys(
             scan.party,
@@ -140,13 +141,12 @@ class Session:
             {label: reply[f"codes{i}"] for i, label in enumerate(labels)},
         )
 
-    def _branch(self, number: int, reply_keys: dict[tuple[str, str], dict[str, NDArray[np.integer]]]) -> JoinBranch:
-        keys = self.plan.query.branches[number].keys
-        rows = {alias: self._rows_of_branch(alias, number, reply_keys) for alias in self.plan.tables}
-        return JoinBranch(tuple(key.label for key in keys), {key.label: frozenset(key.members) for key in keys}, rows)
+    def _branch(self, number: int, blinded: dict[tuple[str, str], Blinded]) -> JoinBranch:
+        keys = {key.label: frozenset(key.members) for key in self.plan.query.branches[number].keys}
+        return JoinBranch(keys, {alias: self._rows_of_branch(alias, number, blinded) for alias in self.plan.tables})
 
     def _rows_of_branch(
-        self, alias: str, number: int, keys: dict[tuple[str, str], dict[str, NDArray[np.integer]]]
+        self, alias: str, number: int, keys: dict[tuple[str, str], Blinded]
     ) -> NDArray[np.bool_] | None:
         """Which rows of a vertical table a branch of the union reads; None for all."""
         parts = []

@@ -90,35 +90,29 @@ def attributes_explained(meant: Mapping[str, str]) -> Callable[[Class], Class]:
     return explained
 
 
-def names_checked(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """A function or method that raises ArgumentError for an argument that it does not have, with what was meant."""
-    called = function.__name__
+def names_checked(function: Callable[Arguments, Result], called: str = "") -> Callable[Arguments, Result]:
+    """A function or method that raises ArgumentError for an argument that it does not have, with what was meant.
+
+    ``called`` is what errors call it, if not by its own name.
+    """
     known = [name for name in inspect.signature(function).parameters if name != "self"]
 
     @functools.wraps(function)
     def checked(*values: Arguments.args, **named: Arguments.kwargs) -> Result:
-        check_names(called, named, known)
+        check_names(called or function.__name__, named, known)
         return function(*values, **named)
 
     return checked
 
 
 def class_checked(made: Class) -> Class:
-    """A class whose making is checked in the same way."""
-    initialise: Callable[..., None] = made.__init__  # type: ignore[misc]
-    known = [name for name in inspect.signature(initialise).parameters if name != "self"]
-
-    @functools.wraps(initialise)
-    def checked(*values: object, **named: object) -> None:
-        check_names(made.__name__, named, known)
-        initialise(*values, **named)
-
-    made.__init__ = checked  # type: ignore[misc]
+    """A class whose constructor is checked in the same way."""
+    made.__init__ = names_checked(made.__init__, made.__name__)  # type: ignore[misc]
     return made
 
 
 def check_names(called: str, named: Iterable[str], known: Sequence[str]) -> None:
-    """ArgumentError for the name of an argument that there is not, with what was meant."""
+    """ArgumentError for an argument that does not exist, with what was meant."""
     for name in named:
         if name not in known:
             raise ArgumentError(f"{called} has no argument {name!r}{setting_meant(name, known)}")

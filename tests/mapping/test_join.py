@@ -57,9 +57,7 @@ class Case:
                 for i, rows in enumerate(parts)
             ]
         branches = [
-            JoinBranch(
-                keys, {key: self.members[key] for key in keys}, {a: None if m.all() else m for a, m in rows.items()}
-            )
+            JoinBranch({key: self.members[key] for key in keys}, {a: None if m.all() else m for a, m in rows.items()})
             for keys, rows in self.branches
         ]
         return join(tables, branches, self.distinct, memory_limit)
@@ -135,7 +133,7 @@ def test_a_mapping_that_does_not_fit_is_refused_before_it_is_made() -> None:
     """A huge cross join is a MappingError with its size in rows and bytes, raised without taking the memory."""
     rows = 2_000_000
     tables = {name: [ShardKeys("p", rows, {}, {})] for name in ("a", "b")}
-    branch = JoinBranch((), {}, {"a": None, "b": None})
+    branch = JoinBranch({}, {"a": None, "b": None})
     tracemalloc.start()
     with pytest.raises(MappingError, match=r"joining a and b gives 4,000,000,000,000 rows; their mapping takes 64 TB"):
         join(tables, [branch])
@@ -148,7 +146,7 @@ def test_many_to_many_is_refused_by_its_size() -> None:
     """A join in which both sides repeat their keys gives the number of joined rows in its error."""
     keys: dict[str, Sequence[Key]] = {"k": [1] * 30_000 + [2] * 10_000}
     tables = {name: [shard("p", 40_000, keys)] for name in ("a", "b")}
-    branch = JoinBranch(("k",), {"k": frozenset({"a", "b"})}, {"a": None, "b": None})
+    branch = JoinBranch({"k": frozenset({"a", "b"})}, {"a": None, "b": None})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(MappingError, match="1,000,000,000 rows"):
         join(tables, [branch], memory_limit=1 << 30)
@@ -182,7 +180,7 @@ def test_keys_of_many_classes_do_not_overflow() -> None:
         "b": [shard("q", rows, {name: column[shuffled].tolist() for name, column in values.items()})],
     }
     members = {name: frozenset({"a", "b"}) for name in values}
-    mapping = join(tables, [JoinBranch(tuple(values), members, {"a": None, "b": None})])
+    mapping = join(tables, [JoinBranch(members, {"a": None, "b": None})])
     assert len(mapping) == rows
     index = mapping.tables["b"].index[np.argsort(mapping.tables["a"].index)]
     assert np.array_equal(shuffled[index], np.arange(rows))
@@ -195,7 +193,7 @@ def test_rows_that_join_nothing_have_no_place() -> None:
         "a": [shard("p", 5, {"k": [3, None, 1, 9, 1]})],
         "b": [shard("p", 2, {"k": [1, 4]}), shard("q", 2, {"k": [None, 3]})],
     }
-    mapping = join(tables, [JoinBranch(("k",), {"k": keys}, {"a": None, "b": None})])
+    mapping = join(tables, [JoinBranch({"k": keys}, {"a": None, "b": None})])
     assert [s.row_ids.tolist() for s in mapping.tables["a"].shards] == [[0, 2, 4]]
     assert [s.row_ids.tolist() for s in mapping.tables["b"].shards] == [[0], [1]]
     assert mapping.tables["a"].index.tolist() == [0, 1, 2]
@@ -210,6 +208,6 @@ def test_shards_with_interleaved_digests() -> None:
         "a": [shard("p", 6, {"k": [first, third, first, third, first, third]})],
         "b": [shard("q", 4, {"k": [first, second, third, fourth]})],
     }
-    mapping = join(tables, [JoinBranch(("k",), {"k": frozenset({"a", "b"})}, {"a": None, "b": None})])
+    mapping = join(tables, [JoinBranch({"k": frozenset({"a", "b"})}, {"a": None, "b": None})])
     assert [s.row_ids.tolist() for s in mapping.tables["b"].shards] == [[0, 2]]
     assert mapping.tables["b"].index.tolist() == [0, 1, 0, 1, 0, 1]

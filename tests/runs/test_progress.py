@@ -17,17 +17,17 @@ def shown(columns: int) -> str:
     console = Console(
         file=out, force_terminal=True, width=columns, height=10, color_system="standard", legacy_windows=False
     )
-    with ProgressReader(console) as reader:
-        events = Events([reader])
-        events.progress("open", "reading tables and blinding keys at their parties", 2)(2)
-        reader.rest()
-        console.print("first result")
-        done = events.progress("fit", "round 0 of [brackets]", 5)
-        events.emit("warning", "column.dropped", "one column is left out")
-        done(3)
-        events.emit("info", "fitted", "converged after 3 rounds")
-        reader.rest()
-        console.print("second result")
+    reader = ProgressReader(console)
+    events = Events([reader])
+    events.progress("open", "reading tables and blinding keys at their parties", 2)(2)
+    reader.rest()
+    console.print("first result")
+    done = events.progress("fit", "round 0 of [brackets]", 5)
+    events.emit("warning", "column.dropped", "one column is left out")
+    done(3)
+    events.emit("info", "fitted", "converged after 3 rounds")
+    reader.rest()
+    console.print("second result")
     return rendered(out.getvalue().replace("\n", "\r\n").encode(), columns, 10)
 
 
@@ -54,6 +54,6 @@ def test_bars_on_a_narrow_terminal() -> None:
 def test_lines_in_a_file_are_whole() -> None:
     """Where there is no terminal, a long warning is one line, which a program can look for."""
     out = io.StringIO()
-    with ProgressReader(Console(file=out, width=40)) as reader:
-        Events([reader]).emit("warning", "party.silent", "waiting for party 'bank' at bank.example:8815 " * 3)
+    reader = ProgressReader(Console(file=out, width=40))
+    Events([reader]).emit("warning", "party.silent", "waiting for party 'bank' at bank.example:8815 " * 3)
     assert out.getvalue().count("\n") == 1

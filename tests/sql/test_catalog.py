@@ -77,12 +77,12 @@ def test_one_party_cannot_publish_a_table_twice() -> None:
 @pytest.mark.parametrize(
     ("name", "parties", "message"),
     [
-        ("card", None, "no party publishes a table 'card'; did you mean 'cards'?"),
-        ("zzz", None, "no party publishes a table 'zzz'; there are: cards"),
+        ("card", [None], "no party publishes a table 'card'; did you mean 'cards'?"),
+        ("zzz", [None], "no party publishes a table 'zzz'; there are: cards"),
         ("cards", ["east", "north"], "party 'north' publishes no table 'cards'; it is at: east, west"),
     ],
 )
-def test_unknown_names(name: str, parties: list[str] | None, message: str) -> None:
+def test_unknown_names(name: str, parties: list[str | None], message: str) -> None:
     """An unknown table or party is an error that names what there is."""
     with pytest.raises(CatalogError) as caught:
         two({"id": "INTEGER"}, {"id": "INTEGER"}).table(name, parties)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tablepuppet.errors import QueryError
 from tablepuppet.sql.catalog import Catalog, Shard, VerticalTable
-from tablepuppet.sql.infer import TypeInference
+from tablepuppet.sql.infer import _inferred
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import plan
-from tablepuppet.sql.scratch import scratch
+from tablepuppet.sql.quiet_duckdb import scratch
 from tablepuppet.sql.types import Family, family, is_plain
 
 INSIDE = "INTEGER) AS x LIMIT 0); {}; SELECT x AS it FROM (SELECT CAST(NULL AS INTEGER"
@@ -51,8 +51,8 @@ def test_an_expression_is_one_statement() -> None:
     """Whatever got past all other checks would still have to be one SELECT."""
     table = VerticalTable("t", {"x": "INTEGER"}, ())
     before = state()
-    with TypeInference() as inference, pytest.raises(ValueError, match="several statements"):
-        inference._infer(f"1; {STATEMENTS[0]}; SELECT 1", tuple(table.columns.items()))
+    with pytest.raises(ValueError, match="several statements"):
+        _inferred(f"1; {STATEMENTS[0]}; SELECT 1", tuple(table.columns.items()))
     assert state() == before
 
 

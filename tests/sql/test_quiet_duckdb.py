@@ -11,8 +11,7 @@ import tablepuppet
 DRAWN = """
 import sys, duckdb
 from tablepuppet.party.databases.sandbox import sandbox
-from tablepuppet.sql.quiet_duckdb import connect
-from tablepuppet.sql.scratch import scratch
+from tablepuppet.sql.quiet_duckdb import connect, scratch
 
 def drawn(connection):
     return connection.execute("SELECT current_setting('enable_progress_bar')").fetchall()[0][0]

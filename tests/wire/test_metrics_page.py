@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -26,7 +27,7 @@ def page() -> Iterator[MetricsPage]:
 
 
 def read(page: MetricsPage, path: str = "/metrics", method: str = "GET") -> str:
-    asked = urllib.request.Request(f"http://127.0.0.1:{page.server_port}{path}", method=method)
+    asked = urllib.request.Request(f"http://127.0.0.1:{page.port}{path}", method=method)
     with urllib.request.urlopen(asked, timeout=20) as reply:
         return str(reply.read().decode())
 
@@ -44,7 +45,7 @@ def test_there_is_one_page(page: MetricsPage) -> None:
 def test_silent_readers_are_hung_up_on(page: MetricsPage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever connects and asks nothing, or letter by letter, has its time; more than a few at once have none."""
     monkeypatch.setattr("tablepuppet.wire.metrics_page.PATIENCE", 0.5)
-    lines = [socket.create_connection(("127.0.0.1", page.server_port)) for _ in range(20)]
+    lines = [socket.create_connection(("127.0.0.1", page.port)) for _ in range(20)]
     for line in lines[:AT_ONCE]:
         line.sendall(b"GET /metr")
     for line in lines:
@@ -61,7 +62,21 @@ def test_silent_readers_are_hung_up_on(page: MetricsPage, monkeypatch: pytest.Mo
     raise AssertionError("the page does not come back")
 
 
+def test_the_page_comes_back_when_there_are_threads_again(page: MetricsPage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader for whom the system has no thread is hung up on, and takes no place from later ones."""
+
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(threading.Thread, "start", fail)
+        for _ in range(2 * AT_ONCE):
+            with pytest.raises((ConnectionError, urllib.error.URLError)):
+                read(page)
+    assert "sheep" in read(page)
+
+
 def test_a_port_that_is_taken(page: MetricsPage) -> None:
     """The error names the setting and the port."""
-    with pytest.raises(tp.ConfigError, match=rf"metrics: cannot listen at '127\.0\.0\.1', port {page.server_port}"):
-        MetricsPage(CollectorRegistry(), "127.0.0.1", page.server_port)
+    with pytest.raises(tp.ConfigError, match=rf"metrics: cannot listen at '127\.0\.0\.1', port {page.port}"):
+        MetricsPage(CollectorRegistry(), "127.0.0.1", page.port)

@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -41,9 +40,7 @@ class Screen:
     def __enter__(self) -> Screen:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.reader.rest()
 
     def print(self, what: Any) -> None:
@@ -65,6 +62,11 @@ class Screen:
 def results_console() -> Console:
     """Standard output: as wide as the terminal; of one width where it is none."""
     return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+
+
+def complain(text: str, style: str) -> None:
+    """Print a warning or an error, in one line, on standard error."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text, style=style, markup=False)
 
 
 def _is_one_terminal() -> bool:

@@ -12,7 +12,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from tablepuppet.cli.output import JsonOption, print_json, results_console
+from tablepuppet.cli.output import JsonOption, complain, print_json, results_console
 from tablepuppet.party.category_report import category_names
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.ledger import Budget
@@ -34,11 +34,10 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
         print_json(msgspec.to_builtins(found))
     else:
         _show(found, results_console())
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    for text in found.warnings if not as_json else ():
-        errors.print(f"warning: {text}", style="yellow", markup=False)
-    for text in found.problems if not as_json else ():
-        errors.print(f"error: {text}", style="red", markup=False)
+        for text in found.warnings:
+            complain(f"warning: {text}", "yellow")
+        for text in found.problems:
+            complain(f"error: {text}", "red")
     if found.problems:
         raise typer.Exit(1)
 

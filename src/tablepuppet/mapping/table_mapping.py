@@ -6,7 +6,7 @@ joined rows up at their base rows. Base rows that join nothing have no place in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -35,6 +35,15 @@ class ShardRows:
     def slice(self) -> slice:
         """Where the shard's rows stand in an array over the table's rows."""
         return slice(self.start, self.start + len(self.row_ids))
+
+
+def one_after_another(row_ids: Iterable[tuple[str, NDArray[np.int32]]]) -> tuple[ShardRows, ...]:
+    """Shards, from the row ids of each party, in an array over the table's rows."""
+    shards, start = [], 0
+    for party, own in row_ids:
+        shards.append(ShardRows(party, own, start))
+        start += len(own)
+    return tuple(shards)
 
 
 @dataclass(frozen=True)
@@ -154,12 +163,9 @@ def _unreduced(table: MappedTable) -> MappedTable:
     order = np.argsort(owner, kind="stable")  # joined rows by shard
     index = np.empty(len(order), np.int32)
     index[order] = np.arange(len(order), dtype=np.int32)
-    shards, start = [], 0
-    for number, shard in enumerate(table.shards):
-        row_ids = shard.row_ids[table.index[owner == number] - shard.start]
-        shards.append(ShardRows(shard.party, row_ids, start))
-        start += len(row_ids)
-    return MappedTable(index, tuple(shards))
+    places = [table.index[owner == number] - shard.start for number, shard in enumerate(table.shards)]
+    shards = zip(table.shards, places, strict=True)
+    return MappedTable(index, one_after_another((shard.party, shard.row_ids[own]) for shard, own in shards))
 
 
 def compact(tables: Mapping[str, MappedTable], joined_rows: int) -> TableMapping:
@@ -172,9 +178,5 @@ def _compact(table: MappedTable) -> MappedTable:
     if used.all():
         return table
     place = np.cumsum(used, dtype=np.int32) - np.int32(1)
-    shards, start = [], 0
-    for shard in table.shards:
-        row_ids = shard.row_ids[used[shard.slice]]
-        shards.append(ShardRows(shard.party, row_ids, start))
-        start += len(row_ids)
-    return MappedTable(take(place, table.index), tuple(shards))
+    shards = one_after_another((shard.party, shard.row_ids[used[shard.slice]]) for shard in table.shards)
+    return MappedTable(take(place, table.index), shards)

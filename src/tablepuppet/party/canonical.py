@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tablepuppet.errors import PartyError
-from tablepuppet.sql.scratch import scratch
+from tablepuppet.sql.quiet_duckdb import scratch
 
 _TAGS = {"number": "n", "float": "f", "text": "t", "date": "d", "timestamp": "s", "boolean": "b", "uuid": "u"}
 _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary)

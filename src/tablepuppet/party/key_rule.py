@@ -15,7 +15,7 @@ import duckdb
 from sqlglot import exp
 
 from tablepuppet.sql.expression import checked, render
-from tablepuppet.sql.scratch import scratch
+from tablepuppet.sql.quiet_duckdb import scratch
 from tablepuppet.sql.types import Family, family, holds
 
 _ONE_TEXT_EACH = frozenset({Family.INTEGER, Family.BOOLEAN, Family.DATE, Family.UUID, Family.TEXT})

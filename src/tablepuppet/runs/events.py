@@ -20,6 +20,7 @@ from tablepuppet.errors import ConfigError, without_controls
 from tablepuppet.runs import interrupts
 from tablepuppet.runs.records import TripRecord
 
+ENDED_BY = {"fitted": "fit"}  # a stage that ends when it is good enough, by the event that says so
 Kind = Literal["progress", "info", "warning", "trip"]
 _LOG = logging.getLogger("tablepuppet")
 _RUN: ContextVar[str | None] = ContextVar("run", default=None)

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from functools import cache
 from html import escape
 
-from tablepuppet.runs.events import Event, Reader
+from tablepuppet.runs.events import ENDED_BY, Event, Reader
 from tablepuppet.short_traceback import running_shell
 
 Bundle = dict[str, str]  # MIME type -> what to show
 Update = Callable[[Bundle], None]
-ENDED_BY = {"fitted": "fit"}  # a stage that ends when it is good enough, by the event that says so
 GOES_ON_AS = {"prepare": "fit"}  # one line for both
 MOST_LINES = 10
 _LINE = "display: flex; align-items: center; gap: 0.75em; line-height: 1.6; color: inherit;"

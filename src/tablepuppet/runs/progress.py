@@ -6,32 +6,20 @@ text comes below them, and what happens next has bars of its own below that.
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from tablepuppet.runs.events import Event
+from tablepuppet.runs.events import ENDED_BY, Event
 
 
 class ProgressReader:
-    """Shows stages as they advance, and warnings. Use as a context; it writes to stderr."""
-
-    _ended = {"fitted": "fit"}  # noqa: RUF012 - never changed
+    """Shows stages as they advance, and warnings; it writes to stderr."""
 
     def __init__(self, console: Console | None = None):
         self._console = console or Console(stderr=True)
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> ProgressReader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.rest()
 
     def rest(self) -> None:
         """Stop drawing: what is printed now comes below the bars."""
@@ -43,8 +31,8 @@ class ProgressReader:
         """Read one event."""
         if event.kind == "progress":
             self._advance(event)
-        elif event.name in self._ended:  # a stage that ends when it is good enough
-            task = self._tasks.get(self._ended[event.name])
+        elif event.name in ENDED_BY:
+            task = self._tasks.get(ENDED_BY[event.name])
             if task is not None and self._bars is not None:
                 done = self._bars.tasks[task].completed
                 self._bars.update(task, total=done, description=event.message)
@@ -61,7 +49,7 @@ class ProgressReader:
     def _advance(self, event: Event) -> None:
         done, total = event.fields["done"], event.fields["total"]
         if not self._console.is_terminal:
-            if event.name in self._ended.values():  # each step of it has something of its own to say
+            if event.name in ENDED_BY.values():  # each step of it has something of its own to say
                 self._line(event.message)
             elif done == total:
                 self._line(f"{event.message}: done")

@@ -6,7 +6,7 @@ types; where they do not, the catalog keeps the reason and raises it when the ta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
@@ -71,7 +71,7 @@ class Catalog(ShownAsTable):
     """Vertical tables by name, as all parties of a federation publish them."""
 
     def __init__(self, shards: Iterable[Shard]):
-        self._shards: dict[str, list[Shard]] = {}
+        self._shards: dict[str, list[Shard]] = {}  # by the table's name in lower case
         for shard in shards:
             self._shards.setdefault(shard.name.lower(), []).append(shard)
 
@@ -85,8 +85,8 @@ class Catalog(ShownAsTable):
         """Names of the vertical tables."""
         return [shards[0].name for shards in self._shards.values()]
 
-    def table(self, name: str, parties: Iterable[str] | None = None) -> VerticalTable:
-        """The vertical table of that name, over all its parties or only those named.
+    def table(self, name: str, parties: Collection[str | None] = (None,)) -> VerticalTable:
+        """The vertical table of that name, over the parties named; None among them stands for all that have it.
 
         Raises CatalogError if it is unknown or its shards do not agree.
         """
@@ -94,7 +94,7 @@ class Catalog(ShownAsTable):
         if published is None:
             known = did_you_mean(name, self.names) if self.names else "; none publishes any table"
             raise CatalogError(f"no party publishes a table {name!r}{known}")
-        wanted = {shard.party for shard in published} if parties is None else set(parties)
+        wanted = {shard.party for shard in published} if None in parties else set(filter(None, parties))
         shards = [shard for shard in published if shard.party in wanted]
         missing = wanted - {shard.party for shard in shards}
         if missing:

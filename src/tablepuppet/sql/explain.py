@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from tablepuppet.sql.plan import Plan, Scan, left_to_party
+from tablepuppet.sql.plan import Plan, Scan, conjuncts
 from tablepuppet.sql.query import Branch, Comparison, KeyClass, OutputColumn
 
 WIDTH = 118
@@ -74,8 +74,9 @@ def explain(
     lines = [*_tree(plan, sizes).drawn(), ""]
     for line in preparation:
         lines += textwrap.wrap(line, WIDTH, subsequent_indent="     ", break_on_hyphens=False)
-    lines += [*([""] if preparation else []), *_round_lines(plan, sizes), ""]
-    for sentence in _place_lines(plan, sizes, local_parties):
+    moved = _moved(plan, sizes)
+    lines += [*([""] if preparation else []), *_round_lines(plan, sizes, moved), ""]
+    for sentence in _place_lines(plan, moved, local_parties):
         lines += textwrap.wrap(sentence, WIDTH, break_on_hyphens=False)
     return Explanation("\n".join(lines))
 
@@ -138,7 +139,8 @@ def _scan(scan: Scan, size: ShardSize, rows: int) -> _Node:
     if len(scan.filters) > 1:
         return _Node(text, [_Node("filtered at the party: by the filters of its branches")])
     pushed = [_comparison_text(comparison) for comparison in scan.pushed]
-    rest = left_to_party(scan.filters[0], scan.columns) if scan.filters[0] else ()
+    parts = conjuncts(scan.filters[0], scan.columns) if scan.filters[0] else ()
+    rest = [text for text, is_pushed in parts if not is_pushed]
     below = [_Node(f"filtered in the source database: {' AND '.join(pushed)}")] if pushed else []
     below += [_Node(f"filtered at the party: {' AND '.join(rest)}")] if rest else []
     return _Node(text, below)
@@ -156,32 +158,28 @@ def _column_text(column: OutputColumn, is_label: bool) -> str:
     return f"{text} (label)" if is_label else text
 
 
-def _round_lines(plan: Plan, sizes: JoinSizes) -> list[str]:
-    """Bytes per class and round: one number per base row that takes part, each way, for tables with features."""
-    moved = {alias: _moved(plan, alias, sizes) for alias in plan.tables}
-    wide = max(map(len, moved))
+def _moved(plan: Plan, sizes: JoinSizes) -> dict[tuple[str, str], int]:
+    """Bytes of a round by (party, alias), each way: one number per row that takes part, of tables with features."""
+    features = {column.alias for column in plan.query.features}
+    scans = [(scan.party, scan.alias) for scan in plan.scans]
+    return {scan: sizes.shards[scan].used * sizes.wire_bytes if scan[1] in features else 0 for scan in scans}
+
+
+def _round_lines(plan: Plan, sizes: JoinSizes, moved: Mapping[tuple[str, str], int]) -> list[str]:
+    """What a round moves, by table and in all."""
+    tables = {alias: sum(size for (_, own), size in moved.items() if own == alias) for alias in plan.tables}
+    wide = max(map(len, tables))
     lines = ["A training round moves, per output of the model:"]
-    lines += [f"  {alias:<{wide}}  {readable(size):>8} up  {readable(size):>8} down" for alias, size in moved.items()]
-    joined = sizes.joined_rows * sizes.wire_bytes * len(_feature_aliases(plan))
+    lines += [f"  {alias:<{wide}}  {readable(size):>8} up  {readable(size):>8} down" for alias, size in tables.items()]
+    joined = sizes.joined_rows * sizes.wire_bytes * len({column.alias for column in plan.query.features})
     total = sum(moved.values())
     return [*lines, f"  in all {readable(2 * total)}; for every joined row it would be {readable(2 * joined)}"]
 
 
-def _feature_aliases(plan: Plan) -> set[str]:
-    return {column.alias for column in plan.query.features}
-
-
-def _moved(plan: Plan, alias: str, sizes: JoinSizes, party: str | None = None) -> int:
-    if alias not in _feature_aliases(plan):
-        return 0
-    scans = [scan for scan in plan.of_alias(alias) if party in (None, scan.party)]
-    return sum(sizes.shards[scan.party, alias].used for scan in scans) * sizes.wire_bytes
-
-
-def _place_lines(plan: Plan, sizes: JoinSizes, local_parties: frozenset[str]) -> list[str]:
+def _place_lines(plan: Plan, moved: Mapping[tuple[str, str], int], local_parties: frozenset[str]) -> list[str]:
     """Which party to run the job at, and what that saves."""
-    whole = 2 * sum(_moved(plan, alias, sizes) for alias in plan.tables)
-    own = {p: 2 * sum(_moved(plan, alias, sizes, p) for alias in plan.tables) for p in plan.parties}
+    whole = 2 * sum(moved.values())
+    own = {party: 2 * sum(size for (at, _), size in moved.items() if at == party) for party in plan.parties}
     best = max(own, key=lambda party: own[party])
     lines = [
         f"Run the job at {best}: {readable(whole - own[best])} a round cross the network; "

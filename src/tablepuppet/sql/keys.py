@@ -5,24 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tablepuppet.sql.query import KeyClass
+from tablepuppet.sql.scope import Bound
 from tablepuppet.sql.select import BoundSelect, Equality
 from tablepuppet.sql.types import KEY_LIKE, Family, family, joinable
 
 Member = tuple[str, str]  # (alias, expression)
-TypeOf = Callable[[str, str], str]
 
 
 def key_classes(
-    select: BoundSelect, rename: Mapping[str, str], type_of: TypeOf
+    select: BoundSelect, rename: Mapping[str, str], type_of: Callable[[str, Bound], str]
 ) -> tuple[tuple[KeyClass, ...], dict[str, list[str]]]:
     """The key classes of a SELECT, and the filters they imply, in the aliases that ``rename`` gives.
 
     Two expressions of one table in one class (a.x = b.p AND a.y = b.p) imply a filter (a.x = a.y). Classes
     over exactly the same tables travel as one composite key, so that its parts cannot be distinguished.
     """
+    types: dict[Member, str] = {}
+    pairs: list[list[Member]] = []
+    for equality in select.equalities:
+        pair = [(rename[side.alias], side.text) for side in equality.sides]
+        found = [type_of(rename[side.alias], side) for side in equality.sides]
+        _check_types(equality, found, select)
+        types.update(zip(pair, found, strict=True))
+        pairs.append(pair)
     implied: dict[str, list[str]] = {}
     by_tables: dict[frozenset[str], list[dict[str, str]]] = {}
-    for group in _groups(select, rename, type_of):
+    for group in _groups(pairs):
         first: dict[str, str] = {}
         for alias, expression in group:
             if alias in first:
@@ -35,12 +43,12 @@ def key_classes(
         if len(tables) > 1:
             order = sorted(parts, key=lambda part: sorted(part.items()))
             members = {alias: tuple(part[alias] for part in order) for alias in sorted(tables)}
-            classes.append(KeyClass(members, tuple(_key_family(part, type_of) for part in order)))
+            classes.append(KeyClass(members, tuple(_key_family(types[next(iter(part.items()))]) for part in order)))
     return tuple(sorted(classes, key=lambda key: key.label)), implied
 
 
-def _groups(select: BoundSelect, rename: Mapping[str, str], type_of: TypeOf) -> list[list[Member]]:
-    """Union-find over the equalities, checking that types can meet; members in order of appearance."""
+def _groups(pairs: list[list[Member]]) -> list[list[Member]]:
+    """Union-find over pairs that are equal; members in order of appearance."""
     parent: dict[Member, Member] = {}
 
     def root(member: Member) -> Member:
@@ -49,10 +57,8 @@ def _groups(select: BoundSelect, rename: Mapping[str, str], type_of: TypeOf) -> 
             member = parent[member]
         return member
 
-    for equality in select.equalities:
-        sides = [(rename[side.alias], side.text) for side in (equality.left, equality.right)]
-        _check_types(equality, [type_of(*side) for side in sides], select)
-        left, right = map(root, sides)
+    for pair in pairs:
+        left, right = map(root, pair)
         parent[right] = left
     groups: dict[Member, list[Member]] = {}
     for member in list(parent):
@@ -65,7 +71,7 @@ def _operand(expression: str) -> str:
 
 
 def _check_types(equality: Equality, types: list[str], select: BoundSelect) -> None:
-    for side, type_name in zip((equality.left, equality.right), types, strict=True):
+    for side, type_name in zip(equality.sides, types, strict=True):
         what = f"{side.alias}.{side.text} is {type_name}"
         if family(type_name) is Family.FLOAT:
             raise select.scope.sql.error(
@@ -77,13 +83,13 @@ def _check_types(equality: Equality, types: list[str], select: BoundSelect) -> N
             advice = "which cannot be a join key; cast it to text or a number"
             raise select.scope.sql.error(f"{what}, {advice}", equality.node)
     if not joinable(*types):
-        left, right = (f"{s.alias}.{s.text}" for s in (equality.left, equality.right))
+        left, right = (f"{side.alias}.{side.text}" for side in equality.sides)
         raise select.scope.sql.error(
             f"joined keys differ in type: {left} is {types[0]}, {right} is {types[1]}; cast one of them", equality.node
         )
 
 
-def _key_family(part: dict[str, str], type_of: TypeOf) -> str:
+def _key_family(type_name: str) -> str:
     """The family under which values are encoded before blinding: whole numbers and decimals are one."""
-    found = family(type_of(*next(iter(part.items()))))
+    found = family(type_name)
     return "number" if found in (Family.INTEGER, Family.DECIMAL) else found.value

@@ -27,16 +27,12 @@ def known_of_features(plan: Plan) -> list[str]:
 
 def uses_of_table(plan: Plan, name: str) -> Iterator[tuple[str, str]]:
     """(how, expression) for all that a query does with a table, under whatever alias."""
+    query = plan.query
     for alias in (alias for alias, other in plan.tables.items() if other.name.lower() == name.lower()):
-        yield from _uses(plan, alias)
-        if plan.query.label is not None and plan.query.label.alias == alias:
-            yield "label", plan.query.label.expression
-
-
-def _uses(plan: Plan, alias: str) -> Iterator[tuple[str, str]]:
-    """(how, expression) for all that a query does with a table but the label."""
-    yield from (("feature", column.expression) for column in plan.query.features if column.alias == alias)
-    for branch in plan.query.branches:
-        if branch.filters.get(alias):
-            yield "filter", branch.filters[alias]
-        yield from (("join key", text) for key in branch.keys for text in key.members.get(alias, ()))
+        yield from (("feature", column.expression) for column in query.features if column.alias == alias)
+        for branch in query.branches:
+            if branch.filters.get(alias):
+                yield "filter", branch.filters[alias]
+            yield from (("join key", text) for key in branch.keys for text in key.members.get(alias, ()))
+        if query.label is not None and query.label.alias == alias:
+            yield "label", query.label.expression

@@ -12,9 +12,9 @@ from sqlglot.errors import SqlglotError
 
 from tablepuppet.errors import QueryError
 from tablepuppet.spelling import did_you_mean
-from tablepuppet.sql.catalog import Catalog, VerticalTable
+from tablepuppet.sql import infer
+from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.expression import unlisted_call, unsupported
-from tablepuppet.sql.infer import TypeInference
 from tablepuppet.sql.keys import key_classes
 from tablepuppet.sql.place import SqlText
 from tablepuppet.sql.query import Branch, KeyClass, OutputColumn, Query, TableUse
@@ -40,38 +40,25 @@ def parse(
     """
     sql = SqlText(text)
     try:
-        return _parse(sql, catalog, label, categorical, drop, where_selected)
+        selects, distinct = selects_of(sql)
+        bound = [bind_select(select, sql, catalog) for select in selects]
+        unlisted = unlisted_call(sql.tokens)
+        if unlisted is not None:
+            span = (unlisted.start, unlisted.end + 1)
+            raise QueryError(unsupported(f"function {unlisted.text}"), sql=text, span=span)
+        union = _Union(sql, catalog, bound)
+        branches = tuple(union.branch(*each) for each in union.selects)
+        outputs = union.outputs(label)
     except (SqlglotError, RecursionError) as error:
         raise unread(sql, error) from None
-
-
-def _parse(
-    sql: SqlText,
-    catalog: Catalog,
-    label: str | None,
-    categorical: Sequence[str],
-    drop: Sequence[str],
-    where_selected: bool,
-) -> Query:
-    selects, distinct = selects_of(sql)
-    bound = [bind_select(select, sql, catalog) for select in selects]
-    unlisted = unlisted_call(sql.tokens)
-    if unlisted is not None:
-        span = (unlisted.start, unlisted.end + 1)
-        raise QueryError(unsupported(f"function {unlisted.text}"), sql=sql.text, span=span)
-    renames = [_line_up(bound[0], other) for other in bound]
-    with TypeInference() as inference:
-        builder = _Builder(sql, catalog, bound, renames, inference)
-        branches = tuple(builder.branch(index) for index in range(len(bound)))
-        outputs = builder.outputs(label)
     if where_selected:
-        label = label if label is not None and _is_among(outputs, label) else None
-        categorical, drop = ([name for name in names if _is_among(outputs, name)] for names in (categorical, drop))
-    columns = tuple(_without(outputs, drop))
+        label = label if label is not None and _among(outputs, label) else None
+        categorical, drop = ([name for name in names if _among(outputs, name)] for names in (categorical, drop))
+    dropped = [_find(outputs, name, "drop:") for name in drop]
+    columns = tuple(column for column in outputs if column not in dropped)
     chosen = _find(columns, label, "label") if label is not None else None
-    kept = _categorical(columns, categorical)
     tables = tuple(TableUse(use.alias, use.table.name) for use in bound[0].scope.uses.values())
-    return Query(sql.text, tables, columns, chosen, branches, distinct, kept)
+    return Query(text, tables, columns, chosen, branches, distinct, _categorical(columns, categorical))
 
 
 def _line_up(first: BoundSelect, other: BoundSelect) -> dict[str, str]:
@@ -94,44 +81,33 @@ def _line_up(first: BoundSelect, other: BoundSelect) -> dict[str, str]:
     return renames
 
 
-class _Builder:
-    """Puts bound SELECTs together into branches and outputs, in the aliases of the first."""
+class _Union:
+    """Bound SELECTs, each with its aliases as they are in the first: they become branches, and one SELECT list."""
 
-    def __init__(
-        self,
-        sql: SqlText,
-        catalog: Catalog,
-        bound: list[BoundSelect],
-        renames: list[dict[str, str]],
-        inference: TypeInference,
-    ):
-        self.sql, self.bound, self.renames, self.inference = sql, bound, renames, inference
-        self.tables = {alias: self._table(alias, catalog) for alias in bound[0].scope.uses}
-        self.key_columns: set[tuple[str, str]] = set()
-
-    def _table(self, alias: str, catalog: Catalog) -> VerticalTable:
-        """The vertical table over all parties that any SELECT reads it from."""
-        parties: set[str | None] = set()
-        for select, rename in zip(self.bound, self.renames, strict=True):
-            parties |= {use.party for use in select.scope.uses.values() if rename[use.alias] == alias}
-        named = None if None in parties else [party for party in parties if party is not None]
-        return catalog.table(self.bound[0].scope.uses[alias].table.name, named)
+    def __init__(self, sql: SqlText, catalog: Catalog, bound: list[BoundSelect]):
+        self.sql = sql
+        self.selects = [(select, _line_up(bound[0], select)) for select in bound]
+        parties: dict[str, set[str | None]] = {alias: set() for alias in bound[0].scope.uses}
+        for select, rename in self.selects:
+            for use in select.scope.uses.values():
+                parties[rename[use.alias]].add(use.party)
+        self.tables = {
+            alias: catalog.table(use.table.name, parties[alias]) for alias, use in bound[0].scope.uses.items()
+        }
+        sides = [(side, rename) for select, rename in self.selects for each in select.equalities for side in each.sides]
+        self.key_columns = {(rename[alias], column) for side, rename in sides for alias, column in side.columns}
 
     def type_of(self, alias: str, bound: Bound) -> str:
         """The type of an expression of the table that is called ``alias`` in the first SELECT."""
         try:
-            return self.inference.type_of(self.tables[alias], bound.text)
+            return infer.type_of(self.tables[alias], bound.text)
         except ValueError as error:
             raise self.sql.error(f"DuckDB cannot evaluate this: {error}", bound.node) from None
 
-    def branch(self, index: int) -> Branch:
+    def branch(self, select: BoundSelect, rename: dict[str, str]) -> Branch:
         """One SELECT as a branch."""
-        select, rename = self.bound[index], self.renames[index]
-        sides = {(rename[side.alias], side.text): side for e in select.equalities for side in (e.left, e.right)}
-        keys, implied = key_classes(select, rename, lambda alias, text: self.type_of(alias, sides[alias, text]))
+        keys, implied = key_classes(select, rename, self.type_of)
         _require_connected(select, rename, keys)
-        for side in sides.values():
-            self.key_columns |= {(rename[alias], column) for alias, column in side.columns}
         filters: dict[str, list[str]] = {}
         for alias, predicates in select.filters.items():
             for predicate in predicates:
@@ -152,9 +128,9 @@ class _Builder:
 
     def outputs(self, label: str | None) -> list[OutputColumn]:
         """The SELECT list of the first SELECT, after checking that every other says the same."""
-        lists = [self._features(select, rename, label) for select, rename in zip(self.bound, self.renames, strict=True)]
-        first = lists[0]
-        for other, rename in zip(lists[1:], self.renames[1:], strict=True):
+        first = self._features(*self.selects[0], label)
+        for select, rename in self.selects[1:]:
+            other = self._features(select, rename, label)
             if len(other) != len(first):
                 last = other[-1].bound.node if other else None
                 counts = f"{len(first)} and {len(other)}"
@@ -221,23 +197,18 @@ def _require_connected(select: BoundSelect, rename: dict[str, str], keys: tuple[
         )
 
 
-def _is_among(columns: Sequence[OutputColumn], name: str) -> bool:
-    """Whether a column of that name, plain or with its alias, is selected."""
-    return any(name.lower() in (column.name.lower(), column.qualified.lower()) for column in columns)
+def _among(columns: Sequence[OutputColumn], name: str) -> OutputColumn | None:
+    """The output column of that name, plain or with its alias; None if it is not selected."""
+    return next((each for each in columns if name.lower() in (each.name.lower(), each.qualified.lower())), None)
 
 
 def _find(columns: Sequence[OutputColumn], name: str, what: str) -> OutputColumn:
-    """The output column of that name, plain or with its alias."""
-    for column in columns:
-        if _is_among([column], name):
-            return column
-    known = did_you_mean(name, [column.name for column in columns])
-    raise QueryError(f"{what} {name!r} is not among the selected columns{known}")
-
-
-def _without(columns: list[OutputColumn], drop: Sequence[str]) -> list[OutputColumn]:
-    dropped = [_find(columns, name, "drop:") for name in drop]
-    return [column for column in columns if column not in dropped]
+    """The output column of that name; QueryError if it is not selected."""
+    found = _among(columns, name)
+    if found is None:
+        known = did_you_mean(name, [column.name for column in columns])
+        raise QueryError(f"{what} {name!r} is not among the selected columns{known}")
+    return found
 
 
 def _categorical(columns: Sequence[OutputColumn], names: Sequence[str]) -> frozenset[str]:

@@ -73,11 +73,10 @@ class Plan:
 
 def plan(query: Query, catalog: Catalog) -> Plan:
     """Send every part of the query to the party that owns the rows."""
-    tables = {}
-    for use in query.tables:
-        named = {branch.shards[use.alias] for branch in query.branches}
-        parties = None if None in named else [party for party in named if party is not None]
-        tables[use.alias] = catalog.table(use.table, parties)
+    tables = {
+        use.alias: catalog.table(use.table, {branch.shards[use.alias] for branch in query.branches})
+        for use in query.tables
+    }
     scans = [_scan(query, alias, table, shard) for alias, table in tables.items() for shard in table.shards]
     return Plan(query, tables, tuple(scans))
 
@@ -121,15 +120,6 @@ def pushable(predicate: str, types: Mapping[str, str]) -> tuple[Comparison, ...]
     (Comparison(column='a', operator='>=', values=(3,)), Comparison(column='b', operator='in', values=('x', 'y')))
     """
     return tuple(c for part in and_parts(checked(predicate)) for c in _comparisons(part, types) if c is not None)
-
-
-def left_to_party(predicate: str, types: Mapping[str, str]) -> tuple[str, ...]:
-    """The conjuncts of a filter that no source database is asked for.
-
-    >>> left_to_party("(a >= 3) AND (b LIKE 'z%')", {"a": "BIGINT", "b": "VARCHAR"})
-    ("b LIKE 'z%'",)
-    """
-    return tuple(text for text, plain in conjuncts(predicate, types) if not plain)
 
 
 def conjuncts(predicate: str, types: Mapping[str, str]) -> tuple[tuple[str, bool], ...]:

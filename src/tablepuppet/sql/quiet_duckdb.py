@@ -5,6 +5,8 @@ DuckDB draws bars on its own wherever it takes Python to be interactive, into th
 
 from __future__ import annotations
 
+import atexit
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,3 +26,22 @@ def connect(
     if is_drawn:
         connection.execute("SET enable_progress_bar = false")
     return connection
+
+
+@functools.cache
+def _database() -> duckdb.DuckDBPyConnection:
+    """Opened once per process: opening takes longer than most of what is asked of it."""
+    connection = connect(config={"enable_external_access": "false", "python_enable_replacements": False})
+    connection.execute("SET GLOBAL TimeZone = 'UTC'")
+    return connection
+
+
+atexit.register(_database.cache_clear)  # left to the end of the interpreter, DuckDB may report it as leaked
+
+
+def scratch() -> duckdb.DuckDBPyConnection:
+    """A connection to an empty database in memory, for what needs no table: types of expressions, texts of values.
+
+    It reaches no file, no network and no Python variable.
+    """
+    return _database().cursor()

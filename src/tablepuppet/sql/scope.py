@@ -63,7 +63,7 @@ class Scope:
         if any(alias.lower() == known.lower() for known in self.uses):
             raise self.sql.error(f"two tables are called {alias}; give each use an alias of its own", node)
         try:
-            table = self.catalog.table(node.name, None if party is None else [party])
+            table = self.catalog.table(node.name, [party])
         except CatalogError as error:
             if node.name.lower() in map(str.lower, self.catalog.names) and party is None:
                 raise  # the table is there, its shards do not agree

@@ -35,9 +35,8 @@ _COMPARISONS = (exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ, exp.N
 class Equality:
     """A join condition: one expression of one table equals one of another."""
 
-    left: Bound
-    right: Bound
-    node: exp.Expr | None
+    sides: tuple[Bound, Bound]
+    node: exp.Expr
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ def _equate_by_name(name: str, before: list[ScopedTable], right: ScopedTable, bo
     here = owners[0].table.find(name)
     assert here is not None
     left_column, right_column = _column(owners[0].alias, here, at), _column(right.alias, there, at)
-    bound.equalities.append(Equality(left_column, right_column, at))
+    bound.equalities.append(Equality((left_column, right_column), at))
     scope.merge(name, right)
 
 
@@ -167,7 +166,7 @@ def _place_condition(condition: exp.Expr, bound: BoundSelect) -> None:
     if isinstance(condition, exp.EQ):
         left, right = scope.bind(condition.left), scope.bind(condition.right)
         if len(left.aliases) == len(right.aliases) == 1:
-            bound.equalities.append(Equality(left, right, condition))
+            bound.equalities.append(Equality((left, right), condition))
             return
         raise scope.sql.error(_two_tables("each side of a join condition must", whole), condition)
     if isinstance(condition, _COMPARISONS):

@@ -15,7 +15,7 @@ from sqlglot.errors import ParseError, SqlglotError
 from tablepuppet.errors import QueryError
 from tablepuppet.sql.expression import SQLGLOT_FAULTS
 from tablepuppet.sql.place import SqlText
-from tablepuppet.sql.scratch import scratch
+from tablepuppet.sql.quiet_duckdb import scratch
 from tablepuppet.sql.select import refuse_clauses
 
 _UNREAD = "this SQL is not supported yet; write it in a simpler way"

@@ -5,23 +5,8 @@ The two links are those of the paper's experiments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class PartyLink:
-    """The connection of every party with the coordinator."""
-
-    latency: float  # seconds for a request and its reply
-    speed: float  # bytes per second
-
-    def seconds(self, trips: int, size: int) -> float:
-        """How long so many trips with so many bytes in all take."""
-        return trips * self.latency + size / self.speed
-
-
-LINKS: Mapping[str, PartyLink] = {"US-UK": PartyLink(0.136, 0.42e9 / 8), "US-US": PartyLink(0.067, 1.15e9 / 8)}
+# Seconds for a request and its reply, and bytes per second, between each party and the coordinator.
+LINKS = {"US-UK": (0.136, 0.42e9 / 8), "US-US": (0.067, 1.15e9 / 8)}
 
 
 def communication_seconds(trips: int, size: int) -> dict[str, float]:
@@ -30,4 +15,4 @@ def communication_seconds(trips: int, size: int) -> dict[str, float]:
     >>> round(communication_seconds(trips=10, size=52_500_000)["US-UK"], 6)
     2.36
     """
-    return {name: link.seconds(trips, size) for name, link in LINKS.items()}
+    return {name: trips * latency + size / speed for name, (latency, speed) in LINKS.items()}

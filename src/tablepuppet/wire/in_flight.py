@@ -1,4 +1,4 @@
-"""Bytes of requests that a party holds at the same time, by caller: many at once have the limit of one."""
+"""Bytes of requests that a party holds at the same time: all requests of a caller share the limit of one."""
 
 from __future__ import annotations
 

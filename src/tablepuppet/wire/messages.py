@@ -19,23 +19,6 @@ from tablepuppet.party.request import Request
 from tablepuppet.wire.traffic import Traffic
 
 
-class CountedPart(msgspec.Struct, frozen=True):
-    """One part of a request, for counting bytes: what its reply releases, its header, and its values."""
-
-    release: Release
-    header: tuple[str, ...]
-    values: Mapping[str, Any]
-
-
-def parts_of(request: Request) -> list[CountedPart]:
-    """The parts of a request."""
-    steps = [CountedPart(find_op(step.op).releases, (step.op, step.table), step.arguments) for step in request.steps]
-    if request.verb == "run":
-        return steps
-    release = Release.SCHEMA if request.verb == "describe" else Release.COUNTS
-    return [CountedPart(release, (request.verb, request.session), request.arguments), *steps]
-
-
 class MessageSizes(NamedTuple):
     """Bytes of a request (down) and its reply (up)."""
 
@@ -54,13 +37,16 @@ def names_of(request: Request) -> tuple[str, ...]:
 
 def meter(traffic: Traffic, party: str, request: Request, reply: Sequence[Mapping[str, Any]]) -> MessageSizes:
     """Count a request and its reply, each part with its release; the message itself counts with the last part."""
-    parts, down, up = parts_of(request), 0, 0
-    for number, (part, values) in enumerate(zip(parts, reply, strict=True), start=1):
-        messages = int(number == len(parts))
-        sizes = MessageSizes(size_of(part.header, part.values), size_of((), values))
-        traffic.add(party, "down", part.release.label, sizes.down, messages)
-        traffic.add(party, "up", part.release.label, sizes.up, messages)
-        down, up = down + sizes.down, up + sizes.up
+    parts = [(find_op(step.op).releases, (step.op, step.table), step.arguments) for step in request.steps]
+    if request.verb != "run":
+        release = Release.SCHEMA if request.verb == "describe" else Release.COUNTS
+        parts.insert(0, (release, (request.verb, request.session), request.arguments))
+    down = up = 0
+    for number, ((release, header, arguments), values) in enumerate(zip(parts, reply, strict=True), start=1):
+        messages, sent, received = int(number == len(parts)), size_of(header, arguments), size_of((), values)
+        traffic.add(party, "down", release.label, sent, messages)
+        traffic.add(party, "up", release.label, received, messages)
+        down, up = down + sent, up + received
     return MessageSizes(down, up)
 
 

@@ -10,7 +10,8 @@ import socket
 import threading
 from contextlib import suppress
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
+from socketserver import TCPServer
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -47,8 +48,13 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing is logged of readers: the log is for sessions."""
 
 
-class MetricsPage(HTTPServer):
-    """Serves a registry at ``host`` and ``port`` until it is closed; port 0 takes a free one."""
+class MetricsPage(TCPServer):
+    """Serves a registry at ``host`` and ``port`` until it is closed; port 0 takes a free one.
+
+    Not an `HTTPServer`, which would ask the DNS for the name of this machine.
+    """
+
+    allow_reuse_address = True
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int):
         self.registry, self._free = registry, threading.BoundedSemaphore(AT_ONCE)
@@ -60,25 +66,27 @@ class MetricsPage(HTTPServer):
         self._thread = threading.Thread(target=self.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 
-    def server_bind(self) -> None:
-        """Listen, without a look into the DNS for the name of this machine."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread, if one is free."""
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        threading.Thread(target=self._answer, args=(request, client_address), daemon=True).start()
+        try:
+            threading.Thread(target=self._answer, args=(request, client_address), daemon=True).start()
+        except RuntimeError:  # the system has no more threads now
+            self._free.release()
+            raise
 
     def _answer(self, request: Any, client_address: Any) -> None:
         end = threading.Timer(PATIENCE, _hang_up, (request,))
         end.daemon = True
-        end.start()
         try:
+            end.start()
             with suppress(OSError):  # the reader is gone
                 self.finish_request(request, client_address)
         finally:

@@ -110,7 +110,7 @@ def _page(settings: PartyFile, metrics: Metrics, door: Doorkeeper) -> MetricsPag
     assert settings.metrics_address is not None, "there are metrics"
     metrics.gauge("connections", "Connections that are open.", lambda: [((), door.open)])
     page = MetricsPage(metrics.registry, *settings.metrics_address)
-    log.info("metrics are at http://%s:%s%s", settings.metrics_address[0], page.server_port, PATH)
+    log.info("metrics are at http://%s:%s%s", settings.metrics_address[0], page.port, PATH)
     return page
 
 

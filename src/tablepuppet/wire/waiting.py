@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from urllib.parse import urlsplit
 
 SOON = 5.0  # seconds in which a party that is there answers its first request
@@ -37,9 +36,7 @@ class Waiting:
         self._timer.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._timer.cancel()
 
     def failed(self, error: Exception) -> None:

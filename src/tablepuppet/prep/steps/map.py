@@ -17,7 +17,7 @@ from tablepuppet.prep.attempt import Attempt, Column, Kind
 from tablepuppet.prep.steps.step import PrepStep
 from tablepuppet.sql.catalog import VerticalTable
 from tablepuppet.sql.expression import checked, render
-from tablepuppet.sql.infer import TypeInference
+from tablepuppet.sql.infer import type_of
 from tablepuppet.sql.query import OutputColumn, Query
 from tablepuppet.sql.types import Family, family
 
@@ -60,7 +60,7 @@ class Map(PrepStep):
         """The columns of a SELECT list that it works on."""
         return [each.column for each in attempt.select(self.name, self.columns, self.takes, self.usual)]
 
-    def over(self, column: OutputColumn, table: VerticalTable, inference: TypeInference) -> OutputColumn:
+    def over(self, column: OutputColumn, table: VerticalTable) -> OutputColumn:
         """The column with the expression applied; QueryError if DuckDB cannot evaluate it."""
 
         def text(inner: exp.Expr) -> str:
@@ -74,7 +74,7 @@ class Map(PrepStep):
         plain = column.name.removeprefix(f"{column.alias}.")
         name = f"{plain}_{self.name_as}" if self.name_as else text(exp.column(plain)).replace('"', "")
         try:
-            kind = inference.type_of(table, written)
+            kind = type_of(table, written)
         except ValueError as error:
             raise QueryError(f"Map: {self.expression!r} over column {column.qualified}: {error}") from error
         if family(kind) is Family.OTHER:
@@ -85,13 +85,12 @@ class Map(PrepStep):
 def with_maps(query: Query, tables: dict[str, VerticalTable], maps: Iterable[Map], attempt: Attempt) -> Query:
     """A query that selects what maps make; LearnError if two columns would have one name."""
     outputs = list(query.outputs)
-    with TypeInference() as inference:
-        for step in maps:
-            for column in step.mapped(attempt):
-                made = step.over(column, tables[column.alias], inference)
-                if any(each.name.lower() == made.name.lower() for each in outputs):
-                    raise LearnError(f"Map: it would make a column {made.name!r}, which there is already; give name_as")
-                place = outputs.index(column)
-                outputs[place : place + 1] = [column, made] if step.keep else [made]
-                attempt.replace(column, made, keep=step.keep)
+    for step in maps:
+        for column in step.mapped(attempt):
+            made = step.over(column, tables[column.alias])
+            if any(each.name.lower() == made.name.lower() for each in outputs):
+                raise LearnError(f"Map: it would make a column {made.name!r}, which there is already; give name_as")
+            place = outputs.index(column)
+            outputs[place : place + 1] = [column, made] if step.keep else [made]
+            attempt.replace(column, made, keep=step.keep)
     return replace(query, outputs=tuple(outputs))
