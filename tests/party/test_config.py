@@ -11,9 +11,10 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.party.config import Limits, PartyFile, TlsPaths, is_loopback
+from tablepuppet.party.delivery import PredictionsEntry
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import ColumnRule, Level, Use
-from tablepuppet.party.table_entry import ColumnEntry, PredictionsEntry, TableEntry
+from tablepuppet.party.table_entry import ColumnEntry, TableEntry
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "policy.md"
 SMALL = """
@@ -81,7 +82,11 @@ def test_the_policy_of_a_file(tmp_path: Path) -> None:
     """Uses, levels, callers and limits become a policy; what is not named is hidden, and aggregate is the default."""
     policy = load(tmp_path, WHOLE, BANK_PASSWORD="").policy()
     assert policy.allow == frozenset({"analyst", "auditor"})
-    assert (policy.max_filters, policy.max_prediction_rounds, policy.max_expressions) == (0, 1000, 100)
+    assert (policy.limits.max_filters, policy.limits.max_prediction_rounds, policy.limits.max_expressions) == (
+        0,
+        1000,
+        100,
+    )
     table = policy.table("CARDS")
     assert table is not None
     assert (table.allow, table.min_rows, table.min_group) == (frozenset({"auditor"}), 100, 0)
@@ -181,7 +186,7 @@ def test_places_for_predictions_that_cannot_be(tmp_path: Path, place: str, messa
     with pytest.raises(tp.ConfigError, match=re.escape(message)):
         load(tmp_path, text)
     good = SMALL + "[tables.cards]\npredictions = { keys = ['a'], file = 'p.csv' }\ncolumns.card_id = 'key'\n"
-    assert load(tmp_path, good).targets()["cards"].file == tmp_path / "p.csv"
+    assert load(tmp_path, good).targets()["cards"].file == str(tmp_path / "p.csv")
 
 
 def test_peers_and_secure_sums(tmp_path: Path) -> None:

@@ -13,9 +13,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Flag, IntEnum, auto
 from functools import cached_property
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from tablepuppet.errors import ConfigError
 from tablepuppet.party.ledger import Budget
+from tablepuppet.party.limits import UNLIMITED, CallerLimits, Count
 from tablepuppet.party.release import Release
 
 ANONYMOUS = "anonymous"  # the caller of a service without TLS
@@ -112,12 +117,14 @@ class ColumnRule:
         return ColumnRule(self.uses & other.uses, max(self.level, other.level))
 
 
-@dataclass(frozen=True)
-class Embeddings:
-    """How much of a table's rows may be released as embeddings: their width, and how often that of one row."""
+class Embeddings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much of a table's rows may be released as embeddings; None: there is no limit."""
 
-    max_width: int | None = None  # numbers per row
-    max_epochs: int | None = None  # embeddings of one row in a session
+    max_width: Annotated[Count | None, Meta(description="numbers per row, at most")]
+    max_epochs: Annotated[Count | None, Meta(description="embeddings of one row in a session, at most")]
+
+
+ALL_EMBEDDINGS = Embeddings(None, None)
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,7 @@ class TableRule:
     matrix: bool = True  # whether callers may multiply it with vectors of their own choice
     deliver: frozenset[str] | None = None  # parties that may get predictions made with its features; None: all
     cross_statistics: bool = True  # columns may be sent, one number per row, for statistics across tables
-    embeddings: Embeddings | None = Embeddings()  # of its rows; None: none are released
+    embeddings: Embeddings | None = ALL_EMBEDDINGS  # of its rows; None: none are released
     label_means: bool = True  # means of its labels may reach other parties, as numbers that stand for categories
 
     def column(self, name: str) -> ColumnRule | None:
@@ -170,24 +177,7 @@ class Policy:
     tables: Mapping[str, TableRule] = field(default_factory=dict)
     others: TableRule | None = TableRule()  # of tables that are not named; None: they are hidden
     allow: frozenset[str] | None = None  # callers; None: everybody
-    max_filters: int | None = None  # distinct ones per caller and table
-    max_expressions: int | None = None  # distinct ones over features and labels, per caller and table
-    max_prediction_rounds: int | None = None  # per caller, session and table
-    max_matrix_columns: int | None = None  # of vectors that the caller chose, per caller, session and table
-    max_splits: int | None = None  # distinct ones per caller and table, of one state of it
-    max_refinements: int | None = None  # columns over distinct rows whose histograms are refined, per caller and table
-    max_failures: int | None = None  # distinct scans whose expressions fail on rows, per caller and table
-    max_models: int | None = None  # saved ones of which the party keeps its part, per caller
-    fits: int | None = None  # models in memory, per caller
-    views: int | None = None  # relations, and encodings of their rows, per session and table
-    memory_bytes: int | None = None  # that one caller's sessions and models hold
-    kept_bytes: int | None = None  # of saved models on disk, per caller
-    reply_bytes: int | None = None
-    expression_bytes: int | None = None  # of what one table use reads and evaluates
-    request_seconds: float | None = None
-    work_per_caller: int | None = None  # requests that are computed at once
-    releases_per_request: int | None = None  # with noise
-    ledger_releases: int | None = None  # that cost once and are known by name, per caller and table
+    limits: CallerLimits = UNLIMITED
     peers: frozenset[str] | None = None  # parties to sum with; None: whoever has a certificate of the authority
     named: frozenset[str] = frozenset()  # ``table`` or ``table.column`` as somebody spelled them: they must exist
 

@@ -16,8 +16,15 @@ import duckdb
 from tablepuppet.errors import PartyError
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.database import POSITION, Database, Reader, Source, SourceTable
-from tablepuppet.party.databases.names import UnknownNameError, find_columns, find_names, find_table, identifier, select
-from tablepuppet.party.databases.positions import numbered_by
+from tablepuppet.party.databases.names import (
+    UnknownNameError,
+    find_columns,
+    find_names,
+    find_table,
+    identifier,
+    numbered_by,
+    select,
+)
 from tablepuppet.party.databases.sandbox import count, describe
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.delivery import Deliveries
@@ -151,7 +158,8 @@ class _Reader:
 def open_deliveries(settings: PartyFile) -> Deliveries:
     """Where a party file lets predictions be written."""
     state = None if settings.state_dir is None else Path(settings.state_dir)
-    return Deliveries(settings.name, settings.targets(), open_published(settings, with_keys=True), state)
+    database = open_published(settings, with_keys=True)
+    return Deliveries(settings.name, settings.targets(), database, state, settings.database)
 
 
 def open_published(settings: PartyFile, *, with_keys: bool = False) -> Published:

@@ -10,13 +10,12 @@ import msgspec
 from msgspec import Meta
 
 from tablepuppet.errors import ConfigError, QueryError
-from tablepuppet.party.delivery import Target
+from tablepuppet.party.delivery import PredictionsEntry
 from tablepuppet.party.key_rule import named_key
 from tablepuppet.party.ledger import Budget
+from tablepuppet.party.limits import Count
 from tablepuppet.party.policy import ColumnRule, Embeddings, Level, TableRule, Use, check_values
 from tablepuppet.sql.expression import columns_of
-
-Count = Annotated[int, Meta(ge=0)]
 
 
 class ColumnEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -30,32 +29,6 @@ class ColumnEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     categories: Annotated[
         list[str | int | float | bool] | None, Meta(description="all values that are allowed, for noise")
     ] = None
-
-
-class PredictionsEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Where predictions about a table's rows are written, if callers deliver some."""
-
-    keys: Annotated[list[str], Meta(description="columns to write beside predictions; they need not be published")]
-    file: Annotated[str | None, Meta(description="a .parquet or .csv file, replaced by every delivery")] = None
-    table: Annotated[
-        str | None, Meta(description="or a table of the database, emptied and filled by every delivery")
-    ] = None
-
-    def target(self, url: str) -> Target:
-        """The place, in the database at a URL or as a file."""
-        return Target(tuple(self.keys), None if self.file is None else Path(self.file), self.table, url)
-
-    def anchored(self, folder: Path) -> PredictionsEntry:
-        """The same with a path that starts at a folder."""
-        file = None if self.file is None else str(folder / Path(self.file).expanduser())
-        return msgspec.structs.replace(self, file=file)
-
-
-class EmbeddingsEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What may be released of a table's rows as embeddings."""
-
-    max_width: Annotated[Count, Meta(description="numbers per row, at most")]
-    max_epochs: Annotated[Count, Meta(description="embeddings of one row in a session, at most")]
 
 
 class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -85,7 +58,7 @@ class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
         ),
     ] = False
     embeddings: Annotated[
-        EmbeddingsEntry | None,
+        Embeddings | None,
         Meta(
             description="embeddings of its rows may be released, for networks across parties: `max_width` numbers per "
             "row, that of one row at most `max_epochs` times in a session; absent: none"
@@ -138,9 +111,7 @@ class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
             deliver=frozenset(deliver if self.deliver is None else self.deliver),
             cross_statistics=self.cross_statistics,
             label_means=self.label_means,
-            embeddings=None
-            if self.embeddings is None
-            else Embeddings(self.embeddings.max_width, self.embeddings.max_epochs),
+            embeddings=self.embeddings,
         )
 
 
