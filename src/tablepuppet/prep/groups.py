@@ -21,23 +21,24 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ROWS, Asked, Digests, Numbers, Plain, Returns, Wrong
-from tablepuppet.prep.category_names import CategoryNames, Coded
-from tablepuppet.prep.crosstab import (
+from tablepuppet.prep.pooled import (
     MOST,
-    OTHER,
+    NO_DIGESTS,
+    Grid,
     Known,
+    Lines,
     Most,
     among,
     check_number,
     different_rows,
     distinct,
     label_lines,
+    places_of,
+    rare,
 )
-from tablepuppet.prep.pooled import Grid, rare
-from tablepuppet.prep.selected import check_across, check_without_noise, find_category, find_number, is_public
+from tablepuppet.prep.selected import check_across, check_without_noise, find_category, find_number
 from tablepuppet.prep.sent_columns import SentOnce
-from tablepuppet.prep.statistics import KeyFamily, categories_of, check_family, key_family
-from tablepuppet.prep.values import numbers
+from tablepuppet.prep.statistics import KeyFamily, categories_of, key_family, released_numbers
 from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
 from tablepuppet.sql.query import OutputColumn
 
@@ -82,17 +83,14 @@ def group_sums(
     """
     if len(columns) != 2 or pool.shape[1] != 16:
         raise PartyError(f"party {table.grant.party!r}: groups have two columns, and pool digests of 16 bytes")
-    check_family(table, columns[1], family)
     rows = table.view(view)
-    values, present = numbers(table.column(columns[0], view))
-    if not table.grant.is_group(int(np.count_nonzero(present & rows.firsts))):
-        present = np.zeros_like(present)
+    values, present = released_numbers(table, view, columns[0])
     found = categories_of(table, view, columns[1], family, blinding)
     size = len(found.digests)
     if size > most:
-        nothing = np.zeros((0, 16), np.uint8)
         return {
-            "count": size, "digests": nothing, "rare": nothing, "missing_is_rare": False, "sums": np.zeros((1, 3)),
+            "count": size, "digests": NO_DIGESTS, "rare": NO_DIGESTS, "missing_is_rare": False,
+            "sums": np.zeros((1, 3)),
         }  # fmt: skip
     codes = found.codes.astype(np.int64)
     cells = [np.bincount(codes[rows.firsts & has], minlength=size + 1) for has in (present, ~present)]
@@ -187,19 +185,18 @@ class GroupMeans(ShownAsTable):
 
 def group_means(client: Client, name: str, by: str, most: int) -> GroupMeans:
     """The mean of one column for each category of another."""
-    return _named(client, sums_by_group(client, name, by, most, SentOnce(client)))
+    found = sums_by_group(client, name, by, most, SentOnce(client))
+    [(labels, places)] = label_lines(client, [found.by], [found.sums[:, 0]])
+    return GroupMeans(found.column.name, found.by.column.name, labels, found.sums[places])
 
 
 @dataclass(frozen=True)
 class Grouped:
-    """Sums of a number by digests of another column; the last line is for pooled categories."""
+    """Sums of a number by the kept and pooled categories of another column."""
 
     column: OutputColumn
-    by: OutputColumn
-    digests: NDArray[np.uint8]
+    by: Lines
     sums: Floats  # (groups, 3): count, mean, squares about it
-    is_pooled: bool
-    blinding: str  # the name that digests are made under
 
 
 def sums_by_group(client: Client, name: str, by: str, most: int, sent: SentOnce) -> Grouped:
@@ -216,13 +213,10 @@ def sums_by_group(client: Client, name: str, by: str, most: int, sent: SentOnce)
 
 def _within(client: Client, column: OutputColumn, by: OutputColumn, most: int) -> Grouped:
     """Ask the shards of one table, again if they have pooled different categories."""
-    pool, missing, blinding = np.zeros((0, 16), np.uint8), False, client.new_name()
+    pool, missing, blinding = NO_DIGESTS, False, client.new_name()
+    asked = {"columns": [column.name, by.name], "family": key_family(by), "blinding": blinding, "most": most}
     while True:
-        asked = {
-            "columns": [column.name, by.name], "family": key_family(by), "blinding": blinding, "most": most,
-            "pool": pool, "pool_missing": missing,
-        }  # fmt: skip
-        replies = client.ask_table("statistics.groups", by.alias, asked)
+        replies = client.ask_table("statistics.groups", by.alias, asked | {"pool": pool, "pool_missing": missing})
         check_number(by, max((reply["count"] for reply in replies), default=0), most, "group_means")
         pool, missing = distinct([reply["rare"] for reply in replies]), any(r["missing_is_rare"] for r in replies)
         agreed = all(reply["missing_is_rare"] == missing for reply in replies)
@@ -230,17 +224,15 @@ def _within(client: Client, column: OutputColumn, by: OutputColumn, most: int) -
             break
     digests = distinct([reply["digests"] for reply in replies])
     check_number(by, len(digests), most, "group_means")
-    return Grouped(column, by, digests, _added(replies, digests), bool(len(pool)) or missing, blinding)
+    lines = Lines(by, digests, bool(len(pool)) or missing, blinding)
+    return Grouped(column, lines, _added(replies, digests))
 
 
 def _added(replies: Sequence[Mapping[str, Any]], digests: NDArray[np.uint8]) -> Floats:
     """Sums of groups over shards, each group's mean moved to that of all."""
     parts = np.zeros((len(replies), len(digests) + 1, 3))
     for part, reply in zip(parts, replies, strict=True):
-        order = np.argsort(np.ascontiguousarray(digests).view("V16").ravel(), kind="stable")
-        known = np.ascontiguousarray(digests).view("V16").ravel()[order]
-        found = np.ascontiguousarray(reply["digests"]).view("V16").ravel()
-        part[[*order[np.searchsorted(known, found)].tolist(), len(digests)]] = reply["sums"]
+        part[places_of(reply["digests"], digests)] = reply["sums"]
     counts, squares = parts[:, :, 0], parts[:, :, 2]
     means = np.where(counts > 0, parts[:, :, 1], 0.0)
     with np.errstate(all="ignore"):
@@ -273,15 +265,5 @@ def _across(client: Client, column: OutputColumn, by: OutputColumn, most: int, s
     some = there[meet.rows]
     rows, groups, counts = meet.rows[some], meet.categories[some], meet.counts[some]
     sums = _sums(numbers_.values[rows], counts.astype(np.float64), _places(pool)[groups], pool)
-    return Grouped(column, by, found.digests[~pool[:-1]], sums, bool(pool.any()), sent.blinding(by))
-
-
-def _named(client: Client, found: Grouped) -> GroupMeans:
-    """The groups with their names, if the category's column is public."""
-    by, digests, sums, is_pooled = found.by, found.digests, found.sums, found.is_pooled
-    kept = [Coded(by, found.blinding, digests)] if len(digests) and is_public(client.plan, by) else []
-    names = next(iter(CategoryNames(client, kept).read()), [None] * len(digests))
-    order = np.argsort(-sums[:-1, 0], kind="stable").tolist()
-    labels = label_lines(by, [names[place] for place in order])
-    lines = [*order, *([len(digests)] if is_pooled else [])]
-    return GroupMeans(found.column.name, by.name, labels + ([OTHER] if is_pooled else []), sums[lines])
+    lines = Lines(by, found.digests[~pool[:-1]], bool(pool.any()), found.blinding)
+    return Grouped(column, lines, sums)

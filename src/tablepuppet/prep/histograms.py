@@ -30,7 +30,7 @@ from tablepuppet.prep.days import as_date, shown_date
 from tablepuppet.prep.distribution import Distribution, Distributions
 from tablepuppet.prep.ordered import values_of
 from tablepuppet.prep.selected import check_without_noise, find_number, is_date, is_public
-from tablepuppet.prep.statistics import NumberStatistics, NumberSummary, present_numbers
+from tablepuppet.prep.statistics import AskedColumns, NumberStatistics, NumberSummary, present_numbers
 from tablepuppet.prep.statistics_promise import Spent
 from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
 from tablepuppet.sql.query import OutputColumn
@@ -148,7 +148,7 @@ class HistogramStatistics:
         """By column; a column without a value has no bins."""
         known = self._numbers.read()
         found = _count(self._client, [c for c in self._public if known[c.name].count], known, self._bins)
-        self._cells.refine(lambda each: _high_cells(each, self._bins))
+        self._cells.refine(lambda each: np.flatnonzero(each.cells["weights"] * self._bins > each.total))
         for name, each in self._cells.read().items():
             found[name] = _of_cells(each, self._bins, known[name].missing)
         nothing = (np.zeros(0), np.zeros(0))
@@ -163,44 +163,30 @@ def _count(
     client: Client, columns: Sequence[OutputColumn], known: dict[str, NumberSummary], bins: int
 ) -> dict[str, Histogram]:
     """Counts in equally wide bins between minimum and maximum; of all finite values, if one is not."""
-    by_alias: dict[str, list[OutputColumn]] = {}
     for column in columns:
         if known[column.name].not_finite:
             raise LearnError(f"histogram: column {column.name!r} has NaN or infinite values; filter them in WHERE")
-        by_alias.setdefault(column.alias, []).append(column)
     ends = {column.name: [known[column.name].minimum, known[column.name].maximum] for column in columns}
     edges = {name: np.histogram_bin_edges(np.array(pair), bins) for name, pair in ends.items()}
-    replies = client.ask(
-        "statistics.bins",
-        lambda alias, _: {
-            "columns": [column.name for column in by_alias[alias]],
-            "lows": np.array([edges[column.name][0] for column in by_alias[alias]]),
-            "highs": np.array([edges[column.name][-1] for column in by_alias[alias]]),
-            "bins": bins,
-        } if alias in by_alias else None,
-    )  # fmt: skip
-    found = {}
-    for alias, listed in by_alias.items():
-        counts = np.sum([reply["counts"] for reply in replies.read()[alias]], axis=0)
-        for place, column in enumerate(listed):
-            missing = known[column.name].missing
-            found[column.name] = Histogram(column, edges[column.name], counts[place], missing, exact=True)
-    return found
 
+    def ranges(listed: Sequence[OutputColumn]) -> dict[str, Any]:
+        lows, highs = (np.array([edges[column.name][end] for column in listed]) for end in (0, -1))
+        return {"lows": lows, "highs": highs, "bins": bins}
 
-def _high_cells(known: Distribution, bins: int) -> Iterable[tuple[int, int]]:
-    """Cells that hold more than their share of the rows, and can be cut."""
-    total = known.total
-    for shard, cells in enumerate(known.cells):
-        high = np.flatnonzero(cells.weights * bins > total)
-        yield from ((shard, place) for place in high.tolist() if known.heavy[shard][place] is not None)
+    counts = AskedColumns(client, "statistics.bins", columns, ranges).read("counts")
+    return {
+        column.name: Histogram(
+            column, edges[column.name], np.sum(counts[column.name], axis=0), known[column.name].missing, exact=True
+        )
+        for column in columns
+    }
 
 
 def _of_cells(known: Distribution, bins: int, missing: int) -> Histogram:
     """Bins that end where cells end, with at least their share of the rows each."""
     if not known.total:
         return Histogram(known.column, np.zeros(0), np.zeros(0), missing, exact=False)
-    low = min(int(each.lows[0]) for each in known.cells if len(each.lows))
+    low = int(known.cells["lows"].min())
     points, below = known.curve(low, known.highest)
     kept = [0]
     for place in range(1, len(points)):

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.crosstab import label_lines
 from tablepuppet.prep.histograms import Histogram
 from tablepuppet.prep.noisy_describe import (
     LEFT_OUT,
@@ -22,6 +21,7 @@ from tablepuppet.prep.noisy_describe import (
     want_description,
 )
 from tablepuppet.prep.noisy_statistics import NoiseRequest, NoisyStatistics, noisy_features
+from tablepuppet.prep.pooled import label_categories
 from tablepuppet.prep.private_encode import is_category
 from tablepuppet.prep.profile import MUCH_MISSING, SHOWN, Profile
 from tablepuppet.prep.profile_page import CategoryBars, Warned
@@ -64,9 +64,8 @@ def noisy_profile(
         kept = found.counts > 0
         if kept.any():
             counts = found.counts[kept][:SHOWN]
-            bars[column.name] = CategoryBars(
-                label_lines(column, [None] * len(counts)), counts.tolist(), float(np.maximum(found.counts, 0.0).sum())
-            )
+            names, total = label_categories(column, [None] * len(counts)), np.maximum(found.counts, 0.0).sum()
+            bars[column.name] = CategoryBars(names, counts.tolist(), float(total))
     description = NoisyDescription(rows, columns, spent)
     left_out = "; ".join(f"{what} ({why})" for what, why in WITHOUT.items())
     note = f"All numbers have noise: {spent}. Left out: {left_out}."

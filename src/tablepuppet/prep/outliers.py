@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.quantiles import as_shown
-from tablepuppet.prep.rows_below import RowsBelow
+from tablepuppet.prep.distribution import Distributions
+from tablepuppet.prep.quantiles import as_shown, quantiles_of
+from tablepuppet.prep.rows_below import rows_below
 from tablepuppet.prep.selected import check_without_noise, find_numbers
 from tablepuppet.prep.statistics import NumberStatistics
 from tablepuppet.runs.table_view import Align, ShownAsTable, TableView
@@ -99,9 +100,9 @@ def _cells(each: Outlying) -> list[str]:
 def outlier_by_iqr(client: Client, columns: Sequence[str] | None, k: float) -> FoundOutliers:
     """Rows more than ``k`` interquartile ranges beyond a quartile."""
     listed = _checked(client, columns, k, "outlier_by_iqr")
-    asked = RowsBelow(client, listed)
+    asked = Distributions(client, listed)
     bounds = {}
-    for name, (low, high) in asked.quantiles([0.25, 0.75]).items():
+    for name, (low, high) in quantiles_of(asked, [0.25, 0.75]).items():
         width = high.value - low.value
         bounds[name] = (low.value - k * width, high.value + k * width)
     return FoundOutliers(f"{k:g} IQR beyond a quartile", _counted(asked, listed, bounds, "outlier_by_iqr"))
@@ -110,7 +111,7 @@ def outlier_by_iqr(client: Client, columns: Sequence[str] | None, k: float) -> F
 def outlier_by_sd(client: Client, columns: Sequence[str] | None, k: float) -> FoundOutliers:
     """Rows more than ``k`` standard deviations (ddof 1) from the mean."""
     listed = _checked(client, columns, k, "outlier_by_sd")
-    numbers, asked = NumberStatistics(client, listed), RowsBelow(client, listed)
+    numbers, asked = NumberStatistics(client, listed), Distributions(client, listed)
     bounds = {}
     for name, each in numbers.read().items():
         width = k * each.std(1) if each.count > 1 else 0.0
@@ -127,11 +128,11 @@ def _checked(client: Client, columns: Sequence[str] | None, k: float, step: str)
 
 
 def _counted(
-    asked: RowsBelow, columns: Sequence[OutputColumn], bounds: Mapping[str, Bounds], step: str
+    asked: Distributions, columns: Sequence[OutputColumn], bounds: Mapping[str, Bounds], step: str
 ) -> list[Outlying]:
     """Rows beyond the bounds; a column without finite bounds must have no values."""
     cuts = {name: [end for end in ends if not math.isnan(end)] for name, ends in bounds.items()}
-    found, counts = [], asked.read(cuts)
+    found, counts = [], rows_below(asked, cuts)
     for column in columns:
         counted, (low, high) = counts[column.name], bounds[column.name]
         if counted.total and math.isnan(low + high):

@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import ConfigError, LearnError, PrivacyError
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.category_names import CategoryNames, Coded
+from tablepuppet.prep.category_names import CategoryNames, Coded, ask_public_names
 from tablepuppet.prep.correlation import ColumnMatrix, correlation
-from tablepuppet.prep.crosstab import count_pairs, cramers_v, label_lines
-from tablepuppet.prep.describe import Description, describe
+from tablepuppet.prep.crosstab import Crosstab, count_pairs
+from tablepuppet.prep.describe import Description, describe, is_category
 from tablepuppet.prep.groups import sums_by_group
 from tablepuppet.prep.histograms import Histogram, HistogramStatistics
 from tablepuppet.prep.noisy_describe import NoisyDescription
+from tablepuppet.prep.pooled import label_categories
 from tablepuppet.prep.profile_page import CategoryBars, Page, Warned, fragment, page
 from tablepuppet.prep.selected import (
     check_across,
     check_without_noise,
     find_category,
     is_number,
-    is_public,
     sends_across,
 )
 from tablepuppet.prep.sent_columns import SentOnce
@@ -38,7 +38,6 @@ from tablepuppet.prep.statistics_promise import Spent
 from tablepuppet.runs.events import Events
 from tablepuppet.runs.table_view import ShownAsTable, TableView
 from tablepuppet.sql.query import OutputColumn, Query
-from tablepuppet.sql.types import Family, family
 
 BINS = 30
 SHOWN = 8  # categories with bars
@@ -91,8 +90,13 @@ class Profile(ShownAsTable):
 def profile(client: Client, query: Query, max_categories: int, events: Events) -> Profile:
     """Ask for everything that a profile shows."""
     columns, joined = query.outputs, len(client.mapping)
-    known, sent = NumberStatistics(client, [column for column in columns if is_number(column)]), SentOnce(client)
-    asked = {c.name: _ask_categories(client, c, max_categories) for c in columns if _is_category(c, query)}
+    known = NumberStatistics(client, [column for column in columns if is_number(column)], shape=True)
+    sent = SentOnce(client)
+    asked = {
+        column.name: CategoryStatistics(client, column, client.new_name(), max_categories)
+        for column in columns
+        if is_category(column, query.categorical)
+    }
     description = describe(client, columns, query.categorical, events, known)
     rows: dict[str, Row] = {row["column"]: row for row in description.to_arrow().to_pylist()}
     numbers = [
@@ -100,24 +104,16 @@ def profile(client: Client, query: Query, max_categories: int, events: Events) -
     ]
     finite = [c for c in numbers if np.isfinite(rows[c.name]["std"]) and abs(rows[c.name]["mean"]) < 1e150]
     counted = {name: each.read() for name, each in asked.items()}
-    names = _ask_names(client, query, asked, counted)
+    names = _ask_names(client, asked, counted)
     _ask_across(client, query, rows, sent)
     histograms = HistogramStatistics(client, finite, BINS, known).read()
-    bars = _bars(query, counted, names)
+    bars = _bars(asked, counted, names)
     varied = [c for c in finite if rows[c.name]["std"] > 0]
     correlations = _correlations(client, varied, events, known, sent)
     warnings = [each for column in columns for each in _column_warnings(rows[column.name], histograms, joined)]
-    warnings += list(_category_warnings(client, query, counted, max_categories))
+    warnings += list(_category_warnings(counted, max_categories))
     warnings += list(_label_warnings(client, query, rows, correlations, max_categories, sent))
     return Profile(query, joined, description, histograms, bars, correlations, warnings)
-
-
-def _is_category(column: OutputColumn, query: Query) -> bool:
-    return column.name in query.categorical or family(column.type) is Family.TEXT
-
-
-def _ask_categories(client: Client, column: OutputColumn, most: int) -> CategoryStatistics:
-    return CategoryStatistics(client, column, client.new_name(), most)
 
 
 def _most_frequent(found: CategorySummary) -> NDArray[np.intp]:
@@ -125,31 +121,23 @@ def _most_frequent(found: CategorySummary) -> NDArray[np.intp]:
 
 
 def _ask_names(
-    client: Client, query: Query, asked: Mapping[str, CategoryStatistics], counted: Mapping[str, CategorySummary]
+    client: Client, asked: Mapping[str, CategoryStatistics], counted: Mapping[str, CategorySummary]
 ) -> CategoryNames:
     """Ask for the names of the most frequent categories of public columns."""
-    public = [column for column in query.outputs if column.name in counted and is_public(client.plan, column)]
-    digests = {column.name: counted[column.name].digests for column in public}
-    return CategoryNames(
-        client,
-        [
-            Coded(column, asked[column.name].blinding, digests[column.name][_most_frequent(counted[column.name])])
-            for column in public
-            if len(digests[column.name])
-        ],
-    )
+    frequent = {name: found.digests[_most_frequent(found)] for name, found in counted.items()}
+    return ask_public_names(client, [Coded(each.column, each.blinding, frequent[name]) for name, each in asked.items()])
 
 
-def _bars(query: Query, counted: Mapping[str, CategorySummary], names: CategoryNames) -> dict[str, CategoryBars]:
+def _bars(
+    asked: Mapping[str, CategoryStatistics], counted: Mapping[str, CategorySummary], names: CategoryNames
+) -> dict[str, CategoryBars]:
     """The most frequent categories, by name where it is known."""
-    texts = {each.column.name: found for each, found in zip(names.coded, names.read(), strict=True)}
-    bars = {}
-    for column in query.outputs:
-        found = counted.get(column.name)
-        if found is not None and len(found.digests):
+    texts, bars = names.by_column(), {}
+    for name, found in counted.items():
+        if len(found.digests):
             places = _most_frequent(found)
-            lines = label_lines(column, texts.get(column.name, [None] * len(places)))
-            bars[column.name] = CategoryBars(lines, found.weights[places].tolist(), float(found.weights.sum()))
+            lines = label_categories(asked[name].column, texts.get(name, [None] * len(places)))
+            bars[name] = CategoryBars(lines, found.weights[places].tolist(), float(found.weights.sum()))
     return bars
 
 
@@ -197,24 +185,17 @@ def _beyond(found: Histogram, low: float, high: float) -> float:
     return float(found.counts[outside].sum())
 
 
-def _category_warnings(
-    client: Client, query: Query, counted: Mapping[str, CategorySummary], most: int
-) -> Iterator[Warned]:
-    for column in query.outputs:
-        found = counted.get(column.name)
-        if found is None:
-            continue
+def _category_warnings(counted: Mapping[str, CategorySummary], most: int) -> Iterator[Warned]:
+    for name, found in counted.items():
         if found.distinct > most:
-            yield Warned(
-                column.name, "high cardinality", f"has {found.distinct:,} categories or more; learners take {most}"
-            )
+            yield Warned(name, "high cardinality", f"has {found.distinct:,} categories or more; learners take {most}")
             continue
         rare = found.weights < RARE * max(found.weights.sum(), 1.0)
         if rare.any():
             share = found.weights[rare].sum() / found.weights.sum()
             few = f"{np.count_nonzero(rare):,} of {found.distinct:,} categories"
             message = f"{few} have less than {RARE:.0%} of the rows each, {share:.1%} together"
-            yield Warned(column.name, "rare categories", message)
+            yield Warned(name, "rare categories", message)
 
 
 def _is_class(label: OutputColumn, query: Query, row: Row) -> bool:
@@ -230,10 +211,10 @@ def _ask_across(client: Client, query: Query, rows: Mapping[str, Row], sent: Sen
         return
     is_class = _is_class(label, query, rows[label.name])
     for column in query.features:
-        pair, is_category = (column, label), _is_category(column, query)
-        if column.alias == label.alias or not (is_category or is_class):
+        pair, kinds = (column, label), (is_category(column, query.categorical), is_class)
+        if column.alias == label.alias or not any(kinds):
             continue
-        coded = [each for each, is_coded in zip(pair, (is_category, is_class), strict=True) if is_coded]
+        coded = [each for each, is_coded in zip(pair, kinds, strict=True) if is_coded]
         with suppress(PrivacyError, LearnError):  # then nothing is asked for
             check_without_noise(client.plan, pair, "profile")
             check_across(client.plan, pair, "profile")
@@ -267,9 +248,10 @@ def _association(
     correlations: ColumnMatrix | None, most: int, sent: SentOnce,
 ) -> tuple[str, float] | None:  # fmt: skip
     """(measure, how strongly a feature and the label depend on each other, from 0 to 1); None if not known."""
-    category = _is_category(column, query)
+    category = is_category(column, query.categorical)
     if category and is_class:
-        return "Cramér's V", cramers_v(count_pairs(client, column.name, label.name, most, sent).counts)
+        counts = count_pairs(client, column.name, label.name, most, sent).counts
+        return "Cramér's V", Crosstab((column.name, label.name), [], [], counts).cramers_v
     if category:
         return "correlation ratio", _ratio(sums_by_group(client, label.name, column.name, most, sent).sums)
     if is_class:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.days import as_date, shown_date
-from tablepuppet.prep.distribution import Distribution, Distributions, has_odd
+from tablepuppet.prep.distribution import Distribution, Distributions
 from tablepuppet.prep.selected import check_without_noise, find_numbers, is_date
 from tablepuppet.prep.statistics_promise import Spent
 from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
@@ -119,8 +119,7 @@ def quantile(client: Client, shares: float | Sequence[float], columns: Sequence[
     listed = checked_shares(shares)
     found = find_numbers(client.plan, columns, "quantile")
     check_without_noise(client.plan, found, "quantile")
-    asked = QuantileStatistics(client, found, listed)
-    read = asked.read()
+    read = quantiles_of(Distributions(client, found), listed)
     return Quantiles(listed, {column: read[column.name] for column in found})
 
 
@@ -133,24 +132,18 @@ def checked_shares(shares: float | Sequence[float]) -> list[float]:
     return [float(share) for share in listed]
 
 
-class QuantileStatistics:
-    """Quantiles of columns: the first histograms are asked for when made, refined when read."""
-
-    def __init__(self, client: Client, columns: Iterable[OutputColumn], shares: Sequence[float]):
-        self._shares, self._asked = list(shares), Distributions(client, columns)
-
-    def read(self) -> dict[str, list[Quantile]]:
-        """By column, in the order of shares."""
-        self._asked.refine(lambda known: ranked_cells(known, self._shares))
-        return {name: [quantile_of(each, share) for share in self._shares] for name, each in self._asked.read().items()}
+def quantiles_of(asked: Distributions, shares: Sequence[float]) -> dict[str, list[Quantile]]:
+    """Quantiles of columns, by name and in the order of shares; their histograms are refined for it."""
+    asked.refine(lambda known: _ranked_cells(known, shares))
+    return {name: [_quantile_of(each, share) for share in shares] for name, each in asked.read().items()}
 
 
-def ranked_cells(known: Distribution, shares: Iterable[float]) -> Iterable[tuple[int, int]]:
+def _ranked_cells(known: Distribution, shares: Iterable[float]) -> Iterable[int]:
     """The cells that may hold a quantile that is looked for."""
     if not known.total:
         return
     ranks = {rank for share in shares for rank in _ranks(share, known.total)[:2]}
-    if has_odd(known):
+    if known.may_have_nan:
         ranks.add(known.total - 1)
     for low, high in {known.around(rank) for rank in ranks}:
         if low != high:
@@ -164,11 +157,11 @@ def _ranks(share: float, count: float) -> tuple[float, float, float]:
     return below, min(below + 1, count - 1), place - below
 
 
-def quantile_of(known: Distribution, share: float) -> Quantile:
+def _quantile_of(known: Distribution, share: float) -> Quantile:
     """A quantile, as precisely as the cells allow."""
     if not known.total:
         return Quantile(math.nan, exact=True)
-    if has_odd(known) and math.isnan(known.value(known.total - 1)[0]):
+    if known.may_have_nan and math.isnan(known.value(known.total - 1)[0]):
         return Quantile(math.nan, exact=True)  # as in NumPy
     below, above, part = _ranks(share, known.total)
     (low, is_low), (high, is_high) = known.value(below), known.value(above)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,7 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ROWS, Codes, Digests, Numbers, Plain
 from tablepuppet.pieces import PIECE, on_all_cores, pieces
-from tablepuppet.prep.statistics import KeyFamily, categories_of, check_family, key_family
-from tablepuppet.prep.values import numbers
+from tablepuppet.prep.statistics import AskedColumns, KeyFamily, categories_of, key_family, released_numbers
 from tablepuppet.sql.query import OutputColumn
 
 
@@ -39,9 +39,8 @@ def sent_numbers(table: LocalTable, view: str, columns: Sequence[str]) -> Values
     check_reply(8 * len(rows.row_ids) * len(columns))
     values = np.full((len(rows.row_ids), len(columns)), np.nan)
     for place, name in enumerate(columns):
-        found, present = numbers(table.column(name, view))
-        if table.grant.is_group(int(np.count_nonzero(present & rows.firsts))):
-            values[present, place] = found[present]
+        found, present = released_numbers(table, view, name)
+        values[present, place] = found[present]
     return {"values": values, "least": table.grant.rules.min_group}
 
 
@@ -54,7 +53,6 @@ def sent_numbers(table: LocalTable, view: str, columns: Sequence[str]) -> Values
 )
 def sent_codes(table: LocalTable, view: str, column: str, family: KeyFamily, blinding: str) -> Values:
     """The category of every row that takes part as a number, with digests in their order; the last one is missing."""
-    check_family(table, column, family)
     found = categories_of(table, view, column, family, blinding)
     least = table.grant.rules.min_group
     return {"digests": found.digests, "codes": found.codes.astype(np.int32), "least": least}
@@ -80,29 +78,27 @@ class SentCategories:
     codes: NDArray[np.int64]
     digests: NDArray[np.uint8]
     least: int
+    blinding: str  # the name that digests are made under
 
 
 class SentNumbers:
     """Numeric columns: asked for at construction, read on first use."""
 
     def __init__(self, client: Client, columns: Iterable[OutputColumn]):
-        self._client = client
-        self._by_alias: dict[str, list[OutputColumn]] = {}
-        for column in columns:
-            self._by_alias.setdefault(column.alias, []).append(column)
-        self._replies = client.ask(
-            "columns.numbers",
-            lambda alias, _: {"columns": [c.name for c in self._by_alias[alias]]} if alias in self._by_alias else None,
-        )
+        self._client, self._asked = client, AskedColumns(client, "columns.numbers", columns)
 
     def read(self) -> dict[str, SentColumn]:
         """By name."""
-        found = {}
-        for alias, listed in self._by_alias.items():
+        return self._read
+
+    @cached_property
+    def _read(self) -> dict[str, SentColumn]:
+        found, replies = {}, self._asked.replies.read()
+        for alias, listed in self._asked.by_alias.items():
             values = np.full((self._client.mapping.tables[alias].rows, len(listed)), np.nan)
-            least = 0
-            for shard, reply in zip(self._client.shards(alias), self._replies.read()[alias], strict=True):
-                values[shard.slice], least = reply["values"], max(least, reply["least"])
+            for shard, reply in zip(self._client.shards(alias), replies[alias], strict=True):
+                values[shard.slice] = reply["values"]
+            least = max((reply["least"] for reply in replies[alias]), default=0)
             for place, column in enumerate(listed):
                 found[column.name] = SentColumn(column, np.ascontiguousarray(values[:, place]), least)
         return found
@@ -112,22 +108,26 @@ class SentCodes:
     """A column's categories: asked for at construction, read on first use."""
 
     def __init__(self, client: Client, column: OutputColumn, blinding: str):
-        self._client, self._column, self.blinding = client, column, blinding
+        self._client, self._column, self._blinding = client, column, blinding
         asked = {"column": column.name, "family": key_family(column), "blinding": blinding}
         self._replies = client.ask("columns.codes", lambda alias, _: asked if alias == column.alias else None)
 
     def read(self) -> SentCategories:
         """Over all shards: equal digests are one category."""
+        return self._read
+
+    @cached_property
+    def _read(self) -> SentCategories:
         alias, replies = self._column.alias, self._replies.read()[self._column.alias]
-        digests = np.concatenate([np.zeros((0, 16), np.uint8), *(reply["digests"] for reply in replies)])
-        [codes], size = number_digests([digests])
-        found, start = np.full(self._client.mapping.tables[alias].rows, size, np.int64), 0
-        for shard, reply in zip(self._client.shards(alias), replies, strict=True):
-            end = start + len(reply["digests"])
-            found[shard.slice] = np.append(codes[start:end], size)[reply["codes"]]
-            start = end
-        first = np.unique(codes, return_index=True)[1]
-        return SentCategories(self._column, found, digests[first], max((r["least"] for r in replies), default=0))
+        lists = [reply["digests"] for reply in replies]
+        numbers, size = number_digests([np.zeros((0, 16), np.uint8), *lists])
+        found = np.full(self._client.mapping.tables[alias].rows, size, np.int64)
+        for shard, reply, codes in zip(self._client.shards(alias), replies, numbers[1:], strict=True):
+            found[shard.slice] = np.append(codes, size)[reply["codes"]]
+        first = np.unique(np.concatenate(numbers), return_index=True)[1]
+        digests = np.concatenate([np.zeros((0, 16), np.uint8), *lists])[first]
+        least = max((reply["least"] for reply in replies), default=0)
+        return SentCategories(self._column, found, digests, least, self._blinding)
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,7 @@ class SentOnce:
     def __init__(self, client: Client):
         self._client = client
         self._numbers: dict[str, SentNumbers] = {}
-        self._read_numbers: dict[str, SentColumn] = {}
         self._codes: dict[str, SentCodes] = {}
-        self._read_codes: dict[str, SentCategories] = {}
         self._meetings: dict[tuple[str, str], Meetings] = {}
 
     def ask_numbers(self, columns: Iterable[OutputColumn]) -> None:
@@ -165,20 +163,12 @@ class SentOnce:
     def numbers(self, column: OutputColumn) -> SentColumn:
         """A numeric column."""
         self.ask_numbers([column])
-        if column.name not in self._read_numbers:
-            self._read_numbers |= self._numbers[column.name].read()
-        return self._read_numbers[column.name]
+        return self._numbers[column.name].read()[column.name]
 
     def codes(self, column: OutputColumn) -> SentCategories:
         """The categories of a column."""
         self.ask_codes([column])
-        if column.name not in self._read_codes:
-            self._read_codes[column.name] = self._codes[column.name].read()
-        return self._read_codes[column.name]
-
-    def blinding(self, column: OutputColumn) -> str:
-        """The name that digests of a column are made under."""
-        return self._codes[column.name].blinding
+        return self._codes[column.name].read()
 
     def meetings(self, column: OutputColumn, alias: str) -> Meetings:
         """The categories of a column, the missing one too, and the base rows of another table that they are joined to.

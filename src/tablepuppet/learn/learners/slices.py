@@ -22,11 +22,12 @@ from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.learner import Learner, label_of
 from tablepuppet.learn.learners.slice_lattice import Found, Group, Lattice, Pair, Scoring
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.category_names import CategoryNames, Coded
-from tablepuppet.prep.crosstab import check_number
+from tablepuppet.prep.category_names import Coded, ask_public_names
 from tablepuppet.prep.days import as_date, shown_date
-from tablepuppet.prep.quantiles import QuantileStatistics
-from tablepuppet.prep.selected import check_across, check_without_noise, find_column, is_date, is_public
+from tablepuppet.prep.distribution import Distributions
+from tablepuppet.prep.pooled import check_number
+from tablepuppet.prep.quantiles import quantiles_of
+from tablepuppet.prep.selected import check_across, check_without_noise, find_column, is_date
 from tablepuppet.prep.sent_columns import SentCodes, SentNumbers
 from tablepuppet.relation import Relation
 from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
@@ -187,12 +188,12 @@ class SlicedColumns:
         self.blinding = self._client.new_name()
         self._codes = {column.name: SentCodes(self._client, column, self.blinding) for column in self._categories}
         self._numbers = SentNumbers(self._client, self._numeric)
-        shares = np.arange(1, bins) / bins
-        self._cuts = QuantileStatistics(self._client, self._numeric, shares.tolist())
+        self._shares = (np.arange(1, bins) / bins).tolist()
+        self._distributions = Distributions(self._client, self._numeric)
 
     def read(self) -> list[Sliced]:
         """Column by column."""
-        numbers, cuts = self._numbers.read(), self._cuts.read()
+        numbers, cuts = self._numbers.read(), quantiles_of(self._distributions, self._shares)
         found = []
         for column in self._columns:
             if column.name in numbers:
@@ -243,17 +244,8 @@ class _Conditions:
         self._sliced = sliced
         used = {column for each in best for column, _ in each.pairs}
         self._ranks = {column: _ranks(sliced[column]) for column in used if sliced[column].digests is not None}
-        coded = {
-            column: digests
-            for column in self._ranks
-            if (digests := sliced[column].digests) is not None
-            and len(digests)
-            and is_public(client.plan, sliced[column].column)
-        }
-        self._names: dict[int, list[str | None]] = {}
-        if coded:
-            asked = CategoryNames(client, [Coded(sliced[c].column, blinding, d) for c, d in coded.items()])
-            self._names = dict(zip(coded, asked.read(), strict=True))
+        coded = [Coded(sliced[c].column, blinding, d) for c in self._ranks if (d := sliced[c].digests) is not None]
+        self._names = ask_public_names(client, coded).by_column()
 
     def slice(self, found: Found) -> Slice:
         conditions = {self._sliced[pair[0]].column.name: self._condition(pair) for pair in found.pairs}
@@ -267,7 +259,7 @@ class _Conditions:
         if each.edges is not None:
             from_ = [f">= {self._edge(each, value - 1)}"] if value else []
             return " and ".join([*from_, *([f"< {self._edge(each, value)}"] if value < len(each.edges) else [])])
-        name = self._names.get(place, [None] * each.size)[value]
+        name = self._names.get(each.column.name, [None] * each.size)[value]
         return f"= {name}" if name is not None else f"= category {self._ranks[place][value]}"
 
     def _edge(self, each: Sliced, place: int) -> str:
