@@ -5,7 +5,6 @@ Dates and timestamps are computed as days since 1970-01-01, by parties and coord
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,13 +12,13 @@ import pyarrow as pa
 
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.category_names import Coded, ask_public_names
-from tablepuppet.prep.days import as_date, shown_date
+from tablepuppet.prep.days import DATES, as_date, shown_date
 from tablepuppet.prep.distribution import Distributions
 from tablepuppet.prep.quantiles import quantiles_of
-from tablepuppet.prep.selected import check_without_noise
+from tablepuppet.prep.selected import check_without_noise, is_date
 from tablepuppet.prep.statistics import CategoryStatistics, CategorySummary, NumberStatistics
 from tablepuppet.runs.events import Events
-from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
+from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, arrow_table, shown
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import KEY_LIKE, NUMERIC, Family, family
 
@@ -53,7 +52,7 @@ class Description(ShownAsTable):
     """Statistics per column over joined rows: a readable table, and Arrow by `to_arrow`."""
 
     def __init__(self, rows: list[dict[str, Any]], not_finite: Sequence[str] = ()):
-        self._table, self._not_finite = pa.Table.from_pylist(rows, schema=_SCHEMA), not_finite
+        self._table, self._not_finite = arrow_table(rows, _SCHEMA), not_finite
 
     def to_arrow(self) -> pa.Table:
         """One row per column; what does not apply to a column is null.
@@ -84,7 +83,7 @@ def _for_people(row: dict[str, Any]) -> dict[str, Any]:
     """A row with dates as dates."""
     dates = {name: row.pop(place) for name, place in _DATES.items()}
     kind = family(row["type"])
-    if kind in (Family.DATE, Family.TIMESTAMP):
+    if kind in DATES:
         row |= {name: shown_date(value, kind) for name, value in dates.items() if value is not None}
         row["std"] = None if row["std"] is None else f"{row['std']:,.4g} days"
     return row
@@ -112,11 +111,10 @@ def describe(
         if column.name in summaries:
             found = summaries[column.name]
             row |= {"count": round(found.count), "missing": found.missing}
-            row |= {"mean": _known(found.mean), "std": _known(found.std(1))}
-            row |= {"min": _known(found.minimum), "max": _known(found.maximum)}
-            row |= {name: _known(each.value) for name, each in zip(_QUARTILES, quartiles[column.name], strict=True)}
-            row |= {"skew": _known(found.skew), "kurtosis": _known(found.kurtosis)}
-            if family(column.type) in (Family.DATE, Family.TIMESTAMP):
+            row |= {"mean": found.mean, "std": found.std(1), "min": found.minimum, "max": found.maximum}
+            row |= {name: each.value for name, each in zip(_QUARTILES, quartiles[column.name], strict=True)}
+            row |= {"skew": found.skew, "kurtosis": found.kurtosis}
+            if is_date(column):
                 row |= {place: as_date(row[name]) for name, place in _DATES.items()}
         if column.name in asked:
             with_share = is_category(column, categorical)
@@ -152,7 +150,3 @@ def _categories(found: CategorySummary, joined_rows: int, numbers: int | None, w
     distinct = found.distinct if count == counted else None
     row: dict[str, Any] = {"count": count, "missing": joined_rows - count, "distinct": distinct}
     return row | ({"top_share": found.top / count if count else None} if with_share else {})
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -26,13 +26,13 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Level
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, Asked, Numbers, Wrong
-from tablepuppet.prep.days import as_date, shown_date
+from tablepuppet.prep.days import shown_value
 from tablepuppet.prep.distribution import Distribution, Distributions
 from tablepuppet.prep.ordered import values_of
-from tablepuppet.prep.selected import check_without_noise, find_number, is_date, is_public
+from tablepuppet.prep.selected import check_without_noise, find_number, is_public
 from tablepuppet.prep.statistics import AskedColumns, NumberStatistics, NumberSummary, present_numbers
 from tablepuppet.prep.statistics_promise import Spent
-from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
+from tablepuppet.runs.table_view import Align, ShownAsTable, TableView
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import family
 
@@ -112,8 +112,7 @@ class Histogram(ShownAsTable):
 
     def label(self, value: float) -> str:
         """A value as it is shown."""
-        date = as_date(float(value)) if is_date(self.column) else None
-        return shown_date(date, family(self.column.type)) if date else shown(float(value))
+        return shown_value(value, family(self.column.type))
 
 
 def histogram(client: Client, name: str, bins: int) -> Histogram:

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.days import as_date, shown_date
+from tablepuppet.prep.days import as_date, shown_value
 from tablepuppet.prep.distribution import Distribution, Distributions
 from tablepuppet.prep.selected import check_without_noise, find_numbers, is_date
 from tablepuppet.prep.statistics_promise import Spent
-from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
+from tablepuppet.runs.table_view import ShownAsTable, TableView, arrow_table
 from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
-from tablepuppet.sql.types import family
+from tablepuppet.sql.types import Family, family
 
 _SCHEMA = pa.schema(
     [
@@ -76,14 +76,13 @@ class Quantiles(ShownAsTable):
         rows = [
             {
                 "column": column.name, "table": column.alias, "type": column.type, "quantile": share,
-                "value": _known(each.value), "exact": each.exact,
-                "date": as_date(each.value) if is_date(column) else None, "low": _known(each.low),
-                "high": _known(each.high),
+                "value": each.value, "exact": each.exact, "low": each.low, "high": each.high,
+                "date": as_date(each.value) if is_date(column) else None,
             }
             for column, values in self._found.items()
             for share, each in zip(self.shares, values, strict=True)
         ]  # fmt: skip
-        return pa.Table.from_pylist(rows, schema=_SCHEMA if self.spent is None else _NOISY)
+        return arrow_table(rows, _SCHEMA if self.spent is None else _NOISY)
 
     def table_view(self) -> TableView:
         """One row per column, one column per quantile; estimates are marked."""
@@ -97,21 +96,17 @@ class Quantiles(ShownAsTable):
 
 
 def _cell(column: OutputColumn, found: Quantile) -> str:
+    kind = family(column.type)
     if math.isnan(found.value):
         return "hidden by noise" if found.low is not None else ""
     if found.low is not None and found.high is not None:
-        return f"{as_shown(column, found.value)} ({as_shown(column, found.low)} to {as_shown(column, found.high)})"
-    return ("" if found.exact else "≈ ") + as_shown(column, found.value)
+        return with_interval(found.value, found.low, found.high, kind)
+    return ("" if found.exact else "≈ ") + shown_value(found.value, kind)
 
 
-def as_shown(column: OutputColumn, value: float) -> str:
-    """A value of a column for people: a date as a date."""
-    date = as_date(value) if is_date(column) else None
-    return shown_date(date, family(column.type)) if date else shown(value)
-
-
-def _known(value: float | None) -> float | None:
-    return None if value is None or math.isnan(value) else value
+def with_interval(value: float, low: float, high: float, kind: Family) -> str:
+    """A noisy value for people, with how far noise may have moved it."""
+    return f"{shown_value(value, kind)} ({shown_value(low, kind)} to {shown_value(high, kind)})"
 
 
 def quantile(client: Client, shares: float | Sequence[float], columns: Sequence[str] | None) -> Quantiles:
