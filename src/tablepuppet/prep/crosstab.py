@@ -41,7 +41,7 @@ from tablepuppet.prep.pooled import (
     rare,
 )
 from tablepuppet.prep.selected import check_across, check_without_noise, find_category
-from tablepuppet.prep.sent_columns import SentOnce
+from tablepuppet.prep.sent_columns import SentColumns
 from tablepuppet.prep.statistics import KeyFamily, categories_of, key_family
 from tablepuppet.runs.table_view import Align, ShownAsTable, TableView
 from tablepuppet.sql.query import OutputColumn
@@ -216,14 +216,14 @@ class Counted:
 
 def crosstab(client: Client, first: str, second: str, most: int) -> Crosstab:
     """Joined rows by the categories of two different columns."""
-    found = count_pairs(client, first, second, most, SentOnce(client))
+    found = count_pairs(client, first, second, most, SentColumns(client))
     sums = [found.counts.sum(axis=1), found.counts.sum(axis=0)]
     (rows, row_places), (columns, column_places) = label_lines(client, found.lines, sums)
     names = (found.lines[0].column.name, found.lines[1].column.name)
     return Crosstab(names, rows, columns, found.counts[np.ix_(row_places, column_places)])
 
 
-def count_pairs(client: Client, first: str, second: str, most: int, sent: SentOnce) -> Counted:
+def count_pairs(client: Client, first: str, second: str, most: int, sent: SentColumns) -> Counted:
     """Joined rows by the categories of two columns; ``sent`` are columns that were asked for before."""
     columns = [find_category(client.plan, name, "crosstab") for name in (first, second)]
     if columns[0] == columns[1]:
@@ -263,7 +263,7 @@ def _within(client: Client, columns: Sequence[OutputColumn], most: int) -> Count
     return Counted((first, second), counts)
 
 
-def _across(client: Client, columns: Sequence[OutputColumn], most: int, sent: SentOnce) -> Counted:
+def _across(client: Client, columns: Sequence[OutputColumn], most: int, sent: SentColumns) -> Counted:
     """Count the joined rows of two tables by the categories of their base rows."""
     sent.ask_codes(columns)
     first, second = (sent.codes(column) for column in columns)

@@ -27,6 +27,7 @@ from tablepuppet.prep.pooled import (
     Grid,
     Known,
     Lines,
+    Merge,
     Most,
     among,
     check_number,
@@ -37,7 +38,7 @@ from tablepuppet.prep.pooled import (
     rare,
 )
 from tablepuppet.prep.selected import check_across, check_without_noise, find_category, find_number
-from tablepuppet.prep.sent_columns import SentOnce
+from tablepuppet.prep.sent_columns import SentColumns
 from tablepuppet.prep.statistics import KeyFamily, categories_of, key_family, released_numbers
 from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
 from tablepuppet.sql.query import OutputColumn
@@ -94,10 +95,9 @@ def group_sums(
         }  # fmt: skip
     codes = found.codes.astype(np.int64)
     cells = [np.bincount(codes[rows.firsts & has], minlength=size + 1) for has in (present, ~present)]
-    pooled = _rare([Grid(_with_end(np.stack(cells, 1)))], table.grant.rules.min_group)
+    pooled = _rare([(np.stack(cells, 1), np.add.reduce)], table.grant.rules.min_group)
     pooled |= np.append(among(found.digests, pool), pool_missing)
-    places = _places(pooled)
-    sums = _sums(values[present], rows.counts[present].astype(np.float64), places[codes[present]], pooled)
+    sums = _sums(values[present], rows.counts[present].astype(np.float64), codes[present], pooled)
     kept = pooled[:-1]
     return {
         "count": size, "digests": found.digests[~kept], "rare": found.digests[kept],
@@ -105,28 +105,22 @@ def group_sums(
     }  # fmt: skip
 
 
-def _with_end(cells: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rows by category, missing ones too, and by whether they have a number; each line may be pooled."""
-    return np.concatenate([cells, np.zeros((1, 2), np.int64)])
+def _rare(cells: Sequence[tuple[NDArray[np.int64], Merge]], least: int) -> NDArray[np.bool_]:
+    """Which categories to pool, the missing one as the last.
+
+    ``cells`` are different rows by category, missing ones too, and by whether they have a number.
+    """
+    end = np.zeros((1, 2), np.int64)  # every line before it may be pooled
+    return rare([Grid(np.concatenate([rows, end]), (merge, np.add.reduce)) for rows, merge in cells], least)[0]
 
 
-def _rare(grids: Sequence[Grid], least: int) -> NDArray[np.bool_]:
-    """Which categories to pool, and as the last whether the missing one."""
-    return rare(grids, least)[0]
-
-
-def _places(pooled: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The line of each category, and of rows without one: kept categories in order, then pooled, then left out."""
-    kept = ~pooled[:-1]
-    found = np.full(len(pooled), np.count_nonzero(kept))
-    found[:-1][kept] = np.arange(np.count_nonzero(kept))
-    found[-1] += not pooled[-1]
-    return found
-
-
-def _sums(values: Floats, weights: Floats, places: NDArray[np.int64], pooled: NDArray[np.bool_]) -> Floats:
+def _sums(values: Floats, weights: Floats, codes: NDArray[np.int64], pooled: NDArray[np.bool_]) -> Floats:
     """(kept categories and those pooled, 3): weight, mean and weighted squares about it; no mean without values."""
-    lines = int(np.count_nonzero(~pooled[:-1])) + 2
+    kept = int(np.count_nonzero(~pooled[:-1]))
+    line_of, lines = np.full(len(pooled), kept), kept + 2  # the last line is for rows that are left out
+    line_of[:-1][~pooled[:-1]] = np.arange(kept)
+    line_of[-1] += not pooled[-1]
+    places = line_of[codes]
     count = np.bincount(places, weights, minlength=lines)
     with np.errstate(all="ignore"):
         mean = np.bincount(places, weights * values, minlength=lines) / count
@@ -185,7 +179,7 @@ class GroupMeans(ShownAsTable):
 
 def group_means(client: Client, name: str, by: str, most: int) -> GroupMeans:
     """The mean of one column for each category of another."""
-    found = sums_by_group(client, name, by, most, SentOnce(client))
+    found = sums_by_group(client, name, by, most, SentColumns(client))
     [(labels, places)] = label_lines(client, [found.by], [found.sums[:, 0]])
     return GroupMeans(found.column.name, found.by.column.name, labels, found.sums[places])
 
@@ -199,7 +193,7 @@ class Grouped:
     sums: Floats  # (groups, 3): count, mean, squares about it
 
 
-def sums_by_group(client: Client, name: str, by: str, most: int, sent: SentOnce) -> Grouped:
+def sums_by_group(client: Client, name: str, by: str, most: int, sent: SentColumns) -> Grouped:
     """The sums of a number by the categories of another column; ``sent`` are columns that were asked for before."""
     column, category = find_number(client.plan, name, "group_means"), find_category(client.plan, by, "group_means")
     if column == category:
@@ -242,7 +236,7 @@ def _added(replies: Sequence[Mapping[str, Any]], digests: NDArray[np.uint8]) -> 
     return np.stack([total, mean, (squares + counts * away**2).sum(axis=0)], 1)
 
 
-def _across(client: Client, column: OutputColumn, by: OutputColumn, most: int, sent: SentOnce) -> Grouped:
+def _across(client: Client, column: OutputColumn, by: OutputColumn, most: int, sent: SentColumns) -> Grouped:
     """Groups of joined rows, from both columns over base rows."""
     sent.ask_numbers([column])
     found, numbers_ = sent.codes(by), sent.numbers(column)
@@ -256,14 +250,10 @@ def _across(client: Client, column: OutputColumn, by: OutputColumn, most: int, s
         )  # fmt: skip
         cells, shape = groups * 2 + ~present, (size + 1, 2)
         merges = {by.alias: np.add.reduce, column.alias: np.maximum.reduce}
-        grids = [
-            Grid(_with_end(different_rows(client, alias, cells, shape)), (merge, np.add.reduce))
-            for alias, merge in merges.items()
-        ]
-        pool = _rare(grids, least)
+        pool = _rare([(different_rows(client, a, cells, shape), merge) for a, merge in merges.items()], least)
     meet = sent.meetings(by, column.alias)
     some = there[meet.rows]
     rows, groups, counts = meet.rows[some], meet.categories[some], meet.counts[some]
-    sums = _sums(numbers_.values[rows], counts.astype(np.float64), _places(pool)[groups], pool)
+    sums = _sums(numbers_.values[rows], counts.astype(np.float64), groups, pool)
     lines = Lines(by, found.digests[~pool[:-1]], bool(pool.any()), found.blinding)
     return Grouped(column, lines, sums)

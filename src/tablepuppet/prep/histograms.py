@@ -7,7 +7,7 @@ about equally many rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Annotated, Any
@@ -119,8 +119,7 @@ def histogram(client: Client, name: str, bins: int) -> Histogram:
     """The histogram of one column."""
     column = find_number(client.plan, name, "histogram")
     check_without_noise(client.plan, [column], "histogram")
-    [found] = HistogramStatistics(client, [column], bins).read().values()
-    return found
+    return histograms(client, [column], bins)[column.name]
 
 
 def checked_bins(bins: Any) -> int:
@@ -130,32 +129,23 @@ def checked_bins(bins: Any) -> int:
     return int(bins)
 
 
-class HistogramStatistics:
-    """Histograms of several columns: ranges are asked for when made, counts when read."""
-
-    def __init__(
-        self, client: Client, columns: Iterable[OutputColumn], bins: int, numbers: NumberStatistics | None = None
-    ):
-        """``numbers`` are statistics of the columns, if they were asked for before."""
-        self._client, self._bins = client, checked_bins(bins)
-        self._columns = list(columns)
-        self._public = [column for column in self._columns if is_public(client.plan, column)]
-        self._numbers = numbers or NumberStatistics(client, self._columns)
-        self._cells = Distributions(client, [column for column in self._columns if column not in self._public])
-
-    def read(self) -> dict[str, Histogram]:
-        """By column; a column without a value has no bins."""
-        known = self._numbers.read()
-        found = _count(self._client, [c for c in self._public if known[c.name].count], known, self._bins)
-        self._cells.refine(lambda each: np.flatnonzero(each.cells["weights"] * self._bins > each.total))
-        for name, each in self._cells.read().items():
-            found[name] = _of_cells(each, self._bins, known[name].missing)
-        nothing = (np.zeros(0), np.zeros(0))
-        return {
-            column.name: found.get(column.name)
-            or Histogram(column, *nothing, known[column.name].missing, is_public(self._client.plan, column))
-            for column in self._columns
-        }
+def histograms(
+    client: Client, columns: Sequence[OutputColumn], bins: int, numbers: NumberStatistics | None = None
+) -> dict[str, Histogram]:
+    """By column; ``numbers`` are statistics of the columns, if they were asked for before."""
+    bins = checked_bins(bins)
+    public = [column for column in columns if is_public(client.plan, column)]
+    asked = numbers or NumberStatistics(client, columns)
+    cells = Distributions(client, [column for column in columns if column not in public])
+    known = asked.read()
+    found = _count(client, [column for column in public if known[column.name].count], known, bins)
+    cells.refine(lambda each: np.flatnonzero(each.cells["weights"] * bins > each.total))
+    for name, each in cells.read().items():
+        found[name] = _of_cells(each, bins, known[name].missing)
+    nothing = (np.zeros(0), np.zeros(0))
+    for column in public:  # without a value it has no bins
+        found.setdefault(column.name, Histogram(column, *nothing, known[column.name].missing, exact=True))
+    return {column.name: found[column.name] for column in columns}
 
 
 def _count(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,17 @@ from tablepuppet.prep.correlation import ColumnMatrix, correlation
 from tablepuppet.prep.crosstab import Crosstab, count_pairs
 from tablepuppet.prep.describe import Description, describe, is_category
 from tablepuppet.prep.groups import sums_by_group
-from tablepuppet.prep.histograms import Histogram, HistogramStatistics
+from tablepuppet.prep.histograms import Histogram, histograms
 from tablepuppet.prep.noisy_describe import NoisyDescription
 from tablepuppet.prep.pooled import label_categories
 from tablepuppet.prep.profile_page import CategoryBars, Page, Warned, fragment, page
 from tablepuppet.prep.selected import (
-    check_across,
     check_without_noise,
     find_category,
     is_number,
     sends_across,
 )
-from tablepuppet.prep.sent_columns import SentOnce
+from tablepuppet.prep.sent_columns import SentColumns
 from tablepuppet.prep.statistics import CategoryStatistics, CategorySummary, NumberStatistics
 from tablepuppet.prep.statistics_promise import Spent
 from tablepuppet.runs.events import Events
@@ -91,7 +91,7 @@ def profile(client: Client, query: Query, max_categories: int, events: Events) -
     """Ask for everything that a profile shows."""
     columns, joined = query.outputs, len(client.mapping)
     known = NumberStatistics(client, [column for column in columns if is_number(column)], shape=True)
-    sent = SentOnce(client)
+    sent = SentColumns(client)
     asked = {
         column.name: CategoryStatistics(client, column, client.new_name(), max_categories)
         for column in columns
@@ -105,15 +105,17 @@ def profile(client: Client, query: Query, max_categories: int, events: Events) -
     finite = [c for c in numbers if np.isfinite(rows[c.name]["std"]) and abs(rows[c.name]["mean"]) < 1e150]
     counted = {name: each.read() for name, each in asked.items()}
     names = _ask_names(client, asked, counted)
-    _ask_across(client, query, rows, sent)
-    histograms = HistogramStatistics(client, finite, BINS, known).read()
+    compared = _Compared.all_of(client, query, rows)
+    for each in compared:
+        each.ask(client, sent)
+    drawn = histograms(client, finite, BINS, known)
     bars = _bars(asked, counted, names)
     varied = [c for c in finite if rows[c.name]["std"] > 0]
     correlations = _correlations(client, varied, events, known, sent)
-    warnings = [each for column in columns for each in _column_warnings(rows[column.name], histograms, joined)]
+    warnings = [each for column in columns for each in _column_warnings(rows[column.name], drawn, joined)]
     warnings += list(_category_warnings(counted, max_categories))
-    warnings += list(_label_warnings(client, query, rows, correlations, max_categories, sent))
-    return Profile(query, joined, description, histograms, bars, correlations, warnings)
+    warnings += list(_label_warnings(client, compared, correlations, max_categories, sent))
+    return Profile(query, joined, description, drawn, bars, correlations, warnings)
 
 
 def _most_frequent(found: CategorySummary) -> NDArray[np.intp]:
@@ -142,7 +144,7 @@ def _bars(
 
 
 def _correlations(
-    client: Client, columns: Sequence[OutputColumn], events: Events, known: NumberStatistics, sent: SentOnce
+    client: Client, columns: Sequence[OutputColumn], events: Events, known: NumberStatistics, sent: SentColumns
 ) -> ColumnMatrix | None:
     """Of pairs in one table only, where tables do not allow more; None where nothing is allowed."""
     if len(columns) < 2:
@@ -198,26 +200,38 @@ def _category_warnings(counted: Mapping[str, CategorySummary], most: int) -> Ite
             yield Warned(name, "rare categories", message)
 
 
-def _is_class(label: OutputColumn, query: Query, row: Row) -> bool:
-    """Whether a label counts as classes."""
-    distinct = row["distinct"]
-    return not is_number(label) or label.name in query.categorical or (distinct is not None and distinct <= FEW_CLASSES)
+@dataclass(frozen=True)
+class _Compared:
+    """A feature and the label, and whether each counts as categories."""
 
+    column: OutputColumn
+    label: OutputColumn
+    is_category: bool
+    is_class: bool
 
-def _ask_across(client: Client, query: Query, rows: Mapping[str, Row], sent: SentOnce) -> None:
-    """Ask, in one trip, for the columns that are compared with the label across tables, if parties send them."""
-    label = query.label
-    if label is None or not rows[label.name]["count"]:
-        return
-    is_class = _is_class(label, query, rows[label.name])
-    for column in query.features:
-        pair, kinds = (column, label), (is_category(column, query.categorical), is_class)
-        if column.alias == label.alias or not any(kinds):
-            continue
-        coded = [each for each, is_coded in zip(pair, kinds, strict=True) if is_coded]
-        with suppress(PrivacyError, LearnError):  # then nothing is asked for
+    @classmethod
+    def all_of(cls, client: Client, query: Query, rows: Mapping[str, Row]) -> list[_Compared]:
+        """The features that may be compared with the label: of another table only if both send their columns."""
+        label = query.label
+        if label is None or not rows[label.name]["count"]:
+            return []
+        distinct = rows[label.name]["distinct"]
+        is_few = distinct is not None and distinct <= FEW_CLASSES
+        is_class = not is_number(label) or label.name in query.categorical or is_few
+        return [
+            cls(column, label, is_category(column, query.categorical), is_class)
+            for column in query.features
+            if column.alias == label.alias or sends_across(client.plan, (column.alias, label.alias))
+        ]
+
+    def ask(self, client: Client, sent: SentColumns) -> None:
+        """Ask for columns of two tables, so that all are sent in one trip; nothing if they cannot be compared."""
+        pair = (self.column, self.label)
+        coded = [each for each, is_coded in zip(pair, (self.is_category, self.is_class), strict=True) if is_coded]
+        if self.column.alias == self.label.alias or not coded:
+            return
+        with suppress(PrivacyError, LearnError):
             check_without_noise(client.plan, pair, "profile")
-            check_across(client.plan, pair, "profile")
             for each in coded:
                 find_category(client.plan, each.name, "profile")
             sent.ask_codes(coded)
@@ -225,40 +239,31 @@ def _ask_across(client: Client, query: Query, rows: Mapping[str, Row], sent: Sen
 
 
 def _label_warnings(
-    client: Client, query: Query, rows: Mapping[str, Row], correlations: ColumnMatrix | None, most: int, sent: SentOnce
+    client: Client, compared: Sequence[_Compared], correlations: ColumnMatrix | None, most: int, sent: SentColumns
 ) -> Iterator[Warned]:
     """Features that predict the label almost perfectly: usually they were made from it, or are known only after it."""
-    label = query.label
-    if label is None or not rows[label.name]["count"]:
-        return
-    is_class = _is_class(label, query, rows[label.name])
-    for column in query.features:
-        if column.alias != label.alias and not sends_across(client.plan, (column.alias, label.alias)):
-            continue
-        try:
-            association = _association(client, query, column, label, is_class, correlations, most, sent)
-        except (PrivacyError, LearnError):  # too many categories, or not allowed: nothing is known then
-            continue
-        if association is not None and association[1] > LEAKS:
-            yield Warned(column.name, "tells the label", f"{association[0]} with {label.name} is {association[1]:.3f}")
+    for each in compared:
+        with suppress(PrivacyError, LearnError):  # too many categories, or not allowed: nothing is known then
+            association = _association(client, each, correlations, most, sent)
+            if association is not None and association[1] > LEAKS:
+                message = f"{association[0]} with {each.label.name} is {association[1]:.3f}"
+                yield Warned(each.column.name, "tells the label", message)
 
 
 def _association(
-    client: Client, query: Query, column: OutputColumn, label: OutputColumn, is_class: bool,
-    correlations: ColumnMatrix | None, most: int, sent: SentOnce,
-) -> tuple[str, float] | None:  # fmt: skip
+    client: Client, compared: _Compared, correlations: ColumnMatrix | None, most: int, sent: SentColumns
+) -> tuple[str, float] | None:
     """(measure, how strongly a feature and the label depend on each other, from 0 to 1); None if not known."""
-    category = is_category(column, query.categorical)
-    if category and is_class:
-        counts = count_pairs(client, column.name, label.name, most, sent).counts
-        return "Cramér's V", Crosstab((column.name, label.name), [], [], counts).cramers_v
-    if category:
-        return "correlation ratio", _ratio(sums_by_group(client, label.name, column.name, most, sent).sums)
-    if is_class:
-        return "correlation ratio", _ratio(sums_by_group(client, column.name, label.name, most, sent).sums)
-    if correlations is None or not {column.name, label.name} <= set(correlations.columns):
+    column, label = compared.column.name, compared.label.name
+    if compared.is_category and compared.is_class:
+        counts = count_pairs(client, column, label, most, sent).counts
+        return "Cramér's V", Crosstab((column, label), [], [], counts).cramers_v
+    if compared.is_category or compared.is_class:
+        number, by = (label, column) if compared.is_category else (column, label)
+        return "correlation ratio", _ratio(sums_by_group(client, number, by, most, sent).sums)
+    if correlations is None or not {column, label} <= set(correlations.columns):
         return None
-    return "correlation", abs(correlations[column.name, label.name])
+    return "correlation", abs(correlations[column, label])
 
 
 def _ratio(sums: NDArray[np.float64]) -> float:

@@ -6,16 +6,15 @@ row that takes part; the coordinator gathers it to joined rows with the mapping.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.mapping.digests import number_digests
-from tablepuppet.operators.client import Client
+from tablepuppet.operators.client import Client, Pending
 from tablepuppet.party.allowance import check_reply
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
@@ -81,55 +80,6 @@ class SentCategories:
     blinding: str  # the name that digests are made under
 
 
-class SentNumbers:
-    """Numeric columns: asked for at construction, read on first use."""
-
-    def __init__(self, client: Client, columns: Iterable[OutputColumn]):
-        self._client, self._asked = client, AskedColumns(client, "columns.numbers", columns)
-
-    def read(self) -> dict[str, SentColumn]:
-        """By name."""
-        return self._read
-
-    @cached_property
-    def _read(self) -> dict[str, SentColumn]:
-        found, replies = {}, self._asked.replies.read()
-        for alias, listed in self._asked.by_alias.items():
-            values = np.full((self._client.mapping.tables[alias].rows, len(listed)), np.nan)
-            for shard, reply in zip(self._client.shards(alias), replies[alias], strict=True):
-                values[shard.slice] = reply["values"]
-            least = max((reply["least"] for reply in replies[alias]), default=0)
-            for place, column in enumerate(listed):
-                found[column.name] = SentColumn(column, np.ascontiguousarray(values[:, place]), least)
-        return found
-
-
-class SentCodes:
-    """A column's categories: asked for at construction, read on first use."""
-
-    def __init__(self, client: Client, column: OutputColumn, blinding: str):
-        self._client, self._column, self._blinding = client, column, blinding
-        asked = {"column": column.name, "family": key_family(column), "blinding": blinding}
-        self._replies = client.ask("columns.codes", lambda alias, _: asked if alias == column.alias else None)
-
-    def read(self) -> SentCategories:
-        """Over all shards: equal digests are one category."""
-        return self._read
-
-    @cached_property
-    def _read(self) -> SentCategories:
-        alias, replies = self._column.alias, self._replies.read()[self._column.alias]
-        lists = [reply["digests"] for reply in replies]
-        numbers, size = number_digests([np.zeros((0, 16), np.uint8), *lists])
-        found = np.full(self._client.mapping.tables[alias].rows, size, np.int64)
-        for shard, reply, codes in zip(self._client.shards(alias), replies, numbers[1:], strict=True):
-            found[shard.slice] = np.append(codes, size)[reply["codes"]]
-        first = np.unique(np.concatenate(numbers), return_index=True)[1]
-        digests = np.concatenate([np.zeros((0, 16), np.uint8), *lists])[first]
-        least = max((reply["least"] for reply in replies), default=0)
-        return SentCategories(self._column, found, digests, least, self._blinding)
-
-
 @dataclass(frozen=True)
 class Meetings:
     """Which categories of one column meet which base rows of a table, and in how many joined rows."""
@@ -139,36 +89,62 @@ class Meetings:
     counts: NDArray[np.integer[Any]]
 
 
-class SentOnce:
+class SentColumns:
     """Columns that are sent once, however many statistics need them: asked for at first, read on first use."""
 
     def __init__(self, client: Client):
         self._client = client
-        self._numbers: dict[str, SentNumbers] = {}
-        self._codes: dict[str, SentCodes] = {}
+        self._asked_numbers: dict[str, AskedColumns] = {}
+        self._asked_codes: dict[str, tuple[str, Pending]] = {}  # with the name that digests are made under
+        self._numbers: dict[str, SentColumn] = {}
+        self._codes: dict[str, SentCategories] = {}
         self._meetings: dict[tuple[str, str], Meetings] = {}
 
     def ask_numbers(self, columns: Iterable[OutputColumn]) -> None:
         """Ask for numeric columns that have not been asked for."""
-        new = [column for column in columns if column.name not in self._numbers]
+        new = [column for column in columns if column.name not in self._asked_numbers]
         if new:
-            self._numbers |= dict.fromkeys((column.name for column in new), SentNumbers(self._client, new))
+            asked = AskedColumns(self._client, "columns.numbers", new)
+            self._asked_numbers |= dict.fromkeys((column.name for column in new), asked)
 
     def ask_codes(self, columns: Iterable[OutputColumn]) -> None:
         """Ask for categories that have not been asked for; digests of each column have a blinding of their own."""
         for column in columns:
-            if column.name not in self._codes:
-                self._codes[column.name] = SentCodes(self._client, column, self._client.new_name())
+            if column.name not in self._asked_codes:
+                self._asked_codes[column.name] = self._ask_codes(column)
+
+    def _ask_codes(self, column: OutputColumn) -> tuple[str, Pending]:
+        blinding = self._client.new_name()
+        given = {"column": column.name, "family": key_family(column), "blinding": blinding}
+        return blinding, self._client.ask("columns.codes", lambda alias, _: given if alias == column.alias else None)
 
     def numbers(self, column: OutputColumn) -> SentColumn:
         """A numeric column."""
         self.ask_numbers([column])
-        return self._numbers[column.name].read()[column.name]
+        if column.name not in self._numbers:
+            asked, alias = self._asked_numbers[column.name], column.alias
+            replies, place = asked.replies.read()[alias], asked.by_alias[alias].index(column)
+            values = np.full(self._client.mapping.tables[alias].rows, np.nan)
+            for shard, reply in zip(self._client.shards(alias), replies, strict=True):
+                values[shard.slice] = reply["values"][:, place]
+            self._numbers[column.name] = SentColumn(column, values, _least(replies))
+        return self._numbers[column.name]
 
     def codes(self, column: OutputColumn) -> SentCategories:
-        """The categories of a column."""
+        """The categories of a column over all shards: equal digests are one category."""
         self.ask_codes([column])
-        return self._codes[column.name].read()
+        if column.name not in self._codes:
+            blinding, pending = self._asked_codes[column.name]
+            replies = pending.read()[column.alias]
+            lists = [np.zeros((0, 16), np.uint8), *(reply["digests"] for reply in replies)]
+            numbers, size = number_digests(lists)
+            found = np.full(self._client.mapping.tables[column.alias].rows, size, np.int64)
+            for shard, reply, known in zip(self._client.shards(column.alias), replies, numbers[1:], strict=True):
+                found[shard.slice] = np.append(known, size)[reply["codes"]]
+            first = np.unique(np.concatenate(numbers), return_index=True)[1]
+            digests = np.concatenate(lists)[first]
+            self._codes[column.name] = SentCategories(column, found, digests, _least(replies), blinding)
+        return self._codes[column.name]
 
     def meetings(self, column: OutputColumn, alias: str) -> Meetings:
         """The categories of a column, the missing one too, and the base rows of another table that they are joined to.
@@ -179,6 +155,11 @@ class SentOnce:
             codes = self.codes(column)
             self._meetings[column.name, alias] = _meetings(self._client, codes, alias)
         return self._meetings[column.name, alias]
+
+
+def _least(replies: Sequence[Mapping[str, Any]]) -> int:
+    """The largest ``min_group`` of shards."""
+    return max((reply["least"] for reply in replies), default=0)
 
 
 def _meetings(client: Client, found: SentCategories, alias: str) -> Meetings:
