@@ -126,7 +126,7 @@ class ColumnWords:
         assert run.heavy is not None
         assert self.least is not None
         chosen = run.heavy.chosen(self.words)
-        bytes_ = run.heavy.next_bytes(self.words[chosen])
+        bytes_ = run.heavy.children(self.words[chosen])
         weights = self._sums(bytes_, chosen, FAN)
         rows = np.bincount(bytes_[self.firsts[chosen]], minlength=FAN)
         found: list[_Run] = []

@@ -35,7 +35,7 @@ from tablepuppet.prep.statistics import AskedColumns, NumberStatistics, NumberSu
 from tablepuppet.prep.values import numbers
 from tablepuppet.privacy.clip import blocks
 from tablepuppet.runs.events import Events
-from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
+from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned, shown
 from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
 
@@ -133,8 +133,7 @@ class ColumnMatrix(ShownAsTable):
             [name, *("" if np.isnan(each) else shown(float(each), 3) for each in line)]
             for name, line in zip(self.columns, self.values, strict=True)
         ]
-        sides: dict[str, Align] = {"": "left"}
-        return TableView(self.title, sides | dict.fromkeys(self.columns, "right"), rows)
+        return TableView(self.title, aligned([""], self.columns), rows)
 
 
 def correlation(

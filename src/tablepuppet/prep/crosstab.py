@@ -43,7 +43,7 @@ from tablepuppet.prep.pooled import (
 from tablepuppet.prep.selected import check_across, check_without_noise, find_category
 from tablepuppet.prep.sent_columns import SentColumns
 from tablepuppet.prep.statistics import KeyFamily, categories_of, key_family
-from tablepuppet.runs.table_view import Align, ShownAsTable, TableView
+from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned
 from tablepuppet.sql.query import OutputColumn
 
 Floats = NDArray[np.float64]
@@ -186,13 +186,11 @@ class Crosstab(ShownAsTable):
             for label, line in zip(self.rows, self.counts, strict=True)
         ]
         rows.append(["all", *(f"{each:,.0f}" for each in self.counts.sum(axis=0)), f"{self.total:,.0f}"])
-        sides: dict[str, Align] = {" \\ ".join(self.names): "left"}
         title = (
             f"{self.names[0]} by {self.names[1]}: chi² {self.chi2:.4g} ({self.dof} dof, p {self.p_value:.3g}), "
             f"Cramér's V {self.cramers_v:.3f}, mutual information {self.mutual_information:.4f} nats"
         )
-        unique = _unique([*self.columns, "all"])
-        return TableView(title, sides | dict.fromkeys(unique, "right"), rows)
+        return TableView(title, aligned([" \\ ".join(self.names)], _unique([*self.columns, "all"])), rows)
 
 
 def _unique(labels: Sequence[str]) -> list[str]:

@@ -40,7 +40,7 @@ from tablepuppet.prep.pooled import (
 from tablepuppet.prep.selected import check_across, check_without_noise, find_category, find_number
 from tablepuppet.prep.sent_columns import SentColumns
 from tablepuppet.prep.statistics import KeyFamily, categories_of, key_family, released_numbers
-from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
+from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned, shown
 from tablepuppet.sql.query import OutputColumn
 
 Floats = NDArray[np.float64]
@@ -173,8 +173,7 @@ class GroupMeans(ShownAsTable):
             [group, f"{count:,.0f}", *("" if math.isnan(each) else shown(float(each)) for each in (mean, std))]
             for group, count, mean, std in zip(self.groups, self.counts, self.means, self.stds, strict=True)
         ]
-        title = f"{self.column} by {self.by}"
-        return TableView(title, {self.by: "left", "count": "right", "mean": "right", "std": "right"}, rows)
+        return TableView(f"{self.column} by {self.by}", aligned([self.by], ("count", "mean", "std")), rows)
 
 
 def group_means(client: Client, name: str, by: str, most: int) -> GroupMeans:

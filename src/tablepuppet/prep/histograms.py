@@ -47,7 +47,7 @@ class BinCounts:
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` unless it is such an array."""
-        Numbers(("columns", int(asked.arguments["bins"])), least=0.0, most=JOINED).check(value, asked, reply)
+        Numbers(("columns", "bins"), least=0.0, most=JOINED).check(value, asked, reply)
         if asked.joined is not None and (value.sum(axis=1) > asked.joined).any():
             raise Wrong("has counts of more rows than are joined")
 

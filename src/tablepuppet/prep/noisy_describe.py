@@ -19,12 +19,12 @@ from tablepuppet.prep.days import DATES, shown_value
 from tablepuppet.prep.given_bounds import bounds_of
 from tablepuppet.prep.histograms import Histogram, checked_bins
 from tablepuppet.prep.noisy_distribution import NoisyDistribution
-from tablepuppet.prep.noisy_statistics import NoiseRequest, NoisyCount, NoisyMoments, NoisyStatistics, noisy_features
+from tablepuppet.prep.noisy_statistics import NoiseRequest, NoisyStatistics, NoisySummary, noisy_features
 from tablepuppet.prep.quantiles import Quantile, Quantiles, checked_shares, with_interval
 from tablepuppet.prep.selected import find_number, is_number
 from tablepuppet.prep.statistics_promise import Spent
 from tablepuppet.runs.events import Events
-from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, arrow_table, shown
+from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned, arrow_table, shown
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import family
 
@@ -87,12 +87,11 @@ class NoisyDescription(ShownAsTable):
 
     def table_view(self) -> TableView:
         """One row per column, for people."""
-        sides: dict[str, Align] = {"column": "left", "table": "left", **dict.fromkeys(_SHOWN, "right")}
         rows = [
             [row["column"], row["table"], *(self._cell(row, name) for name in _SHOWN)]
             for row in self._table.to_pylist()
         ]
-        return TableView(f"Joined rows with noise: {self.spent}", sides, rows)
+        return TableView(f"Joined rows with noise: {self.spent}", aligned(["column", "table"], _SHOWN), rows)
 
 
 def noisy_describe(
@@ -108,21 +107,20 @@ def noisy_describe(
 
 @dataclass(frozen=True)
 class WantedColumn:
-    """What a row of a description is made of, as `NoisyStatistics` reads it; of a number with its distribution."""
+    """What a row of a description is made of, as `NoisyStatistics` reads it; only numbers have a distribution."""
 
     column: OutputColumn
-    count: Callable[[], NoisyCount]
-    moments: Callable[[], NoisyMoments] | None = None
+    summary: Callable[[], NoisySummary]
     distribution: Callable[[], NoisyDistribution] | None = None
 
     def row(self) -> dict[str, Any]:
         """The row of the column."""
-        count = self.count()
+        found = self.summary()
         row: dict[str, Any] = {"column": self.column.name, "table": self.column.alias, "type": self.column.type}
-        row |= {"count": count.shown, "missing": round(count.rows) - count.shown, "count_noise": count.noise}
-        if self.moments is not None and self.distribution is not None:
-            found, distribution = self.moments(), self.distribution()
-            row |= {name: getattr(found, name) for name in ("mean", "mean_noise", "std", "std_noise")}
+        row |= {"count": found.shown_count, "missing": round(found.rows) - found.shown_count}
+        row |= {name: getattr(found, name) for name in ("count_noise", "mean", "mean_noise", "std", "std_noise")}
+        if self.distribution is not None:
+            distribution = self.distribution()
             row |= {"bound_low": distribution.low, "bound_high": distribution.high}
             for name, share in QUARTILES.items():
                 row |= zip((name, f"{name}_low", f"{name}_high"), distribution.quantile(share), strict=True)
@@ -134,15 +132,12 @@ def want_columns(
 ) -> list[WantedColumn]:
     """Plan what a description is made of; PrivacyError if a number has no bounds."""
     known = bounds_of(client.plan, [column for column in columns if is_number(column)], bounds, step)
-    found = []
-    for column in columns:
-        if column.name in known:
-            moments = asked.moments(column, known[column.name])
-            distribution = asked.distribution(column, known[column.name])
-            found.append(WantedColumn(column, lambda read=moments: read().count, moments, distribution))
-        else:
-            found.append(WantedColumn(column, asked.counts(column)))
-    return found
+    return [
+        WantedColumn(column, asked.moments(column, known[column.name]), asked.distribution(column, known[column.name]))
+        if column.name in known
+        else WantedColumn(column, asked.counts(column))
+        for column in columns
+    ]
 
 
 def noisy_quantile(

@@ -17,8 +17,8 @@ from tablepuppet.prep.noisy_describe import LEFT_OUT, NoisyDescription, want_col
 from tablepuppet.prep.noisy_statistics import NoiseRequest, NoisyStatistics, noisy_features
 from tablepuppet.prep.pooled import label_categories
 from tablepuppet.prep.private_encode import is_category
-from tablepuppet.prep.profile import MUCH_MISSING, SHOWN, Profile
-from tablepuppet.prep.profile_page import CategoryBars, Warned
+from tablepuppet.prep.profile import MUCH_MISSING, SHOWN
+from tablepuppet.prep.profile_page import CategoryBars, Profile, Warned
 from tablepuppet.prep.selected import is_number
 from tablepuppet.runs.events import Events
 
@@ -60,7 +60,9 @@ def noisy_profile(
     description = NoisyDescription(rows, spent)
     left_out = "; ".join(f"{what} ({why})" for what, why in WITHOUT.items())
     note = f"All numbers have noise: {spent}. Left out: {left_out}."
-    return Profile(query, len(client.mapping), description, histograms, bars, None, list(_warnings(rows)), note, spent)
+    return Profile(
+        query.sql, len(client.mapping), description, histograms, bars, None, list(_warnings(rows)), note, spent
+    )
 
 
 def _warnings(rows: Sequence[Mapping[str, Any]]) -> Iterator[Warned]:

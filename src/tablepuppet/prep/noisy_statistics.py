@@ -78,51 +78,41 @@ def noisy_features(client: Client, names: Sequence[str] | None, step: str) -> li
 
 
 @dataclass(frozen=True)
-class NoisyCount:
-    """A count of joined rows with its noise; each base row counts at most ``max_times`` times."""
+class NoisySummary:
+    """A count of joined rows, and of numbers between bounds mean and standard deviation, each with the deviation of its
+    noise; NaN if hidden. Each base row counts at most ``max_times`` times.
+    """
 
     count: float
-    noise: float
+    count_noise: float
     rows: float  # that there are, with and without a value
+    mean: float = math.nan
+    mean_noise: float = math.nan
+    std: float = math.nan
+    std_noise: float = math.nan
 
     @property
-    def is_hidden(self) -> bool:
-        """Whether noise leaves nothing to be said of the rows that have a value."""
-        return self.count <= HIDDEN * self.noise
-
-    @property
-    def shown(self) -> int:
+    def shown_count(self) -> int:
         """As a number of rows that there may be."""
         return round(min(max(self.count, 0.0), self.rows))
 
-
-@dataclass(frozen=True)
-class NoisyMoments:
-    """Mean and standard deviation of a column between bounds, each with the deviation of its noise; NaN if hidden."""
-
-    count: NoisyCount
-    mean: float
-    mean_noise: float
-    std: float
-    std_noise: float
-
     @classmethod
-    def of(cls, sums: Array, sigma: float, rows: float, bounds: Bounds) -> NoisyMoments:
+    def of(cls, sums: Array, sigma: float, rows: float, bounds: Bounds) -> NoisySummary:
         """From noisy count, sum and sum of squares, where the bounds are -1 and 1.
 
         With n rows, mean m and variance v, the noise of m is s/n sqrt(1 + m^2), and that of v is
         s/n sqrt(1 + 4 m^2 + (v - m^2)^2), to first order.
         """
-        count = NoisyCount(float(sums[0]), sigma, rows)
-        if count.is_hidden:
-            return cls(count, math.nan, math.nan, math.nan, math.nan)
-        low, half, each = bounds[0], (bounds[1] - bounds[0]) / 2, sigma / count.count
-        mean = min(max(float(sums[1]) / count.count, -1.0), 1.0)
-        variance = min(max(float(sums[2]) / count.count - mean**2, 0.0), 1.0)
+        count = float(sums[0])
+        if count <= HIDDEN * sigma:  # noise leaves nothing to be said of the rows that have a value
+            return cls(count, sigma, rows)
+        low, half, each = bounds[0], (bounds[1] - bounds[0]) / 2, sigma / count
+        mean = min(max(float(sums[1]) / count, -1.0), 1.0)
+        variance = min(max(float(sums[2]) / count - mean**2, 0.0), 1.0)
         mean_noise, noise = each * math.sqrt(1 + mean**2), each * math.hypot(1, 2 * mean, variance - mean**2)
         std = math.sqrt(variance)
         std_noise = noise / (2 * std) if std > math.sqrt(noise) else math.sqrt(noise)
-        return cls(count, low + half * (1 + mean), half * mean_noise, half * std, half * std_noise)
+        return cls(count, sigma, rows, low + half * (1 + mean), half * mean_noise, half * std, half * std_noise)
 
 
 class NoisyStatistics:
@@ -136,15 +126,20 @@ class NoisyStatistics:
         self._pending: dict[tuple[str, str, int], Pending] = {}
         self._multipliers: Callable[[str], float] | None = None  # by alias, when all is asked
 
-    def counts(self, column: OutputColumn) -> Callable[[], NoisyCount]:
+    def counts(self, column: OutputColumn) -> Callable[[], NoisySummary]:
         """How many rows have a value."""
         read = self._plan(COUNTS, column, (0.0, 1.0), ())
-        return lambda: NoisyCount(*map(float, read()), self.rows(column.alias))
 
-    def moments(self, column: OutputColumn, bounds: Bounds) -> Callable[[], NoisyMoments]:
+        def summary() -> NoisySummary:
+            count, noise = read()
+            return NoisySummary(float(count), noise, self.rows(column.alias))
+
+        return summary
+
+    def moments(self, column: OutputColumn, bounds: Bounds) -> Callable[[], NoisySummary]:
         """Count, mean and standard deviation."""
         read = self._plan(MOMENTS, column, bounds, (SUMS,), sensitivity=math.sqrt(SUMS))
-        return lambda: NoisyMoments.of(*read(), self.rows(column.alias), bounds)
+        return lambda: NoisySummary.of(*read(), self.rows(column.alias), bounds)
 
     def bins(self, column: OutputColumn, bounds: Bounds, bins: int) -> Callable[[], tuple[Array, float]]:
         """(counts of a histogram, the noise of each)."""

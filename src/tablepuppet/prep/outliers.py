@@ -22,7 +22,7 @@ from tablepuppet.prep.quantiles import quantiles_of
 from tablepuppet.prep.rows_below import rows_below
 from tablepuppet.prep.selected import check_without_noise, find_numbers
 from tablepuppet.prep.statistics import NumberStatistics
-from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, arrow_table
+from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned, arrow_table
 from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import family
@@ -89,8 +89,7 @@ class FoundOutliers(ShownAsTable):
 
     def table_view(self) -> TableView:
         """One row per column; counts that are estimates are marked."""
-        sides: dict[str, Align] = {"column": "left", "table": "left"}
-        sides |= dict.fromkeys(("low", "high", "below", "above", "share"), "right")
+        sides = aligned(("column", "table"), ("low", "high", "below", "above", "share"))
         return TableView(f"Outliers: {self._rule}", sides, [_cells(each) for each in self._found.values()])
 
 

@@ -9,34 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.errors import ConfigError, LearnError, PrivacyError
+from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.category_names import CategoryNames, Coded, ask_public_names
 from tablepuppet.prep.correlation import ColumnMatrix, correlation
 from tablepuppet.prep.crosstab import Crosstab, count_pairs
-from tablepuppet.prep.describe import Description, describe, is_category
+from tablepuppet.prep.describe import describe, is_category
 from tablepuppet.prep.groups import sums_by_group
 from tablepuppet.prep.histograms import Histogram, histograms
-from tablepuppet.prep.noisy_describe import NoisyDescription
 from tablepuppet.prep.pooled import label_categories
-from tablepuppet.prep.profile_page import CategoryBars, Page, Warned, fragment, page
-from tablepuppet.prep.selected import (
-    check_without_noise,
-    find_category,
-    is_number,
-    sends_across,
-)
+from tablepuppet.prep.profile_page import CategoryBars, Profile, Warned
+from tablepuppet.prep.selected import check_without_noise, find_category, is_number, sends_across
 from tablepuppet.prep.sent_columns import SentColumns
 from tablepuppet.prep.statistics import CategoryStatistics, CategorySummary, NumberStatistics
-from tablepuppet.prep.statistics_promise import Spent
 from tablepuppet.runs.events import Events
-from tablepuppet.runs.table_view import ShownAsTable, TableView
 from tablepuppet.sql.query import OutputColumn, Query
 
 BINS = 30
@@ -45,46 +36,6 @@ MUCH_MISSING, SKEWED, RARE, LEAKS, FENCE = 0.2, 2.0, 0.01, 0.95, 3.0
 FEW = 10  # different values up to which a number's tail is no matter
 FEW_CLASSES = 20  # different whole numbers up to which a label counts as classes
 Row = dict[str, Any]
-
-
-class Profile(ShownAsTable):
-    """What there is to know of the joined rows before learning from them.
-
-    ``description``, ``histograms`` and ``correlations`` are the statistics; ``warnings`` what to watch out for. With a
-    `Privacy`, ``spent`` is what they have cost, and there are no correlations.
-    """
-
-    def __init__(
-        self, query: Query, joined_rows: int, description: Description | NoisyDescription,
-        histograms: Mapping[str, Histogram], categories: Mapping[str, CategoryBars], correlations: ColumnMatrix | None,
-        warnings: Sequence[Warned], note: str = "", spent: Spent | None = None,
-    ):  # fmt: skip
-        self.description, self.histograms, self.correlations = description, dict(histograms), correlations
-        self.warnings, self.spent = list(warnings), spent
-        self._page = Page(
-            query.sql, joined_rows, description, self.histograms, dict(categories), correlations, warnings, note
-        )
-
-    def save(self, path: str | Path) -> Path:
-        """Write one HTML file that needs nothing else, and return its path."""
-        place = Path(path).expanduser()
-        try:
-            place.write_text(page(self._page), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"profile: {str(place)!r} cannot be written: {error.strerror}") from error
-        return place
-
-    def table_view(self) -> TableView:
-        """The warnings, one row each."""
-        rows = [[each.column, each.kind, each.message] for each in self.warnings]
-        title = (
-            f"Profile of {self._page.joined_rows:,} joined rows: {len(rows)} warnings; save('page.html') has all of it"
-        )
-        title += "" if self.spent is None else f"; with noise: {self.spent}"
-        return TableView(title, {"column": "left", "warning": "left", "": "left"}, rows)
-
-    def _repr_html_(self) -> str:
-        return fragment(self._page)
 
 
 def profile(client: Client, query: Query, max_categories: int, events: Events) -> Profile:
@@ -115,7 +66,7 @@ def profile(client: Client, query: Query, max_categories: int, events: Events) -
     warnings = [each for column in columns for each in _column_warnings(rows[column.name], drawn, joined)]
     warnings += list(_category_warnings(counted, max_categories))
     warnings += list(_label_warnings(client, compared, correlations, max_categories, sent))
-    return Profile(query, joined, description, drawn, bars, correlations, warnings)
+    return Profile(query.sql, joined, description, drawn, bars, correlations, warnings)
 
 
 def _most_frequent(found: CategorySummary) -> NDArray[np.intp]:

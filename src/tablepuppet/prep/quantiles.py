@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +21,7 @@ from tablepuppet.prep.days import as_date, shown_value
 from tablepuppet.prep.distribution import Distribution, Distributions
 from tablepuppet.prep.selected import check_without_noise, find_numbers, is_date
 from tablepuppet.prep.statistics_promise import Spent
-from tablepuppet.runs.table_view import ShownAsTable, TableView, arrow_table
+from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned, arrow_table
 from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import Family, family
@@ -90,9 +89,8 @@ class Quantiles(ShownAsTable):
             [column.name, column.alias, *(_cell(column, value) for value in values)]
             for column, values in self._found.items()
         ]
-        sides: dict[str, Any] = {"column": "left", "table": "left"}
         title = "Quantiles of the joined rows" + ("" if self.spent is None else f" with noise: {self.spent}")
-        return TableView(title, sides | {f"{s:g}": "right" for s in self.shares}, rows)
+        return TableView(title, aligned(("column", "table"), (f"{share:g}" for share in self.shares)), rows)
 
 
 def _cell(column: OutputColumn, found: Quantile) -> str:

@@ -76,21 +76,10 @@ class CategoryWeights:
             raise Wrong("has counts of other rows than those that are joined")
 
 
-@dataclass(frozen=True)
-class Ties:
-    """A word for each category that is sent, by which equally frequent ones have an order; or none."""
-
-    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
-        if not isinstance(value, np.ndarray) or value.dtype != np.uint64 or value.ndim != 1:
-            raise Wrong("is no array of words")
-        if len(value) not in (0, len(reply["digests"])):
-            raise Wrong("has more or fewer words than categories")
-
-
 CATEGORIES: Returns = {
     "distinct": Plain(int, 0, ROWS), "top": Plain(float, 0.0, JOINED), "missing": Plain(float, 0.0, JOINED),
-    "top_digest": Digests(1), "digests": Digests(), "weights": CategoryWeights(), "ties": Ties(),
+    "top_digest": Digests(1), "digests": Digests(), "weights": CategoryWeights(),
+    "ties": Numbers(("digests",), "u", or_none=True),  # by which equally frequent ones have an order
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Literal
@@ -87,6 +87,11 @@ class TableView:
             f'{caption}<thead style="border-bottom: 1px solid {_LINE};"><tr>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table></div>"
         )
+
+
+def aligned(left: Iterable[str], right: Iterable[str]) -> dict[str, Align]:
+    """Columns of a table: texts, then numbers."""
+    return {**dict.fromkeys(left, "left"), **dict.fromkeys(right, "right")}
 
 
 def _text(cell: str) -> Text:
