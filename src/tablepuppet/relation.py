@@ -37,7 +37,8 @@ from tablepuppet.prep.outliers import FoundOutliers, outlier_by_iqr, outlier_by_
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.prep.private_encode import EncoderNoise, fit_private_encoding
 from tablepuppet.prep.private_fit import fit_private_pipeline
-from tablepuppet.prep.profile import Profile, profile
+from tablepuppet.prep.profile import profile
+from tablepuppet.prep.profile_page import Profile
 from tablepuppet.prep.quantiles import Quantiles, quantile
 from tablepuppet.prep.selected import check_without_noise, find_columns
 from tablepuppet.privacy.funds import PartysFunds

@@ -144,7 +144,7 @@ def test_no_cell_has_too_few_rows(rows: list[tuple[float, int]], least: int, ran
     column = ColumnWords(image(values), weights, firsts, least)
 
     def check(cells: Cells, low: int, high: int) -> None:
-        for start, end in zip(cells.lows, cells.highs, strict=True):
+        for start, end in zip(cells["lows"], cells["highs"], strict=True):
             assert low <= start <= end <= high
             inside = (column.words >= start) & (column.words <= end)
             assert np.count_nonzero(firsts & inside) >= least
@@ -152,14 +152,14 @@ def test_no_cell_has_too_few_rows(rows: list[tuple[float, int]], least: int, ran
     bucket, low, high = Bucket(), 0, 2**64 - 1
     cells = column.cells(bucket)
     check(cells, low, high)
-    assert cells.weights.sum() == (weights.sum() if np.count_nonzero(firsts) >= least else 0)
-    while (nexts := np.flatnonzero(cells.nexts != NEXT_NONE)).size:
+    assert cells["weights"].sum() == (weights.sum() if np.count_nonzero(firsts) >= least else 0)
+    while (nexts := np.flatnonzero(cells["nexts"] != NEXT_NONE)).size:
         place = int(random.choice(nexts.tolist()))
-        bucket, whole = bucket.child(int(cells.nexts[place])), cells.weights[place]
-        low, high = int(cells.lows[place]), int(cells.highs[place])
+        bucket, whole = bucket.child(int(cells["nexts"][place])), cells["weights"][place]
+        low, high = int(cells["lows"][place]), int(cells["highs"][place])
         cells = column.cells(bucket)
         check(cells, low, high)
-        assert cells.weights.sum() == whole
+        assert cells["weights"].sum() == whole
     for prefix in (0, 255, random.randrange(256)):
         check(column.cells(Bucket(prefix, 1)), 0, 2**64 - 1)
 

@@ -241,7 +241,7 @@ def test_categories_that_a_policy_lists_are_counted(tmp_path: Path) -> None:
     fed = bounded_federation(tmp_path, tables(), rules)
     relation = fed.sql("SELECT town FROM orders")
     found = relation.profile(privacy=USUAL)
-    bars = found._page.categories["town"]
+    bars = found.categories["town"]
     assert bars.counts[:2] == pytest.approx([0.8 * ORDERS, 0.2 * ORDERS], rel=0.05)
     assert found.spent is not None
     assert found.spent.releases == {"orders": 2}

@@ -85,7 +85,7 @@ def test_a_trip_is_an_event_for_each_party(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [event.fields["ops"] for event in trips[::2]] == [
         ("describe",), ("open", "keys.blind"),
-        ("rows.use", "statistics.numbers", "statistics.shape", "statistics.buckets", "statistics.categories"),
+        ("rows.use", "statistics.numbers", "statistics.buckets", "statistics.categories"),
     ]  # fmt: skip
     for event in trips:
         assert list(event.fields) == list(TripRecord.__struct_fields__)

@@ -365,7 +365,7 @@ def arrays_instead(value: Any, rng: np.random.Generator) -> Iterator[tuple[str, 
             changed = value.copy()
             changed[tuple(slice(0, 1) for _ in value.shape)] = number
             yield f"once {number}", changed
-        for column in range(value.shape[1] if value.ndim == 2 and value.shape[1] <= 8 else 0):
+        for column in range(value.shape[1] if value.ndim == 2 and value.shape[1] <= 10 else 0):
             for number in (-1.0, 0.0, 1e99, 1e300, np.nan):
                 changed = value.copy()
                 changed[:, column] = number

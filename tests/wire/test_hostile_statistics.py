@@ -77,7 +77,7 @@ def test_a_bucket_is_named_once(tmp_path: Path) -> None:
     ("op", "given"),
     [
         ("statistics.numbers", {"columns": ["amount", "more"]}),
-        ("statistics.shape", {"columns": ["amount", "more"]}),
+        ("statistics.numbers", {"columns": ["amount", "more"], "shape": True}),
         ("statistics.products", {"columns": ["amount", "more"], "means": np.zeros(2), "scales": np.ones(2)}),
         ("columns.numbers", {"columns": ["amount", "more"]}),
         ("statistics.buckets", {"columns": ["amount"], "places": np.zeros(200, np.int32),
@@ -143,7 +143,7 @@ def test_rows_that_are_listed_often_take_room_as_numbers(tmp_path: Path) -> None
         listed = np.tile(np.arange(ROWS), often)
         attacker.use("s", "w", listed, np.ones(len(listed), np.uint8))
         if fits:
-            attacker.run("s", "statistics.shape", view="w", columns=["x"])
+            attacker.run("s", "statistics.numbers", view="w", columns=["x"], shape=True)
             continue
         with pytest.raises(tp.PartyError, match=r"limits\.memory_bytes"):
-            attacker.run("s", "statistics.shape", view="w", columns=["x"])
+            attacker.run("s", "statistics.numbers", view="w", columns=["x"], shape=True)

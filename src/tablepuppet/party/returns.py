@@ -2,8 +2,9 @@
 
 Input: a value of a reply, the step that was asked, and what the coordinator knows of the shard. Output: nothing,
 or what is wrong; `reply_check.py` turns that into one error that names the party. A length is a number, the name of an
-argument whose length it is, the name of another value of the reply, or one of the words below. No number is without a
-bound: where none is declared, it is `LARGEST`, as for arguments. An op with another rule declares another kind.
+argument that is this number or is as long, the name of another value of the reply, or one of the words below. No number
+is without a bound: where none is declared, it is `LARGEST`, as for arguments. An op with another rule declares another
+kind.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class Asked:
         given = self.arguments.get(length, reply.get(length))
         if isinstance(given, np.ndarray) and length in self.arguments and length not in LISTS:
             return [given.shape]  # the same shape as an argument
+        if isinstance(given, int) and not isinstance(given, bool) and length in self.arguments:
+            return [(given,)]
         sized = isinstance(given, list | tuple) or (isinstance(given, np.ndarray) and given.ndim)
         return [(len(given) if sized else None,)]
 

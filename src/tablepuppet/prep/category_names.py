@@ -25,6 +25,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import Numbers, Returns, Texts
+from tablepuppet.prep.selected import is_public
 from tablepuppet.prep.statistics import key_family
 from tablepuppet.sql.query import OutputColumn
 
@@ -109,6 +110,10 @@ class CategoryNames:
         self.coded = list(coded)
         self._asked = [client.ask("categories.names", partial(_arguments, each)) for each in self.coded]
 
+    def by_column(self) -> dict[str, list[str | None]]:
+        """The same as `read`, by the names of columns."""
+        return {each.column.name: names for each, names in zip(self.coded, self.read(), strict=True)}
+
     def read(self) -> list[list[str | None]]:
         """Column by column in the order of digests; None where no party says."""
         found = []
@@ -119,3 +124,8 @@ class CategoryNames:
                     names[place] = plain_text(name, MOST_TEXT)
             found.append(names)
         return found
+
+
+def ask_public_names(client: Client, coded: Iterable[Coded]) -> CategoryNames:
+    """Ask for the names of categories of public columns; others are left out."""
+    return CategoryNames(client, [e for e in coded if len(e.digests) and is_public(client.plan, e.column)])

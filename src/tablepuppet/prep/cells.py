@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,37 +21,16 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.policy import Level
 from tablepuppet.pieces import over_pieces
 from tablepuppet.prep.ordered import DEPTHS, FAN, Bucket, Words, around, image
-from tablepuppet.prep.values import numbers
+from tablepuppet.prep.statistics import released_numbers
 
 LISTED = 1024  # values of a public column that are listed rather than cut further
 SAMPLED = 4 * LISTED  # values that are checked first, to see whether there are few distinct ones
 LEAST = 5  # base rows of a cell of a column that is not public, where the policy's min_group is lower
 NEXT_NONE = -1  # a cell that is not cut further
-
-
-@dataclass(frozen=True)
-class Cells:
-    """Cells of one bucket in increasing order: smallest and largest word, joined rows, next byte to refine or -1."""
-
-    lows: Words
-    highs: Words
-    nexts: NDArray[np.int16]
-    weights: NDArray[np.float64]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of them."""
-        return self.lows.nbytes + self.highs.nbytes + self.nexts.nbytes + self.weights.nbytes
-
-    @classmethod
-    def of(cls, runs: Sequence[_Run]) -> Cells:
-        """The cells that runs of buckets make."""
-        return cls(
-            np.array([run.low for run in runs], np.uint64),
-            np.array([run.high for run in runs], np.uint64),
-            np.array([run.next for run in runs], np.int16),
-            np.array([run.weight for run in runs], np.float64),
-        )
+CELL = np.dtype([("lows", np.uint64), ("highs", np.uint64), ("nexts", np.int16), ("weights", np.float64)])
+"""Smallest and largest word of a cell, next byte to refine or -1, and joined rows."""
+Cells = NDArray[np.void]
+"""Cells of one bucket, of type `CELL`, in increasing order."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +71,7 @@ class ColumnWords:
     def of(cls, table: LocalTable, view: str, name: str, asked: Sequence[Bucket]) -> ColumnWords:
         """A column; for a public one, rows outside of the asked buckets are not needed."""
         rows = table.view(view)
-        values, present = numbers(table.column(name, view))
-        if not table.grant.is_group(int(np.count_nonzero(present & rows.firsts))):
-            present = np.zeros_like(present)
+        values, present = released_numbers(table, view, name)
         least = None if table.level(name) is Level.PUBLIC else max(table.grant.rules.min_group, LEAST)
         near = None if least is not None else around(values, asked)
         chosen = present if near is None else present & near
@@ -118,7 +96,8 @@ class ColumnWords:
                 break
             wanted = bucket.prefix >> 8 * (bucket.depth - 1 - depth)
             run = next((each for each in self._cut(run) if each.heavy and each.heavy.prefix == wanted), None)
-        return Cells.of([] if run is None else self._cut(run))
+        runs = [] if run is None else self._cut(run)
+        return np.array([(each.low, each.high, each.next, each.weight) for each in runs], CELL)
 
     def _exact(self, bucket: Bucket) -> Cells:
         """Values, if they are few, else the buckets one byte deeper."""
@@ -130,7 +109,7 @@ class ColumnWords:
                 listed, places = few
                 order = np.argsort(listed)
                 sums = self._sums(places, chosen, len(listed))[order]
-                return Cells(listed[order], listed[order], np.full(len(listed), NEXT_NONE, np.int16), sums)
+                return _cells(listed[order], listed[order], np.full(len(listed), NEXT_NONE), sums)
 
         def count(part: slice) -> NDArray[np.float64]:
             return self._sums(bucket.children(self.words[part]), part, FAN + 1)
@@ -140,14 +119,14 @@ class ColumnWords:
         width = np.uint64(1 << (56 - 8 * bucket.depth))  # words of a child
         lows = np.uint64(bucket.low) + bytes_.astype(np.uint64) * width
         nexts = bytes_ if bucket.depth + 1 < DEPTHS else np.full(len(bytes_), NEXT_NONE)
-        return Cells(lows, lows + (width - np.uint64(1)), nexts.astype(np.int16), sums[bytes_])
+        return _cells(lows, lows + (width - np.uint64(1)), nexts, sums[bytes_])
 
     def _cut(self, run: _Run) -> list[_Run]:
         """The runs into which the heavy bucket of a run is divided, left to right; first and last get its edges."""
         assert run.heavy is not None
         assert self.least is not None
         chosen = run.heavy.chosen(self.words)
-        bytes_ = run.heavy.next_bytes(self.words[chosen])
+        bytes_ = run.heavy.children(self.words[chosen])
         weights = self._sums(bytes_, chosen, FAN)
         rows = np.bincount(bytes_[self.firsts[chosen]], minlength=FAN)
         found: list[_Run] = []
@@ -169,6 +148,10 @@ class ColumnWords:
             high = run.high if run.right.rows else high
             found.append(_Run(last.low, high, last.weight + rest.weight, last.heavy, last.left, rest))
         return found
+
+
+def _cells(*columns: NDArray[Any]) -> Cells:
+    return np.rec.fromarrays(list(columns), dtype=CELL)
 
 
 def _few(words: Words) -> tuple[Words, NDArray[np.int32]] | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -29,12 +30,12 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import Asked, Numbers, Wrong
 from tablepuppet.prep.selected import check_across, check_without_noise, find_numbers
-from tablepuppet.prep.sent_columns import SentColumn, SentOnce
-from tablepuppet.prep.statistics import NumberStatistics, NumberSummary
+from tablepuppet.prep.sent_columns import SentColumns
+from tablepuppet.prep.statistics import AskedColumns, NumberStatistics, NumberSummary
 from tablepuppet.prep.values import numbers
 from tablepuppet.privacy.clip import blocks
 from tablepuppet.runs.events import Events
-from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
+from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned, shown
 from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
 
@@ -132,13 +133,12 @@ class ColumnMatrix(ShownAsTable):
             [name, *("" if np.isnan(each) else shown(float(each), 3) for each in line)]
             for name, line in zip(self.columns, self.values, strict=True)
         ]
-        sides: dict[str, Align] = {"": "left"}
-        return TableView(self.title, sides | dict.fromkeys(self.columns, "right"), rows)
+        return TableView(self.title, aligned([""], self.columns), rows)
 
 
 def correlation(
     client: Client, names: Sequence[str] | None, across: bool, events: Events, step: str = "correlation",
-    numbers_: NumberStatistics | None = None, sent: SentOnce | None = None,
+    numbers_: NumberStatistics | None = None, sent: SentColumns | None = None,
 ) -> ColumnMatrix:  # fmt: skip
     """Pearson's correlation of each pair of columns; constant ones are left out, if none was named.
 
@@ -174,37 +174,36 @@ class _Pairs:
     @classmethod
     def ask(
         cls, client: Client, columns: list[OutputColumn], across: bool, step: str,
-        numbers_: NumberStatistics | None = None, sent: SentOnce | None = None,
+        numbers_: NumberStatistics | None = None, sent: SentColumns | None = None,
     ) -> _Pairs:  # fmt: skip
         """Two trips: means and scales, then products, and columns that are compared across tables."""
         check_without_noise(client.plan, columns, step)
-        aliases = list(dict.fromkeys(column.alias for column in columns))
-        across = across and len(aliases) > 1
+        across = across and len({column.alias for column in columns}) > 1
         if across:
             check_across(client.plan, columns, step)
         known = (numbers_ or NumberStatistics(client, columns)).read()
         for column in columns:
             _check_values(column, known[column.name], step)
-        means = np.array([np.nan_to_num(known[column.name].mean) for column in columns])
-        scales = np.array([_scale(known[column.name]) for column in columns])
-        places = {alias: [p for p, column in enumerate(columns) if column.alias == alias] for alias in aliases}
-        replies = client.ask(
-            "statistics.products",
-            lambda alias, _: {
-                "columns": [columns[place].name for place in places[alias]],
-                "means": means[places[alias]], "scales": scales[places[alias]],
-            } if alias in places else None,
+        means = {column.name: np.nan_to_num(known[column.name].mean) for column in columns}
+        scales = {column.name: _scale(known[column.name]) for column in columns}
+        asked = AskedColumns(
+            client, "statistics.products", columns,
+            lambda listed: {
+                "means": np.array([means[each.name] for each in listed]),
+                "scales": np.array([scales[each.name] for each in listed]),
+            },
         )  # fmt: skip
-        sent = sent or SentOnce(client)
+        sent = sent or SentColumns(client)
         sent.ask_numbers(columns if across else [])
-        sums = np.full((4, len(columns), len(columns)), np.nan)
+        places = {alias: [columns.index(each) for each in listed] for alias, listed in asked.by_alias.items()}
+        sums, replies = np.full((4, len(columns), len(columns)), np.nan), asked.replies.read()
         for alias, own in places.items():
-            block = np.sum([reply["sums"] for reply in replies.read()[alias]], axis=0)
-            sums[:, np.array(own)[:, None], own] = block
+            sums[:, np.array(own)[:, None], own] = np.sum([reply["sums"] for reply in replies[alias]], axis=0)
         if across:
-            sent_numbers = {column.name: sent.numbers(column) for column in columns}
-            _fill_across(client, columns, sent_numbers, means, scales, places, sums)
-        return cls(columns, known, scales, sums)
+            standard = [(sent.numbers(c).values - means[c.name]) / scales[c.name] for c in columns]
+            least = {column.alias: sent.numbers(column).least for column in columns}
+            _fill_across(client, standard, least, places, sums)
+        return cls(columns, known, np.array(list(scales.values())), sums)
 
     def covariances(self) -> Floats:
         """With ddof 1; NaN of pairs with fewer than two rows."""
@@ -237,58 +236,42 @@ def _scale(known: NumberSummary) -> float:
 
 
 def _fill_across(
-    client: Client, columns: Sequence[OutputColumn], sent: Mapping[str, SentColumn], means: Floats, scales: Floats,
-    places: Mapping[str, list[int]], sums: Floats,
-) -> None:  # fmt: skip
-    """The sums of pairs of columns of two tables.
+    client: Client, standard: Sequence[Floats], least: Mapping[str, int], places: Mapping[str, list[int]], sums: Floats
+) -> None:
+    """The sums of pairs of columns of two tables, from standardised columns over base rows with NaN for no value.
 
-    With Z the values and M whether there is one, over base rows, and C how often rows of both tables are joined with
-    each other: M'CM, Z'CM, Z^2'CM and Z'CZ. C times a column is a gather and a scatter over the mapping.
+    With Z the values, 0 where there is none, M whether there is one, and C how often rows of both tables are joined
+    with each other: M'CM, Z'CM, Z^2'CM and Z'CZ. C times a column is a gather and a scatter over the mapping.
     """
-    standard, present = {}, {}
-    for place, column in enumerate(columns):
-        values = sent[column.name].values
-        present[place] = ~np.isnan(values)
-        standard[place] = np.where(present[place], (values - means[place]) / scales[place], 0.0)
+    present = [(~np.isnan(values)).astype(np.float64) for values in standard]
+    filled = [np.where(np.isnan(values), 0.0, values) for values in standard]
     for one, other in combinations(places, 2):
         near, far = sorted((one, other), key=lambda alias: len(places[alias]))
-        least = max(sent[columns[place].name].least for alias in (near, far) for place in places[alias])
-        through = _Through(client, near, far)
-        z = np.stack([standard[place] for place in places[far]])
-        m = np.stack([present[place] for place in places[far]]).astype(np.float64)
+        through = partial(_through, client, near, far)
+        z, m = (np.stack([each[place] for place in places[far]]) for each in (filled, present))
         for place in places[near]:
-            values, there = standard[place], present[place].astype(np.float64)
+            values, there = filled[place], present[place]
             moved, rows, squares = through(values), through(there), through(values**2)
             found = np.stack([m @ rows, m @ moved, m @ squares, z @ moved])  # of the near column
             mirrored = np.stack([found[COUNT], z @ rows, z**2 @ rows, found[PRODUCT]])  # of the far ones
-            hidden = _too_few(client, near, far, there, m, least)
+            hidden = _too_few(client, near, far, there, m, max(least[near], least[far]))
             found[:, hidden], mirrored[:, hidden] = np.nan, np.nan
             sums[:, place, places[far]], sums[:, places[far], place] = found, mirrored
 
 
-@dataclass(frozen=True)
-class _Through:
-    """Takes values of one table's rows to the rows of another: their sum over joined rows."""
-
-    client: Client
-    near: str
-    far: str
-
-    def __call__(self, values: Floats) -> Floats:
-        mapping = self.client.mapping
-        return mapping.scatter_sum(self.far, mapping.gather(self.near, values))
+def _through(client: Client, near: str, far: str, values: Floats) -> Floats:
+    """Values of one table's rows summed at the rows of another, over joined rows."""
+    return client.mapping.scatter_sum(far, client.mapping.gather(near, values))
 
 
 def _too_few(client: Client, near: str, far: str, there: Floats, m: Floats, least: int) -> NDArray[np.bool_]:
     """For each far column, whether the rows of either table that have both values, or one of them, are some but fewer
     than ``least``.
     """
-    if least <= 1:
-        return np.zeros(len(m), bool)
-    forth, back = _Through(client, near, far), _Through(client, far, near)
     hidden = np.zeros(len(m), bool)
-    for place, column in enumerate(m):
+    for place, column in enumerate(m if least > 1 else ()):
         for here, over in ((there, column), (there, 1.0 - column), (1.0 - there, column)):
-            rows = [np.count_nonzero((over > 0) & (forth(here) > 0)), np.count_nonzero((here > 0) & (back(over) > 0))]
-            hidden[place] |= any(0 < each < least for each in rows)
+            far_rows = np.count_nonzero((over > 0) & (_through(client, near, far, here) > 0))
+            near_rows = np.count_nonzero((here > 0) & (_through(client, far, near, over) > 0))
+            hidden[place] |= 0 < far_rows < least or 0 < near_rows < least
     return hidden

@@ -19,27 +19,36 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError, PartyError
-from tablepuppet.mapping.digests import number_digests
 from tablepuppet.operators.client import Client
-from tablepuppet.party.arguments import Within
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, ROWS, Asked, Digests, Numbers, Plain, Returns, Wrong
-from tablepuppet.prep.category_names import CategoryNames, Coded
-from tablepuppet.prep.pooled import Grid, pool_lines, rare
-from tablepuppet.prep.selected import check_across, check_without_noise, find_category, is_public
-from tablepuppet.prep.sent_columns import SentOnce
-from tablepuppet.prep.statistics import KeyFamily, categories_of, check_family, key_family
-from tablepuppet.runs.table_view import Align, ShownAsTable, TableView
+from tablepuppet.prep.pooled import (
+    MOST,
+    NO_DIGESTS,
+    Grid,
+    Known,
+    Lines,
+    Most,
+    among,
+    check_number,
+    different_rows,
+    distinct,
+    label_lines,
+    places_of,
+    pool_lines,
+    rare,
+)
+from tablepuppet.prep.selected import check_across, check_without_noise, find_category
+from tablepuppet.prep.sent_columns import SentColumns
+from tablepuppet.prep.statistics import KeyFamily, categories_of, key_family
+from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned
 from tablepuppet.sql.query import OutputColumn
 
-Known = Annotated[NDArray[np.uint8], Within(dimensions=(2,))]
 Floats = NDArray[np.float64]
-MOST = 1000  # categories of a column
-OTHER = "(other)"
-Most = Annotated[int, Meta(ge=1, le=MOST)]
 Families = Annotated[Sequence[KeyFamily], Meta(min_length=2, max_length=2)]
+AXES = ("first", "second")
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,7 @@ class CellCounts:
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` unless it is such an array."""
         most = asked.arguments["most"]
-        shape = [len(reply[name]) + 1 if reply[f"{name}_count"] <= most else 1 for name in ("first", "second")]
+        shape = [len(reply[name]) + 1 if reply[f"{name}_count"] <= most else 1 for name in AXES]
         Numbers(tuple(shape), least=0.0, most=JOINED).check(value, asked, reply)
         if asked.joined is not None and value.sum() > asked.joined:
             raise Wrong("has counts of more rows than are joined")
@@ -76,15 +85,12 @@ def count_cells(
     """Joined rows by the categories of two columns. Rare categories, and those that the caller names, are pooled."""
     if len(columns) != 2 or first_pool.shape[1] != 16 or second_pool.shape[1] != 16:
         raise PartyError(f"party {table.grant.party!r}: a crosstab has two columns, and pools digests of 16 bytes")
-    for name, family in zip(columns, families, strict=True):
-        check_family(table, name, family)
     found = [categories_of(table, view, name, family, blinding) for name, family in zip(columns, families, strict=True)]
     sizes = [len(each.digests) for each in found]
-    nothing = np.zeros((0, 16), np.uint8)
     reply: Values = {"first_count": sizes[0], "second_count": sizes[1]}
     if max(sizes) > most:
         names = ("first", "second", "first_rare", "second_rare")
-        return {**reply, **dict.fromkeys(names, nothing), "weights": np.zeros((1, 1))}
+        return {**reply, **dict.fromkeys(names, NO_DIGESTS), "weights": np.zeros((1, 1))}
     rows, shape = table.view(view), (sizes[0] + 1, sizes[1] + 1)
     cells = found[0].codes.astype(np.int64) * shape[1] + found[1].codes
     weights = np.bincount(cells, rows.counts, minlength=shape[0] * shape[1]).reshape(shape)
@@ -96,38 +102,6 @@ def count_cells(
         reply |= {name: digests[~pooled], f"{name}_rare": digests[pooled]}
         weights = pool_lines(weights, pooled, axis)
     return {**reply, "weights": weights[:-1, :-1].astype(np.float64)}
-
-
-def among(digests: NDArray[np.uint8], given: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Which digests are among those given."""
-    first, second = (np.ascontiguousarray(each).view("V16").ravel() for each in (digests, given))
-    return np.isin(first, second)
-
-
-def expected_counts(counts: Floats) -> Floats:
-    """What the counts would be if the columns had nothing to do with each other."""
-    return np.outer(counts.sum(axis=1), counts.sum(axis=0)) / max(float(counts.sum()), 1.0)
-
-
-def degrees_of_freedom(counts: Floats) -> int:
-    """Of a test of independence."""
-    rows, columns = (int(np.count_nonzero(counts.sum(axis=axis))) for axis in (1, 0))
-    return max(rows - 1, 0) * max(columns - 1, 0)
-
-
-def chi_squared(counts: Floats) -> float:
-    """The statistic of a test of independence; NaN with fewer than two categories of a column."""
-    if not degrees_of_freedom(counts):
-        return math.nan
-    expected = expected_counts(counts)
-    some = expected > 0
-    return float(np.sum((counts[some] - expected[some]) ** 2 / expected[some]))
-
-
-def cramers_v(counts: Floats) -> float:
-    """The strength of an association, from 0 to 1; NaN with fewer than two categories of a column."""
-    fewest = min(int(np.count_nonzero(counts.sum(axis=axis))) for axis in (0, 1))
-    return math.sqrt(chi_squared(counts) / (float(counts.sum()) * (fewest - 1))) if fewest > 1 else math.nan
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -152,17 +126,28 @@ class Crosstab(ShownAsTable):
     @property
     def expected(self) -> Floats:
         """What the counts would be if the columns had nothing to do with each other."""
-        return expected_counts(self.counts)
+        return np.outer(self.counts.sum(axis=1), self.counts.sum(axis=0)) / max(self.total, 1.0)
 
     @property
-    def chi2(self) -> float:
-        """The chi-squared statistic; NaN with fewer than two categories of a column."""
-        return chi_squared(self.counts)
+    def _filled(self) -> tuple[int, int]:
+        """The number of categories of each column that some row has."""
+        first, second = (int(np.count_nonzero(self.counts.sum(axis=axis))) for axis in (1, 0))
+        return first, second
 
     @property
     def dof(self) -> int:
         """Degrees of freedom."""
-        return degrees_of_freedom(self.counts)
+        first, second = self._filled
+        return max(first - 1, 0) * max(second - 1, 0)
+
+    @property
+    def chi2(self) -> float:
+        """The chi-squared statistic; NaN with fewer than two categories of a column."""
+        if not self.dof:
+            return math.nan
+        some = self.expected > 0
+        expected = self.expected[some]
+        return float(np.sum((self.counts[some] - expected) ** 2 / expected))
 
     @property
     def p_value(self) -> float:
@@ -173,8 +158,8 @@ class Crosstab(ShownAsTable):
 
     @property
     def cramers_v(self) -> float:
-        """The strength of the association, from 0 to 1."""
-        return cramers_v(self.counts)
+        """The strength of the association, from 0 to 1; NaN with fewer than two categories of a column."""
+        return math.sqrt(self.chi2 / (self.total * (min(self._filled) - 1))) if self.dof else math.nan
 
     @property
     def mutual_information(self) -> float:
@@ -201,13 +186,11 @@ class Crosstab(ShownAsTable):
             for label, line in zip(self.rows, self.counts, strict=True)
         ]
         rows.append(["all", *(f"{each:,.0f}" for each in self.counts.sum(axis=0)), f"{self.total:,.0f}"])
-        sides: dict[str, Align] = {" \\ ".join(self.names): "left"}
         title = (
             f"{self.names[0]} by {self.names[1]}: chi² {self.chi2:.4g} ({self.dof} dof, p {self.p_value:.3g}), "
             f"Cramér's V {self.cramers_v:.3f}, mutual information {self.mutual_information:.4f} nats"
         )
-        unique = _unique([*self.columns, "all"])
-        return TableView(title, sides | dict.fromkeys(unique, "right"), rows)
+        return TableView(title, aligned([" \\ ".join(self.names)], _unique([*self.columns, "all"])), rows)
 
 
 def _unique(labels: Sequence[str]) -> list[str]:
@@ -223,21 +206,22 @@ def _unique(labels: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Counted:
-    """Joined rows by digests of two columns; the last line of each is for pooled categories."""
+    """Joined rows by the kept and pooled categories of two columns."""
 
-    columns: Sequence[OutputColumn]
-    digests: tuple[NDArray[np.uint8], NDArray[np.uint8]]
+    lines: tuple[Lines, Lines]
     counts: Floats
-    is_pooled: tuple[bool, bool]
-    blindings: tuple[str, str]  # the names that digests are made under
 
 
 def crosstab(client: Client, first: str, second: str, most: int) -> Crosstab:
     """Joined rows by the categories of two different columns."""
-    return _named(client, count_pairs(client, first, second, most, SentOnce(client)))
+    found = count_pairs(client, first, second, most, SentColumns(client))
+    sums = [found.counts.sum(axis=1), found.counts.sum(axis=0)]
+    (rows, row_places), (columns, column_places) = label_lines(client, found.lines, sums)
+    names = (found.lines[0].column.name, found.lines[1].column.name)
+    return Crosstab(names, rows, columns, found.counts[np.ix_(row_places, column_places)])
 
 
-def count_pairs(client: Client, first: str, second: str, most: int, sent: SentOnce) -> Counted:
+def count_pairs(client: Client, first: str, second: str, most: int, sent: SentColumns) -> Counted:
     """Joined rows by the categories of two columns; ``sent`` are columns that were asked for before."""
     columns = [find_category(client.plan, name, "crosstab") for name in (first, second)]
     if columns[0] == columns[1]:
@@ -250,65 +234,34 @@ def count_pairs(client: Client, first: str, second: str, most: int, sent: SentOn
 
 
 def _within(client: Client, columns: Sequence[OutputColumn], most: int) -> Counted:
-    """Ask the shards of one table, again if they have pooled different categories."""
-    pools, blinding = [np.zeros((0, 16), np.uint8)] * 2, client.new_name()
+    """Ask the shards of one table, again if they have pooled different categories, and add up what they count."""
+    pools, blinding = [NO_DIGESTS, NO_DIGESTS], client.new_name()
+    asked = {
+        "columns": [column.name for column in columns], "families": [key_family(column) for column in columns],
+        "blinding": blinding, "most": most,
+    }  # fmt: skip
     while True:
-        asked = {
-            "columns": [column.name for column in columns], "families": [key_family(column) for column in columns],
-            "blinding": blinding, "most": most, "first_pool": pools[0], "second_pool": pools[1],
-        }  # fmt: skip
-        replies = client.ask_table("statistics.crosstab", columns[0].alias, asked)
-        for axis, name in enumerate(("first", "second")):
-            check_number(columns[axis], max((reply[f"{name}_count"] for reply in replies), default=0), most, "crosstab")
-        rare_ = [distinct([r[f"{name}_rare"] for r in replies]) for name in ("first", "second")]
-        if all(_agree(replies, name, pool) for name, pool in zip(("first", "second"), rare_, strict=True)):
-            return _added(replies, (bool(len(rare_[0])), bool(len(rare_[1]))), columns, blinding, most)
-        pools = rare_
-
-
-def _agree(replies: Sequence[Mapping[str, Any]], name: str, pool: NDArray[np.uint8]) -> bool:
-    """Whether no shard has sent a category that another has pooled."""
-    return not any(among(reply[name], pool).any() for reply in replies)
-
-
-def distinct(lists: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Digests that are in some list, each once."""
-    digests = np.concatenate([np.zeros((0, 16), np.uint8), *lists])
-    [codes], _ = number_digests([digests])
-    return digests[np.unique(codes, return_index=True)[1]]
-
-
-def _added(
-    replies: Sequence[Mapping[str, Any]], is_pooled: tuple[bool, bool], columns: Sequence[OutputColumn], blinding: str,
-    most: int,
-) -> Counted:  # fmt: skip
-    """The sum of tables, whose categories may differ."""
-    digests = tuple(distinct([reply[name] for reply in replies]) for name in ("first", "second"))
-    for column, each in zip(columns, digests, strict=True):
-        check_number(column, len(each), most, "crosstab")
-    counts = np.zeros((len(digests[0]) + 1, len(digests[1]) + 1))
+        given = asked | {"first_pool": pools[0], "second_pool": pools[1]}
+        replies = client.ask_table("statistics.crosstab", columns[0].alias, given)
+        for column, name in zip(columns, AXES, strict=True):
+            check_number(column, max((reply[f"{name}_count"] for reply in replies), default=0), most, "crosstab")
+        pools = [distinct([reply[f"{name}_rare"] for reply in replies]) for name in AXES]
+        if not any(among(r[name], pool).any() for name, pool in zip(AXES, pools, strict=True) for r in replies):
+            break
+    first, second = (
+        Lines(column, distinct([reply[name] for reply in replies]), bool(len(pool)), blinding)
+        for column, name, pool in zip(columns, AXES, pools, strict=True)
+    )
+    counts = np.zeros((len(first.digests) + 1, len(second.digests) + 1))
+    for each in (first, second):
+        check_number(each.column, len(each.digests), most, "crosstab")
     for reply in replies:
-        places = [_places(reply[name], all_) for name, all_ in zip(("first", "second"), digests, strict=True)]
+        places = places_of(reply["first"], first.digests), places_of(reply["second"], second.digests)
         counts[np.ix_(*places)] += reply["weights"]
-    return Counted(columns, (digests[0], digests[1]), counts, is_pooled, (blinding, blinding))
+    return Counted((first, second), counts)
 
 
-def _places(digests: NDArray[np.uint8], known: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The positions of digests among all known ones; pooled ones have the position after the last."""
-    [numbers], _ = number_digests([np.concatenate([known, digests])])
-    return np.append(numbers[len(known) :], len(known)).astype(np.int64)
-
-
-def check_number(column: OutputColumn, found: int, most: int, step: str) -> None:
-    """LearnError if a column has too many categories."""
-    if found > most:
-        raise LearnError(
-            f"{step}: column {column.name!r} has {found:,} categories or more, and {most:,} may be counted "
-            "(max_categories of fed.sql); group them in SELECT"
-        )
-
-
-def _across(client: Client, columns: Sequence[OutputColumn], most: int, sent: SentOnce) -> Counted:
+def _across(client: Client, columns: Sequence[OutputColumn], most: int, sent: SentColumns) -> Counted:
     """Count the joined rows of two tables by the categories of their base rows."""
     sent.ask_codes(columns)
     first, second = (sent.codes(column) for column in columns)
@@ -331,41 +284,8 @@ def _across(client: Client, columns: Sequence[OutputColumn], most: int, sent: Se
         pools = rare(grids, least)
     for axis, pool in enumerate(pools):
         counts = pool_lines(counts, pool, axis)
-    kept, is_pooled = (
-        (first.digests[~pools[0]], second.digests[~pools[1]]),
-        (bool(pools[0].any()), bool(pools[1].any())),
+    rows, lines = (
+        Lines(each.column, each.digests[~pool], bool(pool.any()), each.blinding)
+        for each, pool in zip((first, second), pools, strict=True)
     )
-    blindings = (sent.blinding(first.column), sent.blinding(second.column))
-    return Counted(columns, kept, counts[:-1, :-1].astype(np.float64), is_pooled, blindings)
-
-
-def different_rows(client: Client, alias: str, cells: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.int64]:
-    """How many different base rows of a table the joined rows of each cell come from."""
-    size = math.prod(shape)
-    pairs = np.unique(client.mapping.tables[alias].index.astype(np.int64) * size + cells)
-    return np.bincount(pairs % size, minlength=size).reshape(shape)
-
-
-def label_lines(column: OutputColumn, names: Sequence[str | None]) -> list[str]:
-    """Categories by name, or by number where the name is not known."""
-    return [f"{column.name}={number}" if name is None else name for number, name in enumerate(names)]
-
-
-def _named(client: Client, found: Counted) -> Crosstab:
-    """The table with the names of categories, the most frequent first, pooled categories last."""
-    columns, labels, counts = found.columns, [], found.counts
-    asked = CategoryNames(client, [
-        Coded(column, blinding, digests)
-        for column, blinding, digests in zip(columns, found.blindings, found.digests, strict=True)
-        if len(digests) and is_public(client.plan, column)
-    ])  # fmt: skip
-    names = {each.column.name: texts for each, texts in zip(asked.coded, asked.read(), strict=True)}
-    for axis, column in enumerate(columns):
-        kept = counts.shape[axis] - 1
-        order = np.argsort(-counts.sum(axis=1 - axis)[:kept], kind="stable")
-        texts = names.get(column.name, [None] * kept)
-        lines = label_lines(column, [texts[place] for place in order.tolist()])
-        lines += [OTHER] if found.is_pooled[axis] else []
-        labels.append(lines)
-        counts = np.take(counts, [*order.tolist(), *([kept] if found.is_pooled[axis] else [])], axis=axis)
-    return Crosstab((columns[0].name, columns[1].name), labels[0], labels[1], counts)
+    return Counted((rows, lines), counts[:-1, :-1].astype(np.float64))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from tablepuppet.runs.table_view import shown
 from tablepuppet.sql.types import Family
 
+DATES = (Family.DATE, Family.TIMESTAMP)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -29,3 +31,9 @@ def as_date(days: float | None) -> datetime | None:
 def shown_date(value: datetime, kind: Family) -> str:
     """A date, or a time to the second."""
     return f"{value:%Y-%m-%d}" if kind is Family.DATE else f"{value:%Y-%m-%d %H:%M:%S}"
+
+
+def shown_value(value: float, kind: Family) -> str:
+    """A number for people; of a column of dates, a date."""
+    date = as_date(float(value)) if kind in DATES else None
+    return shown_date(date, kind) if date else shown(float(value))

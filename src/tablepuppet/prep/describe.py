@@ -5,21 +5,20 @@ Dates and timestamps are computed as days since 1970-01-01, by parties and coord
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.category_names import CategoryNames, Coded
-from tablepuppet.prep.days import as_date, shown_date
-from tablepuppet.prep.quantiles import QuantileStatistics
-from tablepuppet.prep.selected import check_without_noise, is_public
-from tablepuppet.prep.shape import ShapeStatistics
+from tablepuppet.prep.category_names import Coded, ask_public_names
+from tablepuppet.prep.days import DATES, as_date, shown_date
+from tablepuppet.prep.distribution import Distributions
+from tablepuppet.prep.quantiles import quantiles_of
+from tablepuppet.prep.selected import check_without_noise, is_date
 from tablepuppet.prep.statistics import CategoryStatistics, CategorySummary, NumberStatistics
 from tablepuppet.runs.events import Events
-from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
+from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, arrow_table, shown
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import KEY_LIKE, NUMERIC, Family, family
 
@@ -53,7 +52,7 @@ class Description(ShownAsTable):
     """Statistics per column over joined rows: a readable table, and Arrow by `to_arrow`."""
 
     def __init__(self, rows: list[dict[str, Any]], not_finite: Sequence[str] = ()):
-        self._table, self._not_finite = pa.Table.from_pylist(rows, schema=_SCHEMA), not_finite
+        self._table, self._not_finite = arrow_table(rows, _SCHEMA), not_finite
 
     def to_arrow(self) -> pa.Table:
         """One row per column; what does not apply to a column is null.
@@ -84,7 +83,7 @@ def _for_people(row: dict[str, Any]) -> dict[str, Any]:
     """A row with dates as dates."""
     dates = {name: row.pop(place) for name, place in _DATES.items()}
     kind = family(row["type"])
-    if kind in (Family.DATE, Family.TIMESTAMP):
+    if kind in DATES:
         row |= {name: shown_date(value, kind) for name, value in dates.items() if value is not None}
         row["std"] = None if row["std"] is None else f"{row['std']:,.4g} days"
     return row
@@ -94,32 +93,31 @@ def describe(
     client: Client, columns: Iterable[OutputColumn], categorical: frozenset[str], events: Events,
     numbers: NumberStatistics | None = None,
 ) -> Description:  # fmt: skip
-    """Statistics of every column, over joined rows; ``numbers`` has the statistics of numeric columns, if known."""
+    """Statistics of every column, over joined rows; ``numbers`` has those of numbers, with shape, if known."""
     listed = list(columns)
     check_without_noise(client.plan, listed, "describe")
     done = events.progress("describe", "computing statistics at the parties", len(listed))
     numeric = [column for column in listed if family(column.type) in NUMERIC]
-    asked_numbers = numbers or NumberStatistics(client, numeric)
-    asked_shape = ShapeStatistics(client, numeric)
-    asked_quartiles = QuantileStatistics(client, numeric, list(_QUARTILES.values()))
+    asked_numbers = numbers or NumberStatistics(client, numeric, shape=True)
+    asked_quartiles = Distributions(client, numeric)
     asked = {column.name: _ask_categories(client, column) for column in listed if family(column.type) in COUNTED}
     summaries, rows = asked_numbers.read(), []
-    names = _ask_tops(client, [c for c in listed if c.name in asked and _is_category(c, categorical)], asked)
-    shapes, quartiles = asked_shape.read(), asked_quartiles.read()
-    tops = {each.column.name: counted[0] for each, counted in zip(names.coded, names.read(), strict=True)}
+    categories = [each for each in asked.values() if is_category(each.column, categorical)]
+    names = ask_public_names(client, [Coded(e.column, e.blinding, e.read().top_digest) for e in categories])
+    quartiles = quantiles_of(asked_quartiles, list(_QUARTILES.values()))
+    tops = {name: texts[0] for name, texts in names.by_column().items()}
     for column in listed:
         row: dict[str, Any] = {"column": column.name, "table": column.alias, "type": column.type}
         if column.name in summaries:
             found = summaries[column.name]
             row |= {"count": round(found.count), "missing": found.missing}
-            row |= {"mean": _known(found.mean), "std": _known(found.std(1))}
-            row |= {"min": _known(found.minimum), "max": _known(found.maximum)}
-            row |= {name: _known(each.value) for name, each in zip(_QUARTILES, quartiles[column.name], strict=True)}
-            row |= {"skew": _known(shapes[column.name].skew), "kurtosis": _known(shapes[column.name].kurtosis)}
-            if family(column.type) in (Family.DATE, Family.TIMESTAMP):
+            row |= {"mean": found.mean, "std": found.std(1), "min": found.minimum, "max": found.maximum}
+            row |= {name: each.value for name, each in zip(_QUARTILES, quartiles[column.name], strict=True)}
+            row |= {"skew": found.skew, "kurtosis": found.kurtosis}
+            if is_date(column):
                 row |= {place: as_date(row[name]) for name, place in _DATES.items()}
         if column.name in asked:
-            with_share = _is_category(column, categorical)
+            with_share = is_category(column, categorical)
             counted, shards = asked[column.name].read(), len(client.shards(column.alias))
             row |= _categories(counted, len(client.mapping), row.get("count"), with_share)
             if shards > 1 and len(counted.digests) < counted.distinct:
@@ -130,20 +128,9 @@ def describe(
     return Description(rows, [column.name for column in numeric if summaries[column.name].not_finite])
 
 
-def _is_category(column: OutputColumn, categorical: frozenset[str]) -> bool:
+def is_category(column: OutputColumn, categorical: frozenset[str]) -> bool:
+    """Whether a column is shown as categories: texts, and those that the query lists."""
     return column.name in categorical or family(column.type) is Family.TEXT
-
-
-def _ask_tops(
-    client: Client, columns: Iterable[OutputColumn], asked: Mapping[str, CategoryStatistics]
-) -> CategoryNames:
-    """Ask for the name of the most frequent category of each public column."""
-    coded = []
-    for column in columns:
-        digest = asked[column.name].read().top_digest
-        if len(digest) and is_public(client.plan, column):
-            coded.append(Coded(column, asked[column.name].blinding, digest))
-    return CategoryNames(client, coded)
 
 
 def _ask_categories(client: Client, column: OutputColumn) -> CategoryStatistics:
@@ -163,7 +150,3 @@ def _categories(found: CategorySummary, joined_rows: int, numbers: int | None, w
     distinct = found.distinct if count == counted else None
     row: dict[str, Any] = {"count": count, "missing": joined_rows - count, "distinct": distinct}
     return row | ({"top_share": found.top / count if count else None} if with_share else {})
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -28,13 +29,13 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Level
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, Asked, Numbers, Returns, Wrong
-from tablepuppet.prep.cells import NEXT_NONE, Cells, ColumnWords
+from tablepuppet.prep.cells import CELL, NEXT_NONE, Cells, ColumnWords
 from tablepuppet.prep.ordered import DEPTHS, FAN, INFINITY, Bucket, Words, values_of
 from tablepuppet.sql.query import OutputColumn
 
 Depth = Annotated[int, Meta(ge=0, le=DEPTHS - 1)]
 MOST_BUCKETS = 1 << 16  # that one request may ask for
-KINDS = {"lows": np.uint64, "highs": np.uint64, "nexts": np.int16, "weights": np.float64}
+COLUMNS = ("lows", "highs", "nexts", "weights")  # of cells, as they are sent
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def buckets(
         raise PartyError(f"party {table.grant.party!r}: name each bucket once")
     if depth:
         _count_refined(table, view, [columns[place] for place in np.unique(places)])
-    found: list[Cells] = [Cells.of([])] * len(places)
+    found: list[Cells] = [np.zeros(0, CELL)] * len(places)
     size = 0
     for place in np.unique(places).tolist():
         numbered = np.flatnonzero(places == place).tolist()
@@ -97,14 +98,9 @@ def buckets(
             check_time()
             found[number] = values.cells(asked[number])
             check_reply(size := size + found[number].nbytes)
-    return {
-        "sizes": np.array([len(each.lows) for each in found], np.int32),
-        **{name: _joined([getattr(each, name) for each in found], kind) for name, kind in KINDS.items()},
-    }
-
-
-def _joined(parts: list[NDArray[Any]], kind: Any) -> NDArray[Any]:
-    return np.concatenate([np.zeros(0, kind), *parts]).astype(kind)
+    cells = np.concatenate([np.zeros(0, CELL), *found])
+    sizes = np.array([len(each) for each in found], np.int32)
+    return {"sizes": sizes, **{name: np.ascontiguousarray(cells[name]) for name in COLUMNS}}
 
 
 def _count_refined(table: LocalTable, view: str, columns: Sequence[str]) -> None:
@@ -125,24 +121,45 @@ def mark_of_rows(table: LocalTable, view: str) -> str:
     return mark.hexdigest()
 
 
+KNOWN = np.dtype(
+    [
+        ("shards", np.intp),
+        ("lows", np.uint64),
+        ("highs", np.uint64),
+        ("weights", np.float64),
+        ("buckets", np.object_),
+    ]
+)
+"""A cell of a shard, and the `Bucket` by which it can be cut; None if it cannot."""
+
+
 @dataclass
 class Distribution:
-    """What the coordinator knows about one column: the cells of its shards that were asked for."""
+    """What the coordinator knows about one column: the cells of all its shards, in no order."""
 
     column: OutputColumn
     shards: list[ShardRows]
-    cells: list[Cells] = field(default_factory=list)  # one per shard
-    heavy: list[list[Bucket | None]] = field(default_factory=list)  # the bucket by which each cell can be cut
+    cells: NDArray[np.void] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cells = np.zeros(len(self.shards), KNOWN)  # until it is asked, one for all rows of a shard
+        self.cells["shards"], self.cells["highs"] = np.arange(len(self.shards)), Bucket().high
+        self.cells["buckets"] = Bucket()
 
     @property
     def total(self) -> float:
         """Joined rows with a value."""
-        return float(sum(each.weights.sum() for each in self.cells))
+        return float(self.cells["weights"].sum())
 
     @property
     def highest(self) -> int:
         """A word that none is above."""
-        return max((int(each.highs[-1]) for each in self.cells if len(each.highs)), default=0)
+        return int(self.cells["highs"].max(initial=0))
+
+    @property
+    def may_have_nan(self) -> bool:
+        """Whether a cell reaches above infinity, where NaN is."""
+        return self.highest > INFINITY
 
     def around(self, rank: float) -> tuple[int, int]:
         """The least and largest word that the value at a rank (from 0) may have, in rising order of joined rows."""
@@ -153,30 +170,22 @@ class Distribution:
         return int(lows[by_low[first]]), int(highs[by_high[last]])
 
     def all_cells(self) -> tuple[Words, Words, NDArray[np.float64]]:
-        """Least words, largest words and joined rows of the cells of all shards."""
-        return (
-            _joined([each.lows for each in self.cells], np.uint64),
-            _joined([each.highs for each in self.cells], np.uint64),
-            _joined([each.weights for each in self.cells], np.float64),
-        )
+        """Least words, largest words and joined rows of the cells."""
+        return self.cells["lows"], self.cells["highs"], self.cells["weights"]
 
     def value(self, rank: float) -> tuple[float, bool]:
         """(the value at a rank, whether it is exact); else rows are taken to lie evenly in their cells."""
         low, high = self.around(rank)
         if low != high:
-            low += self._offset(rank + 0.5, low, high)
-            return float(values_of(np.array([min(low, high)], np.uint64))[0]), False
+            points, below = self.curve(low, high)
+            low = min(low + int(np.interp(rank + 0.5, below, points)), high)
+            return float(values_of(np.array([low], np.uint64))[0]), False
         return float(values_of(np.array([low], np.uint64))[0]), True
-
-    def _offset(self, count: float, low: int, high: int) -> int:
-        """The distance above a word up to which this many rows are below."""
-        points, below = self.curve(low, high)
-        return int(np.interp(count, below, points))
 
     def curve(self, low: int, high: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(distances from ``low``, joined rows that lie below them) at all ends of cells between two words."""
         lows, highs, weights = self.all_cells()
-        near = (highs >= np.uint64(low)) & (lows <= np.uint64(high))
+        near = self.open_cells(low, high)
         base = float(weights[highs < np.uint64(low)].sum())
         starts = np.array([float(int(each) - low) for each in lows[near]])
         ends = np.array([float(int(each) - low) + 1.0 for each in highs[near]])
@@ -184,51 +193,42 @@ class Distribution:
         inside = np.clip((points[:, None] - starts) / np.maximum(ends - starts, 1.0), 0.0, 1.0)
         return points, base + inside @ weights[near]
 
-    def open_cells(self, low: int, high: int) -> Iterable[tuple[int, int]]:
-        """(shard, place) of the cells between two words that can be cut."""
-        for shard, cells in enumerate(self.cells):
-            near = np.flatnonzero((cells.highs >= np.uint64(low)) & (cells.lows <= np.uint64(high)))
-            yield from ((shard, place) for place in near.tolist() if self.heavy[shard][place] is not None)
+    def open_cells(self, low: int, high: int) -> NDArray[np.intp]:
+        """The places of the cells that have a word between two, both included."""
+        lows, highs, _ = self.all_cells()
+        return np.flatnonzero((highs >= np.uint64(low)) & (lows <= np.uint64(high)))
 
-    def begin(self, replies: Sequence[Cells]) -> None:
-        """The cells of the whole column."""
-        self.cells = list(replies)
-        self.heavy = [[_below(Bucket(), byte) for byte in each.nexts.tolist()] for each in replies]
-
-    def replace(self, shard: int, parts: Mapping[int, tuple[Bucket, Cells]]) -> None:
-        """Put what a shard says of some of its cells in their place; PartyError if that is another cell."""
-        old, heavy, start = self.cells[shard], self.heavy[shard], 0
-        pieces: list[Cells] = []
-        buckets_: list[Bucket | None] = []
-        for place in sorted(parts):
-            bucket, new = parts[place]
-            fits = len(new.lows) and old.lows[place] <= new.lows[0] and new.highs[-1] <= old.highs[place]
-            if not fits or float(new.weights.sum()) != float(old.weights[place]):
+    def replace(self, parts: Mapping[int, NDArray[np.void]]) -> None:
+        """Put in the place of some cells those that they were cut into; PartyError if these are other cells."""
+        for place, new in parts.items():
+            old = self.cells[place]
+            fits = len(new) and old["lows"] <= new["lows"][0] and new["highs"][-1] <= old["highs"]
+            if old["buckets"].depth and not (fits and new["weights"].sum() == old["weights"]):
                 raise PartyError(
-                    f"party {self.shards[shard].party!r}, column {self.column.name!r}: it counts other rows in a "
-                    "bucket than before; ask its operator"
+                    f"party {self.shards[old['shards']].party!r}, column {self.column.name!r}: it counts other rows in "
+                    "a bucket than before; ask its operator"
                 )
-            pieces += [_part(old, slice(start, place)), new]
-            buckets_ += [*heavy[start:place], *(_below(bucket, byte) for byte in new.nexts.tolist())]
-            start = place + 1
-        pieces.append(_part(old, slice(start, None)))
-        self.heavy[shard] = [*buckets_, *heavy[start:]]
-        self.cells[shard] = Cells(
-            *(_joined([getattr(each, name) for each in pieces], kind) for name, kind in KINDS.items())
-        )
+        self.cells = np.concatenate([np.delete(self.cells, list(parts)), *parts.values()])
 
 
-def _below(bucket: Bucket, byte: int) -> Bucket | None:
-    """The bucket that a cell can be cut by; None if it cannot."""
-    return None if byte == NEXT_NONE or bucket.depth + 1 >= DEPTHS else bucket.child(byte)
+def _cut_by(shard: int, bucket: Bucket, cells: Cells) -> NDArray[np.void]:
+    """The cells of a bucket of a shard, each with the bucket by which it can be cut."""
+    found = np.zeros(len(cells), KNOWN)
+    for name in ("lows", "highs", "weights"):
+        found[name] = cells[name]
+    is_last = bucket.depth + 1 >= DEPTHS
+    nexts = cells["nexts"].tolist()
+    found["buckets"] = [None if is_last or byte == NEXT_NONE else bucket.child(byte) for byte in nexts]
+    found["shards"] = shard
+    return found
 
 
-def _part(cells: Cells, part: slice) -> Cells:
-    return Cells(cells.lows[part], cells.highs[part], cells.nexts[part], cells.weights[part])
+Wanted = Callable[[Distribution], Iterable[int]]
+"""The places of cells that are to be cut, as far as they can be."""
 
 
-Wanted = Callable[[Distribution], Iterable[tuple[int, int]]]
-Named = tuple[str, int, Bucket]  # a bucket of a column at a shard
+Listed = dict[tuple[str, str], list[tuple[str, int]]]
+"""By alias and party: cells to cut, each by its column and place."""
 
 
 class Distributions:
@@ -236,91 +236,59 @@ class Distributions:
 
     def __init__(self, client: Client, columns: Iterable[OutputColumn]):
         self._client = client
-        self.columns = {column.name: Distribution(column, client.shards(column.alias)) for column in columns}
-        self._first = self._ask([(name, n, Bucket()) for name, each in self.columns.items() for n in _numbers(each)])
+        self._columns = {column.name: Distribution(column, client.shards(column.alias)) for column in columns}
+        self._asked = self._ask({name: range(len(each.cells)) for name, each in self._columns.items()})
 
     def read(self) -> dict[str, Distribution]:
         """By column."""
-        for name, each in self.columns.items():
-            if len(each.cells) < len(each.shards):
-                each.begin([self._first.read()[name, number, Bucket()] for number in _numbers(each)])
-        return self.columns
+        parts: dict[str, dict[int, NDArray[np.void]]] = {}
+        for listed, pending in self._asked:
+            replies = pending.read()
+            for alias in {alias for alias, _ in listed}:
+                asked = [shard for shard in self._client.shards(alias) if (alias, shard.party) in listed]
+                for shard, reply in zip(asked, replies[alias], strict=True):
+                    cells = np.rec.fromarrays([reply[name] for name in COLUMNS], dtype=CELL)
+                    divided = np.split(cells, np.cumsum(reply["sizes"])[:-1])
+                    for (name, place), part in zip(listed[alias, shard.party], divided, strict=True):
+                        old = self._columns[name].cells[place]
+                        parts.setdefault(name, {})[place] = _cut_by(old["shards"], old["buckets"], part)
+        for name, of_column in parts.items():
+            self._columns[name].replace(of_column)
+        self._asked = []
+        return self._columns
 
     def refine(self, wanted: Wanted) -> None:
         """Cut the cells that ``wanted`` names of each column, trip by trip, until it names none that can be cut."""
-        self.read()
         while True:
-            cells = {name: list(dict.fromkeys(wanted(each))) for name, each in self.columns.items()}
-            named = {(name, *cell): self._bucket(name, *cell) for name, listed in cells.items() for cell in listed}
-            if not named:
+            places: dict[str, list[int]] = {}
+            for name, each in self.read().items():
+                named = dict.fromkeys(map(int, wanted(each)))
+                places[name] = [place for place in named if each.cells["buckets"][place] is not None]
+            if not any(places.values()):
                 return
-            by_depth: dict[int, list[Named]] = {}
-            for (name, shard, _), bucket in named.items():
-                by_depth.setdefault(bucket.depth, []).append((name, shard, bucket))
-            asked = [self._ask(buckets_) for buckets_ in by_depth.values()]
-            found = {key: of_key for each in asked for key, of_key in each.read().items()}
-            by_shard: dict[tuple[str, int], dict[int, tuple[Bucket, Cells]]] = {}
-            for (name, shard, place), bucket in named.items():
-                by_shard.setdefault((name, shard), {})[place] = (bucket, found[name, shard, bucket])
-            for (name, shard), parts in by_shard.items():
-                self.columns[name].replace(shard, parts)
+            self._asked = self._ask(places)
 
-    def _bucket(self, name: str, shard: int, place: int) -> Bucket:
-        found = self.columns[name].heavy[shard][place]
-        assert found is not None, "only cells that can be cut are named"
-        return found
+    def _ask(self, places: Mapping[str, Iterable[int]]) -> list[tuple[Listed, Pending]]:
+        """Ask for the cells into which those at some places of columns are cut: one op for each depth of buckets."""
+        by_depth: dict[int, Listed] = {}
+        for name, each in self._columns.items():
+            for place in places[name]:
+                cell = each.cells[place]
+                owner = each.column.alias, each.shards[cell["shards"]].party
+                by_depth.setdefault(cell["buckets"].depth, {}).setdefault(owner, []).append((name, place))
+        ask = self._client.ask
+        return [(listed, ask("statistics.buckets", partial(self._arguments, listed))) for listed in by_depth.values()]
 
-    def _ask(self, named: Sequence[Named]) -> _Asked:
-        """Ask for buckets of one depth."""
-        listed: dict[tuple[str, str], list[Named]] = {}  # by alias and party
-        for name, shard, bucket in named:
-            each = self.columns[name]
-            listed.setdefault((each.column.alias, each.shards[shard].party), []).append((name, shard, bucket))
-        replies = self._client.ask(
-            "statistics.buckets", lambda alias, shard: _arguments(listed.get((alias, shard.party)))
-        )
-        return _Asked(self._client, listed, replies)
-
-
-def _numbers(distribution: Distribution) -> range:
-    return range(len(distribution.shards))
-
-
-def _arguments(items: Sequence[Named] | None) -> dict[str, Any] | None:
-    if not items:
-        return None
-    columns = list(dict.fromkeys(name for name, _, _ in items))
-    return {
-        "columns": columns,
-        "places": np.array([columns.index(name) for name, _, _ in items], np.int32),
-        "prefixes": np.array([bucket.prefix for _, _, bucket in items], np.uint64),
-        "depth": items[0][2].depth,
-    }
-
-
-@dataclass
-class _Asked:
-    """Buckets that were asked for; read once."""
-
-    client: Client
-    listed: Mapping[tuple[str, str], Sequence[Named]]
-    replies: Pending
-    found: dict[Named, Cells] | None = None
-
-    def read(self) -> dict[Named, Cells]:
-        """The cells of each bucket."""
-        if self.found is None:
-            self.found = {}
-            for alias in {alias for alias, _ in self.listed}:
-                asked = [shard for shard in self.client.shards(alias) if (alias, shard.party) in self.listed]
-                for shard, reply in zip(asked, self.replies.read()[alias], strict=True):
-                    ends = np.cumsum(reply["sizes"])
-                    for place, named in enumerate(self.listed[alias, shard.party]):
-                        part = slice(int(ends[place] - reply["sizes"][place]), int(ends[place]))
-                        self.found[named] = Cells(*(reply[each][part] for each in KINDS))
-        return self.found
-
-
-def has_odd(distribution: Distribution) -> bool:
-    """Whether the column may have NaN."""
-    return distribution.highest > INFINITY
+    def _arguments(self, listed: Listed, alias: str, shard: ShardRows) -> dict[str, Any] | None:
+        """The arguments for one shard; the buckets that cells are cut by have one depth."""
+        cells = listed.get((alias, shard.party))
+        if cells is None:
+            return None
+        columns = list(dict.fromkeys(name for name, _ in cells))
+        cut_by = [self._columns[name].cells["buckets"][place] for name, place in cells]
+        return {
+            "columns": columns,
+            "places": np.array([columns.index(name) for name, _ in cells], np.int32),
+            "prefixes": np.array([bucket.prefix for bucket in cut_by], np.uint64),
+            "depth": cut_by[0].depth,
+        }

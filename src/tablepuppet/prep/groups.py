@@ -21,24 +21,26 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ROWS, Asked, Digests, Numbers, Plain, Returns, Wrong
-from tablepuppet.prep.category_names import CategoryNames, Coded
-from tablepuppet.prep.crosstab import (
+from tablepuppet.prep.pooled import (
     MOST,
-    OTHER,
+    NO_DIGESTS,
+    Grid,
     Known,
+    Lines,
+    Merge,
     Most,
     among,
     check_number,
     different_rows,
     distinct,
     label_lines,
+    places_of,
+    rare,
 )
-from tablepuppet.prep.pooled import Grid, rare
-from tablepuppet.prep.selected import check_across, check_without_noise, find_category, find_number, is_public
-from tablepuppet.prep.sent_columns import SentOnce
-from tablepuppet.prep.statistics import KeyFamily, categories_of, check_family, key_family
-from tablepuppet.prep.values import numbers
-from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
+from tablepuppet.prep.selected import check_across, check_without_noise, find_category, find_number
+from tablepuppet.prep.sent_columns import SentColumns
+from tablepuppet.prep.statistics import KeyFamily, categories_of, key_family, released_numbers
+from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned, shown
 from tablepuppet.sql.query import OutputColumn
 
 Floats = NDArray[np.float64]
@@ -82,24 +84,20 @@ def group_sums(
     """
     if len(columns) != 2 or pool.shape[1] != 16:
         raise PartyError(f"party {table.grant.party!r}: groups have two columns, and pool digests of 16 bytes")
-    check_family(table, columns[1], family)
     rows = table.view(view)
-    values, present = numbers(table.column(columns[0], view))
-    if not table.grant.is_group(int(np.count_nonzero(present & rows.firsts))):
-        present = np.zeros_like(present)
+    values, present = released_numbers(table, view, columns[0])
     found = categories_of(table, view, columns[1], family, blinding)
     size = len(found.digests)
     if size > most:
-        nothing = np.zeros((0, 16), np.uint8)
         return {
-            "count": size, "digests": nothing, "rare": nothing, "missing_is_rare": False, "sums": np.zeros((1, 3)),
+            "count": size, "digests": NO_DIGESTS, "rare": NO_DIGESTS, "missing_is_rare": False,
+            "sums": np.zeros((1, 3)),
         }  # fmt: skip
     codes = found.codes.astype(np.int64)
     cells = [np.bincount(codes[rows.firsts & has], minlength=size + 1) for has in (present, ~present)]
-    pooled = _rare([Grid(_with_end(np.stack(cells, 1)))], table.grant.rules.min_group)
+    pooled = _rare([(np.stack(cells, 1), np.add.reduce)], table.grant.rules.min_group)
     pooled |= np.append(among(found.digests, pool), pool_missing)
-    places = _places(pooled)
-    sums = _sums(values[present], rows.counts[present].astype(np.float64), places[codes[present]], pooled)
+    sums = _sums(values[present], rows.counts[present].astype(np.float64), codes[present], pooled)
     kept = pooled[:-1]
     return {
         "count": size, "digests": found.digests[~kept], "rare": found.digests[kept],
@@ -107,28 +105,22 @@ def group_sums(
     }  # fmt: skip
 
 
-def _with_end(cells: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rows by category, missing ones too, and by whether they have a number; each line may be pooled."""
-    return np.concatenate([cells, np.zeros((1, 2), np.int64)])
+def _rare(cells: Sequence[tuple[NDArray[np.int64], Merge]], least: int) -> NDArray[np.bool_]:
+    """Which categories to pool, the missing one as the last.
+
+    ``cells`` are different rows by category, missing ones too, and by whether they have a number.
+    """
+    end = np.zeros((1, 2), np.int64)  # every line before it may be pooled
+    return rare([Grid(np.concatenate([rows, end]), (merge, np.add.reduce)) for rows, merge in cells], least)[0]
 
 
-def _rare(grids: Sequence[Grid], least: int) -> NDArray[np.bool_]:
-    """Which categories to pool, and as the last whether the missing one."""
-    return rare(grids, least)[0]
-
-
-def _places(pooled: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The line of each category, and of rows without one: kept categories in order, then pooled, then left out."""
-    kept = ~pooled[:-1]
-    found = np.full(len(pooled), np.count_nonzero(kept))
-    found[:-1][kept] = np.arange(np.count_nonzero(kept))
-    found[-1] += not pooled[-1]
-    return found
-
-
-def _sums(values: Floats, weights: Floats, places: NDArray[np.int64], pooled: NDArray[np.bool_]) -> Floats:
+def _sums(values: Floats, weights: Floats, codes: NDArray[np.int64], pooled: NDArray[np.bool_]) -> Floats:
     """(kept categories and those pooled, 3): weight, mean and weighted squares about it; no mean without values."""
-    lines = int(np.count_nonzero(~pooled[:-1])) + 2
+    kept = int(np.count_nonzero(~pooled[:-1]))
+    line_of, lines = np.full(len(pooled), kept), kept + 2  # the last line is for rows that are left out
+    line_of[:-1][~pooled[:-1]] = np.arange(kept)
+    line_of[-1] += not pooled[-1]
+    places = line_of[codes]
     count = np.bincount(places, weights, minlength=lines)
     with np.errstate(all="ignore"):
         mean = np.bincount(places, weights * values, minlength=lines) / count
@@ -181,28 +173,26 @@ class GroupMeans(ShownAsTable):
             [group, f"{count:,.0f}", *("" if math.isnan(each) else shown(float(each)) for each in (mean, std))]
             for group, count, mean, std in zip(self.groups, self.counts, self.means, self.stds, strict=True)
         ]
-        title = f"{self.column} by {self.by}"
-        return TableView(title, {self.by: "left", "count": "right", "mean": "right", "std": "right"}, rows)
+        return TableView(f"{self.column} by {self.by}", aligned([self.by], ("count", "mean", "std")), rows)
 
 
 def group_means(client: Client, name: str, by: str, most: int) -> GroupMeans:
     """The mean of one column for each category of another."""
-    return _named(client, sums_by_group(client, name, by, most, SentOnce(client)))
+    found = sums_by_group(client, name, by, most, SentColumns(client))
+    [(labels, places)] = label_lines(client, [found.by], [found.sums[:, 0]])
+    return GroupMeans(found.column.name, found.by.column.name, labels, found.sums[places])
 
 
 @dataclass(frozen=True)
 class Grouped:
-    """Sums of a number by digests of another column; the last line is for pooled categories."""
+    """Sums of a number by the kept and pooled categories of another column."""
 
     column: OutputColumn
-    by: OutputColumn
-    digests: NDArray[np.uint8]
+    by: Lines
     sums: Floats  # (groups, 3): count, mean, squares about it
-    is_pooled: bool
-    blinding: str  # the name that digests are made under
 
 
-def sums_by_group(client: Client, name: str, by: str, most: int, sent: SentOnce) -> Grouped:
+def sums_by_group(client: Client, name: str, by: str, most: int, sent: SentColumns) -> Grouped:
     """The sums of a number by the categories of another column; ``sent`` are columns that were asked for before."""
     column, category = find_number(client.plan, name, "group_means"), find_category(client.plan, by, "group_means")
     if column == category:
@@ -216,13 +206,10 @@ def sums_by_group(client: Client, name: str, by: str, most: int, sent: SentOnce)
 
 def _within(client: Client, column: OutputColumn, by: OutputColumn, most: int) -> Grouped:
     """Ask the shards of one table, again if they have pooled different categories."""
-    pool, missing, blinding = np.zeros((0, 16), np.uint8), False, client.new_name()
+    pool, missing, blinding = NO_DIGESTS, False, client.new_name()
+    asked = {"columns": [column.name, by.name], "family": key_family(by), "blinding": blinding, "most": most}
     while True:
-        asked = {
-            "columns": [column.name, by.name], "family": key_family(by), "blinding": blinding, "most": most,
-            "pool": pool, "pool_missing": missing,
-        }  # fmt: skip
-        replies = client.ask_table("statistics.groups", by.alias, asked)
+        replies = client.ask_table("statistics.groups", by.alias, asked | {"pool": pool, "pool_missing": missing})
         check_number(by, max((reply["count"] for reply in replies), default=0), most, "group_means")
         pool, missing = distinct([reply["rare"] for reply in replies]), any(r["missing_is_rare"] for r in replies)
         agreed = all(reply["missing_is_rare"] == missing for reply in replies)
@@ -230,17 +217,15 @@ def _within(client: Client, column: OutputColumn, by: OutputColumn, most: int) -
             break
     digests = distinct([reply["digests"] for reply in replies])
     check_number(by, len(digests), most, "group_means")
-    return Grouped(column, by, digests, _added(replies, digests), bool(len(pool)) or missing, blinding)
+    lines = Lines(by, digests, bool(len(pool)) or missing, blinding)
+    return Grouped(column, lines, _added(replies, digests))
 
 
 def _added(replies: Sequence[Mapping[str, Any]], digests: NDArray[np.uint8]) -> Floats:
     """Sums of groups over shards, each group's mean moved to that of all."""
     parts = np.zeros((len(replies), len(digests) + 1, 3))
     for part, reply in zip(parts, replies, strict=True):
-        order = np.argsort(np.ascontiguousarray(digests).view("V16").ravel(), kind="stable")
-        known = np.ascontiguousarray(digests).view("V16").ravel()[order]
-        found = np.ascontiguousarray(reply["digests"]).view("V16").ravel()
-        part[[*order[np.searchsorted(known, found)].tolist(), len(digests)]] = reply["sums"]
+        part[places_of(reply["digests"], digests)] = reply["sums"]
     counts, squares = parts[:, :, 0], parts[:, :, 2]
     means = np.where(counts > 0, parts[:, :, 1], 0.0)
     with np.errstate(all="ignore"):
@@ -250,7 +235,7 @@ def _added(replies: Sequence[Mapping[str, Any]], digests: NDArray[np.uint8]) -> 
     return np.stack([total, mean, (squares + counts * away**2).sum(axis=0)], 1)
 
 
-def _across(client: Client, column: OutputColumn, by: OutputColumn, most: int, sent: SentOnce) -> Grouped:
+def _across(client: Client, column: OutputColumn, by: OutputColumn, most: int, sent: SentColumns) -> Grouped:
     """Groups of joined rows, from both columns over base rows."""
     sent.ask_numbers([column])
     found, numbers_ = sent.codes(by), sent.numbers(column)
@@ -264,24 +249,10 @@ def _across(client: Client, column: OutputColumn, by: OutputColumn, most: int, s
         )  # fmt: skip
         cells, shape = groups * 2 + ~present, (size + 1, 2)
         merges = {by.alias: np.add.reduce, column.alias: np.maximum.reduce}
-        grids = [
-            Grid(_with_end(different_rows(client, alias, cells, shape)), (merge, np.add.reduce))
-            for alias, merge in merges.items()
-        ]
-        pool = _rare(grids, least)
+        pool = _rare([(different_rows(client, a, cells, shape), merge) for a, merge in merges.items()], least)
     meet = sent.meetings(by, column.alias)
     some = there[meet.rows]
     rows, groups, counts = meet.rows[some], meet.categories[some], meet.counts[some]
-    sums = _sums(numbers_.values[rows], counts.astype(np.float64), _places(pool)[groups], pool)
-    return Grouped(column, by, found.digests[~pool[:-1]], sums, bool(pool.any()), sent.blinding(by))
-
-
-def _named(client: Client, found: Grouped) -> GroupMeans:
-    """The groups with their names, if the category's column is public."""
-    by, digests, sums, is_pooled = found.by, found.digests, found.sums, found.is_pooled
-    kept = [Coded(by, found.blinding, digests)] if len(digests) and is_public(client.plan, by) else []
-    names = next(iter(CategoryNames(client, kept).read()), [None] * len(digests))
-    order = np.argsort(-sums[:-1, 0], kind="stable").tolist()
-    labels = label_lines(by, [names[place] for place in order])
-    lines = [*order, *([len(digests)] if is_pooled else [])]
-    return GroupMeans(found.column.name, by.name, labels + ([OTHER] if is_pooled else []), sums[lines])
+    sums = _sums(numbers_.values[rows], counts.astype(np.float64), groups, pool)
+    lines = Lines(by, found.digests[~pool[:-1]], bool(pool.any()), found.blinding)
+    return Grouped(column, lines, sums)

@@ -7,7 +7,7 @@ about equally many rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Annotated, Any
@@ -26,13 +26,13 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Level
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, Asked, Numbers, Wrong
-from tablepuppet.prep.days import as_date, shown_date
+from tablepuppet.prep.days import shown_value
 from tablepuppet.prep.distribution import Distribution, Distributions
 from tablepuppet.prep.ordered import values_of
-from tablepuppet.prep.selected import check_without_noise, find_number, is_date, is_public
-from tablepuppet.prep.statistics import NumberStatistics, NumberSummary, present_numbers
+from tablepuppet.prep.selected import check_without_noise, find_number, is_public
+from tablepuppet.prep.statistics import AskedColumns, NumberStatistics, NumberSummary, present_numbers
 from tablepuppet.prep.statistics_promise import Spent
-from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
+from tablepuppet.runs.table_view import Align, ShownAsTable, TableView
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import family
 
@@ -47,7 +47,7 @@ class BinCounts:
 
     def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
         """Raise `Wrong` unless it is such an array."""
-        Numbers(("columns", int(asked.arguments["bins"])), least=0.0, most=JOINED).check(value, asked, reply)
+        Numbers(("columns", "bins"), least=0.0, most=JOINED).check(value, asked, reply)
         if asked.joined is not None and (value.sum(axis=1) > asked.joined).any():
             raise Wrong("has counts of more rows than are joined")
 
@@ -112,16 +112,14 @@ class Histogram(ShownAsTable):
 
     def label(self, value: float) -> str:
         """A value as it is shown."""
-        date = as_date(float(value)) if is_date(self.column) else None
-        return shown_date(date, family(self.column.type)) if date else shown(float(value))
+        return shown_value(value, family(self.column.type))
 
 
 def histogram(client: Client, name: str, bins: int) -> Histogram:
     """The histogram of one column."""
     column = find_number(client.plan, name, "histogram")
     check_without_noise(client.plan, [column], "histogram")
-    [found] = HistogramStatistics(client, [column], bins).read().values()
-    return found
+    return histograms(client, [column], bins)[column.name]
 
 
 def checked_bins(bins: Any) -> int:
@@ -131,76 +129,53 @@ def checked_bins(bins: Any) -> int:
     return int(bins)
 
 
-class HistogramStatistics:
-    """Histograms of several columns: ranges are asked for when made, counts when read."""
-
-    def __init__(
-        self, client: Client, columns: Iterable[OutputColumn], bins: int, numbers: NumberStatistics | None = None
-    ):
-        """``numbers`` are statistics of the columns, if they were asked for before."""
-        self._client, self._bins = client, checked_bins(bins)
-        self._columns = list(columns)
-        self._public = [column for column in self._columns if is_public(client.plan, column)]
-        self._numbers = numbers or NumberStatistics(client, self._columns)
-        self._cells = Distributions(client, [column for column in self._columns if column not in self._public])
-
-    def read(self) -> dict[str, Histogram]:
-        """By column; a column without a value has no bins."""
-        known = self._numbers.read()
-        found = _count(self._client, [c for c in self._public if known[c.name].count], known, self._bins)
-        self._cells.refine(lambda each: _high_cells(each, self._bins))
-        for name, each in self._cells.read().items():
-            found[name] = _of_cells(each, self._bins, known[name].missing)
-        nothing = (np.zeros(0), np.zeros(0))
-        return {
-            column.name: found.get(column.name)
-            or Histogram(column, *nothing, known[column.name].missing, is_public(self._client.plan, column))
-            for column in self._columns
-        }
+def histograms(
+    client: Client, columns: Sequence[OutputColumn], bins: int, numbers: NumberStatistics | None = None
+) -> dict[str, Histogram]:
+    """By column; ``numbers`` are statistics of the columns, if they were asked for before."""
+    bins = checked_bins(bins)
+    public = [column for column in columns if is_public(client.plan, column)]
+    asked = numbers or NumberStatistics(client, columns)
+    cells = Distributions(client, [column for column in columns if column not in public])
+    known = asked.read()
+    found = _count(client, [column for column in public if known[column.name].count], known, bins)
+    cells.refine(lambda each: np.flatnonzero(each.cells["weights"] * bins > each.total))
+    for name, each in cells.read().items():
+        found[name] = _of_cells(each, bins, known[name].missing)
+    nothing = (np.zeros(0), np.zeros(0))
+    for column in public:  # without a value it has no bins
+        found.setdefault(column.name, Histogram(column, *nothing, known[column.name].missing, exact=True))
+    return {column.name: found[column.name] for column in columns}
 
 
 def _count(
     client: Client, columns: Sequence[OutputColumn], known: dict[str, NumberSummary], bins: int
 ) -> dict[str, Histogram]:
     """Counts in equally wide bins between minimum and maximum; of all finite values, if one is not."""
-    by_alias: dict[str, list[OutputColumn]] = {}
     for column in columns:
         if known[column.name].not_finite:
             raise LearnError(f"histogram: column {column.name!r} has NaN or infinite values; filter them in WHERE")
-        by_alias.setdefault(column.alias, []).append(column)
     ends = {column.name: [known[column.name].minimum, known[column.name].maximum] for column in columns}
     edges = {name: np.histogram_bin_edges(np.array(pair), bins) for name, pair in ends.items()}
-    replies = client.ask(
-        "statistics.bins",
-        lambda alias, _: {
-            "columns": [column.name for column in by_alias[alias]],
-            "lows": np.array([edges[column.name][0] for column in by_alias[alias]]),
-            "highs": np.array([edges[column.name][-1] for column in by_alias[alias]]),
-            "bins": bins,
-        } if alias in by_alias else None,
-    )  # fmt: skip
-    found = {}
-    for alias, listed in by_alias.items():
-        counts = np.sum([reply["counts"] for reply in replies.read()[alias]], axis=0)
-        for place, column in enumerate(listed):
-            missing = known[column.name].missing
-            found[column.name] = Histogram(column, edges[column.name], counts[place], missing, exact=True)
-    return found
 
+    def ranges(listed: Sequence[OutputColumn]) -> dict[str, Any]:
+        lows, highs = (np.array([edges[column.name][end] for column in listed]) for end in (0, -1))
+        return {"lows": lows, "highs": highs, "bins": bins}
 
-def _high_cells(known: Distribution, bins: int) -> Iterable[tuple[int, int]]:
-    """Cells that hold more than their share of the rows, and can be cut."""
-    total = known.total
-    for shard, cells in enumerate(known.cells):
-        high = np.flatnonzero(cells.weights * bins > total)
-        yield from ((shard, place) for place in high.tolist() if known.heavy[shard][place] is not None)
+    counts = AskedColumns(client, "statistics.bins", columns, ranges).read("counts")
+    return {
+        column.name: Histogram(
+            column, edges[column.name], np.sum(counts[column.name], axis=0), known[column.name].missing, exact=True
+        )
+        for column in columns
+    }
 
 
 def _of_cells(known: Distribution, bins: int, missing: int) -> Histogram:
     """Bins that end where cells end, with at least their share of the rows each."""
     if not known.total:
         return Histogram(known.column, np.zeros(0), np.zeros(0), missing, exact=False)
-    low = min(int(each.lows[0]) for each in known.cells if len(each.lows))
+    low = int(known.cells["lows"].min())
     points, below = known.curve(low, known.highest)
     kept = [0]
     for place in range(1, len(points)):

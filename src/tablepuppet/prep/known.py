@@ -275,7 +275,7 @@ class Known(Statistics):
                     f"histogram than in its sums {self.owners(column.alias)}"
                 )
 
-        def cells(known: Distribution) -> Iterable[tuple[int, int]]:
+        def cells(known: Distribution) -> Iterable[int]:
             for rank in wanted.get(known.column.name, (known.column, set()))[1]:
                 low, high = known.around(rank)
                 if low != high:

@@ -6,8 +6,8 @@ is computed from noisy replies only.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,16 +15,18 @@ import pyarrow as pa
 
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
+from tablepuppet.prep.days import DATES, shown_value
 from tablepuppet.prep.given_bounds import bounds_of
 from tablepuppet.prep.histograms import Histogram, checked_bins
 from tablepuppet.prep.noisy_distribution import NoisyDistribution
-from tablepuppet.prep.noisy_statistics import NoiseRequest, NoisyStatistics, noisy_features
-from tablepuppet.prep.quantiles import Quantile, Quantiles, as_shown, checked_shares
-from tablepuppet.prep.selected import find_number, is_date, is_number
+from tablepuppet.prep.noisy_statistics import NoiseRequest, NoisyStatistics, NoisySummary, noisy_features
+from tablepuppet.prep.quantiles import Quantile, Quantiles, checked_shares, with_interval
+from tablepuppet.prep.selected import find_number, is_number
 from tablepuppet.prep.statistics_promise import Spent
 from tablepuppet.runs.events import Events
-from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
+from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned, arrow_table, shown
 from tablepuppet.sql.query import OutputColumn
+from tablepuppet.sql.types import family
 
 QUARTILES = {"q25": 0.25, "median": 0.5, "q75": 0.75}
 LEFT_OUT = {
@@ -52,9 +54,8 @@ class NoisyDescription(ShownAsTable):
     ``spent`` is what they have cost, ``left_out`` which statistics have no form with noise, and why.
     """
 
-    def __init__(self, rows: list[dict[str, Any]], columns: Sequence[OutputColumn], spent: Spent):
-        self._table, self.spent, self.left_out = pa.Table.from_pylist(rows, schema=_SCHEMA), spent, dict(LEFT_OUT)
-        self._columns = {column.name: column for column in columns}
+    def __init__(self, rows: list[dict[str, Any]], spent: Spent):
+        self._table, self.spent, self.left_out = arrow_table(rows, _SCHEMA), spent, dict(LEFT_OUT)
 
     def to_arrow(self) -> pa.Table:
         """One row per column; what does not apply to a column, or is hidden by noise, is null.
@@ -67,34 +68,30 @@ class NoisyDescription(ShownAsTable):
 
     def facts(self, column: str) -> dict[str, str]:
         """What is known of one column, by name, as it is shown; LearnError if it is not described."""
-        row = next((row for row in self._table.to_pylist() if row["column"] == column), None)
-        if row is None:
-            raise LearnError(f"{column!r} is no described column; there are {', '.join(map(repr, self._columns))}")
-        return {name: self._cell(row, name) for name in _SHOWN}
+        rows = {row["column"]: row for row in self._table.to_pylist()}
+        if column not in rows:
+            raise LearnError(f"{column!r} is no described column; there are {', '.join(map(repr, rows))}")
+        return {name: self._cell(rows[column], name) for name in _SHOWN}
 
     def _cell(self, row: Mapping[str, Any], name: str) -> str:
-        column, value = self._columns[row["column"]], row[name]
+        kind, value = family(row["type"]), row[name]
         if value is None:
             return "hidden by noise" if row["bound_low"] is not None else ""
         if name in ("count", "missing"):
             return f"{value:,} ± {row['count_noise']:,.3g}"
         if name in QUARTILES:
-            return (
-                f"{as_shown(column, value)} "
-                f"({as_shown(column, row[f'{name}_low'])} to {as_shown(column, row[f'{name}_high'])})"
-            )
-        days = " days" if is_date(column) else ""
-        text = as_shown(column, value) if name == "mean" else f"{shown(value)}{days}"
+            return with_interval(value, row[f"{name}_low"], row[f"{name}_high"], kind)
+        days = " days" if kind in DATES else ""
+        text = shown_value(value, kind) if name == "mean" else f"{shown(value)}{days}"
         return f"{text} ± {row[f'{name}_noise']:,.3g}{days}"
 
     def table_view(self) -> TableView:
         """One row per column, for people."""
-        sides: dict[str, Align] = {"column": "left", "table": "left", **dict.fromkeys(_SHOWN, "right")}
         rows = [
             [row["column"], row["table"], *(self._cell(row, name) for name in _SHOWN)]
             for row in self._table.to_pylist()
         ]
-        return TableView(f"Joined rows with noise: {self.spent}", sides, rows)
+        return TableView(f"Joined rows with noise: {self.spent}", aligned(["column", "table"], _SHOWN), rows)
 
 
 def noisy_describe(
@@ -103,50 +100,44 @@ def noisy_describe(
     """Count and missing of every feature; mean, standard deviation and quartiles of numbers."""
     columns = noisy_features(client, names, "describe")
     asked = NoisyStatistics(client, noise, "describe")
-    want_description(client, asked, columns, bounds, "describe")
+    wanted = want_columns(client, asked, columns, bounds, "describe")
     spent = asked.ask(events)
-    return NoisyDescription(description_rows(asked, columns, distributions_of(asked, columns)), columns, spent)
+    return NoisyDescription([each.row() for each in wanted], spent)
 
 
-def want_description(
-    client: Client, asked: NoisyStatistics, columns: Sequence[OutputColumn], bounds: Mapping[str, Any] | None, step: str
-) -> None:
-    """Name what a description is made of; PrivacyError if a number has no bounds."""
-    known = bounds_of(client.plan, [column for column in columns if is_number(column)], bounds, step)
-    for column in columns:
-        if column.name in known:
-            asked.want_moments(column, known[column.name])
-            asked.want_distribution(column, known[column.name])
-        else:
-            asked.want_counts(column)
+@dataclass(frozen=True)
+class WantedColumn:
+    """What a row of a description is made of, as `NoisyStatistics` reads it; only numbers have a distribution."""
 
+    column: OutputColumn
+    summary: Callable[[], NoisySummary]
+    distribution: Callable[[], NoisyDistribution] | None = None
 
-def distributions_of(asked: NoisyStatistics, columns: Sequence[OutputColumn]) -> dict[str, NoisyDistribution]:
-    """The distributions of numbers, by name."""
-    return {column.name: asked.distribution(column) for column in columns if is_number(column)}
-
-
-def description_rows(
-    asked: NoisyStatistics, columns: Sequence[OutputColumn], distributions: Mapping[str, NoisyDistribution]
-) -> list[dict[str, Any]]:
-    """One row per column."""
-    rows = []
-    for column in columns:
-        row: dict[str, Any] = {"column": column.name, "table": column.alias, "type": column.type}
-        if column.name in distributions:
-            found, distribution = asked.moments(column), distributions[column.name]
-            count = found.count
-            row |= {"mean": _known(found.mean), "mean_noise": _known(found.mean_noise)}
-            row |= {"std": _known(found.std), "std_noise": _known(found.std_noise)}
+    def row(self) -> dict[str, Any]:
+        """The row of the column."""
+        found = self.summary()
+        row: dict[str, Any] = {"column": self.column.name, "table": self.column.alias, "type": self.column.type}
+        row |= {"count": found.shown_count, "missing": round(found.rows) - found.shown_count}
+        row |= {name: getattr(found, name) for name in ("count_noise", "mean", "mean_noise", "std", "std_noise")}
+        if self.distribution is not None:
+            distribution = self.distribution()
             row |= {"bound_low": distribution.low, "bound_high": distribution.high}
             for name, share in QUARTILES.items():
-                estimates = zip(("", "_low", "_high"), distribution.quantile(share), strict=True)
-                row |= {f"{name}{end}": _known(value) for end, value in estimates}
-        else:
-            count = asked.counts(column)
-        row |= {"count": count.shown, "missing": round(count.rows) - count.shown, "count_noise": count.noise}
-        rows.append(row)
-    return rows
+                row |= zip((name, f"{name}_low", f"{name}_high"), distribution.quantile(share), strict=True)
+        return row
+
+
+def want_columns(
+    client: Client, asked: NoisyStatistics, columns: Sequence[OutputColumn], bounds: Mapping[str, Any] | None, step: str
+) -> list[WantedColumn]:
+    """Plan what a description is made of; PrivacyError if a number has no bounds."""
+    known = bounds_of(client.plan, [column for column in columns if is_number(column)], bounds, step)
+    return [
+        WantedColumn(column, asked.moments(column, known[column.name]), asked.distribution(column, known[column.name]))
+        if column.name in known
+        else WantedColumn(column, asked.counts(column))
+        for column in columns
+    ]
 
 
 def noisy_quantile(
@@ -161,13 +152,11 @@ def noisy_quantile(
     columns = [find_number(client.plan, column.name, "quantile") for column in columns]
     known = bounds_of(client.plan, columns, bounds, "quantile")
     asked = NoisyStatistics(client, noise, "quantile")
-    for column in columns:
-        asked.want_distribution(column, known[column.name])
+    distributions = {column: asked.distribution(column, known[column.name]) for column in columns}
     spent = asked.ask(events)
     found = {}
-    for column in columns:
-        distribution = asked.distribution(column)
-        estimates = [distribution.quantile(share) for share in listed]
+    for column, read in distributions.items():
+        estimates = map(read().quantile, listed)
         found[column] = [Quantile(value, exact=False, low=low, high=high) for value, low, high in estimates]
     return Quantiles(listed, found, spent)
 
@@ -181,12 +170,8 @@ def noisy_histogram(
     given = None if bounds is None else {column.name: bounds}
     pair = bounds_of(client.plan, [column], given, "histogram")[column.name]
     asked = NoisyStatistics(client, noise, "histogram")
-    asked.want_bins(column, pair, size)
-    spent = asked.ask(events)
-    counts, sigma = asked.bins(column, size)
-    missing = round(min(max(asked.rows(column) - float(counts.sum()), 0.0), asked.rows(column)))
+    read = asked.bins(column, pair, size)
+    spent, rows = asked.ask(events), asked.rows(column.alias)
+    counts, sigma = read()
+    missing = round(min(max(rows - float(counts.sum()), 0.0), rows))
     return Histogram(column, np.linspace(*pair, size + 1), counts, missing, exact=False, noise=sigma, spent=spent)
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -12,19 +12,13 @@ from typing import Any
 import numpy as np
 
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.crosstab import label_lines
 from tablepuppet.prep.histograms import Histogram
-from tablepuppet.prep.noisy_describe import (
-    LEFT_OUT,
-    NoisyDescription,
-    description_rows,
-    distributions_of,
-    want_description,
-)
+from tablepuppet.prep.noisy_describe import LEFT_OUT, NoisyDescription, want_columns
 from tablepuppet.prep.noisy_statistics import NoiseRequest, NoisyStatistics, noisy_features
+from tablepuppet.prep.pooled import label_categories
 from tablepuppet.prep.private_encode import is_category
-from tablepuppet.prep.profile import MUCH_MISSING, SHOWN, Profile
-from tablepuppet.prep.profile_page import CategoryBars, Warned
+from tablepuppet.prep.profile import MUCH_MISSING, SHOWN
+from tablepuppet.prep.profile_page import CategoryBars, Profile, Warned
 from tablepuppet.prep.selected import is_number
 from tablepuppet.runs.events import Events
 
@@ -47,30 +41,28 @@ def noisy_profile(
     columns = noisy_features(client, names, "profile")
     texts = [column for column in columns if is_category(column, query.categorical) and not is_number(column)]
     asked = NoisyStatistics(client, noise, "profile")
-    want_description(client, asked, columns, bounds, "profile")
-    for column in texts:
-        asked.want_categories(column)
+    wanted = want_columns(client, asked, columns, bounds, "profile")
+    frequent = {column: asked.categories(column) for column in texts}
     spent = asked.ask(events)
-    distributions, histograms, bars = distributions_of(asked, columns), {}, {}
-    rows = description_rows(asked, columns, distributions)
-    for row, column in zip(rows, columns, strict=True):
-        if column.name in distributions and not distributions[column.name].is_hidden:
-            edges, counts, sigma = distributions[column.name].merged(BINS)
-            histograms[column.name] = Histogram(
-                column, edges, counts, row["missing"], exact=False, noise=sigma, spent=spent
+    rows, histograms, bars = [each.row() for each in wanted], {}, {}
+    for row, each in zip(rows, wanted, strict=True):
+        if each.distribution is not None and not (found := each.distribution()).is_hidden:
+            edges, counts, sigma = found.merged(BINS)
+            histograms[each.column.name] = Histogram(
+                each.column, edges, counts, row["missing"], exact=False, noise=sigma, spent=spent
             )
-    for column in texts:
-        found = asked.categories(column)
-        kept = found.counts > 0
-        if kept.any():
-            counts = found.counts[kept][:SHOWN]
-            bars[column.name] = CategoryBars(
-                label_lines(column, [None] * len(counts)), counts.tolist(), float(np.maximum(found.counts, 0.0).sum())
-            )
-    description = NoisyDescription(rows, columns, spent)
+    for column, read in frequent.items():
+        counts = np.maximum(read(), 0.0)
+        largest = counts[counts > 0][:SHOWN]
+        if len(largest):
+            names_ = label_categories(column, [None] * len(largest))
+            bars[column.name] = CategoryBars(names_, largest.tolist(), float(counts.sum()))
+    description = NoisyDescription(rows, spent)
     left_out = "; ".join(f"{what} ({why})" for what, why in WITHOUT.items())
     note = f"All numbers have noise: {spent}. Left out: {left_out}."
-    return Profile(query, len(client.mapping), description, histograms, bars, None, list(_warnings(rows)), note, spent)
+    return Profile(
+        query.sql, len(client.mapping), description, histograms, bars, None, list(_warnings(rows)), note, spent
+    )
 
 
 def _warnings(rows: Sequence[Mapping[str, Any]]) -> Iterator[Warned]:

@@ -78,64 +78,45 @@ def noisy_features(client: Client, names: Sequence[str] | None, step: str) -> li
 
 
 @dataclass(frozen=True)
-class NoisyCount:
-    """A count of joined rows with its noise; each base row counts at most ``max_times`` times."""
+class NoisySummary:
+    """A count of joined rows, and of numbers between bounds mean and standard deviation, each with the deviation of its
+    noise; NaN if hidden. Each base row counts at most ``max_times`` times.
+    """
 
     count: float
-    noise: float
+    count_noise: float
     rows: float  # that there are, with and without a value
+    mean: float = math.nan
+    mean_noise: float = math.nan
+    std: float = math.nan
+    std_noise: float = math.nan
 
     @property
-    def is_hidden(self) -> bool:
-        """Whether noise leaves nothing to be said of the rows that have a value."""
-        return self.count <= HIDDEN * self.noise
-
-    @property
-    def shown(self) -> int:
+    def shown_count(self) -> int:
         """As a number of rows that there may be."""
         return round(min(max(self.count, 0.0), self.rows))
 
-
-@dataclass(frozen=True)
-class NoisyMoments:
-    """Mean and standard deviation of a column between bounds, each with the deviation of its noise; NaN if hidden."""
-
-    count: NoisyCount
-    mean: float
-    mean_noise: float
-    std: float
-    std_noise: float
-
     @classmethod
-    def of(cls, sums: Array, sigma: float, rows: float, bounds: Bounds) -> NoisyMoments:
+    def of(cls, sums: Array, sigma: float, rows: float, bounds: Bounds) -> NoisySummary:
         """From noisy count, sum and sum of squares, where the bounds are -1 and 1.
 
         With n rows, mean m and variance v, the noise of m is s/n sqrt(1 + m^2), and that of v is
         s/n sqrt(1 + 4 m^2 + (v - m^2)^2), to first order.
         """
-        count = NoisyCount(float(sums[0]), sigma, rows)
-        if count.is_hidden:
-            return cls(count, math.nan, math.nan, math.nan, math.nan)
-        low, half, each = bounds[0], (bounds[1] - bounds[0]) / 2, sigma / count.count
-        mean = min(max(float(sums[1]) / count.count, -1.0), 1.0)
-        variance = min(max(float(sums[2]) / count.count - mean**2, 0.0), 1.0)
+        count = float(sums[0])
+        if count <= HIDDEN * sigma:  # noise leaves nothing to be said of the rows that have a value
+            return cls(count, sigma, rows)
+        low, half, each = bounds[0], (bounds[1] - bounds[0]) / 2, sigma / count
+        mean = min(max(float(sums[1]) / count, -1.0), 1.0)
+        variance = min(max(float(sums[2]) / count - mean**2, 0.0), 1.0)
         mean_noise, noise = each * math.sqrt(1 + mean**2), each * math.hypot(1, 2 * mean, variance - mean**2)
         std = math.sqrt(variance)
         std_noise = noise / (2 * std) if std > math.sqrt(noise) else math.sqrt(noise)
-        return cls(count, low + half * (1 + mean), half * mean_noise, half * std, half * std_noise)
-
-
-@dataclass(frozen=True)
-class NoisyCategories:
-    """The categories that enough rows have, or that policies list, with noisy counts, the most frequent first."""
-
-    digests: NDArray[np.uint8]
-    counts: Array
-    noise: float
+        return cls(count, sigma, rows, low + half * (1 + mean), half * mean_noise, half * std, half * std_noise)
 
 
 class NoisyStatistics:
-    """Noisy statistics of columns. Name what is wanted, then `ask` once; answers are read after that."""
+    """Noisy statistics of columns. Each method plans a release, and returns a function that reads it after `ask`."""
 
     def __init__(self, client: Client, noise: NoiseRequest, step: str):
         self._client, self._noise, self._step = client, noise, step
@@ -143,127 +124,97 @@ class NoisyStatistics:
         self._wanted: dict[tuple[str, str, int], list[tuple[OutputColumn, Bounds]]] = {}  # by op, alias and bins
         self._lists: list[OutputColumn] = []
         self._pending: dict[tuple[str, str, int], Pending] = {}
-        self._promise: StatisticsPromise | None = None
+        self._multipliers: Callable[[str], float] | None = None  # by alias, when all is asked
 
-    # What is wanted
-
-    def want_counts(self, column: OutputColumn) -> None:
+    def counts(self, column: OutputColumn) -> Callable[[], NoisySummary]:
         """How many rows have a value."""
-        self._want(COUNTS, column, (0.0, 1.0), 0, 1)
+        read = self._plan(COUNTS, column, (0.0, 1.0), ())
 
-    def want_moments(self, column: OutputColumn, bounds: Bounds) -> None:
+        def summary() -> NoisySummary:
+            count, noise = read()
+            return NoisySummary(float(count), noise, self.rows(column.alias))
+
+        return summary
+
+    def moments(self, column: OutputColumn, bounds: Bounds) -> Callable[[], NoisySummary]:
         """Count, mean and standard deviation."""
-        self._want(MOMENTS, column, bounds, 0, SUMS)
+        read = self._plan(MOMENTS, column, bounds, (SUMS,), sensitivity=math.sqrt(SUMS))
+        return lambda: NoisySummary.of(*read(), self.rows(column.alias), bounds)
 
-    def want_bins(self, column: OutputColumn, bounds: Bounds, bins: int) -> None:
-        """A histogram."""
-        self._want(BINS, column, bounds, bins, bins)
+    def bins(self, column: OutputColumn, bounds: Bounds, bins: int) -> Callable[[], tuple[Array, float]]:
+        """(counts of a histogram, the noise of each)."""
+        return self._plan(BINS, column, bounds, (bins,), bins=bins)
 
-    def want_distribution(self, column: OutputColumn, bounds: Bounds) -> None:
+    def distribution(self, column: OutputColumn, bounds: Bounds) -> Callable[[], NoisyDistribution]:
         """What quantiles are made of."""
-        for bins in (COARSE, FINE):
-            self.want_bins(column, bounds, bins)
+        coarse, fine = self.bins(column, bounds, COARSE), self.bins(column, bounds, FINE)
+        return lambda: NoisyDistribution(*bounds, coarse()[0], *fine())
 
-    def want_categories(self, column: OutputColumn) -> None:
-        """The categories that enough rows have."""
+    def categories(self, column: OutputColumn) -> Callable[[], Array]:
+        """Noisy counts of the categories that enough rows have, or that policies list, the most frequent first."""
         self._lists.append(column)
         shards, rows = self._client.plan.tables[column.alias].shards, self._client.mapping.tables[column.alias].rows
         is_list = any(described(column.expression, shard.categories) is None for shard in shards)
         self._planned.append(PlannedRelease(column.alias, rows, is_list))
 
-    def _want(self, op: str, column: OutputColumn, bounds: Bounds, bins: int, numbers: int) -> None:
-        self._wanted.setdefault((op, column.alias, bins), []).append((column, bounds))
-        self._planned.append(PlannedRelease(column.alias, numbers))
+        def read() -> Array:
+            replies = self._pending[CATEGORIES, column.name, 0].read()[column.alias]
+            return -np.sort(-merge_categories([{**reply, "missing": 0.0, "top": 0.0} for reply in replies]).weights)
 
-    # Asking
+        return read
+
+    def _plan(
+        self, op: str, column: OutputColumn, bounds: Bounds, shape: tuple[int, ...], bins: int = 0,
+        sensitivity: float = 1.0,
+    ) -> Callable[[], tuple[Array, float]]:  # fmt: skip
+        """Plan a release of one column; it is read as (the sum over shards, the standard deviation of its noise)."""
+        alias, numbers = column.alias, math.prod(shape)
+        wanted = self._wanted.setdefault((op, alias, bins), [])
+        place, name = len(wanted), "sums" if op == MOMENTS else "counts"
+        wanted.append((column, bounds))
+        self._planned.append(PlannedRelease(alias, numbers))
+
+        def read() -> tuple[Array, float]:
+            replies = self._pending[op, alias, bins].read()[alias]
+            total = np.asarray(sum((reply[name][place] for reply in replies), start=np.zeros(shape)))
+            one = gaussian_sigma(self._multiplier(alias), sensitivity * self._times(alias), numbers)
+            return total, one * math.sqrt(max(len(self._client.shards(alias)), 1))  # every shard adds its own noise
+
+        return read
 
     def ask(self, events: Events) -> Spent:
         """Ask for all of it; PrivacyError, before anything is spent, if that cannot be."""
-        self._promise = StatisticsPromise(self._noise.privacy, self._client.plan, self._planned)
-        self._promise.check(self._client, self._noise.funds, self._step)
+        promise = StatisticsPromise(self._noise.privacy, self._client.plan, self._planned)
+        promise.check(self._client, self._noise.funds, self._step)
+        self._multipliers = promise.multiplier
         for known in known_of_features(self._client.plan):
             events.emit("warning", "privacy.known", f"{known} Leave it out there if it is to be protected.")
         for (op, alias, bins), wanted in self._wanted.items():
-            self._pending[op, alias, bins] = self._ask(op, alias, self._arguments(op, alias, bins, wanted))
+            given: dict[str, Any] = {"columns": [column.name for column, _ in wanted]}
+            if op != COUNTS:
+                given |= {"lows": np.array([low for _, (low, _) in wanted])}
+                given |= {"highs": np.array([high for _, (_, high) in wanted])}
+            if bins:
+                given["bins"] = bins
+            self._pending[op, alias, bins] = self._ask(op, alias, given)
         for column in self._lists:
-            asked: dict[str, Any] = {
-                "column": column.name,
-                "family": key_family(column),
-                "blinding": self._client.new_name(),
-            }
-            asked |= {"counted": True, **self._noise_of(column.alias)}
-            self._pending[CATEGORIES, column.name, 0] = self._ask(CATEGORIES, column.alias, asked)
-        return self._promise.spent
+            names = {"column": column.name, "family": key_family(column), "blinding": self._client.new_name()}
+            self._pending[CATEGORIES, column.name, 0] = self._ask(CATEGORIES, column.alias, names | {"counted": True})
+        return promise.spent
 
-    def _ask(self, op: str, alias: str, arguments: Mapping[str, Any]) -> Pending:
-        return self._client.ask(op, lambda name, _: arguments if name == alias else None)
+    def _ask(self, op: str, alias: str, given: Mapping[str, Any]) -> Pending:
+        noise = {"multiplier": self._multiplier(alias), "times": self._times(alias)}
+        return self._client.ask(op, lambda name, _: {**given, **noise} if name == alias else None)
 
-    def _arguments(
-        self, op: str, alias: str, bins: int, wanted: Sequence[tuple[OutputColumn, Bounds]]
-    ) -> dict[str, Any]:
-        found = {"columns": [column.name for column, _ in wanted], **self._noise_of(alias)}
-        if op != COUNTS:
-            found |= {name: np.array([pair[i] for _, pair in wanted]) for i, name in enumerate(("lows", "highs"))}
-        return found | ({"bins": bins} if bins else {})
-
-    def _noise_of(self, alias: str) -> dict[str, Any]:
-        assert self._promise is not None, "it is made when all is asked"
-        return {"multiplier": self._promise.multiplier(alias), "times": self._times(alias)}
+    def _multiplier(self, alias: str) -> float:
+        assert self._multipliers is not None, "they are known when all is asked"
+        return self._multipliers(alias)
 
     def _times(self, alias: str) -> int:
         """How often a row of a table counts at most; how often rows are joined is public."""
         most = min(int(self._client.mapping.counts(alias).max(initial=1)), MOST_TIMES)
         return most if self._noise.max_times is None else min(most, self._noise.max_times)
 
-    # Answers
-
-    def counts(self, column: OutputColumn) -> NoisyCount:
-        """How many rows have a value."""
-        noisy = self._read(COUNTS, column, 0, ())
-        return NoisyCount(float(noisy), self._sigma(column.alias, 1.0, 1), self._rows(column.alias))
-
-    def moments(self, column: OutputColumn) -> NoisyMoments:
-        """Count, mean and standard deviation."""
-        sigma = self._sigma(column.alias, math.sqrt(SUMS), SUMS)
-        noisy = self._read(MOMENTS, column, 0, (SUMS,))
-        return NoisyMoments.of(noisy, sigma, self._rows(column.alias), self._bounds(MOMENTS, column, 0))
-
-    def bins(self, column: OutputColumn, bins: int) -> tuple[Array, float]:
-        """(counts of a histogram, the noise of each)."""
-        return self._read(BINS, column, bins, (bins,)), self._sigma(column.alias, 1.0, bins)
-
-    def distribution(self, column: OutputColumn) -> NoisyDistribution:
-        """What quantiles are made of."""
-        (coarse, _), (fine, sigma) = self.bins(column, COARSE), self.bins(column, FINE)
-        return NoisyDistribution(*self._bounds(BINS, column, FINE), coarse, fine, sigma)
-
-    def categories(self, column: OutputColumn) -> NoisyCategories:
-        """The categories that enough rows have."""
-        replies = self._pending[CATEGORIES, column.name, 0].read()[column.alias]
-        found = merge_categories([{**reply, "missing": 0.0, "top": 0.0} for reply in replies])
-        order = np.argsort(-found.weights, kind="stable")
-        rows = self._client.mapping.tables[column.alias].rows
-        return NoisyCategories(found.digests[order], found.weights[order], self._sigma(column.alias, 1.0, rows))
-
-    def rows(self, column: OutputColumn) -> float:
+    def rows(self, alias: str) -> float:
         """The number of joined rows; each base row counts at most ``max_times`` times."""
-        return self._rows(column.alias)
-
-    def _read(self, op: str, column: OutputColumn, bins: int, shape: tuple[int, ...]) -> Array:
-        """The sum over shards."""
-        replies = self._pending[op, column.alias, bins].read()[column.alias]
-        place = [each for each, _ in self._wanted[op, column.alias, bins]].index(column)
-        name = "sums" if op == MOMENTS else "counts"
-        return np.asarray(sum((reply[name][place] for reply in replies), start=np.zeros(shape)))
-
-    def _bounds(self, op: str, column: OutputColumn, bins: int) -> Bounds:
-        return dict(self._wanted[op, column.alias, bins])[column]
-
-    def _sigma(self, alias: str, sensitivity: float, numbers: int) -> float:
-        """The standard deviation of noise in a sum over shards; every shard adds the noise of the whole table."""
-        assert self._promise is not None, "it is made when all is asked"
-        one = gaussian_sigma(self._promise.multiplier(alias), sensitivity * self._times(alias), numbers)
-        return one * math.sqrt(max(len(self._client.shards(alias)), 1))
-
-    def _rows(self, alias: str) -> float:
         return float(np.minimum(self._client.mapping.counts(alias), self._times(alias)).sum())

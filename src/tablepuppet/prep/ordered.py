@@ -107,7 +107,3 @@ class Bucket:
         """The byte after the prefix, and `FAN` for words that are not in it."""
         away = words - np.uint64(self.low)  # of words below it, beyond all that are in it
         return np.asarray(np.minimum(away >> np.uint64(56 - 8 * self.depth), np.uint64(FAN)), np.intp)
-
-    def next_bytes(self, words: Words) -> NDArray[np.intp]:
-        """The byte after the prefix, of words that are in it."""
-        return ((words >> np.uint64(56 - 8 * self.depth)) & np.uint64(FAN - 1)).astype(np.intp)

@@ -16,15 +16,26 @@ import pyarrow as pa
 
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.quantiles import as_shown
-from tablepuppet.prep.rows_below import RowsBelow
+from tablepuppet.prep.days import shown_value
+from tablepuppet.prep.distribution import Distributions
+from tablepuppet.prep.quantiles import quantiles_of
+from tablepuppet.prep.rows_below import rows_below
 from tablepuppet.prep.selected import check_without_noise, find_numbers
 from tablepuppet.prep.statistics import NumberStatistics
-from tablepuppet.runs.table_view import Align, ShownAsTable, TableView
+from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned, arrow_table
 from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
+from tablepuppet.sql.types import family
 
 Bounds = tuple[float, float]
+_SCHEMA = pa.schema(
+    [
+        ("column", pa.string()),
+        ("table", pa.string()),
+        *((name, pa.float64()) for name in ("low", "high", "below", "above", "share")),
+        ("exact", pa.bool_()),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,11 @@ class Outlying:
     def outliers(self) -> float:
         """Joined rows beyond either bound."""
         return self.below + self.above
+
+    @property
+    def share(self) -> float:
+        """The share of them among the rows with a value; NaN without any."""
+        return self.outliers / self.count if self.count else math.nan
 
 
 class FoundOutliers(ShownAsTable):
@@ -64,27 +80,17 @@ class FoundOutliers(ShownAsTable):
 
     def to_arrow(self) -> pa.Table:
         """One row per column; bounds of dates are days since 1970-01-01."""
-        rows = self._found.values()
-        numbers = {name: [getattr(each, name) for each in rows] for name in ("low", "high", "below", "above")}
-        return pa.table(
-            {
-                "column": pa.array(self.columns, pa.string()),
-                "table": pa.array([each.column.alias for each in rows], pa.string()),
-                **{name: pa.array(values, pa.float64(), from_pandas=True) for name, values in numbers.items()},
-                "share": pa.array([_share(each) for each in rows], pa.float64()),
-                "exact": pa.array([each.exact for each in rows], pa.bool_()),
-            }
-        )
+        names = ("low", "high", "below", "above", "share", "exact")
+        rows = [
+            {"column": each.column.name, "table": each.column.alias, **{name: getattr(each, name) for name in names}}
+            for each in self._found.values()
+        ]
+        return arrow_table(rows, _SCHEMA)
 
     def table_view(self) -> TableView:
         """One row per column; counts that are estimates are marked."""
-        sides: dict[str, Align] = {"column": "left", "table": "left"}
-        sides |= dict.fromkeys(("low", "high", "below", "above", "share"), "right")
+        sides = aligned(("column", "table"), ("low", "high", "below", "above", "share"))
         return TableView(f"Outliers: {self._rule}", sides, [_cells(each) for each in self._found.values()])
-
-
-def _share(each: Outlying) -> float | None:
-    return each.outliers / each.count if each.count else None
 
 
 def _cells(each: Outlying) -> list[str]:
@@ -92,16 +98,16 @@ def _cells(each: Outlying) -> list[str]:
         return [each.column.name, each.column.alias, "", "", "", "", ""]
     about = "" if each.exact else "≈ "
     counts = [f"{about}{count:,.0f}" for count in (each.below, each.above)]
-    ends = [as_shown(each.column, end) for end in (each.low, each.high)]
-    return [each.column.name, each.column.alias, *ends, *counts, f"{about}{_share(each):.2%}"]
+    ends = [shown_value(end, family(each.column.type)) for end in (each.low, each.high)]
+    return [each.column.name, each.column.alias, *ends, *counts, f"{about}{each.share:.2%}"]
 
 
 def outlier_by_iqr(client: Client, columns: Sequence[str] | None, k: float) -> FoundOutliers:
     """Rows more than ``k`` interquartile ranges beyond a quartile."""
     listed = _checked(client, columns, k, "outlier_by_iqr")
-    asked = RowsBelow(client, listed)
+    asked = Distributions(client, listed)
     bounds = {}
-    for name, (low, high) in asked.quantiles([0.25, 0.75]).items():
+    for name, (low, high) in quantiles_of(asked, [0.25, 0.75]).items():
         width = high.value - low.value
         bounds[name] = (low.value - k * width, high.value + k * width)
     return FoundOutliers(f"{k:g} IQR beyond a quartile", _counted(asked, listed, bounds, "outlier_by_iqr"))
@@ -110,7 +116,7 @@ def outlier_by_iqr(client: Client, columns: Sequence[str] | None, k: float) -> F
 def outlier_by_sd(client: Client, columns: Sequence[str] | None, k: float) -> FoundOutliers:
     """Rows more than ``k`` standard deviations (ddof 1) from the mean."""
     listed = _checked(client, columns, k, "outlier_by_sd")
-    numbers, asked = NumberStatistics(client, listed), RowsBelow(client, listed)
+    numbers, asked = NumberStatistics(client, listed), Distributions(client, listed)
     bounds = {}
     for name, each in numbers.read().items():
         width = k * each.std(1) if each.count > 1 else 0.0
@@ -127,11 +133,11 @@ def _checked(client: Client, columns: Sequence[str] | None, k: float, step: str)
 
 
 def _counted(
-    asked: RowsBelow, columns: Sequence[OutputColumn], bounds: Mapping[str, Bounds], step: str
+    asked: Distributions, columns: Sequence[OutputColumn], bounds: Mapping[str, Bounds], step: str
 ) -> list[Outlying]:
     """Rows beyond the bounds; a column without finite bounds must have no values."""
     cuts = {name: [end for end in ends if not math.isnan(end)] for name, ends in bounds.items()}
-    found, counts = [], asked.read(cuts)
+    found, counts = [], rows_below(asked, cuts)
     for column in columns:
         counted, (low, high) = counts[column.name], bounds[column.name]
         if counted.total and math.isnan(low + high):

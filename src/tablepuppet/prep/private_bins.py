@@ -7,9 +7,7 @@ returns means and variances.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,22 +18,13 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
-from tablepuppet.party.returns import Asked, Numbers
+from tablepuppet.party.returns import Numbers
 from tablepuppet.prep.histograms import Bins
 from tablepuppet.prep.rows_once import RowsOnce, Times, check_noise, is_group
 from tablepuppet.privacy.clip import blocks
 
 COUNTS, BINS = "private.counts", "private.bins"
 ASKED = "`describe`, `histogram`, `quantile`, `profile` with `feature_epsilon`"
-
-
-@dataclass(frozen=True)
-class NoisyBins:
-    """Noisy counts by column and bin."""
-
-    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
-        Numbers(("columns", int(asked.arguments["bins"]))).check(value, asked, reply)
 
 
 @op(
@@ -45,7 +34,7 @@ class NoisyBins:
     columns=("columns",),
     use=Use.FEATURE,
     private=True,
-    returns={"counts": NoisyBins()},
+    returns={"counts": Numbers(("columns", "bins"))},
 )
 def count_bins(
     table: LocalTable,

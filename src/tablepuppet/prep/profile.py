@@ -8,37 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.errors import ConfigError, LearnError, PrivacyError
+from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.category_names import CategoryNames, Coded
+from tablepuppet.prep.category_names import CategoryNames, Coded, ask_public_names
 from tablepuppet.prep.correlation import ColumnMatrix, correlation
-from tablepuppet.prep.crosstab import count_pairs, cramers_v, label_lines
-from tablepuppet.prep.describe import Description, describe
+from tablepuppet.prep.crosstab import Crosstab, count_pairs
+from tablepuppet.prep.describe import describe, is_category
 from tablepuppet.prep.groups import sums_by_group
-from tablepuppet.prep.histograms import Histogram, HistogramStatistics
-from tablepuppet.prep.noisy_describe import NoisyDescription
-from tablepuppet.prep.profile_page import CategoryBars, Page, Warned, fragment, page
-from tablepuppet.prep.selected import (
-    check_across,
-    check_without_noise,
-    find_category,
-    is_number,
-    is_public,
-    sends_across,
-)
-from tablepuppet.prep.sent_columns import SentOnce
+from tablepuppet.prep.histograms import Histogram, histograms
+from tablepuppet.prep.pooled import label_categories
+from tablepuppet.prep.profile_page import CategoryBars, Profile, Warned
+from tablepuppet.prep.selected import check_without_noise, find_category, is_number, sends_across
+from tablepuppet.prep.sent_columns import SentColumns
 from tablepuppet.prep.statistics import CategoryStatistics, CategorySummary, NumberStatistics
-from tablepuppet.prep.statistics_promise import Spent
 from tablepuppet.runs.events import Events
-from tablepuppet.runs.table_view import ShownAsTable, TableView
 from tablepuppet.sql.query import OutputColumn, Query
-from tablepuppet.sql.types import Family, family
 
 BINS = 30
 SHOWN = 8  # categories with bars
@@ -48,51 +38,16 @@ FEW_CLASSES = 20  # different whole numbers up to which a label counts as classe
 Row = dict[str, Any]
 
 
-class Profile(ShownAsTable):
-    """What there is to know of the joined rows before learning from them.
-
-    ``description``, ``histograms`` and ``correlations`` are the statistics; ``warnings`` what to watch out for. With a
-    `Privacy`, ``spent`` is what they have cost, and there are no correlations.
-    """
-
-    def __init__(
-        self, query: Query, joined_rows: int, description: Description | NoisyDescription,
-        histograms: Mapping[str, Histogram], categories: Mapping[str, CategoryBars], correlations: ColumnMatrix | None,
-        warnings: Sequence[Warned], note: str = "", spent: Spent | None = None,
-    ):  # fmt: skip
-        self.description, self.histograms, self.correlations = description, dict(histograms), correlations
-        self.warnings, self.spent = list(warnings), spent
-        self._page = Page(
-            query.sql, joined_rows, description, self.histograms, dict(categories), correlations, warnings, note
-        )
-
-    def save(self, path: str | Path) -> Path:
-        """Write one HTML file that needs nothing else, and return its path."""
-        place = Path(path).expanduser()
-        try:
-            place.write_text(page(self._page), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"profile: {str(place)!r} cannot be written: {error.strerror}") from error
-        return place
-
-    def table_view(self) -> TableView:
-        """The warnings, one row each."""
-        rows = [[each.column, each.kind, each.message] for each in self.warnings]
-        title = (
-            f"Profile of {self._page.joined_rows:,} joined rows: {len(rows)} warnings; save('page.html') has all of it"
-        )
-        title += "" if self.spent is None else f"; with noise: {self.spent}"
-        return TableView(title, {"column": "left", "warning": "left", "": "left"}, rows)
-
-    def _repr_html_(self) -> str:
-        return fragment(self._page)
-
-
 def profile(client: Client, query: Query, max_categories: int, events: Events) -> Profile:
     """Ask for everything that a profile shows."""
     columns, joined = query.outputs, len(client.mapping)
-    known, sent = NumberStatistics(client, [column for column in columns if is_number(column)]), SentOnce(client)
-    asked = {c.name: _ask_categories(client, c, max_categories) for c in columns if _is_category(c, query)}
+    known = NumberStatistics(client, [column for column in columns if is_number(column)], shape=True)
+    sent = SentColumns(client)
+    asked = {
+        column.name: CategoryStatistics(client, column, client.new_name(), max_categories)
+        for column in columns
+        if is_category(column, query.categorical)
+    }
     description = describe(client, columns, query.categorical, events, known)
     rows: dict[str, Row] = {row["column"]: row for row in description.to_arrow().to_pylist()}
     numbers = [
@@ -100,24 +55,18 @@ def profile(client: Client, query: Query, max_categories: int, events: Events) -
     ]
     finite = [c for c in numbers if np.isfinite(rows[c.name]["std"]) and abs(rows[c.name]["mean"]) < 1e150]
     counted = {name: each.read() for name, each in asked.items()}
-    names = _ask_names(client, query, asked, counted)
-    _ask_across(client, query, rows, sent)
-    histograms = HistogramStatistics(client, finite, BINS, known).read()
-    bars = _bars(query, counted, names)
+    names = _ask_names(client, asked, counted)
+    compared = _Compared.all_of(client, query, rows)
+    for each in compared:
+        each.ask(client, sent)
+    drawn = histograms(client, finite, BINS, known)
+    bars = _bars(asked, counted, names)
     varied = [c for c in finite if rows[c.name]["std"] > 0]
     correlations = _correlations(client, varied, events, known, sent)
-    warnings = [each for column in columns for each in _column_warnings(rows[column.name], histograms, joined)]
-    warnings += list(_category_warnings(client, query, counted, max_categories))
-    warnings += list(_label_warnings(client, query, rows, correlations, max_categories, sent))
-    return Profile(query, joined, description, histograms, bars, correlations, warnings)
-
-
-def _is_category(column: OutputColumn, query: Query) -> bool:
-    return column.name in query.categorical or family(column.type) is Family.TEXT
-
-
-def _ask_categories(client: Client, column: OutputColumn, most: int) -> CategoryStatistics:
-    return CategoryStatistics(client, column, client.new_name(), most)
+    warnings = [each for column in columns for each in _column_warnings(rows[column.name], drawn, joined)]
+    warnings += list(_category_warnings(counted, max_categories))
+    warnings += list(_label_warnings(client, compared, correlations, max_categories, sent))
+    return Profile(query.sql, joined, description, drawn, bars, correlations, warnings)
 
 
 def _most_frequent(found: CategorySummary) -> NDArray[np.intp]:
@@ -125,36 +74,28 @@ def _most_frequent(found: CategorySummary) -> NDArray[np.intp]:
 
 
 def _ask_names(
-    client: Client, query: Query, asked: Mapping[str, CategoryStatistics], counted: Mapping[str, CategorySummary]
+    client: Client, asked: Mapping[str, CategoryStatistics], counted: Mapping[str, CategorySummary]
 ) -> CategoryNames:
     """Ask for the names of the most frequent categories of public columns."""
-    public = [column for column in query.outputs if column.name in counted and is_public(client.plan, column)]
-    digests = {column.name: counted[column.name].digests for column in public}
-    return CategoryNames(
-        client,
-        [
-            Coded(column, asked[column.name].blinding, digests[column.name][_most_frequent(counted[column.name])])
-            for column in public
-            if len(digests[column.name])
-        ],
-    )
+    frequent = {name: found.digests[_most_frequent(found)] for name, found in counted.items()}
+    return ask_public_names(client, [Coded(each.column, each.blinding, frequent[name]) for name, each in asked.items()])
 
 
-def _bars(query: Query, counted: Mapping[str, CategorySummary], names: CategoryNames) -> dict[str, CategoryBars]:
+def _bars(
+    asked: Mapping[str, CategoryStatistics], counted: Mapping[str, CategorySummary], names: CategoryNames
+) -> dict[str, CategoryBars]:
     """The most frequent categories, by name where it is known."""
-    texts = {each.column.name: found for each, found in zip(names.coded, names.read(), strict=True)}
-    bars = {}
-    for column in query.outputs:
-        found = counted.get(column.name)
-        if found is not None and len(found.digests):
+    texts, bars = names.by_column(), {}
+    for name, found in counted.items():
+        if len(found.digests):
             places = _most_frequent(found)
-            lines = label_lines(column, texts.get(column.name, [None] * len(places)))
-            bars[column.name] = CategoryBars(lines, found.weights[places].tolist(), float(found.weights.sum()))
+            lines = label_categories(asked[name].column, texts.get(name, [None] * len(places)))
+            bars[name] = CategoryBars(lines, found.weights[places].tolist(), float(found.weights.sum()))
     return bars
 
 
 def _correlations(
-    client: Client, columns: Sequence[OutputColumn], events: Events, known: NumberStatistics, sent: SentOnce
+    client: Client, columns: Sequence[OutputColumn], events: Events, known: NumberStatistics, sent: SentColumns
 ) -> ColumnMatrix | None:
     """Of pairs in one table only, where tables do not allow more; None where nothing is allowed."""
     if len(columns) < 2:
@@ -197,46 +138,51 @@ def _beyond(found: Histogram, low: float, high: float) -> float:
     return float(found.counts[outside].sum())
 
 
-def _category_warnings(
-    client: Client, query: Query, counted: Mapping[str, CategorySummary], most: int
-) -> Iterator[Warned]:
-    for column in query.outputs:
-        found = counted.get(column.name)
-        if found is None:
-            continue
+def _category_warnings(counted: Mapping[str, CategorySummary], most: int) -> Iterator[Warned]:
+    for name, found in counted.items():
         if found.distinct > most:
-            yield Warned(
-                column.name, "high cardinality", f"has {found.distinct:,} categories or more; learners take {most}"
-            )
+            yield Warned(name, "high cardinality", f"has {found.distinct:,} categories or more; learners take {most}")
             continue
         rare = found.weights < RARE * max(found.weights.sum(), 1.0)
         if rare.any():
             share = found.weights[rare].sum() / found.weights.sum()
             few = f"{np.count_nonzero(rare):,} of {found.distinct:,} categories"
             message = f"{few} have less than {RARE:.0%} of the rows each, {share:.1%} together"
-            yield Warned(column.name, "rare categories", message)
+            yield Warned(name, "rare categories", message)
 
 
-def _is_class(label: OutputColumn, query: Query, row: Row) -> bool:
-    """Whether a label counts as classes."""
-    distinct = row["distinct"]
-    return not is_number(label) or label.name in query.categorical or (distinct is not None and distinct <= FEW_CLASSES)
+@dataclass(frozen=True)
+class _Compared:
+    """A feature and the label, and whether each counts as categories."""
 
+    column: OutputColumn
+    label: OutputColumn
+    is_category: bool
+    is_class: bool
 
-def _ask_across(client: Client, query: Query, rows: Mapping[str, Row], sent: SentOnce) -> None:
-    """Ask, in one trip, for the columns that are compared with the label across tables, if parties send them."""
-    label = query.label
-    if label is None or not rows[label.name]["count"]:
-        return
-    is_class = _is_class(label, query, rows[label.name])
-    for column in query.features:
-        pair, is_category = (column, label), _is_category(column, query)
-        if column.alias == label.alias or not (is_category or is_class):
-            continue
-        coded = [each for each, is_coded in zip(pair, (is_category, is_class), strict=True) if is_coded]
-        with suppress(PrivacyError, LearnError):  # then nothing is asked for
+    @classmethod
+    def all_of(cls, client: Client, query: Query, rows: Mapping[str, Row]) -> list[_Compared]:
+        """The features that may be compared with the label: of another table only if both send their columns."""
+        label = query.label
+        if label is None or not rows[label.name]["count"]:
+            return []
+        distinct = rows[label.name]["distinct"]
+        is_few = distinct is not None and distinct <= FEW_CLASSES
+        is_class = not is_number(label) or label.name in query.categorical or is_few
+        return [
+            cls(column, label, is_category(column, query.categorical), is_class)
+            for column in query.features
+            if column.alias == label.alias or sends_across(client.plan, (column.alias, label.alias))
+        ]
+
+    def ask(self, client: Client, sent: SentColumns) -> None:
+        """Ask for columns of two tables, so that all are sent in one trip; nothing if they cannot be compared."""
+        pair = (self.column, self.label)
+        coded = [each for each, is_coded in zip(pair, (self.is_category, self.is_class), strict=True) if is_coded]
+        if self.column.alias == self.label.alias or not coded:
+            return
+        with suppress(PrivacyError, LearnError):
             check_without_noise(client.plan, pair, "profile")
-            check_across(client.plan, pair, "profile")
             for each in coded:
                 find_category(client.plan, each.name, "profile")
             sent.ask_codes(coded)
@@ -244,39 +190,31 @@ def _ask_across(client: Client, query: Query, rows: Mapping[str, Row], sent: Sen
 
 
 def _label_warnings(
-    client: Client, query: Query, rows: Mapping[str, Row], correlations: ColumnMatrix | None, most: int, sent: SentOnce
+    client: Client, compared: Sequence[_Compared], correlations: ColumnMatrix | None, most: int, sent: SentColumns
 ) -> Iterator[Warned]:
     """Features that predict the label almost perfectly: usually they were made from it, or are known only after it."""
-    label = query.label
-    if label is None or not rows[label.name]["count"]:
-        return
-    is_class = _is_class(label, query, rows[label.name])
-    for column in query.features:
-        if column.alias != label.alias and not sends_across(client.plan, (column.alias, label.alias)):
-            continue
-        try:
-            association = _association(client, query, column, label, is_class, correlations, most, sent)
-        except (PrivacyError, LearnError):  # too many categories, or not allowed: nothing is known then
-            continue
-        if association is not None and association[1] > LEAKS:
-            yield Warned(column.name, "tells the label", f"{association[0]} with {label.name} is {association[1]:.3f}")
+    for each in compared:
+        with suppress(PrivacyError, LearnError):  # too many categories, or not allowed: nothing is known then
+            association = _association(client, each, correlations, most, sent)
+            if association is not None and association[1] > LEAKS:
+                message = f"{association[0]} with {each.label.name} is {association[1]:.3f}"
+                yield Warned(each.column.name, "tells the label", message)
 
 
 def _association(
-    client: Client, query: Query, column: OutputColumn, label: OutputColumn, is_class: bool,
-    correlations: ColumnMatrix | None, most: int, sent: SentOnce,
-) -> tuple[str, float] | None:  # fmt: skip
+    client: Client, compared: _Compared, correlations: ColumnMatrix | None, most: int, sent: SentColumns
+) -> tuple[str, float] | None:
     """(measure, how strongly a feature and the label depend on each other, from 0 to 1); None if not known."""
-    category = _is_category(column, query)
-    if category and is_class:
-        return "Cramér's V", cramers_v(count_pairs(client, column.name, label.name, most, sent).counts)
-    if category:
-        return "correlation ratio", _ratio(sums_by_group(client, label.name, column.name, most, sent).sums)
-    if is_class:
-        return "correlation ratio", _ratio(sums_by_group(client, column.name, label.name, most, sent).sums)
-    if correlations is None or not {column.name, label.name} <= set(correlations.columns):
+    column, label = compared.column.name, compared.label.name
+    if compared.is_category and compared.is_class:
+        counts = count_pairs(client, column, label, most, sent).counts
+        return "Cramér's V", Crosstab((column, label), [], [], counts).cramers_v
+    if compared.is_category or compared.is_class:
+        number, by = (label, column) if compared.is_category else (column, label)
+        return "correlation ratio", _ratio(sums_by_group(client, number, by, most, sent).sums)
+    if correlations is None or not {column, label} <= set(correlations.columns):
         return None
-    return "correlation", abs(correlations[column.name, label.name])
+    return "correlation", abs(correlations[column, label])
 
 
 def _ratio(sums: NDArray[np.float64]) -> float:

@@ -1,4 +1,4 @@
-"""The page of a `Profile`: HTML with its own style and drawings, which needs no network; every text is escaped.
+"""A `Profile` and its page: HTML with its own style and drawings, which needs no network; every text is escaped.
 
 Input: statistics. Output: a whole page for a file, or a part of one for a notebook. Nothing is computed here.
 """
@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tablepuppet.errors import without_controls
+from tablepuppet.errors import ConfigError, without_controls
 from tablepuppet.prep.correlation import ColumnMatrix
 from tablepuppet.prep.describe import Description
 from tablepuppet.prep.histograms import Histogram
 from tablepuppet.prep.noisy_describe import NoisyDescription
+from tablepuppet.prep.statistics_promise import Spent
+from tablepuppet.runs.table_view import ShownAsTable, TableView
 
 WIDTH, HEIGHT = 300, 90  # of a drawing
 MOST_PAIRS = 40  # columns of a heat map
@@ -63,21 +66,45 @@ class CategoryBars:
     total: float
 
 
-@dataclass(frozen=True)
-class Page:
-    """Everything on a page."""
+@dataclass(frozen=True, repr=False, eq=False)
+class Profile(ShownAsTable):
+    """What there is to know of the joined rows before learning from them.
+
+    ``description``, ``histograms`` and ``correlations`` are the statistics; ``warnings`` what to watch out for. With a
+    `Privacy`, ``spent`` is what they have cost, and there are no correlations.
+    """
 
     sql: str
     joined_rows: int
     description: Description | NoisyDescription
-    histograms: Mapping[str, Histogram]
-    categories: Mapping[str, CategoryBars]
+    histograms: dict[str, Histogram]
+    categories: dict[str, CategoryBars]
     correlations: ColumnMatrix | None
-    warnings: Sequence[Warned]
+    warnings: list[Warned]
     note: str = ""
+    spent: Spent | None = None
+
+    def save(self, path: str | Path) -> Path:
+        """Write one HTML file that needs nothing else, and return its path."""
+        place = Path(path).expanduser()
+        try:
+            place.write_text(page(self), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"profile: {str(place)!r} cannot be written: {error.strerror}") from error
+        return place
+
+    def table_view(self) -> TableView:
+        """The warnings, one row each."""
+        rows = [[each.column, each.kind, each.message] for each in self.warnings]
+        title = f"Profile of {self.joined_rows:,} joined rows: {len(rows)} warnings; save('page.html') has all of it"
+        title += "" if self.spent is None else f"; with noise: {self.spent}"
+        return TableView(title, {"column": "left", "warning": "left", "": "left"}, rows)
+
+    def _repr_html_(self) -> str:
+        return fragment(self)
 
 
-def page(found: Page) -> str:
+def page(found: Profile) -> str:
     """A whole HTML document."""
     body = "body { margin: 2em; background: #fff; color: #1b1f24; }"
     dark = "@media (prefers-color-scheme: dark) { body { background: #15181c; color: #e6e8ea; } }"
@@ -88,7 +115,7 @@ def page(found: Page) -> str:
     )
 
 
-def fragment(found: Page) -> str:
+def fragment(found: Profile) -> str:
     """The same as a part of another page."""
     rows = found.description.to_arrow().to_pylist()
     parts = [
@@ -119,7 +146,7 @@ def _warnings(warnings: Sequence[Warned]) -> str:
     return f"<h2>{len(warnings)} warnings</h2><ul>{''.join(lines)}</ul>"
 
 
-def _card(row: Mapping[str, Any], found: Page) -> str:
+def _card(row: Mapping[str, Any], found: Profile) -> str:
     name, share = row["column"], row["missing"] / max(row["count"] + row["missing"], 1)
     shown_facts = found.description.facts(name)
     facts = "".join(

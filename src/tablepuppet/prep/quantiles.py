@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,14 +17,14 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.days import as_date, shown_date
-from tablepuppet.prep.distribution import Distribution, Distributions, has_odd
+from tablepuppet.prep.days import as_date, shown_value
+from tablepuppet.prep.distribution import Distribution, Distributions
 from tablepuppet.prep.selected import check_without_noise, find_numbers, is_date
 from tablepuppet.prep.statistics_promise import Spent
-from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
+from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned, arrow_table
 from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
-from tablepuppet.sql.types import family
+from tablepuppet.sql.types import Family, family
 
 _SCHEMA = pa.schema(
     [
@@ -76,14 +75,13 @@ class Quantiles(ShownAsTable):
         rows = [
             {
                 "column": column.name, "table": column.alias, "type": column.type, "quantile": share,
-                "value": _known(each.value), "exact": each.exact,
-                "date": as_date(each.value) if is_date(column) else None, "low": _known(each.low),
-                "high": _known(each.high),
+                "value": each.value, "exact": each.exact, "low": each.low, "high": each.high,
+                "date": as_date(each.value) if is_date(column) else None,
             }
             for column, values in self._found.items()
             for share, each in zip(self.shares, values, strict=True)
         ]  # fmt: skip
-        return pa.Table.from_pylist(rows, schema=_SCHEMA if self.spent is None else _NOISY)
+        return arrow_table(rows, _SCHEMA if self.spent is None else _NOISY)
 
     def table_view(self) -> TableView:
         """One row per column, one column per quantile; estimates are marked."""
@@ -91,27 +89,22 @@ class Quantiles(ShownAsTable):
             [column.name, column.alias, *(_cell(column, value) for value in values)]
             for column, values in self._found.items()
         ]
-        sides: dict[str, Any] = {"column": "left", "table": "left"}
         title = "Quantiles of the joined rows" + ("" if self.spent is None else f" with noise: {self.spent}")
-        return TableView(title, sides | {f"{s:g}": "right" for s in self.shares}, rows)
+        return TableView(title, aligned(("column", "table"), (f"{share:g}" for share in self.shares)), rows)
 
 
 def _cell(column: OutputColumn, found: Quantile) -> str:
+    kind = family(column.type)
     if math.isnan(found.value):
         return "hidden by noise" if found.low is not None else ""
     if found.low is not None and found.high is not None:
-        return f"{as_shown(column, found.value)} ({as_shown(column, found.low)} to {as_shown(column, found.high)})"
-    return ("" if found.exact else "≈ ") + as_shown(column, found.value)
+        return with_interval(found.value, found.low, found.high, kind)
+    return ("" if found.exact else "≈ ") + shown_value(found.value, kind)
 
 
-def as_shown(column: OutputColumn, value: float) -> str:
-    """A value of a column for people: a date as a date."""
-    date = as_date(value) if is_date(column) else None
-    return shown_date(date, family(column.type)) if date else shown(value)
-
-
-def _known(value: float | None) -> float | None:
-    return None if value is None or math.isnan(value) else value
+def with_interval(value: float, low: float, high: float, kind: Family) -> str:
+    """A noisy value for people, with how far noise may have moved it."""
+    return f"{shown_value(value, kind)} ({shown_value(low, kind)} to {shown_value(high, kind)})"
 
 
 def quantile(client: Client, shares: float | Sequence[float], columns: Sequence[str] | None) -> Quantiles:
@@ -119,8 +112,7 @@ def quantile(client: Client, shares: float | Sequence[float], columns: Sequence[
     listed = checked_shares(shares)
     found = find_numbers(client.plan, columns, "quantile")
     check_without_noise(client.plan, found, "quantile")
-    asked = QuantileStatistics(client, found, listed)
-    read = asked.read()
+    read = quantiles_of(Distributions(client, found), listed)
     return Quantiles(listed, {column: read[column.name] for column in found})
 
 
@@ -133,24 +125,18 @@ def checked_shares(shares: float | Sequence[float]) -> list[float]:
     return [float(share) for share in listed]
 
 
-class QuantileStatistics:
-    """Quantiles of columns: the first histograms are asked for when made, refined when read."""
-
-    def __init__(self, client: Client, columns: Iterable[OutputColumn], shares: Sequence[float]):
-        self._shares, self._asked = list(shares), Distributions(client, columns)
-
-    def read(self) -> dict[str, list[Quantile]]:
-        """By column, in the order of shares."""
-        self._asked.refine(lambda known: ranked_cells(known, self._shares))
-        return {name: [quantile_of(each, share) for share in self._shares] for name, each in self._asked.read().items()}
+def quantiles_of(asked: Distributions, shares: Sequence[float]) -> dict[str, list[Quantile]]:
+    """Quantiles of columns, by name and in the order of shares; their histograms are refined for it."""
+    asked.refine(lambda known: _ranked_cells(known, shares))
+    return {name: [_quantile_of(each, share) for share in shares] for name, each in asked.read().items()}
 
 
-def ranked_cells(known: Distribution, shares: Iterable[float]) -> Iterable[tuple[int, int]]:
+def _ranked_cells(known: Distribution, shares: Iterable[float]) -> Iterable[int]:
     """The cells that may hold a quantile that is looked for."""
     if not known.total:
         return
     ranks = {rank for share in shares for rank in _ranks(share, known.total)[:2]}
-    if has_odd(known):
+    if known.may_have_nan:
         ranks.add(known.total - 1)
     for low, high in {known.around(rank) for rank in ranks}:
         if low != high:
@@ -164,11 +150,11 @@ def _ranks(share: float, count: float) -> tuple[float, float, float]:
     return below, min(below + 1, count - 1), place - below
 
 
-def quantile_of(known: Distribution, share: float) -> Quantile:
+def _quantile_of(known: Distribution, share: float) -> Quantile:
     """A quantile, as precisely as the cells allow."""
     if not known.total:
         return Quantile(math.nan, exact=True)
-    if has_odd(known) and math.isnan(known.value(known.total - 1)[0]):
+    if known.may_have_nan and math.isnan(known.value(known.total - 1)[0]):
         return Quantile(math.nan, exact=True)  # as in NumPy
     below, above, part = _ranks(share, known.total)
     (low, is_low), (high, is_high) = known.value(below), known.value(above)

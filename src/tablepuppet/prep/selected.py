@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.prep.days import DATES
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.catalog import Shard
 from tablepuppet.sql.expression import columns_of
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import OutputColumn
-from tablepuppet.sql.types import KEY_LIKE, NUMERIC, Family, family
+from tablepuppet.sql.types import KEY_LIKE, NUMERIC, family
 
-DATES = (Family.DATE, Family.TIMESTAMP)
 WITH_NOISE = ("describe", "quantile", "histogram", "profile")  # statistics that have a form with noise
 
 

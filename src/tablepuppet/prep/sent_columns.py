@@ -6,7 +6,7 @@ row that takes part; the coordinator gathers it to joined rows with the mapping.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.mapping.digests import number_digests
-from tablepuppet.operators.client import Client
+from tablepuppet.operators.client import Client, Pending
 from tablepuppet.party.allowance import check_reply
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ROWS, Codes, Digests, Numbers, Plain
 from tablepuppet.pieces import PIECE, on_all_cores, pieces
-from tablepuppet.prep.statistics import KeyFamily, categories_of, check_family, key_family
-from tablepuppet.prep.values import numbers
+from tablepuppet.prep.statistics import AskedColumns, KeyFamily, categories_of, key_family, released_numbers
 from tablepuppet.sql.query import OutputColumn
 
 
@@ -39,9 +38,8 @@ def sent_numbers(table: LocalTable, view: str, columns: Sequence[str]) -> Values
     check_reply(8 * len(rows.row_ids) * len(columns))
     values = np.full((len(rows.row_ids), len(columns)), np.nan)
     for place, name in enumerate(columns):
-        found, present = numbers(table.column(name, view))
-        if table.grant.is_group(int(np.count_nonzero(present & rows.firsts))):
-            values[present, place] = found[present]
+        found, present = released_numbers(table, view, name)
+        values[present, place] = found[present]
     return {"values": values, "least": table.grant.rules.min_group}
 
 
@@ -54,7 +52,6 @@ def sent_numbers(table: LocalTable, view: str, columns: Sequence[str]) -> Values
 )
 def sent_codes(table: LocalTable, view: str, column: str, family: KeyFamily, blinding: str) -> Values:
     """The category of every row that takes part as a number, with digests in their order; the last one is missing."""
-    check_family(table, column, family)
     found = categories_of(table, view, column, family, blinding)
     least = table.grant.rules.min_group
     return {"digests": found.digests, "codes": found.codes.astype(np.int32), "least": least}
@@ -80,54 +77,7 @@ class SentCategories:
     codes: NDArray[np.int64]
     digests: NDArray[np.uint8]
     least: int
-
-
-class SentNumbers:
-    """Numeric columns: asked for at construction, read on first use."""
-
-    def __init__(self, client: Client, columns: Iterable[OutputColumn]):
-        self._client = client
-        self._by_alias: dict[str, list[OutputColumn]] = {}
-        for column in columns:
-            self._by_alias.setdefault(column.alias, []).append(column)
-        self._replies = client.ask(
-            "columns.numbers",
-            lambda alias, _: {"columns": [c.name for c in self._by_alias[alias]]} if alias in self._by_alias else None,
-        )
-
-    def read(self) -> dict[str, SentColumn]:
-        """By name."""
-        found = {}
-        for alias, listed in self._by_alias.items():
-            values = np.full((self._client.mapping.tables[alias].rows, len(listed)), np.nan)
-            least = 0
-            for shard, reply in zip(self._client.shards(alias), self._replies.read()[alias], strict=True):
-                values[shard.slice], least = reply["values"], max(least, reply["least"])
-            for place, column in enumerate(listed):
-                found[column.name] = SentColumn(column, np.ascontiguousarray(values[:, place]), least)
-        return found
-
-
-class SentCodes:
-    """A column's categories: asked for at construction, read on first use."""
-
-    def __init__(self, client: Client, column: OutputColumn, blinding: str):
-        self._client, self._column, self.blinding = client, column, blinding
-        asked = {"column": column.name, "family": key_family(column), "blinding": blinding}
-        self._replies = client.ask("columns.codes", lambda alias, _: asked if alias == column.alias else None)
-
-    def read(self) -> SentCategories:
-        """Over all shards: equal digests are one category."""
-        alias, replies = self._column.alias, self._replies.read()[self._column.alias]
-        digests = np.concatenate([np.zeros((0, 16), np.uint8), *(reply["digests"] for reply in replies)])
-        [codes], size = number_digests([digests])
-        found, start = np.full(self._client.mapping.tables[alias].rows, size, np.int64), 0
-        for shard, reply in zip(self._client.shards(alias), replies, strict=True):
-            end = start + len(reply["digests"])
-            found[shard.slice] = np.append(codes[start:end], size)[reply["codes"]]
-            start = end
-        first = np.unique(codes, return_index=True)[1]
-        return SentCategories(self._column, found, digests[first], max((r["least"] for r in replies), default=0))
+    blinding: str  # the name that digests are made under
 
 
 @dataclass(frozen=True)
@@ -139,46 +89,62 @@ class Meetings:
     counts: NDArray[np.integer[Any]]
 
 
-class SentOnce:
+class SentColumns:
     """Columns that are sent once, however many statistics need them: asked for at first, read on first use."""
 
     def __init__(self, client: Client):
         self._client = client
-        self._numbers: dict[str, SentNumbers] = {}
-        self._read_numbers: dict[str, SentColumn] = {}
-        self._codes: dict[str, SentCodes] = {}
-        self._read_codes: dict[str, SentCategories] = {}
+        self._asked_numbers: dict[str, AskedColumns] = {}
+        self._asked_codes: dict[str, tuple[str, Pending]] = {}  # with the name that digests are made under
+        self._numbers: dict[str, SentColumn] = {}
+        self._codes: dict[str, SentCategories] = {}
         self._meetings: dict[tuple[str, str], Meetings] = {}
 
     def ask_numbers(self, columns: Iterable[OutputColumn]) -> None:
         """Ask for numeric columns that have not been asked for."""
-        new = [column for column in columns if column.name not in self._numbers]
+        new = [column for column in columns if column.name not in self._asked_numbers]
         if new:
-            self._numbers |= dict.fromkeys((column.name for column in new), SentNumbers(self._client, new))
+            asked = AskedColumns(self._client, "columns.numbers", new)
+            self._asked_numbers |= dict.fromkeys((column.name for column in new), asked)
 
     def ask_codes(self, columns: Iterable[OutputColumn]) -> None:
         """Ask for categories that have not been asked for; digests of each column have a blinding of their own."""
         for column in columns:
-            if column.name not in self._codes:
-                self._codes[column.name] = SentCodes(self._client, column, self._client.new_name())
+            if column.name not in self._asked_codes:
+                self._asked_codes[column.name] = self._ask_codes(column)
+
+    def _ask_codes(self, column: OutputColumn) -> tuple[str, Pending]:
+        blinding = self._client.new_name()
+        given = {"column": column.name, "family": key_family(column), "blinding": blinding}
+        return blinding, self._client.ask("columns.codes", lambda alias, _: given if alias == column.alias else None)
 
     def numbers(self, column: OutputColumn) -> SentColumn:
         """A numeric column."""
         self.ask_numbers([column])
-        if column.name not in self._read_numbers:
-            self._read_numbers |= self._numbers[column.name].read()
-        return self._read_numbers[column.name]
+        if column.name not in self._numbers:
+            asked, alias = self._asked_numbers[column.name], column.alias
+            replies, place = asked.replies.read()[alias], asked.by_alias[alias].index(column)
+            values = np.full(self._client.mapping.tables[alias].rows, np.nan)
+            for shard, reply in zip(self._client.shards(alias), replies, strict=True):
+                values[shard.slice] = reply["values"][:, place]
+            self._numbers[column.name] = SentColumn(column, values, _least(replies))
+        return self._numbers[column.name]
 
     def codes(self, column: OutputColumn) -> SentCategories:
-        """The categories of a column."""
+        """The categories of a column over all shards: equal digests are one category."""
         self.ask_codes([column])
-        if column.name not in self._read_codes:
-            self._read_codes[column.name] = self._codes[column.name].read()
-        return self._read_codes[column.name]
-
-    def blinding(self, column: OutputColumn) -> str:
-        """The name that digests of a column are made under."""
-        return self._codes[column.name].blinding
+        if column.name not in self._codes:
+            blinding, pending = self._asked_codes[column.name]
+            replies = pending.read()[column.alias]
+            lists = [np.zeros((0, 16), np.uint8), *(reply["digests"] for reply in replies)]
+            numbers, size = number_digests(lists)
+            found = np.full(self._client.mapping.tables[column.alias].rows, size, np.int64)
+            for shard, reply, known in zip(self._client.shards(column.alias), replies, numbers[1:], strict=True):
+                found[shard.slice] = np.append(known, size)[reply["codes"]]
+            first = np.unique(np.concatenate(numbers), return_index=True)[1]
+            digests = np.concatenate(lists)[first]
+            self._codes[column.name] = SentCategories(column, found, digests, _least(replies), blinding)
+        return self._codes[column.name]
 
     def meetings(self, column: OutputColumn, alias: str) -> Meetings:
         """The categories of a column, the missing one too, and the base rows of another table that they are joined to.
@@ -189,6 +155,11 @@ class SentOnce:
             codes = self.codes(column)
             self._meetings[column.name, alias] = _meetings(self._client, codes, alias)
         return self._meetings[column.name, alias]
+
+
+def _least(replies: Sequence[Mapping[str, Any]]) -> int:
+    """The largest ``min_group`` of shards."""
+    return max((reply["least"] for reply in replies), default=0)
 
 
 def _meetings(client: Client, found: SentCategories, alias: str) -> Meetings:

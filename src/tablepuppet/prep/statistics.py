@@ -1,14 +1,14 @@
 """Statistics of columns over the joined rows, computed where the rows are.
 
 A party weights each row by how often it is joined and returns a few sums per column, centred at its own mean so that no
-digits are lost. The coordinator adds the sums of shards (Chan, Golub and LeVeque 1983). Categories are counted under
-digests, so that no text leaves a party.
+digits are lost. The coordinator adds the sums of shards (Chan, Golub and LeVeque 1983; Pébay 2008). Categories
+are counted under digests, so that no text leaves a party.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,6 +34,7 @@ from tablepuppet.sql.types import Family, family
 KeyFamily = Literal["number", "float", "text", "date", "timestamp", "boolean", "uuid"]  # as `blind` knows them
 ORDER = b"the order of equal frequencies.."  # a key that everybody knows: public categories have one order everywhere
 NO_TIES = np.zeros(0, np.uint64)
+SUMS, SHAPE = 8, 2  # numbers that are returned of a column, and of its shape
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,14 @@ class NumberSums:
 
 def check_sums(value: Any, columns: int | str, asked: Asked, reply: Mapping[str, Any]) -> None:
     """Raise `Wrong` unless an array holds sums of this number of columns."""
-    Numbers((columns, 8), finite=False).check(value, asked, reply)
-    count, _, _, squares, odd, rows, low, high = value.T
+    has_shape = asked.arguments.get("shape", False)
+    Numbers((columns, SUMS + SHAPE if has_shape else SUMS), finite=False).check(value, asked, reply)
+    count, _, _, squares, odd, rows, low, high = value.T[:SUMS]
     if not ((odd >= 0) & (count >= odd) & (rows >= count) & (count == np.rint(count))).all():
         raise Wrong("has counts that are no counts of rows")
     if asked.joined is not None and not (rows == asked.joined).all():
         raise Wrong("has counts of other rows than those that are joined")
-    if (squares < 0).any() or (low > high).any():
+    if (squares < 0).any() or (low > high).any() or (has_shape and (value[:, -1] < 0).any()):
         raise Wrong("has squares below 0, or a minimum above the maximum")
 
 
@@ -74,21 +76,10 @@ class CategoryWeights:
             raise Wrong("has counts of other rows than those that are joined")
 
 
-@dataclass(frozen=True)
-class Ties:
-    """A word for each category that is sent, by which equally frequent ones have an order; or none."""
-
-    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
-        """Raise `Wrong` unless it is such an array."""
-        if not isinstance(value, np.ndarray) or value.dtype != np.uint64 or value.ndim != 1:
-            raise Wrong("is no array of words")
-        if len(value) not in (0, len(reply["digests"])):
-            raise Wrong("has more or fewer words than categories")
-
-
 CATEGORIES: Returns = {
     "distinct": Plain(int, 0, ROWS), "top": Plain(float, 0.0, JOINED), "missing": Plain(float, 0.0, JOINED),
-    "top_digest": Digests(1), "digests": Digests(), "weights": CategoryWeights(), "ties": Ties(),
+    "top_digest": Digests(1), "digests": Digests(), "weights": CategoryWeights(),
+    "ties": Numbers(("digests",), "u", or_none=True),  # by which equally frequent ones have an order
 }  # fmt: skip
 
 
@@ -99,10 +90,11 @@ CATEGORIES: Returns = {
     columns=("columns",),
     returns={"sums": NumberSums()},
 )
-def number_statistics(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
+def number_statistics(table: LocalTable, view: str, columns: Sequence[str], shape: bool = False) -> Values:
     """Count, mean and centred sum of squares of numeric columns; extremes only of public ones.
 
-    A column with a value in fewer rows than the policy's ``min_group`` counts as one without any.
+    With ``shape`` also sums of the third and fourth power about the mean. A column with a value in fewer rows than the
+    policy's ``min_group`` counts as one without any.
     """
     joined = float(table.view(view).counts.sum())
     rows = []
@@ -110,17 +102,31 @@ def number_statistics(table: LocalTable, view: str, columns: Sequence[str]) -> V
         values, weights = present_numbers(table, view, name)
         extremes = (values.min(), values.max()) if len(values) else (math.nan, math.nan)
         public = table.level(name) is Level.PUBLIC
-        rows.append([*centred_sums(values, weights), joined, *(extremes if public else (math.nan, math.nan))])
-    return {"sums": np.array(rows, np.float64).reshape(-1, 8)}
+        sums = centred_sums(values, weights)
+        rows.append([*sums, joined, *(extremes if public else (math.nan, math.nan))])
+        rows[-1] += _shape_sums(values, weights, *sums[1:3]) if shape else []
+    return {"sums": np.array(rows, np.float64).reshape(-1, SUMS + SHAPE if shape else SUMS)}
+
+
+def _shape_sums(values: NDArray[np.float64], weights: NDArray[np.float64], mean: float, rest: float) -> list[float]:
+    """Sums of the third and fourth power about the mean; NaN where there is none."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        centred = (values - mean) - rest
+        squares = centred**2
+        return [float(weights @ (squares * centred)), float(weights @ squares**2)]
+
+
+def released_numbers(table: LocalTable, view: str, name: str) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """(the numbers of a column, which rows have one); none has if fewer than ``min_group`` different rows have."""
+    values, present = numbers(table.column(name, view))
+    enough = table.grant.is_group(int(np.count_nonzero(present & table.view(view).firsts)))
+    return values, present if enough else np.zeros_like(present)
 
 
 def present_numbers(table: LocalTable, view: str, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(values, how often each is joined) of the rows that have one; none if fewer than ``min_group`` rows have."""
-    rows = table.view(view)
-    values, present = numbers(table.column(name, view))
-    weights = rows.counts.astype(np.float64)
-    if not table.grant.is_group(int(np.count_nonzero(present & rows.firsts))):
-        present = np.zeros_like(present)
+    """(numbers, how often each is joined) of the rows that have one, as `released_numbers` has them."""
+    values, present = released_numbers(table, view, name)
+    weights = table.view(view).counts.astype(np.float64)
     return (values, weights) if present.all() else (values[present], weights[present])
 
 
@@ -190,6 +196,7 @@ def check_family(table: LocalTable, column: str, family: str) -> None:
 
 def categories_of(table: LocalTable, view: str, column: str, family: str, blinding: str) -> Blinded:
     """A column's categories as digests; one with fewer rows than the policy's ``min_group`` counts as missing."""
+    check_family(table, column, family)
     blinded = blind([table.column(column, view)], [family], table.category_key(blinding, column))
     rows = np.bincount(blinded.codes[table.view(view).firsts], minlength=len(blinded.digests) + 1)[:-1]
     kept = table.grant.is_group(rows)
@@ -211,11 +218,33 @@ class NumberSummary:
     rows: float
     minimum: float
     maximum: float
+    third: float = math.nan  # sums of the third and fourth power about the mean, if they were asked for
+    fourth: float = math.nan
 
     @property
     def missing(self) -> int:
         """Joined rows without a value."""
         return round(self.rows - self.count)
+
+    @property
+    def skew(self) -> float:
+        """Skew without bias, as pandas; NaN where rows are too few, constant or not finite."""
+        n, m2 = self.count, self.squares
+        if n < 3 or not math.isfinite(m2 * self.third) or not m2**1.5 > 0:
+            return math.nan
+        return float(n * math.sqrt(n - 1) / (n - 2) * self.third / m2**1.5)
+
+    @property
+    def kurtosis(self) -> float:
+        """Excess kurtosis without bias, as pandas; NaN where rows are too few, constant or not finite.
+
+        >>> round(merge_numbers([np.array([4.0, 2.5, 0.0, 5.0, 0.0, 4.0, 1.0, 4.0, 0.0, 10.25])]).kurtosis, 6)
+        -1.2
+        """
+        n, m2 = self.count, self.squares
+        if n < 4 or not math.isfinite(m2 * self.fourth) or not m2**2 > 0:
+            return math.nan
+        return (n * (n + 1) * (n - 1) * self.fourth / m2**2 - 3 * (n - 1) ** 2) / ((n - 2) * (n - 3))
 
     def std(self, ddof: int) -> float:
         """Standard deviation; NaN where it has none."""
@@ -235,43 +264,64 @@ class CategorySummary:
     ties: NDArray[np.uint64]  # (listed,): a word for each, the same in every fit; none if the column is not public
 
 
+class AskedColumns:
+    """An op on columns, asked of all shards of their tables when this is made.
+
+    ``more`` are further arguments for the columns of one table.
+    """
+
+    def __init__(
+        self, client: Client, op: str, columns: Iterable[OutputColumn],
+        more: Callable[[Sequence[OutputColumn]], Mapping[str, Any]] = lambda _: {},
+    ):  # fmt: skip
+        self.by_alias: dict[str, list[OutputColumn]] = {}
+        for column in columns:
+            self.by_alias.setdefault(column.alias, []).append(column)
+        given = {
+            alias: {"columns": [c.name for c in listed], **more(listed)} for alias, listed in self.by_alias.items()
+        }
+        self.replies = client.ask(op, lambda alias, _: given.get(alias))
+
+    def read(self, value: str) -> dict[str, list[Any]]:
+        """By name of a column: what each shard has returned of it."""
+        replies = self.replies.read()
+        return {
+            column.name: [reply[value][place] for reply in replies[alias]]
+            for alias, listed in self.by_alias.items()
+            for place, column in enumerate(listed)
+        }
+
+
 class NumberStatistics:
     """Statistics of numeric columns: asked for when made; `read` may make a trip."""
 
-    def __init__(self, client: Client, columns: Iterable[OutputColumn]):
-        self._by_alias: dict[str, list[str]] = {}
-        for column in columns:
-            self._by_alias.setdefault(column.alias, []).append(column.name)
-        self._pending = client.ask(
-            "statistics.numbers",
-            lambda alias, _: {"columns": self._by_alias[alias]} if alias in self._by_alias else None,
-        )
+    def __init__(self, client: Client, columns: Iterable[OutputColumn], shape: bool = False):
+        """With ``shape`` they have skew and kurtosis."""
+        self._asked = AskedColumns(client, "statistics.numbers", columns, lambda _: {"shape": True} if shape else {})
 
     def read(self) -> dict[str, NumberSummary]:
         """By column."""
-        replies = self._pending.read()
-        return {
-            name: merge_numbers([reply["sums"][place] for reply in replies[alias]])
-            for alias, names in self._by_alias.items()
-            for place, name in enumerate(names)
-        }
+        return {name: merge_numbers(shards) for name, shards in self._asked.read("sums").items()}
 
 
 def merge_numbers(shards: Sequence[NDArray[np.float64]]) -> NumberSummary:
     """Statistics of a column from those of its shards."""
-    sums = np.array(shards, np.float64).reshape(-1, 8)
-    counts, odd, rows = sums[:, 0], float(sums[:, 4].sum()), float(sums[:, 5].sum())
-    some, weights = sums[counts > 0], counts[counts > 0]
+    sums = np.full((len(shards), SUMS + SHAPE), math.nan)
+    for line, each in zip(sums, shards, strict=True):
+        line[: len(each)] = each
+    odd, rows, some = float(sums[:, 4].sum()), float(sums[:, 5].sum()), sums[sums[:, 0] > 0]
     if not len(some):
         return NumberSummary(0.0, math.nan, math.nan, odd, rows, math.nan, math.nan)
-    count, origin = float(weights.sum()), some[0, 1]
+    weights, means, rests, second, _, _, lows, highs, third, fourth = some.T
+    count, origin = float(weights.sum()), means[0]
     with np.errstate(over="ignore", invalid="ignore"):
-        means = (some[:, 1] - origin) + some[:, 2]  # from the first shard's mean: none of their digits is lost
+        means = (means - origin) + rests  # from the first shard's mean: none of their digits is lost
         shift = float(weights @ means) / count
-        squares = float(some[:, 3].sum() + weights @ (means - shift) ** 2)
-    return NumberSummary(
-        count, float(origin + shift), squares, odd, rows, float(some[:, 6].min()), float(some[:, 7].max())
-    )
+        away = means - shift
+        m2 = float(second.sum() + weights @ away**2)
+        m3 = float(np.sum(third + 3 * away * second + weights * away**3))
+        m4 = float(np.sum(fourth + 4 * away * third + 6 * away**2 * second + weights * away**4))
+    return NumberSummary(count, float(origin + shift), m2, odd, rows, float(lows.min()), float(highs.max()), m3, m4)
 
 
 class CategoryStatistics:
@@ -280,12 +330,12 @@ class CategoryStatistics:
     def __init__(self, client: Client, column: OutputColumn, blinding: str, most: int | None, ties: bool = False):
         asked = {"column": column.name, "family": key_family(column), "blinding": blinding, "most": most}
         asked |= {"ties": True} if ties else {}
-        self._alias, self.blinding = column.alias, blinding
+        self.column, self.blinding = column, blinding
         self._pending = client.ask("statistics.categories", lambda alias, _: asked if alias == column.alias else None)
 
     def read(self) -> CategorySummary:
         """Over all shards."""
-        return merge_categories(self._pending.read()[self._alias])
+        return merge_categories(self._pending.read()[self.column.alias])
 
 
 def merge_categories(shards: Sequence[Mapping[str, Any]]) -> CategorySummary:

@@ -18,7 +18,7 @@ from tablepuppet.privacy.funds import Funds, PartysFunds
 from tablepuppet.privacy.noise import sampling_epsilon
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.privacy.shares import TAIL_DELTA, Shares, epsilon_of
-from tablepuppet.runs.table_view import ShownAsTable, TableView
+from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned
 from tablepuppet.sql.plan import Plan
 
 
@@ -57,7 +57,7 @@ class Spent(ShownAsTable):
             for name, epsilon in self.tables.items()
         ]
         names = ("epsilon", "delta", "noisy releases", "noise multiplier")
-        return TableView("Spent", {"table": "left", **dict.fromkeys(names, "right")}, rows)
+        return TableView("Spent", aligned(["table"], names), rows)
 
 
 def check_privacy(privacy: object, step: str) -> Privacy:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import io
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -86,6 +87,11 @@ class TableView:
             f'{caption}<thead style="border-bottom: 1px solid {_LINE};"><tr>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table></div>"
         )
+
+
+def aligned(left: Iterable[str], right: Iterable[str]) -> dict[str, Align]:
+    """Columns of a table: texts, then numbers."""
+    return {**dict.fromkeys(left, "left"), **dict.fromkeys(right, "right")}
 
 
 def _text(cell: str) -> Text:
@@ -172,6 +178,12 @@ class NamedNumbers(dict[str, Any]):
 def _side(values: Sequence[Any]) -> Align:
     """Numbers to the right, all else to the left."""
     return "right" if all(isinstance(value, int | float | None) for value in values) else "left"
+
+
+def arrow_table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    """Rows as Arrow; NaN, and what a row does not have, is null."""
+    known = [{name: value for name, value in row.items() if value == value} for row in rows]  # NaN is not itself
+    return pa.Table.from_pylist(known, schema=schema)
 
 
 def shown(value: Any, digits: int = 4) -> str:

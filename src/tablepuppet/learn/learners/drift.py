@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.mapping.digests import number_digests
-from tablepuppet.prep.crosstab import check_number
-from tablepuppet.prep.rows_below import RowsBelow
+from tablepuppet.prep.distribution import Distributions
+from tablepuppet.prep.pooled import check_number
+from tablepuppet.prep.quantiles import quantiles_of
+from tablepuppet.prep.rows_below import rows_below
 from tablepuppet.prep.selected import check_without_noise, find_column
 from tablepuppet.prep.statistics import CategoryStatistics
 from tablepuppet.relation import Relation
@@ -171,13 +173,12 @@ def _is_category(relation: Relation, column: OutputColumn) -> bool:
 
 def _numbers(first: Relation, second: Relation, pairs: Sequence[Pair], bins: int) -> list[ColumnDrift]:
     """Numbers in bins of the first relation's quantiles; edges are rows of the bin above them."""
-    sides = [
-        RowsBelow(relation.client, [pair[place] for pair in pairs]) for place, relation in enumerate((first, second))
-    ]
-    cuts = sides[0].quantiles((np.arange(1, bins) / bins).tolist())
+    clients = first.client, second.client
+    sides = [Distributions(client, [pair[place] for pair in pairs]) for place, client in enumerate(clients)]
+    cuts = quantiles_of(sides[0], (np.arange(1, bins) / bins).tolist())
     edges = {name: np.unique([cut.value for cut in found]) for name, found in cuts.items()}
     edges = {name: cuts_[np.isfinite(cuts_)] for name, cuts_ in edges.items()}
-    counted = [side.read({name: listed.tolist() for name, listed in edges.items()}) for side in sides]
+    counted = [rows_below(side, {name: listed.tolist() for name, listed in edges.items()}) for side in sides]
     found = []
     for column, _ in pairs:
         below = [side[column.name] for side in counted]

@@ -23,7 +23,7 @@ from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.learner import Learner, label_of
 from tablepuppet.learn.learners.linear import LinearLearner
 from tablepuppet.prep.selected import check_across, check_without_noise, find_category
-from tablepuppet.prep.sent_columns import SentCodes
+from tablepuppet.prep.sent_columns import SentColumns
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run
 from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
@@ -247,7 +247,7 @@ def _by_classes(
 
 def _codes(relation: Relation, column: OutputColumn) -> NDArray[np.int64]:
     """The category of each base row, numbered as they first appear: digests are in another order in each session."""
-    codes = SentCodes(relation.client, column, relation.client.new_name()).read().codes
+    codes = SentColumns(relation.client).codes(column).codes
     _, first, numbers = np.unique(codes, return_index=True, return_inverse=True)
     place = np.empty(len(first), np.int64)
     place[np.argsort(first)] = np.arange(len(first))

@@ -22,12 +22,13 @@ from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.learner import Learner, label_of
 from tablepuppet.learn.learners.slice_lattice import Found, Group, Lattice, Pair, Scoring
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.category_names import CategoryNames, Coded
-from tablepuppet.prep.crosstab import check_number
+from tablepuppet.prep.category_names import Coded, ask_public_names
 from tablepuppet.prep.days import as_date, shown_date
-from tablepuppet.prep.quantiles import QuantileStatistics
-from tablepuppet.prep.selected import check_across, check_without_noise, find_column, is_date, is_public
-from tablepuppet.prep.sent_columns import SentCodes, SentNumbers
+from tablepuppet.prep.distribution import Distributions
+from tablepuppet.prep.pooled import check_number
+from tablepuppet.prep.quantiles import quantiles_of
+from tablepuppet.prep.selected import check_across, check_without_noise, find_column, is_date
+from tablepuppet.prep.sent_columns import SentCategories, SentColumns
 from tablepuppet.relation import Relation
 from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
 from tablepuppet.spelling import did_you_mean, names_checked
@@ -123,7 +124,7 @@ def slice_finder(
     least = max([min_size or max(SMALLEST, round(SHARE * len(errors))), 1])
     scoring = Scoring(len(errors), total, float(alpha), least)
     best = _lattice(relation.client, label, found, errors).worst(k, scoring, max_columns) if total else []
-    conditions = _Conditions(relation.client, sliced.blinding, found, best)
+    conditions = _Conditions(relation.client, found, best)
     done(1)
     return Slices([conditions.slice(each) for each in best], kind, len(errors), total / len(errors))
 
@@ -172,7 +173,7 @@ class Sliced:
     codes: NDArray[np.integer]
     size: int  # the last slice are rows without a value
     least: int  # the policy's min_group
-    digests: NDArray[np.uint8] | None  # of categories
+    categories: SentCategories | None
     edges: NDArray[np.float64] | None  # of bins
 
 
@@ -184,38 +185,35 @@ class SlicedColumns:
         categorical = relation.query.categorical
         self._columns, self._categories = list(columns), [c for c in columns if _is_category(c, categorical)]
         self._numeric = [column for column in columns if column not in self._categories]
-        self.blinding = self._client.new_name()
-        self._codes = {column.name: SentCodes(self._client, column, self.blinding) for column in self._categories}
-        self._numbers = SentNumbers(self._client, self._numeric)
-        shares = np.arange(1, bins) / bins
-        self._cuts = QuantileStatistics(self._client, self._numeric, shares.tolist())
+        self._sent = SentColumns(self._client)
+        self._sent.ask_codes(self._categories)
+        self._sent.ask_numbers(self._numeric)
+        self._shares = (np.arange(1, bins) / bins).tolist()
+        self._distributions = Distributions(self._client, self._numeric)
 
     def read(self) -> list[Sliced]:
         """Column by column."""
-        numbers, cuts = self._numbers.read(), self._cuts.read()
-        found = []
+        cuts, found = quantiles_of(self._distributions, self._shares), []
         for column in self._columns:
-            if column.name in numbers:
-                sent = numbers[column.name]
+            if column in self._numeric:
+                sent = self._sent.numbers(column)
                 edges = _edges([each.value for each in cuts[column.name]])
                 places = np.where(np.isnan(sent.values), len(edges) + 1, np.searchsorted(edges, sent.values, "right"))
                 found.append(self._sliced(column, places, len(edges) + 2, sent.least, None, edges))
                 continue
-            coded = self._codes[column.name].read()
+            coded = self._sent.codes(column)
             if self._named:
                 check_number(column, len(coded.digests), self._most, STEP)
             if len(coded.digests) <= self._most:
-                found.append(
-                    self._sliced(column, coded.codes, len(coded.digests) + 1, coded.least, coded.digests, None)
-                )
+                found.append(self._sliced(column, coded.codes, len(coded.digests) + 1, coded.least, coded, None))
         return found
 
     def _sliced(
         self, column: OutputColumn, places: NDArray[np.integer], size: int, least: int,
-        digests: NDArray[np.uint8] | None, edges: NDArray[np.float64] | None,
+        categories: SentCategories | None, edges: NDArray[np.float64] | None,
     ) -> Sliced:  # fmt: skip
         codes = self._client.mapping.gather(column.alias, places.astype(np.int32))
-        return Sliced(column, codes, size, least, digests, edges)
+        return Sliced(column, codes, size, least, categories, edges)
 
 
 def _edges(cuts: Sequence[float]) -> NDArray[np.float64]:
@@ -239,21 +237,13 @@ def _lattice(client: Client, label: OutputColumn, sliced: Sequence[Sliced], erro
 class _Conditions:
     """What slices are called: names of categories are asked for where their column is public."""
 
-    def __init__(self, client: Client, blinding: str, sliced: Sequence[Sliced], best: Sequence[Found]):
+    def __init__(self, client: Client, sliced: Sequence[Sliced], best: Sequence[Found]):
         self._sliced = sliced
         used = {column for each in best for column, _ in each.pairs}
-        self._ranks = {column: _ranks(sliced[column]) for column in used if sliced[column].digests is not None}
-        coded = {
-            column: digests
-            for column in self._ranks
-            if (digests := sliced[column].digests) is not None
-            and len(digests)
-            and is_public(client.plan, sliced[column].column)
-        }
-        self._names: dict[int, list[str | None]] = {}
-        if coded:
-            asked = CategoryNames(client, [Coded(sliced[c].column, blinding, d) for c, d in coded.items()])
-            self._names = dict(zip(coded, asked.read(), strict=True))
+        coded = {place: sent for place in used if (sent := sliced[place].categories) is not None}
+        self._ranks = {place: _ranks(sliced[place]) for place in coded}
+        named = [Coded(sent.column, sent.blinding, sent.digests) for sent in coded.values()]
+        self._names = ask_public_names(client, named).by_column()
 
     def slice(self, found: Found) -> Slice:
         conditions = {self._sliced[pair[0]].column.name: self._condition(pair) for pair in found.pairs}
@@ -263,11 +253,11 @@ class _Conditions:
         place, value = pair
         each = self._sliced[place]
         if value == each.size - 1:
-            return "is missing" if each.least <= 1 or each.digests is None else "is missing or rare"
+            return "is missing" if each.least <= 1 or each.categories is None else "is missing or rare"
         if each.edges is not None:
             from_ = [f">= {self._edge(each, value - 1)}"] if value else []
             return " and ".join([*from_, *([f"< {self._edge(each, value)}"] if value < len(each.edges) else [])])
-        name = self._names.get(place, [None] * each.size)[value]
+        name = self._names.get(each.column.name, [None] * each.size)[value]
         return f"= {name}" if name is not None else f"= category {self._ranks[place][value]}"
 
     def _edge(self, each: Sliced, place: int) -> str:
