@@ -32,7 +32,7 @@ from sklearn.preprocessing import (
 
 import tablepuppet as tp
 from tablepuppet import prep
-from tablepuppet.prep.specs import DatePart
+from tablepuppet.prep.days import DatePart
 from tablepuppet.prep.steps.bins import How
 from tablepuppet.prep.steps.bounds import Method
 from tests.relations import Parties, federation, materialised, warnings_of

@@ -21,9 +21,10 @@ from tablepuppet.party.arguments import Means, fits
 from tablepuppet.prep.encode import NO_DIGESTS, TableSteps
 from tablepuppet.prep.known import Statistics, WantedColumn
 from tablepuppet.prep.label_sums import Folds, LabelSums
-from tablepuppet.prep.moments import Moments, NotYetKnown, Ranks
+from tablepuppet.prep.moments import Mapped, Moments, NotYetKnown, Ranks
+from tablepuppet.prep.program import needed_for
 from tablepuppet.prep.selected import is_date, is_public
-from tablepuppet.prep.specs import FARTHEST, StepSpec, needed_for
+from tablepuppet.prep.specs import FARTHEST, Clipped, Exponent, Scale, StepSpec
 from tablepuppet.prep.statistics import NumberSummary
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.query import OutputColumn
@@ -330,6 +331,14 @@ class Attempt:
     def emit(self, column: Column, step: StepSpec) -> None:
         """Let parties run a step."""
         self.program[column.alias].append(step)
+
+    def apply(self, column: Column, step: Clipped | Exponent | Scale) -> None:
+        """Let parties apply a rising function, and follow the order of values through it."""
+        inner = column.ranks
+        self.emit(column, step)
+        column.moments = None
+        if inner is not None:
+            column.ranks = lambda: Mapped(inner(), step.value)
 
     def add(self, step: str, like: Column, name: str, kind: Kind = "number", **known: object) -> Column:
         """A new column in the table of another; LearnError if there is one of that name."""

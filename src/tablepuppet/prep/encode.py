@@ -26,9 +26,10 @@ from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
 from tablepuppet.prep.category_names import CategoryNames, Coded
 from tablepuppet.prep.encoded_table import EncodedTable, KnownCategories
-from tablepuppet.prep.frame import Frame, inverse
+from tablepuppet.prep.frame import Frame
+from tablepuppet.prep.program import Shapes, inverse, run, to_predict
 from tablepuppet.prep.selected import is_public
-from tablepuppet.prep.specs import Shapes, StepSpec, to_predict
+from tablepuppet.prep.specs import StepSpec
 from tablepuppet.prep.statistics import KeyFamily, check_family, key_family
 from tablepuppet.prep.values import numbers
 from tablepuppet.runs.events import Events
@@ -278,7 +279,7 @@ def build(
     rows = len(table.view(view).row_ids)
     check_memory(rows * (8 * len(shapes.numbers) + 4 * len(shapes.coded)))
     frame = frame_of(table, view, encoding, categories, digests, private)
-    frame.run(steps)
+    run(steps, frame)
     dense = np.empty((rows, len(shapes.numbers)))
     for place, name in enumerate(shapes.numbers):
         column = frame.number(name)

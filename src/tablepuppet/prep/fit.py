@@ -23,8 +23,9 @@ from tablepuppet.prep.encode import (
 )
 from tablepuppet.prep.known import MOST_TRIPS, Foreseen, Known, Needs, Statistics
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
+from tablepuppet.prep.program import Shapes, needed_for
 from tablepuppet.prep.selected import LABELLED, check_across, check_label_means, check_without_noise
-from tablepuppet.prep.specs import Drop, Fill, Scale, Shapes, StepSpec, needed_for
+from tablepuppet.prep.specs import Drop, Fill, Scale, StepSpec
 from tablepuppet.prep.steps.categories import ID_HELP, check_few, is_id, list_categories
 from tablepuppet.prep.steps.drops import drop_if_same
 from tablepuppet.prep.steps.map import with_maps

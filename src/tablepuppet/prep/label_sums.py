@@ -32,7 +32,8 @@ from tablepuppet.party.returns import ROWS, Asked, Numbers, Plain, Wrong
 from tablepuppet.prep.derived import wanted_codes
 from tablepuppet.prep.encode import check_read, frame_of
 from tablepuppet.prep.label import ask_classes, ask_numbers, joined_classes, joined_numbers
-from tablepuppet.prep.specs import StepSpec, fold_numbers, needed_for
+from tablepuppet.prep.program import needed_for, run
+from tablepuppet.prep.specs import StepSpec, fold_numbers
 from tablepuppet.prep.statistics import KeyFamily
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import NUMERIC, family
@@ -76,7 +77,7 @@ def sent_codes(
     rows = table.view(view)
     check_reply(4 * len(rows.row_ids) * len(wanted))
     frame = frame_of(table, view, blinding, categories, digests)
-    frame.run(steps)
+    run(steps, frame)
     found = np.empty((len(rows.row_ids), len(wanted)), np.int32)
     for place, name in enumerate(wanted):
         column, size = frame.coded(name), shapes.coded[name]

@@ -3,7 +3,7 @@
 Input: a pipeline and the noise of encoders. Output: an `Encoding` for noise; or, before anything is asked, a
 PrivacyError that names a step that cannot be fitted with noise. The questions are those of encoders without a pipeline:
 a range and sums for a number without bounds in the policy, a list for a text without categories there
-(private_encode.py). The results of steps are scaled by bounds (step_bounds.py), which costs nothing. A step is a
+(private_encode.py). The results of steps are scaled by bounds (program.py), which costs nothing. A step is a
 function of a row's own cells, and after the last step parties set null records to zero: so sensitivities are the same
 as without steps.
 """
@@ -35,8 +35,8 @@ from tablepuppet.prep.private_encode import (
     fit_numbers,
     is_category,
 )
+from tablepuppet.prep.program import bounds_after
 from tablepuppet.prep.statistics import CategorySummary, NumberSummary
-from tablepuppet.prep.step_bounds import bounds_after
 from tablepuppet.prep.steps.bins import Bin
 from tablepuppet.prep.steps.bounds import Clip, Outliers, Winsorize
 from tablepuppet.prep.steps.categories import Hash, OneHot, Ordinal, Recode

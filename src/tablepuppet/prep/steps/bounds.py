@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from tablepuppet.prep.attempt import Attempt, Column, bounded
-from tablepuppet.prep.moments import Mapped, Shortened, quantiles_of
+from tablepuppet.prep.moments import Shortened, quantiles_of
 from tablepuppet.prep.specs import FARTHEST, Clipped, Outside, Without
 from tablepuppet.prep.steps.step import PrepStep, is_number
 
@@ -99,12 +99,7 @@ class Outliers(PrepStep):
 
 def clip_to(column: Column, attempt: Attempt, low: float, high: float) -> None:
     """Clip a column."""
-    low, high = bounded(low), bounded(high)
-    inner = column.ranks
-    attempt.emit(column, Clipped(column.name, low, high))
-    column.moments = None
-    if inner is not None:
-        column.ranks = lambda: Mapped(inner(), lambda value: min(max(value, low), high))
+    attempt.apply(column, Clipped(column.name, bounded(low), bounded(high)))
 
 
 def take_out(column: Column, attempt: Attempt, low: float, high: float) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from tablepuppet.prep.attempt import Attempt, Column
-from tablepuppet.prep.frame import power
 from tablepuppet.prep.moments import Mapped, Shortened
 from tablepuppet.prep.specs import Exponent, Logarithm
 from tablepuppet.prep.steps.step import PrepStep, is_number
@@ -61,8 +58,4 @@ class Power(PrepStep):
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Nothing is learned."""
-        inner, exponent = column.ranks, float(self.exponent)
-        attempt.emit(column, Exponent(column.name, exponent))
-        column.moments = None
-        if inner is not None:
-            column.ranks = lambda: Mapped(inner(), lambda value: float(power(np.array([value]), exponent)[0]))
+        attempt.apply(column, Exponent(column.name, float(self.exponent)))

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import get_args
 
 from tablepuppet.prep.attempt import Attempt, Column, Selector
+from tablepuppet.prep.days import DatePart
 from tablepuppet.prep.selected import is_date
-from tablepuppet.prep.specs import DatePart, Part
+from tablepuppet.prep.specs import Part
 from tablepuppet.prep.steps.step import PrepStep
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from tablepuppet.errors import LearnError
 from tablepuppet.party.arguments import Scales, fits
 from tablepuppet.prep.attempt import Attempt, Column, bounded
-from tablepuppet.prep.moments import Mapped, quantiles_of, together
+from tablepuppet.prep.moments import quantiles_of, together
 from tablepuppet.prep.specs import Scale
 from tablepuppet.prep.steps.step import PrepStep, is_number
 
@@ -80,9 +80,6 @@ def scale_by(attempt: Attempt, column: Column, centre: float, scale: float) -> N
             f"column {column.column.qualified} has values that differ by next to nothing, or by too much to be "
             f"squared; multiply or divide it in SELECT, or leave it out {attempt.statistics.owners(column.alias)}"
         )
-    inner, centre = column.ranks, bounded(centre)
-    attempt.emit(column, Scale(column.name, centre, scale))
-    if column.moments is not None:
-        column.moments = column.moments.scaled(centre, scale)
-    if inner is not None:
-        column.ranks = lambda: Mapped(inner(), lambda value: (value - centre) / scale)
+    centre, known = bounded(centre), column.moments
+    attempt.apply(column, Scale(column.name, centre, scale))
+    column.moments = None if known is None else known.scaled(centre, scale)
