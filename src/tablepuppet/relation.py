@@ -26,7 +26,7 @@ from tablepuppet.prep.correlation import ColumnMatrix, correlation, covariance
 from tablepuppet.prep.crosstab import Crosstab, crosstab
 from tablepuppet.prep.describe import Description, describe
 from tablepuppet.prep.encode import Encoding
-from tablepuppet.prep.fit import Foresight, PipelineSettings, fit_encoding, foresee
+from tablepuppet.prep.fit import Foresight, fit_encoding, foresee
 from tablepuppet.prep.groups import GroupMeans, group_means
 from tablepuppet.prep.histograms import Histogram, histogram
 from tablepuppet.prep.label import joined_labels
@@ -35,8 +35,7 @@ from tablepuppet.prep.noisy_profile import noisy_profile
 from tablepuppet.prep.noisy_statistics import NoiseRequest
 from tablepuppet.prep.outliers import FoundOutliers, outlier_by_iqr, outlier_by_sd
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
-from tablepuppet.prep.private_encode import EncoderNoise, fit_private_encoding
-from tablepuppet.prep.private_fit import fit_private_pipeline
+from tablepuppet.prep.private_encode import EncoderNoise
 from tablepuppet.prep.profile import Profile, profile
 from tablepuppet.prep.quantiles import Quantiles, quantile
 from tablepuppet.prep.selected import check_without_noise, find_columns
@@ -185,18 +184,13 @@ class Relation:
 
     def _foreseen(self) -> Foresight:
         """What the fit of its pipeline will ask."""
-        query = self.query
-        return foresee(self.prep, self.plan, PipelineSettings(query.features, query.categorical, self.max_categories))
+        return foresee(self.prep, self.plan, self.max_categories)
 
     def fit_encoding(self) -> Encoding:
         """The pipeline, fitted over these joined rows and applied at the parties."""
         if self._shared is not None:
             return self._shared
-        settings = self._session.settings
-        found = fit_encoding(
-            self.client, self.query.features, self.query.categorical, settings.max_categories, self.events,
-            self.prep,
-        )  # fmt: skip
+        found = fit_encoding(self.client, self.prep, self.max_categories, self.events)
         if self._shares:
             self._shared = found
         self._information = found.iv_
@@ -219,11 +213,7 @@ class Relation:
 
     def fit_private_encoding(self, noise: EncoderNoise) -> Encoding:
         """The same from a policy's bounds and lists, or from statistics with noise."""
-        query, most = self.query, self._session.settings.max_categories
-        if self.prep is not DEFAULT:
-            settings = PipelineSettings(query.features, query.categorical, most)
-            return fit_private_pipeline(self.client, settings, self.prep, self.events, noise)
-        return fit_private_encoding(self.client, query.features, query.categorical, most, self.events, noise)
+        return fit_encoding(self.client, self.prep, self.max_categories, self.events, noise)
 
     def __len__(self) -> int:
         return len(self.mapping)

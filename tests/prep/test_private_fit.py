@@ -17,9 +17,8 @@ from tablepuppet import prep
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import ColumnRule, Policy, TableRule
 from tablepuppet.prep.days import date_part
-from tablepuppet.prep.pipeline import STEPS
+from tablepuppet.prep.pipeline import STEPS, refuse_with_noise
 from tablepuppet.prep.private_encode import EncoderNoise
-from tablepuppet.prep.private_fit import refuse_with_noise
 from tablepuppet.prep.program import bounds_after
 from tablepuppet.prep.specs import Clipped, Exponent, Fill, Logarithm, Lookup, Missing, Part, Product, Scale, Without
 from tests.privacy.bounded import bounded_federation

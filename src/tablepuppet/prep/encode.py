@@ -195,15 +195,9 @@ def encoder_names(client: Client, encoding: Encoding) -> dict[str, list[str | No
 
 
 def apply_encoding(client: Client, encoding: Encoding) -> None:
-    """Let every party encode its rows of another relation; the result stays there under the encoding's id."""
+    """Let parties encode their rows of a relation, if they have not; the result stays there under the encoding's id."""
     if encoding.id in client.encodings:
         return
-    build_encoding(client, encoding)
-
-
-def build_encoding(client: Client, encoding: Encoding) -> None:
-    """Let parties encode their rows of tables that were fitted; the result stays there under the encoding's id."""
-
     for alias in encoding.numbers:
         client.widths[alias, encoding.id] = len(encoding.names(alias))
 

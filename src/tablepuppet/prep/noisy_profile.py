@@ -22,10 +22,9 @@ from tablepuppet.prep.noisy_describe import (
     want_description,
 )
 from tablepuppet.prep.noisy_statistics import NoiseRequest, NoisyStatistics, noisy_features
-from tablepuppet.prep.private_encode import is_category
 from tablepuppet.prep.profile import MUCH_MISSING, SHOWN, Profile
 from tablepuppet.prep.profile_page import CategoryBars, Warned
-from tablepuppet.prep.selected import is_number
+from tablepuppet.prep.selected import is_category, is_number
 from tablepuppet.runs.events import Events
 
 BINS = 32

@@ -68,6 +68,11 @@ def is_number(column: OutputColumn) -> bool:
     return family(column.type) in NUMERIC
 
 
+def is_category(column: OutputColumn, categorical: frozenset[str]) -> bool:
+    """Whether a column is encoded as categories; ``categorical`` are those that the query says."""
+    return column.name in categorical or family(column.type) in (Family.TEXT, Family.UUID)
+
+
 def is_date(column: OutputColumn) -> bool:
     """Whether its numbers are days since 1970-01-01."""
     return family(column.type) in DATES

@@ -35,9 +35,14 @@ class Bin(PrepStep):
         self.need(self.how in get_args(How), "how is 'width' or 'height'", "how")
         self.need(self.encode in get_args(Encode), "encode is 'onehot' or 'ordinal'", "encode")
 
+    @property
+    def instead_of_noise(self) -> str:
+        """Bins of equal height."""
+        return "use Bin(n, 'width'), which cuts between bounds" if self.how == "height" else ""
+
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn the edges."""
-        ranks = attempt.ranks(self.name, column)
+        ranks = attempt.ranks(column)
         if self.how == "width":
             least, most = together([lambda: ranks.value(0.0), lambda: ranks.value(ranks.count - 1)])
             edges = np.linspace(least, most, self.n + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from tablepuppet.prep.attempt import Attempt, Column, bounded
 from tablepuppet.prep.moments import Shortened, quantiles_of
@@ -18,6 +18,8 @@ FACTORS: dict[Method, float] = {"iqr": 1.5, "sd": 3.0}
 @dataclass(frozen=True)
 class Clip(PrepStep):
     """Values below ``low`` are ``low``, those above ``high`` are ``high``; None: no bound."""
+
+    advice: ClassVar[str] = ""
 
     low: float | None = None
     high: float | None = None
@@ -40,6 +42,8 @@ class Clip(PrepStep):
 class Winsorize(PrepStep):
     """Clip to two quantiles."""
 
+    advice: ClassVar[str] = "use Clip with bounds that you know"
+
     low: float = 0.05
     high: float = 0.95
 
@@ -55,7 +59,7 @@ class Winsorize(PrepStep):
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn the quantiles."""
-        low, high = quantiles_of(attempt.ranks(self.name, column), [self.low, self.high])
+        low, high = quantiles_of(attempt.ranks(column), [self.low, self.high])
         clip_to(column, attempt, low, high)
 
 
@@ -78,6 +82,11 @@ class Outliers(PrepStep):
             self.factor is None or (is_number(self.factor) and self.factor >= 0), "factor is a number from 0", "factor"
         )
 
+    @property
+    def instead_of_noise(self) -> str:
+        """Quartiles."""
+        return "use Outliers('sd', ...), or Clip with bounds that you know" if self.method == "iqr" else ""
+
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn the bounds."""
         factor = FACTORS[self.method] if self.factor is None else self.factor
@@ -85,7 +94,7 @@ class Outliers(PrepStep):
             known = attempt.usable(column)
             low, high = known.mean - factor * known.std, known.mean + factor * known.std
         else:
-            first, third = quantiles_of(attempt.ranks(self.name, column), [0.25, 0.75])
+            first, third = quantiles_of(attempt.ranks(column), [0.25, 0.75])
             low, high = first - factor * (third - first), third + factor * (third - first)
         low, high = bounded(low), bounded(high)
         if self.action == "clip":
@@ -93,7 +102,7 @@ class Outliers(PrepStep):
         elif self.action == "null":
             take_out(column, attempt, low, high)
         else:
-            attempt.add(self.name, column, f"{column.name}_outlier", "flag", is_filled=True)
+            attempt.add(column, f"{column.name}_outlier", "flag", is_filled=True)
             attempt.emit(column, Outside(column.name, low, high, f"{column.name}_outlier"))
 
 
@@ -105,15 +114,15 @@ def clip_to(column: Column, attempt: Attempt, low: float, high: float) -> None:
 def take_out(column: Column, attempt: Attempt, low: float, high: float) -> None:
     """Make values beyond bounds missing. How many there are below is asked for only if ranks are."""
     inner, probe = column.ranks, f"{column.name}_below"
-    below_chain = attempt.chain(column.name, column.alias, Outside(column.name, low, FARTHEST, probe))
+    below_chain = attempt.chain(column, Outside(column.name, low, FARTHEST, probe))
     attempt.emit(column, Without(column.name, low, high))
-    left_chain = attempt.chain(column.name, column.alias)
+    left_chain = attempt.chain(column)
     column.moments, column.is_filled = None, False
     if inner is not None:
 
         def ranks() -> Shortened:
-            below = attempt.asked(column.alias, probe, below_chain)
-            left = attempt.asked(column.alias, column.name, left_chain).count
+            below = attempt.sums(column.alias, probe, below_chain)
+            left = attempt.sums(column.alias, column.name, left_chain).count
             return Shortened(inner(), round(below.mean * below.count), left)
 
         column.ranks = ranks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tablepuppet.prep.attempt import Attempt, Column
 from tablepuppet.prep.moments import Mapped, Shortened
@@ -16,6 +17,8 @@ LEAST = 1e-300  # of a number that has a logarithm
 @dataclass(frozen=True)
 class Log(PrepStep):
     """log(value + offset), the natural logarithm; missing where that is not above 0."""
+
+    advice: ClassVar[str] = ""
 
     offset: float = 0.0
 
@@ -31,10 +34,10 @@ class Log(PrepStep):
         attempt.emit(column, Logarithm(column.name, offset))
         column.moments, column.is_filled = None, False
         if inner is not None and before is not None:
-            count, chain = before.count, attempt.chain(column.name, column.alias)
+            count, chain = before.count, attempt.chain(column)
 
             def ranks() -> Mapped:
-                left = attempt.asked(column.alias, column.name, chain).count  # those without were the lowest
+                left = attempt.sums(column.alias, column.name, chain).count  # those without were the lowest
                 return Mapped(
                     Shortened(inner(), count - left, left), lambda value: math.log(max(value + offset, LEAST))
                 )
@@ -45,6 +48,8 @@ class Log(PrepStep):
 @dataclass(frozen=True)
 class Power(PrepStep):
     """sign(value) * |value| ** exponent; square roots by default."""
+
+    advice: ClassVar[str] = ""
 
     exponent: float = 0.5
 

@@ -9,6 +9,8 @@ from tablepuppet.prep.attempt import Attempt, Column, Dropped, Kind
 from tablepuppet.prep.steps.categories import MOST_LISTED
 from tablepuppet.prep.steps.step import PrepStep, is_number
 
+LEAVE_OUT = "leave such columns out of SELECT"
+
 
 @dataclass(frozen=True)
 class DropConstant(PrepStep):
@@ -16,6 +18,7 @@ class DropConstant(PrepStep):
 
     takes: ClassVar[tuple[Kind, ...]] = ("number", "flag", "text")
     usual: ClassVar[tuple[Kind, ...]] = ("number", "flag", "text")
+    advice: ClassVar[str] = LEAVE_OUT
 
     variance: float = 0.0
 
@@ -50,6 +53,7 @@ class DropMissing(PrepStep):
 
     takes: ClassVar[tuple[Kind, ...]] = ("number", "text")
     usual: ClassVar[tuple[Kind, ...]] = ("number", "text")
+    advice: ClassVar[str] = LEAVE_OUT
 
     share: float = 0.5
 

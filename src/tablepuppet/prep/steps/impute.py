@@ -45,11 +45,16 @@ class Impute(PrepStep):
             "fill",
         )
 
+    @property
+    def instead_of_noise(self) -> str:
+        """Medians and modes."""
+        return "use strategy 'mean', or 'constant' with fill" if self.strategy in ("median", "mode") else ""
+
     def selected(self, attempt: Attempt) -> list[Column]:
         """The columns that it works on now."""
         usual: tuple[Kind, ...] = ("number", "text") if self.strategy == "mode" else ("number",)
         usual = ("text",) if isinstance(self.fill, str) else usual
-        return attempt.select(self.name, self.columns, self.takes, usual)
+        return attempt.select(self.columns, self.takes, usual)
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn what to fill with."""
@@ -72,11 +77,10 @@ class Impute(PrepStep):
             case "mean":
                 return attempt.usable(column).mean
             case "median":
-                return quantile_of(attempt.ranks(self.name, column), 0.5)
+                return quantile_of(attempt.ranks(column), 0.5)
             case "mode":
-                chain = attempt.chain(column.name, column.alias)
                 self.need(
-                    column.is_source and not chain.steps,
+                    attempt.is_unchanged(column),
                     f"column {column.column.qualified} is changed by an earlier step; put strategy='mode' first",
                 )
                 return attempt.statistics.mode(column.column)
@@ -86,7 +90,7 @@ class Impute(PrepStep):
     def _fit_text(self, column: Column, attempt: Attempt) -> None:
         text = self.strategy in ("mode", "constant")
         self.need(text, f"column {column.column.qualified} has categories: strategy is 'mode' or 'constant' for those")
-        found = list_categories(self.name, column, attempt, None)
+        found = list_categories(column, attempt, None)
         if self.indicator:
             self._flag(column, attempt, column.missing)
         weights = np.append(found, 0.0) if self.strategy == "constant" else found
@@ -100,5 +104,5 @@ class Impute(PrepStep):
     def _flag(self, column: Column, attempt: Attempt, missing: float) -> None:
         rows = attempt.statistics.rows
         known = of_flag(rows, missing / rows) if column.is_source else None
-        attempt.add(self.name, column, f"{column.name}_missing", "flag", moments=known, is_filled=True)
+        attempt.add(column, f"{column.name}_missing", "flag", moments=known, is_filled=True)
         attempt.emit(column, Missing(column.name, f"{column.name}_missing"))

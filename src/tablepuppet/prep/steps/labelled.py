@@ -34,6 +34,7 @@ class LabelStep(PrepStep):
 
     takes: ClassVar[tuple[Kind, ...]] = ("text", "coded")
     usual: ClassVar[tuple[Kind, ...]] = ("text",)
+    advice: ClassVar[str] = "it learns from true labels; use OneHot or Recode"
 
     folds: int = 5
     smooth: float | Literal["auto"] = "auto"
@@ -57,14 +58,14 @@ class LabelStep(PrepStep):
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn the number of each category."""
         if column.kind == "text":
-            list_categories(self.name, column, attempt, None)
+            list_categories(column, attempt, None)
         size = column.size
         if size * self.folds > MOST_CODES:
             raise LearnError(
                 f"{self.name}: column {column.column.qualified} has {size:,} categories, too many for {self.folds} "
                 "folds; take fewer folds, or pool rare categories with OneHot(max_categories=...) before"
             )
-        found = attempt.label_sums(self.name, column, Folds(self.folds, self.seed, self.shuffle))
+        found = attempt.label_sums(column, Folds(self.folds, self.seed, self.shuffle))
         values, prior = self.numbers(column, attempt, found)
         full = Lookup(column.name, values[0, :-1].tolist(), float(prior[0]), float(values[0, -1]))
         rows = np.column_stack([values, prior])  # (lines, size + 2)

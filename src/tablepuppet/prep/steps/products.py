@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
+from typing import ClassVar
 
 from tablepuppet.prep.attempt import Attempt, Column
 from tablepuppet.prep.specs import Product
@@ -18,6 +19,8 @@ class Polynomial(PrepStep):
 
     New columns are called ``a^2`` and ``a*b``.
     """
+
+    advice: ClassVar[str] = ""
 
     degree: int = 2
     interaction_only: bool = False
@@ -44,7 +47,7 @@ class Polynomial(PrepStep):
         for each in factors:
             powers[each.name] = powers.get(each.name, 0) + 1
         name = "*".join(each if power == 1 else f"{each}^{power}" for each, power in powers.items())
-        attempt.add(self.name, factors[0], name, is_filled=all(each.is_filled for each in factors))
+        attempt.add(factors[0], name, is_filled=all(each.is_filled for each in factors))
         attempt.emit(factors[0], Product([each.name for each in factors], name))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from tablepuppet.prep.steps.step import PrepStep, is_number
 class Standardize(PrepStep):
     """Mean 0 and standard deviation 1 (ddof 0), as scikit-learn's `StandardScaler`; a constant is only centred."""
 
+    advice: ClassVar[str] = ""
+
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn mean and deviation."""
         known = attempt.usable(column)
@@ -31,6 +34,8 @@ class MinMax(PrepStep):
 
     Later rows may lie beyond.
     """
+
+    advice: ClassVar[str] = ""
 
     low: float = 0.0
     high: float = 1.0
@@ -46,7 +51,7 @@ class MinMax(PrepStep):
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn the ends."""
-        ranks = attempt.ranks(self.name, column)
+        ranks = attempt.ranks(column)
         least, most = together([lambda: ranks.value(0.0), lambda: ranks.value(ranks.count - 1)])
         scale = (most - least) / (self.high - self.low) or 1.0
         scale_by(attempt, column, least - self.low * scale, scale)
@@ -55,6 +60,8 @@ class MinMax(PrepStep):
 @dataclass(frozen=True)
 class Robust(PrepStep):
     """Median 0 and a distance of 1 between two percentiles, as scikit-learn's `RobustScaler`."""
+
+    advice: ClassVar[str] = "use Standardize or MinMax"
 
     quantile_range: Sequence[float] = (25.0, 75.0)
 
@@ -68,7 +75,7 @@ class Robust(PrepStep):
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn median and percentiles."""
         low, high = self.quantile_range
-        ranks = attempt.ranks(self.name, column)
+        ranks = attempt.ranks(column)
         least, middle, most = quantiles_of(ranks, [low / 100, 0.5, high / 100])
         scale_by(attempt, column, middle, most - least or 1.0)
 

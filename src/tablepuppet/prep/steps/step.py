@@ -19,6 +19,8 @@ class PrepStep:
     takes: ClassVar[tuple[Kind, ...]] = ("number", "flag")  # kinds of columns that may be named
     usual: ClassVar[tuple[Kind, ...]] = ("number",)  # those of them that are meant if none is named
 
+    advice: ClassVar[str] = "leave it out, or compute what you need in SELECT"  # with noise; "": it has a form for it
+
     columns: Sequence[str | Selector] | None = field(default=None, kw_only=True)
 
     def __new__(cls, *values: object, **named: object) -> Self:
@@ -47,9 +49,14 @@ class PrepStep:
         listed = [] if self.columns is None else [f"columns=[{', '.join(map(str, self.columns))}]"]
         return f"{self.name}({', '.join([f'{name}={value!r}' for name, value in given] + listed)})"
 
+    @property
+    def instead_of_noise(self) -> str:
+        """What to write instead under feature privacy; nothing if it has a form with noise."""
+        return self.advice
+
     def selected(self, attempt: Attempt) -> list[Column]:
         """The columns that it works on now."""
-        return attempt.select(self.name, self.columns, self.takes, self.usual)
+        return attempt.select(self.columns, self.takes, self.usual)
 
     def run(self, attempt: Attempt) -> None:
         """Fit it to each of its columns that does not wait."""
