@@ -24,7 +24,7 @@ from tablepuppet.party.policy import Level, Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, Asked, Numbers
 from tablepuppet.prep.distribution import mark_of_rows
-from tablepuppet.prep.encode import check_read, frame_of
+from tablepuppet.prep.encode import read_frame
 from tablepuppet.prep.frame import CodedColumn, Frame, NumberColumn
 from tablepuppet.prep.program import Shapes, needed_for, run
 from tablepuppet.prep.specs import Missing, Outside, StepSpec
@@ -83,11 +83,10 @@ def derived_sums(
 ) -> Values:  # fmt: skip
     """Sums of ``wanted`` columns after ``steps``, each row as often as it is joined."""
     steps = needed_for(steps, wanted)
-    shapes = check_read(table, "prep.sums", columns, categories, steps, digests)
+    frame, shapes = read_frame(table, "prep.sums", view, blinding, columns, categories, steps, digests)
     if len(set(wanted)) < len(wanted) or not set(wanted) <= shapes.sizes.keys():
         raise PartyError(f"party {table.grant.party!r}: prep.sums takes names of existing columns, each once")
     _count(table, view, wanted, steps)
-    frame = frame_of(table, view, blinding, categories, digests)
     run(steps, frame)
     flags = {step.output for step in steps if isinstance(step, Outside | Missing)}
     sums = []
