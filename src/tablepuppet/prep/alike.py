@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
-from tablepuppet.operators.client import Client, Pending
+from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
@@ -97,19 +97,21 @@ class AlikeRows:
 
         None if a shard has too few alike rows, or was not asked.
         """
-        if self._asked is None:
+        return None if self._asked is None else _by_table(self._client, self._aliases, self._asked.read())
+
+
+def _by_table(client: Client, aliases: Iterable[str], replies: Replies) -> dict[str, NDArray[np.int32]] | None:
+    found = {}
+    for alias in aliases:
+        parts = list(zip(client.shards(alias), replies[alias], strict=True))
+        if any(len(reply["first"]) < len(shard.row_ids) for shard, reply in parts):
             return None
-        found, replies = {}, self._asked.read()
-        for alias in self._aliases:
-            parts = list(zip(self._client.shards(alias), replies[alias], strict=True))
-            if any(len(reply["first"]) < len(shard.row_ids) for shard, reply in parts):
-                return None
-            for shard, reply in parts:
-                if reply["first"].max(initial=0) >= len(shard.row_ids):
-                    raise PartyError(
-                        f"party {shard.party!r}, table {alias!r}: sent places of alike rows beyond its "
-                        f"{len(shard.row_ids):,} rows"
-                    )
-            if parts:
-                found[alias] = np.concatenate([shard.start + reply["first"].astype(np.int32) for shard, reply in parts])
-        return found
+        for shard, reply in parts:
+            if reply["first"].max(initial=0) >= len(shard.row_ids):
+                raise PartyError(
+                    f"party {shard.party!r}, table {alias!r}: sent places of alike rows beyond its "
+                    f"{len(shard.row_ids):,} rows"
+                )
+        if parts:
+            found[alias] = np.concatenate([shard.start + reply["first"].astype(np.int32) for shard, reply in parts])
+    return found

@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -180,7 +181,6 @@ class Known(Statistics):
             for name, (column, most) in needs.categories.items()
         }
         self._distributions = Distributions(client, needs.ranks.values()) if needs.ranks else None
-        self._summaries: dict[str, NumberSummary] | None = None
         self._read: dict[str, CategorySummary] = {}
         self._labels: AskedLabels | None = None
 
@@ -190,9 +190,11 @@ class Known(Statistics):
 
     def number(self, column: OutputColumn) -> NumberSummary:
         """Of a column as it was read."""
-        if self._summaries is None:
-            self._summaries = self._numbers.read()
         return self._summaries[column.name]
+
+    @cached_property
+    def _summaries(self) -> dict[str, NumberSummary]:
+        return self._numbers.read()
 
     def categories(self, column: OutputColumn, most: int | None) -> CategorySummary:
         """Of a column as it was read."""
