@@ -22,6 +22,7 @@ import tablepuppet as tp
 from tablepuppet.federation import PartyEntry
 from tablepuppet.prep.encode import apply_encoding
 from tablepuppet.prep.fit import fit_encoding
+from tablepuppet.prep.pipeline import DEFAULT
 from tests import mariadb_server
 from tests.relations import Message, federation, record_wire, write_party
 
@@ -252,13 +253,13 @@ def test_nothing_planted_is_seen(
 
 def use(net: Net, fed: tp.Federation) -> None:
     """Everything an analyst does with a relation, with the planted columns as keys, features, categories, label."""
-    relation = fed.sql(
+    sql = (
         "SELECT a.cell, a.category, b.code, b.id, a.label, a.public FROM t a JOIN twin b ON a.id = b.id "
-        "AND a.code = b.code AND a.shared = b.shared WHERE a.code <> 'visible' AND b.label LIKE '%0%'",
-        label="label",
-        categorical=["id"],
+        "AND a.code = b.code AND a.shared = b.shared WHERE a.code <> 'visible' AND b.label LIKE '%0%'"
     )
+    relation = fed.sql(sql, label="label", categorical=["id"])
     assert len(relation) == ROWS // 2
+    net.texts.append(repr(fit(fed.sql(sql, categorical=["id"])).names("a")))  # the label as a feature
     net.texts += [repr(relation), relation.explain(), str(relation.describe()), relation.describe()._repr_html_()]
     train, test = relation.split(test=0.5, seed=3)
     encoding = fit(train)
@@ -269,10 +270,7 @@ def use(net: Net, fed: tp.Federation) -> None:
 
 
 def fit(relation: tp.Relation) -> Any:
-    query, session = relation.query, relation._session
-    return fit_encoding(
-        relation.client, query.outputs, query.categorical, session.settings.max_categories, session.events
-    )
+    return fit_encoding(relation.client, DEFAULT, relation.max_categories, relation.events)
 
 
 def request_of(net: Net, relation: tp.Relation, op: str, arguments: dict[str, Any]) -> None:

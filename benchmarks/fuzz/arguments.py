@@ -22,6 +22,7 @@ from msgspec import Meta
 from tablepuppet.party.arguments import LARGEST, Within, fits
 from tablepuppet.party.ops import Op
 from tablepuppet.party.spec import AnySpec, Bottom, Linear, Network
+from tablepuppet.prep.program import Shapes as StepShapes
 from tablepuppet.prep.specs import (
     Cut,
     Exponent,
@@ -35,7 +36,6 @@ from tablepuppet.prep.specs import (
     Scale,
     StepSpec,
 )
-from tablepuppet.prep.specs import Shapes as StepShapes
 
 FLOATS = (
     0.0, -0.0, 5e-324, -5e-324, 1e-300, 1e-168, 1e-154, 1e-100, 1e-12, 1.0, -1.0, 1e6, 1e30, 1e100, -1e100, 1e154,

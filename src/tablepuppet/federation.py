@@ -27,7 +27,7 @@ from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
 from tablepuppet.party.settings_file import read_settings
 from tablepuppet.party.tls_files import read_tls_files
-from tablepuppet.prep.fit import PipelineSettings, foresee, selecting
+from tablepuppet.prep.fit import foresee, selecting
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.privacy.trial_identity import TrialAuthority
 from tablepuppet.relation import Relation
@@ -314,8 +314,7 @@ class Federation:
             raise QueryError(f"prep is a pipeline, such as tp.prep.Pipeline([...]), not {type(prep).__name__}")
         if prep is not None:  # so that what does not fit is refused before a party reads
             planned = plan(selecting(pipeline, planned, max_categories), catalog)
-            features = planned.query.features
-            foresee(pipeline, planned, PipelineSettings(features, query.categorical, max_categories))
+            foresee(pipeline, planned, max_categories)
         return Planned(planned, max_categories, [nonces], pipeline)
 
     def open(self, planned: Planned) -> Relation:

@@ -26,7 +26,7 @@ from tablepuppet.prep.correlation import ColumnMatrix, correlation, covariance
 from tablepuppet.prep.crosstab import Crosstab, crosstab
 from tablepuppet.prep.describe import Description, describe
 from tablepuppet.prep.encode import Encoding
-from tablepuppet.prep.fit import Foresight, PipelineSettings, fit_encoding, foresee
+from tablepuppet.prep.fit import Foresight, fit_encoding, foresee
 from tablepuppet.prep.groups import GroupMeans, group_means
 from tablepuppet.prep.histograms import Histogram, histogram
 from tablepuppet.prep.label import joined_labels
@@ -35,8 +35,7 @@ from tablepuppet.prep.noisy_profile import noisy_profile
 from tablepuppet.prep.noisy_statistics import NoiseRequest
 from tablepuppet.prep.outliers import FoundOutliers, outlier_by_iqr, outlier_by_sd
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
-from tablepuppet.prep.private_encode import EncoderNoise, fit_private_encoding
-from tablepuppet.prep.private_fit import fit_private_pipeline
+from tablepuppet.prep.private_encode import EncoderNoise
 from tablepuppet.prep.profile import profile
 from tablepuppet.prep.profile_page import Profile
 from tablepuppet.prep.quantiles import Quantiles, quantile
@@ -187,19 +186,13 @@ class Relation:
 
     def _foreseen(self) -> Foresight:
         """What the fit of its pipeline will ask."""
-        return foresee(self.prep, self.plan, self._pipeline_settings())
-
-    def _pipeline_settings(self) -> PipelineSettings:
-        return PipelineSettings(self.query.features, self.query.categorical, self.max_categories)
+        return foresee(self.prep, self.plan, self.max_categories)
 
     def fit_encoding(self) -> Encoding:
         """The pipeline, fitted over these joined rows and applied at the parties."""
         if self._shared is not None:
             return self._shared
-        query = self.query
-        found = fit_encoding(
-            self.client, query.features, query.categorical, self.max_categories, self.events, self.prep
-        )
+        found = fit_encoding(self.client, self.prep, self.max_categories, self.events)
         if self._shares:
             self._shared = found
         self._information = found.iv_
@@ -219,10 +212,7 @@ class Relation:
 
     def fit_private_encoding(self, noise: EncoderNoise) -> Encoding:
         """The same from a policy's bounds and lists, or from statistics with noise."""
-        if self.prep is not DEFAULT:
-            return fit_private_pipeline(self.client, self._pipeline_settings(), self.prep, self.events, noise)
-        query, most = self.query, self.max_categories
-        return fit_private_encoding(self.client, query.features, query.categorical, most, self.events, noise)
+        return fit_encoding(self.client, self.prep, self.max_categories, self.events, noise)
 
     def __len__(self) -> int:
         return len(self.mapping)

@@ -16,16 +16,13 @@ from numpy.typing import NDArray
 import tablepuppet as tp
 from tablepuppet.prep.encode import Encoding, apply_encoding
 from tablepuppet.prep.fit import fit_encoding
+from tablepuppet.prep.pipeline import DEFAULT
 from tests.relations import Parties, federation, hide_order, materialised, party_of, warnings_of
 
 
 def fit(relation: tp.Relation) -> Encoding:
     """The encoding that a learner would fit on a relation."""
-    session = relation._session
-    columns = relation.query.features
-    return fit_encoding(
-        relation.client, columns, relation.query.categorical, session.settings.max_categories, session.events
-    )
+    return fit_encoding(relation.client, DEFAULT, relation.max_categories, relation.events)
 
 
 def encoded(relation: tp.Relation, encoding: Encoding) -> dict[str, NDArray[np.float64]]:

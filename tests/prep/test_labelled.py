@@ -30,6 +30,7 @@ from tablepuppet.party.service import HERE
 from tablepuppet.prep.frame import Frame
 from tablepuppet.prep.label_sums import AskedLabels, ColumnCodes, Folds, fold_of_rows
 from tablepuppet.prep.pipeline import Pipeline
+from tablepuppet.prep.program import run
 from tablepuppet.prep.specs import Cut, FoldLookup, Lookup, fold_numbers
 from tests.relations import Parties, federation, materialised, party_of, places, record_wire
 from tests.small_job import write_job
@@ -649,4 +650,4 @@ def test_folds_single_out_no_few_rows(tmp_path: Path, steps: list[tuple[int, int
     rel.describe()  # announces its rows
     asked = Frame(party.table(rel.client.session, "i", HERE), rel.client.view, "b", {})
     with pytest.raises(tp.PartyError, match=error):
-        asked.run(made)
+        run(made, asked)

@@ -20,7 +20,7 @@ from tablepuppet.jobs import Run
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.limits import CallerLimits
 from tablepuppet.party.policy import Policy, TableRule
-from tablepuppet.prep.fit import PipelineSettings, foresee
+from tablepuppet.prep.fit import foresee
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tests.relations import Parties, federation, materialised, party_of, record_wire, warnings_of
 from tests.small_job import write_job
@@ -113,8 +113,7 @@ def test_trips(tmp_path: Path, shop: Parties, steps: list[Any], trips: int) -> N
     relation = fed.sql(SQL, label="y", prep=prep.Pipeline(steps))
     assert len(relation) > 100
     made = trips_of(fed, relation.fit_encoding)
-    settings = PipelineSettings(relation.query.features, relation.query.categorical, 256)
-    foreseen = foresee(relation.prep, relation.plan, settings)
+    foreseen = foresee(relation.prep, relation.plan, 256)
     assert made <= foreseen.trips
     assert foreseen.trips - (6 if foreseen.needs.ranks else 0) == trips
     assert made == trips - bool(foreseen.needs.ranks)  # quantiles were in the first trip, as all values were listed

@@ -14,7 +14,8 @@ import tablepuppet.learn.party_ops
 from tablepuppet.party.allowance import Allowance, allowed
 from tablepuppet.party.limits import CallerLimits
 from tablepuppet.prep.frame import Frame
-from tablepuppet.prep.specs import Scale
+from tablepuppet.prep.program import run
+from tablepuppet.prep.specs import Scale, StepSpec
 from tests.wire.hostile import Attacker, accounts, write_bank
 
 ROWS = 60
@@ -34,13 +35,13 @@ def test_time_is_looked_at_between_the_steps_of_a_pipeline(tmp_path: Path) -> No
     """Any number of steps may be asked for; the first one after the limit is not begun."""
     attacker = opened(tmp_path)
     frame = Frame(attacker.desk.party.table("s", "cards", "analyst"), "v", "b", {})
-    steps = [Scale("amount", 0.0, 1.0)]
-    frame.run(steps)
+    steps: list[StepSpec] = [Scale("amount", 0.0, 1.0)]
+    run(steps, frame)
     with (
         allowed(Allowance("bank", CallerLimits(request_seconds=0.0))),
         pytest.raises(tp.PartyError, match="request_seconds"),
     ):
-        frame.run(steps)
+        run(steps, frame)
 
 
 def buckets(attacker: Attacker, view: str, *prefixes: int, depth: int) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import IMAGE, OUTPUTS, WIDTH, Numbers
-from tablepuppet.prep.encoded_rows import encoded
+from tablepuppet.prep.encode import encoded
 from tablepuppet.prep.encoded_table import check_length
 
 Array = NDArray[np.float64]

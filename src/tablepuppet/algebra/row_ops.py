@@ -21,7 +21,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ROWS, Numbers
-from tablepuppet.prep.encoded_rows import encoded
+from tablepuppet.prep.encode import encoded
 from tablepuppet.prep.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]

@@ -6,8 +6,7 @@ import numpy as np
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.encode import Encoding
-from tablepuppet.prep.encoded_rows import encoded
+from tablepuppet.prep.encode import Encoding, encoded
 from tablepuppet.prep.encoded_table import EncodedTable
 
 

@@ -18,8 +18,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ROWS, Numbers
-from tablepuppet.prep.encode import Encoding
-from tablepuppet.prep.encoded_rows import encoded
+from tablepuppet.prep.encode import Encoding, encoded
 from tablepuppet.prep.encoded_table import EncodedTable
 
 MOST_GROUPS = 1 << 16  # of alike rows: with more there is little to gain by merging them

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +23,13 @@ from tablepuppet.prep.encode import NO_DIGESTS, TableSteps
 from tablepuppet.prep.known import Statistics, WantedColumn
 from tablepuppet.prep.label_sums import Folds, LabelSums
 from tablepuppet.prep.moments import Moments, NotYetKnown, Ranks
-from tablepuppet.prep.selected import is_date, is_public
-from tablepuppet.prep.specs import FARTHEST, StepSpec, needed_for
+from tablepuppet.prep.program import needed_for
+from tablepuppet.prep.selected import is_category, is_date
+from tablepuppet.prep.specs import FARTHEST, Clipped, Exponent, Scale, StepSpec
 from tablepuppet.prep.statistics import NumberSummary
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.query import OutputColumn
-from tablepuppet.sql.types import KEY_LIKE, Family, family
+from tablepuppet.sql.types import Family, family
 
 Kind = Literal["number", "flag", "text", "coded"]
 SAID: dict[Kind, str] = {
@@ -91,59 +93,12 @@ class Column:
         return len(self.digests) + len(self.more)
 
 
-@dataclass(frozen=True)
-class _SourceRanks:
-    """The values of a column as it was read; extremes of public ones are known with its sums."""
-
-    statistics: Statistics
-    column: OutputColumn
-    summary: NumberSummary
-
-    @property
-    def count(self) -> float:
-        """Joined rows with a value."""
-        return self.summary.count
-
-    def value(self, rank: float) -> float:
-        """The value at a rank."""
-        ends = {0.0: self.summary.minimum, self.count - 1: self.summary.maximum}
-        if is_public(self.statistics.plan, self.column) and not math.isnan(ends.get(rank, math.nan)):
-            return ends[rank]
-        return self.statistics.rank(self.column, rank)
-
-
-@dataclass(frozen=True)
-class _Ends:
-    """The least and the largest value of a column that steps made of others."""
-
-    step: str
-    column: OutputColumn
-    summary: NumberSummary
-    owners: str
-
-    @property
-    def count(self) -> float:
-        """Joined rows with a value."""
-        return self.summary.count
-
-    def value(self, rank: float) -> float:
-        """The value at a rank; LearnError for one that is not known."""
-        found = {0.0: self.summary.minimum, self.count - 1: self.summary.maximum}.get(rank, math.nan)
-        if math.isnan(found):
-            raise LearnError(
-                f"{self.step}: column {self.column.qualified} is made by an earlier step, and its quantiles are not "
-                f"known; put the step before that one, or name its columns, as columns=[...] {self.owners}".rstrip()
-            )
-        return found
-
-
 class Attempt:
     """All columns, and the steps that were fitted so far."""
 
-    def __init__(
-        self, statistics: Statistics, features: Iterable[OutputColumn], categorical: frozenset[str], max_categories: int
-    ):
-        self.statistics, self.categorical, self.max_categories = statistics, categorical, max_categories
+    def __init__(self, statistics: Statistics, max_categories: int):
+        self.statistics, self.max_categories = statistics, max_categories
+        self.step = ""  # the name of the step that runs
         self.columns: dict[str, Column] = {}
         self.program: dict[str, list[StepSpec]] = {}
         self.dropped: dict[str, tuple[Column, str]] = {}  # with reasons
@@ -151,16 +106,16 @@ class Attempt:
         self.used: list[tuple[str, list[OutputColumn]]] = []  # by step, the selected columns that it works on
         self.labelled: list[tuple[str, OutputColumn]] = []  # by step, a column whose categories get means of the label
         self.information: dict[str, float] = {}  # values of columns for the label, by ``alias.column``
-        for column in features:
+        for column in statistics.plan.query.features:
             self._select(column)
 
     def _select(self, column: OutputColumn) -> None:
-        is_text = column.name in self.categorical or family(column.type) in (Family.TEXT, Family.UUID)
+        is_text = is_category(column, self.statistics.plan.query.categorical)
         each = Column(column, "text" if is_text else "number", True, was_text=is_text)
         self.columns[column.name] = self.sources[column.name] = each
         self.program.setdefault(column.alias, [])
-        if not is_text:
-            each.ranks = self._source_ranks(column)
+        if not is_text and not self.statistics.is_noisy:
+            each.ranks = lambda: Ranks.of(self.statistics.number(column), partial(self.statistics.rank, column))
 
     def replace(self, column: OutputColumn, made: OutputColumn, *, keep: bool) -> None:
         """Select what an expression makes of a column."""
@@ -168,15 +123,12 @@ class Attempt:
             del self.columns[column.name], self.sources[column.name]
         self._select(made)
 
-    def _source_ranks(self, column: OutputColumn) -> Callable[[], Ranks]:
-        return lambda: _SourceRanks(self.statistics, column, self.statistics.number(column))
-
     # Finding columns
 
     def select(
-        self, step: str, wanted: Sequence[str | Selector] | None, kinds: Sequence[Kind], usual: Sequence[Kind]
+        self, wanted: Sequence[str | Selector] | None, kinds: Sequence[Kind], usual: Sequence[Kind]
     ) -> list[Column]:
-        """The columns that a step works on, in order: those ``wanted``, or all of the ``usual`` kinds.
+        """The columns that the step works on, in order: those ``wanted``, or all of the ``usual`` kinds.
 
         LearnError for a name that there is not, or of a column that is not of the ``kinds`` that the step takes.
         """
@@ -187,10 +139,10 @@ class Attempt:
             if isinstance(item, Selector):
                 found |= {name for name, each in self.columns.items() if item.takes(each) and each.kind in kinds}
             else:
-                found |= set(self._named(step, item, kinds))
+                found |= set(self._named(item, kinds))
         return [each for name, each in self.columns.items() if name in found]
 
-    def _named(self, step: str, item: str, kinds: Sequence[Kind]) -> list[str]:
+    def _named(self, item: str, kinds: Sequence[Kind]) -> list[str]:
         exact = [name for name, each in self.columns.items() if item in (name, each.column.qualified)]
         for name in exact:
             kind = self.columns[name].kind
@@ -199,7 +151,7 @@ class Attempt:
                 help_ = help_ or "list it in categorical, or CAST it in SELECT"
                 needed = " or ".join(dict.fromkeys(SAID[each] for each in kinds))
                 raise LearnError(
-                    f"{step}: column {self.columns[name].column.qualified} ({self.columns[name].column.type}) is "
+                    f"{self.step}: column {self.columns[name].column.qualified} ({self.columns[name].column.type}) is "
                     f"{SAID[kind]}, and the step needs {needed}; {help_}"
                 )
         if exact:
@@ -208,10 +160,10 @@ class Attempt:
             matching = [name for name, each in self.columns.items() if _matches(each, item)]
             if matching or self._may_be_gone(item):
                 return [name for name in matching if self.columns[name].kind in kinds]
-            raise LearnError(f"{step}: no column is like {item!r}{did_you_mean(item.strip('*?'), self.columns)}")
+            raise LearnError(f"{self.step}: no column is like {item!r}{did_you_mean(item.strip('*?'), self.columns)}")
         if self._may_be_gone(item):
             return []
-        raise LearnError(f"{step}: {item!r} is no column{did_you_mean(item, self.columns)}")
+        raise LearnError(f"{self.step}: {item!r} is no column{did_you_mean(item, self.columns)}")
 
     def _may_be_gone(self, item: str) -> bool:
         """Whether a column may have been there, or may come, though it is not there now."""
@@ -221,14 +173,14 @@ class Attempt:
     @contextmanager
     def fitting(self, column: Column) -> Iterator[None]:
         """A column waits if statistics of it are not known yet, and is left out if it turns out to be no feature."""
-        before = self.statistics.ranks_wanted
+        before = self.statistics.placeholders
         try:
             yield
-            column.is_guessed |= self.statistics.ranks_wanted > before
+            column.is_guessed |= self.statistics.placeholders > before
         except NotYetKnown:
             column.waits = True
         except LearnError:
-            if not column.is_guessed and self.statistics.ranks_wanted == before:
+            if not column.is_guessed and self.statistics.placeholders == before:
                 raise
             column.waits = True  # placeholders need not fit each other
         except Dropped as error:
@@ -248,11 +200,7 @@ class Attempt:
     def moments(self, column: Column) -> Moments:
         """Of a column of numbers; it is left out if it has none."""
         if column.moments is None:
-            chain = self.chain(column.name, column.alias)
-            if column.is_source and not chain.steps:
-                found = self.statistics.number(column.column)
-            else:
-                found = self._derived(column.alias, column.name, chain)
+            found = self._summary(column)
             if found.not_finite:
                 raise LearnError(
                     f"column {column.column.qualified} has values that are not finite (NaN or infinity) in "
@@ -264,6 +212,12 @@ class Attempt:
             raise Dropped("is empty")
         return column.moments
 
+    def _summary(self, column: Column) -> NumberSummary:
+        """The sums of a column of numbers, as steps have left it."""
+        if self.is_unchanged(column):
+            return self.statistics.number(column.column)
+        return self.sums(column.alias, column.name, self.chain(column))
+
     def usable(self, column: Column) -> Moments:
         """The same; LearnError if numbers are too large to be squared."""
         found = self.moments(column)
@@ -274,22 +228,33 @@ class Attempt:
             )
         return found
 
-    def ranks(self, step: str, column: Column) -> Ranks:
-        """The values of a column in order; LearnError if they are not known."""
+    def ranks(self, column: Column) -> Ranks:
+        """The values of a column in order; only the ends where steps before have changed the order, or with noise."""
         self.moments(column)  # it may be empty
-        if column.ranks is None:
-            found = self._derived(column.alias, column.name, self.chain(column.name, column.alias))
-            return self.ends(step, column, found)
-        return column.ranks()
+        if column.ranks is not None:
+            return column.ranks()
 
-    def ends(self, step: str, column: Column, found: NumberSummary) -> Ranks:
-        """The least and the largest value of a column, as all that is known of its order."""
-        return _Ends(step, column.column, found, self.statistics.owners(column.alias))
+        def unknown(_: float) -> float:
+            raise LearnError(
+                f"{self.step}: column {column.column.qualified} is made by an earlier step, and its quantiles are not "
+                "known; put the step before that one, or name its columns, as columns=[...] "
+                f"{self.statistics.owners(column.alias)}".rstrip()
+            )
 
-    def chain(self, name: str, alias: str, *more: StepSpec) -> TableSteps:
+        return Ranks.of(self._summary(column), unknown)
+
+    def is_unchanged(self, column: Column) -> bool:
+        """Whether a column is as it was read."""
+        return column.is_source and not self.chain(column).steps
+
+    def chain(self, column: Column, *more: StepSpec) -> TableSteps:
         """The steps that a column depends on, and what they read."""
-        steps = [*needed_for(self.program[alias], [name]), *more]
-        read = {name, *(each for step in steps for each in step.reads)}
+        steps = [*needed_for(self.program[column.alias], [column.name]), *more]
+        return self.reading(column.alias, [column.name], steps)
+
+    def reading(self, alias: str, names: Iterable[str], steps: Sequence[StepSpec]) -> TableSteps:
+        """Steps of a table, with the selected columns that they or ``names`` refer to."""
+        read = {*names, *(each for step in steps for each in step.reads)}
         sources = [each for each in self.sources.values() if each.alias == alias and each.name in read]
         return TableSteps(
             tuple(each.column for each in sources if not each.was_text),
@@ -297,33 +262,32 @@ class Attempt:
             tuple(steps),
         )
 
-    def asked(self, alias: str, name: str, chain: TableSteps) -> Moments:
-        """Moments of a column that is not kept."""
-        return Moments.of(self._derived(alias, name, chain))
-
-    def _derived(self, alias: str, name: str, chain: TableSteps, size: int | None = None) -> Any:
-        """Statistics after steps: wanted only if they contain no placeholder."""
-        self._refuse_guesses(name, chain)
-        return self.statistics.derived(WantedColumn(alias, name, chain, size))
-
-    def _refuse_guesses(self, name: str, chain: TableSteps) -> None:
-        read = {name, *(each for step in chain.steps for each in step.reads)}
-        if any(each in self.columns and self.columns[each].is_guessed for each in read):
-            raise NotYetKnown
+    def sums(self, alias: str, name: str, chain: TableSteps) -> NumberSummary:
+        """The sums of a column of numbers after steps; it need not be one that is kept."""
+        found: NumberSummary = self.statistics.derived(self._wanted("prep.sums", alias, name, chain, None))
+        return found
 
     def weights(self, column: Column) -> NDArray[np.float64]:
         """How many joined rows have each code."""
         if column.weights is None:
-            chain = self.chain(column.name, column.alias)
-            column.weights = self._derived(column.alias, column.name, chain, column.size)
+            wanted = self._wanted("prep.sums", column.alias, column.name, self.chain(column), column.size)
+            column.weights = self.statistics.derived(wanted)
         return column.weights
 
-    def label_sums(self, step: str, column: Column, folds: Folds) -> LabelSums:
+    def label_sums(self, column: Column, folds: Folds) -> LabelSums:
         """Sums of the label by code."""
-        self.labelled.append((step, column.column))
-        chain = self.chain(column.name, column.alias)
-        self._refuse_guesses(column.name, chain)
-        return self.statistics.label_sums(WantedColumn(column.alias, column.name, chain, column.size), folds)
+        self.labelled.append((self.step, column.column))
+        wanted = self._wanted("prep.codes", column.alias, column.name, self.chain(column), column.size)
+        return self.statistics.label_sums(wanted, folds)
+
+    def _wanted(
+        self, op: Literal["prep.sums", "prep.codes"], alias: str, name: str, chain: TableSteps, size: int | None
+    ) -> WantedColumn:
+        """A question about a column after steps; it waits if these contain placeholders."""
+        read = {name, *(each for step in chain.steps for each in step.reads)}
+        if any(each in self.columns and self.columns[each].is_guessed for each in read):
+            raise NotYetKnown
+        return WantedColumn(op, alias, name, chain, size)
 
     # What steps do
 
@@ -331,13 +295,24 @@ class Attempt:
         """Let parties run a step."""
         self.program[column.alias].append(step)
 
-    def add(self, step: str, like: Column, name: str, kind: Kind = "number", **known: object) -> Column:
-        """A new column in the table of another; LearnError if there is one of that name."""
+    def apply(self, column: Column, step: Clipped | Exponent | Scale) -> None:
+        """Let parties apply a rising function, and follow the order of values through it."""
+        inner = column.ranks
+        self.emit(column, step)
+        column.moments = None
+        if inner is not None:
+            column.ranks = lambda: inner().mapped(step.value)
+
+    def make(self, like: Column, step: StepSpec, kind: Kind = "number", **known: object) -> None:
+        """Let parties make a column in the table of another; LearnError if there is one of that name."""
+        name = step.writes
         if name in self.columns or name in self.sources:
-            raise LearnError(f"{step}: it would make a column {name!r}, which there is already; rename that in SELECT")
-        column = Column(OutputColumn(name, like.alias, "", "DOUBLE"), kind, False, **known)  # type: ignore[arg-type]
-        self.columns[name] = column
-        return column
+            raise LearnError(
+                f"{self.step}: it would make a column {name!r}, which there is already; rename that in SELECT"
+            )
+        made = OutputColumn(name, like.alias, "", "DOUBLE")
+        self.columns[name] = Column(made, kind, False, **known)  # type: ignore[arg-type]
+        self.emit(like, step)
 
 
 def _matches(column: Column, item: str) -> bool:
@@ -348,12 +323,3 @@ def _matches(column: Column, item: str) -> bool:
 def bounded(value: float) -> float:
     """A number that a step may hold."""
     return float(min(max(value, -FARTHEST), FARTHEST))
-
-
-def check_category(step: str, column: Column) -> None:
-    """LearnError unless values of a column can be counted as categories."""
-    if family(column.column.type) not in KEY_LIKE:
-        raise LearnError(
-            f"{step}: column {column.column.qualified} is {column.column.type}, which has no categories; CAST or round "
-            "it in SELECT"
-        )

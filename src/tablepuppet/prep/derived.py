@@ -24,9 +24,10 @@ from tablepuppet.party.policy import Level, Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, Asked, Numbers
 from tablepuppet.prep.distribution import mark_of_rows
-from tablepuppet.prep.encode import check_read, frame_of
-from tablepuppet.prep.frame import CodedColumn, NumberColumn, has_few
-from tablepuppet.prep.specs import Missing, Outside, Shapes, StepSpec, needed_for
+from tablepuppet.prep.encode import read_frame
+from tablepuppet.prep.frame import CodedColumn, Frame, NumberColumn
+from tablepuppet.prep.program import Shapes, needed_for, run
+from tablepuppet.prep.specs import Missing, Outside, StepSpec
 from tablepuppet.prep.statistics import KeyFamily, centred_sums, check_sums
 
 
@@ -82,31 +83,30 @@ def derived_sums(
 ) -> Values:  # fmt: skip
     """Sums of ``wanted`` columns after ``steps``, each row as often as it is joined."""
     steps = needed_for(steps, wanted)
-    shapes = check_read(table, "prep.sums", columns, categories, steps, digests)
+    frame, shapes = read_frame(table, "prep.sums", view, blinding, columns, categories, steps, digests)
     if len(set(wanted)) < len(wanted) or not set(wanted) <= shapes.sizes.keys():
         raise PartyError(f"party {table.grant.party!r}: prep.sums takes names of existing columns, each once")
     _count(table, view, wanted, steps)
-    frame = frame_of(table, view, blinding, categories, digests)
-    frame.run(steps)
+    run(steps, frame)
     flags = {step.output for step in steps if isinstance(step, Outside | Missing)}
     sums = []
     for name in (name for name in wanted if name in shapes.numbers):
         column, is_flag = frame.number(name), name in flags
         if not is_flag and frame.few & _read_for(steps, [name]):  # what a step has filled is as it was before
             column = NumberColumn(column.values, np.zeros_like(column.present))
-        sums.append(_sums(table, view, column, is_flag=is_flag, is_public=not _hidden(table, steps, name)))
+        sums.append(_sums(frame, column, is_flag=is_flag, is_public=not _hidden(table, steps, name)))
     weights = [_weights(table, view, frame.coded(name), shapes.coded[name]) for name in wanted if name in shapes.coded]
     return {"sums": np.array(sums, np.float64).reshape(-1, 8), "weights": np.concatenate([np.zeros(0), *weights])}
 
 
-def _sums(table: LocalTable, view: str, column: NumberColumn, *, is_flag: bool, is_public: bool) -> list[float]:
+def _sums(frame: Frame, column: NumberColumn, *, is_flag: bool, is_public: bool) -> list[float]:
     """The sums of a column; a flag counts as constant if too few rows have it set, or not set."""
-    rows, values = table.view(view), column.values
-    present = np.zeros_like(column.present) if has_few(table, view, column) else column.present
+    rows, values, grant = frame.table.view(frame.view), column.values, frame.table.grant
+    present = np.zeros_like(column.present) if frame.has_few(column) else column.present
     if is_flag:
         set_ = int(np.count_nonzero((values == 1.0) & rows.firsts))
         rest = int(np.count_nonzero(rows.firsts)) - set_
-        if not (table.grant.is_group(set_) and table.grant.is_group(rest)):
+        if not (grant.is_group(set_) and grant.is_group(rest)):
             values = np.full_like(values, float(set_ > rest))
     weights = rows.counts.astype(np.float64)
     values = values[present]

@@ -26,9 +26,10 @@ from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
 from tablepuppet.prep.category_names import CategoryNames, Coded
 from tablepuppet.prep.encoded_table import EncodedTable, KnownCategories
-from tablepuppet.prep.frame import Frame, inverse
+from tablepuppet.prep.frame import Frame
+from tablepuppet.prep.program import Shapes, inverse, run, to_predict
 from tablepuppet.prep.selected import is_public
-from tablepuppet.prep.specs import Shapes, StepSpec, to_predict
+from tablepuppet.prep.specs import StepSpec
 from tablepuppet.prep.statistics import KeyFamily, check_family, key_family
 from tablepuppet.prep.values import numbers
 from tablepuppet.runs.events import Events
@@ -194,15 +195,9 @@ def encoder_names(client: Client, encoding: Encoding) -> dict[str, list[str | No
 
 
 def apply_encoding(client: Client, encoding: Encoding) -> None:
-    """Let every party encode its rows of another relation; the result stays there under the encoding's id."""
+    """Let parties encode their rows of a relation, if they have not; the result stays there under the encoding's id."""
     if encoding.id in client.encodings:
         return
-    build_encoding(client, encoding)
-
-
-def build_encoding(client: Client, encoding: Encoding) -> None:
-    """Let parties encode their rows of tables that were fitted; the result stays there under the encoding's id."""
-
     for alias in encoding.numbers:
         client.widths[alias, encoding.id] = len(encoding.names(alias))
 
@@ -271,14 +266,13 @@ def build(
     depends on its own cells and on arguments only, and null records are all zeros after them: so a row's part of what
     noise is added to is bounded as without steps.
     """
-    shapes = check_read(table, "encode.build", columns, categories, steps, digests)
+    private, named = private or table.must_hide, [*columns, *(name for name, _ in categories)]
+    frame, shapes = read_frame(table, "encode.build", view, encoding, columns, categories, steps, digests, private)
     if means.shape != (len(shapes.numbers),) or scales.shape != means.shape:
         raise PartyError(f"party {table.grant.party!r}: encode.build needs a mean and a scale for each of its columns")
-    private, named = private or table.must_hide, [*columns, *(name for name, _ in categories)]
     rows = len(table.view(view).row_ids)
     check_memory(rows * (8 * len(shapes.numbers) + 4 * len(shapes.coded)))
-    frame = frame_of(table, view, encoding, categories, digests, private)
-    frame.run(steps)
+    run(steps, frame)
     dense = np.empty((rows, len(shapes.numbers)))
     for place, name in enumerate(shapes.numbers):
         column = frame.number(name)
@@ -295,29 +289,45 @@ def build(
         dense[nulls] = 0.0
         coded = [np.where(nulls, np.int32(-1), codes) for codes in coded]
     lists = tuple(
-        KnownCategories(name, kind, digests[f"digests{place}"])
-        for place, (name, kind) in enumerate(categories)
-        if name in shapes.coded and len(digests[f"digests{place}"])
+        KnownCategories(name, kind, listed)
+        for name, (kind, listed) in frame.categories.items()
+        if name in shapes.coded and len(listed)
     )
     data = EncodedTable(dense, tuple(coded), tuple(shapes.coded.values()), lists)
     table.state[f"{view}/{encoding}"] = EncodedShard(data, table.view(view), private)
     return {}
 
 
-def frame_of(
-    table: LocalTable, view: str, blinding: str, categories: Sequence[tuple[str, str]],
-    digests: Mapping[str, NDArray[np.uint8]], private: bool = False,
-) -> Frame:  # fmt: skip
-    """The columns that an op reads."""
-    known = {name: (kind, digests[f"digests{place}"]) for place, (name, kind) in enumerate(categories)}
-    return Frame(table, view, blinding, known, private)
+def encoded(table: LocalTable, view: str, encoding: str) -> EncodedTable:
+    """The encoded rows of a relation, for an op."""
+    return _encoded(table, view, encoding).data
 
 
-def check_read(
-    table: LocalTable, op_name: str, columns: Sequence[str], categories: Sequence[tuple[str, str]],
-    steps: Sequence[StepSpec], digests: Mapping[str, NDArray[np.uint8]],
-) -> Shapes:  # fmt: skip
-    """The columns that steps leave; PartyError unless columns are of types that can be read so, and steps fit them."""
+def encoded_for_noise(table: LocalTable, view: str, encoding: str) -> EncodedTable:
+    """The same for what leaves with noise: each row once, null records all zeros; refused by what was asked before."""
+    found = _encoded(table, view, encoding)
+    table.rows_once(view)
+    if not found.private:
+        raise table.grant.refusal("require_dp", "its rows were not encoded for noise; fit the model again")
+    return found.data
+
+
+def _encoded(table: LocalTable, view: str, encoding: str) -> EncodedShard:
+    found = table.state.get(f"{view}/{encoding}")
+    if not isinstance(found, EncodedShard) or found.view is not table.view(view):  # rows may be announced again
+        raise PartyError(f"party {table.grant.party!r} has not encoded the rows of this relation; fit the model again")
+    return found
+
+
+def read_frame(
+    table: LocalTable, op_name: str, view: str, blinding: str, columns: Sequence[str],
+    categories: Sequence[tuple[str, str]], steps: Sequence[StepSpec], digests: Mapping[str, NDArray[np.uint8]],
+    private: bool = False,
+) -> tuple[Frame, Shapes]:  # fmt: skip
+    """The columns that an op reads, and the shapes of those that steps leave; no row is read yet.
+
+    PartyError unless columns are of types that can be read so, and steps fit them.
+    """
     where = f"party {table.grant.party!r}: {op_name}"
     if set(digests) != {f"digests{place}" for place in range(len(categories))}:
         raise PartyError(f"{where} needs digests for each of its categories")
@@ -330,8 +340,9 @@ def check_read(
     if steps:
         for name in columns:
             numbers(table.snapshot.outputs[name].slice(0, 0))
+    known = {name: (kind, digests[f"digests{place}"]) for place, (name, kind) in enumerate(categories)}
     try:
-        sizes = {name: len(digests[f"digests{place}"]) for place, (name, _) in enumerate(categories)}
-        return Shapes.of(columns, sizes, steps)
+        shapes = Shapes.of(columns, {name: len(listed) for name, (_, listed) in known.items()}, steps)
     except PartyError as error:
         raise PartyError(f"{where}: {error}") from None
+    return Frame(table, view, blinding, known, private), shapes

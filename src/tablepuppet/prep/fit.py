@@ -7,10 +7,9 @@ for all columns together. `foresee` computes the number of trips from a plan alo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.attempt import Attempt, Column, Dropped
 from tablepuppet.prep.encode import (
@@ -18,14 +17,17 @@ from tablepuppet.prep.encode import (
     Encoding,
     NumberEncoder,
     TableSteps,
-    build_encoding,
+    apply_encoding,
     drop_column,
 )
 from tablepuppet.prep.known import MOST_TRIPS, Foreseen, Known, Needs, Statistics
-from tablepuppet.prep.pipeline import DEFAULT, Pipeline
+from tablepuppet.prep.noisy_known import NoisyKnown
+from tablepuppet.prep.pipeline import DEFAULT, Pipeline, refuse_with_noise
+from tablepuppet.prep.private_encode import EncoderNoise
+from tablepuppet.prep.program import Shapes, needed_for
 from tablepuppet.prep.selected import LABELLED, check_across, check_label_means, check_without_noise
-from tablepuppet.prep.specs import Drop, Fill, Scale, Shapes, StepSpec, needed_for
-from tablepuppet.prep.steps.categories import ID_HELP, check_few, is_id, list_categories
+from tablepuppet.prep.specs import Drop, Fill, Scale, StepSpec
+from tablepuppet.prep.steps.categories import ID_HELP, is_id, list_categories
 from tablepuppet.prep.steps.drops import drop_if_same
 from tablepuppet.prep.steps.map import with_maps
 from tablepuppet.runs.events import Events
@@ -34,21 +36,11 @@ from tablepuppet.sql.query import OutputColumn, Query
 
 
 @dataclass(frozen=True)
-class PipelineSettings:
-    """What a pipeline is fitted to."""
-
-    columns: Sequence[OutputColumn]
-    categorical: frozenset[str]
-    max_categories: int
-
-
-@dataclass(frozen=True)
 class Foresight:
     """What the fit of a pipeline will ask: statistics of columns as they are read, and the maximum number of trips."""
 
     needs: Needs
     trips: int
-    columns: list[str]  # encoded ones, if no column is left out and each text has two categories
     used: list[tuple[str, list[OutputColumn]]]  # by step, the selected columns that it works on
     labelled: list[tuple[str, OutputColumn]]  # by step, a column whose categories get means of the label
     widths: dict[str, int]  # encoded columns at most, by alias
@@ -93,57 +85,57 @@ class Foresight:
             check_across(plan, [column], f"prep, step {step}", LABELLED)
 
 
-def foresee(pipeline: Pipeline, plan: Plan, settings: PipelineSettings) -> Foresight:
+def foresee(pipeline: Pipeline, plan: Plan, max_categories: int) -> Foresight:
     """Run a pipeline over numbers that are made up; LearnError if a step does not fit its columns."""
     statistics = Foreseen(plan)
-    attempt = settle(pipeline, statistics, settings)
+    attempt = settle(pipeline, statistics, max_categories)
     trips = 1 + statistics.trips + (MOST_TRIPS - 2) * statistics.refined
-    aliases = list(dict.fromkeys(column.alias for column in settings.columns))
-    names, widths = [], {}
-    for alias in aliases:
+    widths = {}
+    for alias in dict.fromkeys(column.alias for column in plan.query.features):
         numbers, categories, _ = encoders(attempt, alias)
-        names += [name for number in numbers for name in number.names]
-        names += [name for category in categories for name in category.names]
         lists = sum(len(each.digests) > 0 for each in categories)
-        widths[alias] = len(numbers) + sum(len(each.more) for each in categories) + lists * settings.max_categories
-    return Foresight(statistics.needs, trips, names, attempt.used, list(dict.fromkeys(attempt.labelled)), widths)
+        widths[alias] = len(numbers) + sum(len(each.more) for each in categories) + lists * max_categories
+    return Foresight(statistics.needs, trips, attempt.used, list(dict.fromkeys(attempt.labelled)), widths)
 
 
 def selecting(pipeline: Pipeline, plan: Plan, max_categories: int) -> Query:
     """The query of a plan, with the expressions of a pipeline applied to its columns."""
-    query = plan.query
     if not pipeline.maps:
-        return query
-    attempt = Attempt(Foreseen(plan), query.features, query.categorical, max_categories)
-    return with_maps(query, dict(plan.tables), pipeline.maps, attempt)
+        return plan.query
+    return with_maps(plan.query, dict(plan.tables), pipeline.maps, Attempt(Foreseen(plan), max_categories))
 
 
-def settle(pipeline: Pipeline, statistics: Statistics, settings: PipelineSettings) -> Attempt:
+def settle(pipeline: Pipeline, statistics: Statistics, max_categories: int) -> Attempt:
     """Run all steps again and again, and ask for what is wanted in between, until nothing is."""
     while True:
-        attempt = Attempt(statistics, settings.columns, settings.categorical, settings.max_categories)
+        attempt = Attempt(statistics, max_categories)
         pipeline.run(attempt)
         finish(attempt)
-        if statistics.is_complete:
+        if not statistics.wanted:
             return attempt
         statistics.fetch()
 
 
 def fit_encoding(
-    client: Client, columns: Sequence[OutputColumn], categorical: frozenset[str], max_categories: int, events: Events,
-    pipeline: Pipeline = DEFAULT,
-) -> Encoding:  # fmt: skip
+    client: Client, pipeline: Pipeline, max_categories: int, events: Events, noise: EncoderNoise | None = None
+) -> Encoding:
     """A pipeline fitted over the joined rows of a relation, applied at the parties.
 
     Empty columns, and text that looks like an id or has too many categories, are left out with a warning event; so are
     constants by default. Raises LearnError for values that are not finite, or too large to be squared.
+
+    With ``noise``, steps learn from policies or from noisy statistics, and columns that drown in noise are left out.
     """
-    settings = PipelineSettings(columns, categorical, max_categories)
-    foreseen = foresee(pipeline, client.plan, settings)
-    if pipeline is not DEFAULT:
-        foreseen.check_policies(client.plan)
-    identity = client.new_name()
-    attempt = settle(pipeline, Known(client, identity, foreseen.needs), settings)
+    foreseen, identity = foresee(pipeline, client.plan, max_categories), client.new_name()
+    if noise is None:
+        if pipeline is not DEFAULT:
+            foreseen.check_policies(client.plan)
+        statistics: Statistics = Known(client, identity, foreseen.needs)
+    else:
+        refuse_with_noise(pipeline)
+        texts = [column for column, _ in foreseen.needs.categories.values()]
+        statistics = NoisyKnown(client, identity, texts, noise)
+    attempt = settle(pipeline, statistics, max_categories)
     order = {name: place for place, name in enumerate(attempt.sources)}
     for column, reason in sorted(attempt.dropped.values(), key=lambda each: order.get(each[0].name, len(order))):
         drop_column(column.column, reason, events)
@@ -152,25 +144,18 @@ def fit_encoding(
         identity,
         {alias: numbers for alias, (numbers, _, _) in found.items()},
         {alias: categories for alias, (_, categories, _) in found.items()},
+        private=noise is not None,
         steps={alias: table for alias, (_, _, table) in found.items() if table.steps},
         described=() if pipeline is DEFAULT else tuple(map(str, pipeline)),
         iv_=attempt.information,
     )
-    build_encoding(client, encoding)
+    apply_encoding(client, encoding)
     return encoding.to_predict()
-
-
-def refuse_noisy_labels(pipeline: Pipeline) -> None:
-    """PrivacyError for steps that learn from the label, under label privacy."""
-    for step in pipeline.labelled:
-        raise PrivacyError(
-            f"prep, step {step.name}: it learns from true labels, and has no form with noise; with label_epsilon leave "
-            "it out, or use OneHot"
-        )
 
 
 def finish(attempt: Attempt) -> None:
     """Make a feature of every column that is left."""
+    attempt.step = "OneHot"  # that text becomes
     for column in list(attempt.columns.values()):
         if column.waits:
             continue
@@ -189,13 +174,12 @@ def finish(attempt: Attempt) -> None:
 def _finish_text(column: Column, attempt: Attempt) -> None:
     """One column per category, unless it looks like an id, has too many, or is the same everywhere."""
     if not len(column.digests):
-        found = attempt.statistics.categories(column.column, attempt.max_categories)
-        rows = attempt.statistics.base_rows(column.alias)
-        if column.name not in attempt.categorical and is_id(found.distinct, rows):
+        statistics = attempt.statistics
+        distinct = statistics.categories(column.column, attempt.max_categories).distinct
+        if column.name not in statistics.plan.query.categorical and is_id(distinct, statistics.base_rows(column.alias)):
             raise Dropped(f"looks like an id: {ID_HELP}")
-        check_few(found, attempt.max_categories)
         drop_if_same(column, attempt)
-        list_categories("OneHot", column, attempt, attempt.max_categories)
+        list_categories(column, attempt, attempt.max_categories)
     column.kind = "coded"
 
 
@@ -204,19 +188,12 @@ def encoders(attempt: Attempt, alias: str) -> tuple[tuple[NumberEncoder, ...], t
     live = {name: each for name, each in attempt.columns.items() if each.alias == alias}
     program: list[StepSpec] = needed_for(attempt.program.get(alias, []), live)
     last = {name: _fold(program, name) for name, each in live.items() if each.kind in ("number", "flag")}
-    read = {*live, *(name for step in program for name in step.reads)}
-    sources = [each for each in attempt.sources.values() if each.alias == alias and each.name in read]
-    program += [Drop(each.name) for each in sources if each.name not in live]
-    table = TableSteps(
-        tuple(each.column for each in sources if not each.was_text),
-        tuple((each.column, each.digests) for each in sources if each.was_text),
-        tuple(program),
-    )
+    read = attempt.reading(alias, live, program).columns
+    table = attempt.reading(alias, live, program + [Drop(each.name) for each in read if each.name not in live])
     sizes = {column.name: len(digests) for column, digests in table.categories}
-    shapes = Shapes.of([column.name for column in table.numbers], sizes, program)
+    shapes = Shapes.of([column.name for column in table.numbers], sizes, table.steps)
     numbers = tuple(_number(live[name], *last[name]) for name in shapes.numbers)
-    rows = attempt.statistics.rows
-    categories = tuple(_category(live[name], rows) for name in shapes.coded)
+    categories = tuple(_category(live[name], attempt.statistics) for name in shapes.coded)
     return numbers, categories, table
 
 
@@ -225,9 +202,10 @@ def _number(column: Column, mean: float, scale: float) -> NumberEncoder:
     return NumberEncoder(column.column, mean, scale, column.moments.mean, column.moments.square)
 
 
-def _category(column: Column, rows: float) -> CategoryEncoder:
+def _category(column: Column, statistics: Statistics) -> CategoryEncoder:
     assert column.weights is not None, "the fit is finished"
-    return CategoryEncoder(column.column, column.digests, tuple((column.weights / rows).tolist()), column.more)
+    shares = () if statistics.is_noisy else tuple((column.weights / statistics.rows).tolist())
+    return CategoryEncoder(column.column, column.digests, shares, column.more)
 
 
 def _fold(program: list[StepSpec], name: str) -> tuple[float, float]:

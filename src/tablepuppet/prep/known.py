@@ -3,15 +3,17 @@
 A fit runs through all steps as far as statistics are known. A column whose statistics are missing waits, and the others
 continue; then all missing statistics are asked for in one trip. So the number of trips is the length of the longest
 chain of statistics that depend on each other. `Foreseen` returns made-up numbers: a fit with it checks a pipeline, and
-counts trips, before any party is asked.
+counts trips, before any party is asked. noisy_known.py has the statistics with noise.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -23,7 +25,7 @@ from tablepuppet.operators.client import Client, Pending
 from tablepuppet.prep.category_names import CategoryNames, Coded
 from tablepuppet.prep.distribution import Distribution, Distributions
 from tablepuppet.prep.encode import TableSteps, read_arguments
-from tablepuppet.prep.label_sums import AskedLabels, ColumnCodes, Folds, LabelSums, made_up_sums, read_codes
+from tablepuppet.prep.label_sums import AskedLabels, Folds, LabelSums, made_up_sums, read_codes
 from tablepuppet.prep.moments import NotYetKnown
 from tablepuppet.prep.ordered import values_of
 from tablepuppet.prep.selected import is_public
@@ -47,9 +49,18 @@ def stand_in(rank: float) -> float:
 
 
 @dataclass(frozen=True)
-class WantedColumn:
-    """A column after steps whose statistics are wanted; ``size`` is its number of codes, None of numbers."""
+class WantedRank:
+    """A value that is wanted: that at a rank of a column as it was read."""
 
+    column: OutputColumn
+    rank: float
+
+
+@dataclass(frozen=True)
+class WantedColumn:
+    """A column after steps: its sums are wanted, or the code of each row; ``size`` is the number of codes, if any."""
+
+    op: Literal["prep.sums", "prep.codes"]
     alias: str
     name: str
     table: TableSteps
@@ -62,9 +73,12 @@ class WantedColumn:
         return {self.name} | made | {column.name for column in self.table.columns}
 
     @property
-    def key(self) -> tuple[str, str, bytes]:
+    def key(self) -> Hashable:
         """The same for the same question."""
-        return self.alias, self.name, msgspec.msgpack.encode(list(self.table.steps))
+        return self.op, self.alias, self.name, msgspec.msgpack.encode(list(self.table.steps))
+
+
+Wanted = Mapping[Hashable, WantedRank | WantedColumn | Coded]
 
 
 @dataclass
@@ -77,32 +91,37 @@ class Needs:
 
 
 class Statistics(ABC):
-    """What a fit may ask."""
+    """What a fit may ask. A statistic that is not known yet is ``wanted`` from then on, until `fetch`."""
 
-    plan: Plan
+    is_noisy: ClassVar[bool] = False  # of numbers in order only the ends are known, and counts are none
     rows: float  # joined rows
 
-    def __init__(self) -> None:
-        self._ranks: dict[tuple[str, float], float] = {}
-        self._derived: dict[tuple[str, str, bytes], Any] = {}
-        self._names: dict[str, list[str | None]] = {}
-        self.wanted_ranks: dict[str, tuple[OutputColumn, set[float]]] = {}
-        self.wanted: dict[tuple[str, str, bytes], WantedColumn] = {}
-        self.wanted_names: dict[str, Coded] = {}
-        self.wanted_codes: dict[tuple[str, str, bytes], WantedColumn] = {}
+    def __init__(self, plan: Plan, owners: Callable[[str], str] = lambda _: "") -> None:
+        self.plan = plan
+        self.owners = owners  # of a table's rows, as the end of an error
+        self.wanted: dict[Hashable, WantedRank | WantedColumn | Coded] = {}
+        self.placeholders = 0  # how often one was used for a value that is wanted
+        self._found: dict[Hashable, Any] = {}
 
-    def owners(self, alias: str) -> str:
-        """The parties that own a table's rows, as the end of an error."""
-        return ""
+    def fetch(self) -> None:
+        """Ask for whatever is wanted."""
+        wanted, self.wanted = self.wanted, {}
+        self._found |= self._answers(wanted)
+
+    @abstractmethod
+    def _answers(self, wanted: Wanted) -> dict[Hashable, Any]:
+        """What is wanted, by the same keys."""
+
+    def _look(self, key: Hashable, question: WantedRank | WantedColumn | Coded) -> Any:
+        """A statistic that was asked for; else it is wanted."""
+        if key not in self._found:
+            self.wanted[key] = question
+            raise NotYetKnown
+        return self._found[key]
 
     @abstractmethod
     def base_rows(self, alias: str) -> int:
         """Rows of a table that take part."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing is wanted."""
-        return not (self.wanted_ranks or self.wanted or self.wanted_names or self.wanted_codes)
 
     @abstractmethod
     def number(self, column: OutputColumn) -> NumberSummary:
@@ -116,67 +135,54 @@ class Statistics(ABC):
     def mode(self, column: OutputColumn) -> float:
         """The most frequent number of a column as it was read, the lowest of several."""
 
-    @abstractmethod
-    def fetch(self) -> None:
-        """Ask for whatever is wanted."""
-
     def rank(self, column: OutputColumn, rank: float) -> float:
         """The value at a rank of a column as it was read.
 
         If it is not known, it is wanted, and a placeholder is used: which ranks later steps need depends on
         counts, not on values, so all of them are wanted at once.
         """
-        if (column.name, rank) not in self._ranks:
-            self.wanted_ranks.setdefault(column.name, (column, set()))[1].add(rank)
+        try:
+            return float(self._look((column.name, rank), WantedRank(column, rank)))
+        except NotYetKnown:
+            self.placeholders += 1
             return stand_in(rank)
-        return self._ranks[column.name, rank]
-
-    @property
-    def ranks_wanted(self) -> int:
-        """How many order statistics are wanted: a step that has wanted one has placeholders."""
-        return sum(len(ranks) for _, ranks in self.wanted_ranks.values())
 
     def derived(self, wanted: WantedColumn) -> Any:
-        """Moments of a column after steps, or how many joined rows have each of its codes."""
-        if wanted.key not in self._derived:
-            self.wanted[wanted.key] = wanted
-            raise NotYetKnown
-        return self._derived[wanted.key]
+        """Sums of a column after steps, or how many joined rows have each of its codes."""
+        return self._look(wanted.key, wanted)
 
-    @abstractmethod
     def label_sums(self, wanted: WantedColumn, folds: Folds) -> LabelSums:
         """Sums of the label by the codes of a column after steps."""
+        key = wanted.key, folds
+        if key not in self._found:
+            self._found[key] = self._label_sums(self._look(wanted.key, wanted), folds)
+        found: LabelSums = self._found[key]
+        return found
+
+    @abstractmethod
+    def _label_sums(self, codes: Any, folds: Folds) -> LabelSums:
+        """Sums of the label by codes that were found."""
 
     def names(self, column: OutputColumn, digests: NDArray[np.uint8]) -> list[str | None]:
         """What categories of a public column are called."""
-        if column.name not in self._names:
-            self.wanted_names[column.name] = Coded(column, "", digests)
-            raise NotYetKnown
-        return self._names[column.name]
+        found: list[str | None] = self._look(column.name, Coded(column, "", digests))
+        return found
 
 
 class Known(Statistics):
     """Statistics from parties."""
 
     def __init__(self, client: Client, blinding: str, needs: Needs):
-        super().__init__()
-        self._client, self._blinding = client, blinding
-        self.plan, self.rows = client.plan, float(len(client.mapping))
+        super().__init__(client.plan, client.owners)
+        self._client, self._blinding, self.rows = client, blinding, float(len(client.mapping))
         self._numbers = NumberStatistics(client, needs.numbers)
         self._categories = {
             name: CategoryStatistics(client, column, blinding, most, ties=True)
             for name, (column, most) in needs.categories.items()
         }
         self._distributions = Distributions(client, needs.ranks.values()) if needs.ranks else None
-        self._summaries: dict[str, NumberSummary] | None = None
         self._read: dict[str, CategorySummary] = {}
-        self._codes: dict[tuple[str, str, bytes], ColumnCodes] = {}
         self._labels: AskedLabels | None = None
-        self._label_sums: dict[tuple[tuple[str, str, bytes], Folds], LabelSums] = {}
-
-    def owners(self, alias: str) -> str:
-        """The parties that own a table's rows, as the end of an error."""
-        return self._client.owners(alias)
 
     def base_rows(self, alias: str) -> int:
         """Rows of a table that take part."""
@@ -184,9 +190,11 @@ class Known(Statistics):
 
     def number(self, column: OutputColumn) -> NumberSummary:
         """Of a column as it was read."""
-        if self._summaries is None:
-            self._summaries = self._numbers.read()
         return self._summaries[column.name]
+
+    @cached_property
+    def _summaries(self) -> dict[str, NumberSummary]:
+        return self._numbers.read()
 
     def categories(self, column: OutputColumn, most: int | None) -> CategorySummary:
         """Of a column as it was read."""
@@ -196,9 +204,9 @@ class Known(Statistics):
 
     def mode(self, column: OutputColumn) -> float:
         """The most frequent number; LearnError where values are too many to be listed, or not public."""
-        found = self._distribution(column)
-        lows, highs, weights = found.all_cells()
-        if not len(lows) or not is_public(self._client.plan, column) or (lows != highs).any():
+        assert self._distributions is not None, "it was foreseen"
+        lows, highs, weights = self._distributions.read()[column.name].all_cells()
+        if not len(lows) or not is_public(self.plan, column) or (lows != highs).any():
             raise LearnError(
                 f"Impute: column {column.qualified} is not public or has too many different numbers to find the most "
                 f"frequent one; use strategy='median', or list it in categorical {self.owners(column.alias)}"
@@ -206,44 +214,24 @@ class Known(Statistics):
         words, places = np.unique(lows, return_inverse=True)
         return float(values_of(words[[np.bincount(places, weights).argmax()]])[0])
 
-    def label_sums(self, wanted: WantedColumn, folds: Folds) -> LabelSums:
-        """Sums of the label by the codes of a column after steps."""
-        if wanted.key not in self._codes:
-            self.wanted_codes[wanted.key] = wanted
-            raise NotYetKnown
-        if (wanted.key, folds) not in self._label_sums:
-            assert self._labels is not None, "they were asked for with the codes"
-            self._label_sums[wanted.key, folds] = self._labels.of(self._codes[wanted.key], folds)
-        return self._label_sums[wanted.key, folds]
+    def _label_sums(self, codes: Any, folds: Folds) -> LabelSums:
+        assert self._labels is not None, "they were asked for with the codes"
+        return self._labels.of(codes, folds)
 
-    def _distribution(self, column: OutputColumn) -> Distribution:
-        assert self._distributions is not None, "it was foreseen"
-        return self._distributions.read()[column.name]
-
-    def fetch(self) -> None:
-        """Ask for whatever is wanted: one trip, and as many more as ranks need."""
-        wanted, ranks, coded = list(self.wanted.values()), dict(self.wanted_ranks), list(self.wanted_names.values())
-        codes, self.wanted_codes = list(self.wanted_codes.values()), {}
-        self.wanted, self.wanted_ranks, self.wanted_names = {}, {}, {}
-        asked = [(listed, self._ask("prep.sums", listed)) for listed in merged(wanted)]
-        sent = [(listed, self._ask("prep.codes", listed)) for listed in merged(codes)]
+    def _answers(self, wanted: Wanted) -> dict[Hashable, Any]:
+        """One trip, and as many more as ranks need."""
+        asked = [(listed, self._ask(listed)) for listed in merged(wanted.values())]
         label = self.plan.query.label
-        if sent and self._labels is None and label is not None:
+        if self._labels is None and label is not None and any(listed[0].op == "prep.codes" for listed, _ in asked):
             self._labels = AskedLabels(self._client, label)
-        named = CategoryNames(self._client, [Coded(each.column, self._blinding, each.digests) for each in coded])
-        if ranks:
-            self._refine(ranks)
+        named = [each for each in wanted.values() if isinstance(each, Coded)]
+        texts = CategoryNames(self._client, [Coded(each.column, self._blinding, each.digests) for each in named])
+        found = self._refined([each for each in wanted.values() if isinstance(each, WantedRank)])
         for listed, pending in asked:
-            self._store(listed, pending.read()[listed[0].alias])
-        for listed, pending in sent:
-            replies = pending.read()[listed[0].alias]
-            for place, each in enumerate(listed):
-                assert each.size is not None, "it has codes"
-                self._codes[each.key] = read_codes(self._client, each.alias, replies, place, each.size)
-        for each_coded, texts in zip(coded, named.read(), strict=True):
-            self._names[each_coded.column.name] = texts
+            found |= self._read_columns(listed, pending.read()[listed[0].alias])
+        return found | {each.column.name: known for each, known in zip(named, texts.read(), strict=True)}
 
-    def _ask(self, op: str, listed: Sequence[WantedColumn]) -> Pending:
+    def _ask(self, listed: Sequence[WantedColumn]) -> Pending:
         """Ask the shards of a table."""
         alias, tables = listed[0].alias, [each.table for each in listed]
         table = TableSteps(
@@ -252,64 +240,76 @@ class Known(Statistics):
             tuple(step for each in tables for step in each.steps),
         )
         given = {"blinding": self._blinding, "wanted": [each.name for each in listed], **read_arguments(table)}
-        return self._client.ask(op, lambda name, _: given if name == alias else None)
+        return self._client.ask(listed[0].op, lambda name, _: given if name == alias else None)
 
-    def _store(self, listed: Sequence[WantedColumn], replies: Sequence[Mapping[str, Any]]) -> None:
-        place = start = 0
-        for each in listed:
+    def _read_columns(
+        self, listed: Sequence[WantedColumn], replies: Sequence[Mapping[str, Any]]
+    ) -> dict[Hashable, Any]:
+        found: dict[Hashable, Any] = {}
+        numbers = codes = 0  # columns of numbers and codes that were read so far
+        for place, each in enumerate(listed):
             if each.size is None:
-                self._derived[each.key] = merge_numbers([reply["sums"][place] for reply in replies])
-                place += 1
+                found[each.key] = merge_numbers([reply["sums"][numbers] for reply in replies])
+                numbers += 1
+            elif each.op == "prep.codes":
+                found[each.key] = read_codes(self._client, each.alias, replies, place, each.size)
             else:
-                part = slice(start, start + each.size)
-                self._derived[each.key] = np.sum([reply["weights"][part] for reply in replies], axis=0)
-                start += each.size
+                part = slice(codes, codes + each.size)
+                found[each.key] = np.sum([reply["weights"][part] for reply in replies], axis=0)
+                codes += each.size
+        return found
 
-    def _refine(self, wanted: Mapping[str, tuple[OutputColumn, set[float]]]) -> None:
+    def _refined(self, wanted: Sequence[WantedRank]) -> dict[Hashable, Any]:
         """Cut cells until all ranks are known."""
+        if not wanted:
+            return {}
         assert self._distributions is not None, "it was foreseen"
-        for name, (column, ranks) in wanted.items():
-            if not 0 <= min(ranks) <= max(ranks) < self._distributions.read()[name].total:
+        by_column: dict[str, list[float]] = {}
+        for each in wanted:
+            by_column.setdefault(each.column.name, []).append(each.rank)
+            if not 0 <= each.rank < self._distributions.read()[each.column.name].total:
                 raise LearnError(
-                    f"column {column.qualified} has too few rows with a value for quantiles, or other ones in its "
-                    f"histogram than in its sums {self.owners(column.alias)}"
+                    f"column {each.column.qualified} has too few rows with a value for quantiles, or other ones in its "
+                    f"histogram than in its sums {self.owners(each.column.alias)}"
                 )
 
         def cells(known: Distribution) -> Iterable[int]:
-            for rank in wanted.get(known.column.name, (known.column, set()))[1]:
+            for rank in by_column.get(known.column.name, ()):
                 low, high = known.around(rank)
                 if low != high:
                     yield from known.open_cells(low, high)
 
         self._distributions.refine(cells)
-        for name, known in self._distributions.read().items():
-            if name in wanted:
-                self._ranks |= {(name, rank): known.value(rank)[0] for rank in wanted[name][1]}
+        known = self._distributions.read()
+        return {(name, rank): known[name].value(rank)[0] for name, ranks in by_column.items() for rank in ranks}
 
 
-def merged(wanted: Iterable[WantedColumn]) -> list[list[WantedColumn]]:
-    """Questions that one request can ask: of one table, about different columns."""
-    groups: list[tuple[str, set[str], list[WantedColumn]]] = []
+def merged(wanted: Iterable[object]) -> list[list[WantedColumn]]:
+    """Questions about columns that one request can ask: of one table, about different columns."""
+    groups: list[tuple[set[str], list[WantedColumn]]] = []
     for each in wanted:
+        if not isinstance(each, WantedColumn):
+            continue
         names = each.names
-        for alias, taken, listed in groups:
-            if alias == each.alias and not taken & names:
+        for taken, listed in groups:
+            if (listed[0].op, listed[0].alias) == (each.op, each.alias) and not taken & names:
                 taken |= names
                 listed.append(each)
                 break
         else:
-            groups.append((each.alias, set(names), [each]))
-    return [listed for _, _, listed in groups]
+            groups.append((set(names), [each]))
+    return [listed for _, listed in groups]
 
 
 class Foreseen(Statistics):
     """Made-up but plausible statistics, and a list of what was wanted; no party is asked."""
 
+    rows = 1000.0
+
     def __init__(self, plan: Plan):
-        super().__init__()
-        self.plan, self.rows, self.needs, self.trips = plan, 1000.0, Needs(), 0
+        super().__init__(plan)
+        self.needs, self.trips = Needs(), 0
         self.refined = 0  # how often ranks were asked for
-        self._coded: set[tuple[str, str, bytes]] = set()
 
     def base_rows(self, alias: str) -> int:
         """Many."""
@@ -319,7 +319,8 @@ class Foreseen(Statistics):
         """Numbers from 1 to 10, of which some are missing."""
         if column not in self.needs.numbers:
             self.needs.numbers.append(column)
-        return NumberSummary(900.0, 5.0, 9000.0, 0.0, self.rows, 1.0, 10.0)
+        ends = (1.0, 10.0) if is_public(self.plan, column) else (math.nan, math.nan)
+        return NumberSummary(900.0, 5.0, 9000.0, 0.0, self.rows, *ends)
 
     def categories(self, column: OutputColumn, most: int | None) -> CategorySummary:
         """Two categories."""
@@ -334,25 +335,25 @@ class Foreseen(Statistics):
         self.needs.ranks[column.name] = column
         return 2.0
 
-    def label_sums(self, wanted: WantedColumn, folds: Folds) -> LabelSums:
-        """Some, after a trip."""
-        if wanted.key not in self._coded:
-            self.wanted_codes[wanted.key] = wanted
-            raise NotYetKnown
-        return made_up_sums(wanted.size or 0, folds)
+    def _label_sums(self, codes: Any, folds: Folds) -> LabelSums:
+        return made_up_sums(codes, folds)
 
-    def fetch(self) -> None:
+    def _answers(self, wanted: Wanted) -> dict[Hashable, Any]:
         """Count a trip."""
-        self.trips += 1
-        self.refined += bool(self.wanted_ranks)
-        for name, (column, ranks) in self.wanted_ranks.items():
-            self.needs.ranks[name] = column
-            self._ranks |= {(name, rank): stand_in(rank) for rank in ranks}
-        for key, each in self.wanted.items():
-            summary = NumberSummary(900.0, 0.5, 100.0, 0.0, self.rows, 0.0, 1.0)
-            self._derived[key] = summary if each.size is None else np.full(each.size, 900.0 / each.size)
-        for name, each_named in self.wanted_names.items():
-            self._names[name] = [str(place) for place in range(len(each_named.digests))]
-        self._coded |= self.wanted_codes.keys()
-        self.wanted_codes = {}
-        self.wanted, self.wanted_ranks, self.wanted_names = {}, {}, {}
+        ranks = {each.column.name: each.column for each in wanted.values() if isinstance(each, WantedRank)}
+        self.needs.ranks |= ranks
+        self.trips, self.refined = self.trips + 1, self.refined + bool(ranks)
+        return {key: self._made_up(each) for key, each in wanted.items()}
+
+    def _made_up(self, wanted: WantedRank | WantedColumn | Coded) -> Any:
+        match wanted:
+            case WantedRank(rank=rank):
+                return stand_in(rank)
+            case Coded(digests=digests):
+                return [str(place) for place in range(len(digests))]
+            case WantedColumn(op="prep.codes", size=size):
+                return size
+            case WantedColumn(size=int(size)):
+                return np.full(size, 900.0 / size)
+            case _:
+                return NumberSummary(900.0, 0.5, 100.0, 0.0, self.rows, 0.0, 1.0)

@@ -30,9 +30,10 @@ from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ROWS, Asked, Numbers, Plain, Wrong
 from tablepuppet.prep.derived import wanted_codes
-from tablepuppet.prep.encode import check_read, frame_of
+from tablepuppet.prep.encode import read_frame
 from tablepuppet.prep.label import ask_classes, ask_numbers, joined_classes, joined_numbers
-from tablepuppet.prep.specs import StepSpec, fold_numbers, needed_for
+from tablepuppet.prep.program import needed_for, run
+from tablepuppet.prep.specs import StepSpec, fold_numbers
 from tablepuppet.prep.statistics import KeyFamily
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import NUMERIC, family
@@ -70,13 +71,12 @@ def sent_codes(
     A code that fewer rows have is sent as one that is not listed.
     """
     steps = needed_for(steps, wanted)
-    shapes = check_read(table, "prep.codes", columns, categories, steps, digests)
+    frame, shapes = read_frame(table, "prep.codes", view, blinding, columns, categories, steps, digests)
     if len(set(wanted)) < len(wanted) or not set(wanted) <= shapes.coded.keys():
         raise PartyError(f"party {table.grant.party!r}: prep.codes takes names of columns of codes, each once")
     rows = table.view(view)
     check_reply(4 * len(rows.row_ids) * len(wanted))
-    frame = frame_of(table, view, blinding, categories, digests)
-    frame.run(steps)
+    run(steps, frame)
     found = np.empty((len(rows.row_ids), len(wanted)), np.int32)
     for place, name in enumerate(wanted):
         column, size = frame.coded(name), shapes.coded[name]

@@ -16,10 +16,9 @@ from tablepuppet.prep.histograms import Histogram
 from tablepuppet.prep.noisy_describe import LEFT_OUT, NoisyDescription, want_columns
 from tablepuppet.prep.noisy_statistics import NoiseRequest, NoisyStatistics, noisy_features
 from tablepuppet.prep.pooled import label_categories
-from tablepuppet.prep.private_encode import is_category
 from tablepuppet.prep.profile import MUCH_MISSING, SHOWN
 from tablepuppet.prep.profile_page import CategoryBars, Profile, Warned
-from tablepuppet.prep.selected import is_number
+from tablepuppet.prep.selected import is_category, is_number
 from tablepuppet.runs.events import Events
 
 BINS = 32

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tablepuppet.errors import ConfigError, LearnError
+from tablepuppet.errors import ConfigError, LearnError, PrivacyError
 from tablepuppet.prep.attempt import Attempt, Selector
 from tablepuppet.prep.steps.bins import Bin
 from tablepuppet.prep.steps.bounds import Clip, Outliers, Winsorize
@@ -82,6 +82,7 @@ class Pipeline:
     def run(self, attempt: Attempt) -> None:
         """Run all steps."""
         for step in self.steps:
+            attempt.step = step.name
             attempt.used.append((step.name, [each.column for each in step.selected(attempt) if each.is_source]))
             step.run(attempt)
 
@@ -121,3 +122,21 @@ numbers, texts, dates, booleans, flags = (
     Selector("number"), Selector("text"), Selector("date"), Selector("boolean"), Selector("flag"),
 )  # fmt: skip
 DEFAULT = Pipeline([DropConstant(columns=[numbers]), Impute("mean"), Standardize()])
+
+
+def refuse_with_noise(pipeline: Pipeline) -> None:
+    """PrivacyError for the first step that has no form with noise, with what to write instead."""
+    for step in () if pipeline is DEFAULT else pipeline:
+        if step.instead_of_noise:
+            raise PrivacyError(
+                f"prep, step {step.name}: it has no form with noise (feature_epsilon): {step.instead_of_noise}"
+            )
+
+
+def refuse_noisy_labels(pipeline: Pipeline) -> None:
+    """PrivacyError for steps that learn from the label, under label privacy."""
+    for step in pipeline.labelled:
+        raise PrivacyError(
+            f"prep, step {step.name}: it learns from true labels, and has no form with noise; with label_epsilon leave "
+            "it out, or use OneHot"
+        )

@@ -1,4 +1,4 @@
-"""Encoders under feature privacy: computed from what a policy says about columns, or from statistics with noise.
+"""Statistics of columns under feature privacy: from what a policy says about them, or with noise.
 
 Statistics count every row once, however often it is joined, so a row changes a histogram by one. If a party's policy
 gives the bounds of a number, or lists the categories of a column, nothing is released and nothing is charged.
@@ -30,16 +30,20 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import Asked, Digests, Numbers, Plain, Wrong
-from tablepuppet.prep.encode import CategoryEncoder, Encoding, NumberEncoder, build_encoding, drop_column
 from tablepuppet.prep.frame import codes_of
 from tablepuppet.prep.rows_once import RowsOnce, Times, are_groups, check_noise, is_group
-from tablepuppet.prep.statistics import CategorySummary, KeyFamily, check_family, key_family, merge_categories
+from tablepuppet.prep.statistics import (
+    CategorySummary,
+    KeyFamily,
+    NumberSummary,
+    check_family,
+    key_family,
+    merge_categories,
+)
 from tablepuppet.privacy.clip import blocks
 from tablepuppet.privacy.noise import gaussian_sigma
 from tablepuppet.privacy.shares import TAIL, TAIL_DELTA
-from tablepuppet.runs.events import Events
 from tablepuppet.sql.query import OutputColumn
-from tablepuppet.sql.types import Family, family
 
 MOMENTS, CATEGORIES = "private.moments", "private.categories"
 SMALLEST, LARGEST = -32, 63  # powers of two between which ranges are looked for
@@ -47,8 +51,6 @@ BINS = 2 * (LARGEST - SMALLEST + 1) + 1  # negative ones, zero, positive ones
 SURE = 5.0  # standard deviations above zero at which a bin is taken to have rows
 FARTHEST_BOUND = 1e100  # of a policy's bounds
 MOST_LISTED = 1_000_000  # categories of a column
-HIDDEN_RANGE = "has no range that noise does not hide, or one value only"
-NO_CATEGORY = "has no category that enough rows have"
 UNIFORM = math.sqrt(12)  # the width of an even spread, in standard deviations
 
 
@@ -266,60 +268,12 @@ class EncoderNoise:
         self.tails[alias] = self.tails.get(alias, 0) + tail
 
 
-def is_category(column: OutputColumn, categorical: frozenset[str]) -> bool:
-    """Whether a column is encoded as categories."""
-    return column.name in categorical or family(column.type) in (Family.TEXT, Family.UUID)
-
-
-@dataclass(frozen=True)
-class NoisyNumber:
-    """What is known of a column of numbers: mean and scale, and bounds between which its values are expected."""
-
-    mean: float
-    scale: float
-    low: float
-    high: float
-
-
-def fit_private_encoding(
-    client: Client, columns: Sequence[OutputColumn], categorical: frozenset[str], max_categories: int, events: Events,
-    noise: EncoderNoise,
-) -> Encoding:  # fmt: skip
-    """Encoders for ``columns``; those whose statistics drown in noise are left out with a warning event."""
-    identity = client.new_name()
-    texts = NoisyTexts(client, [c for c in columns if is_category(c, categorical)], identity, noise)
-    fitted = fit_numbers(client, [c for c in columns if not is_category(c, categorical)], noise)
-    numbers_of: dict[str, list[NumberEncoder]] = {alias: [] for alias in client.mapping.tables}
-    categories_of: dict[str, list[CategoryEncoder]] = {alias: [] for alias in client.mapping.tables}
-    for column in columns:
-        if not is_category(column, categorical):
-            known = fitted[column.name]
-            if known is None:
-                drop_column(column, HIDDEN_RANGE, events)
-            else:
-                numbers_of[column.alias].append(NumberEncoder(column, known.mean, known.scale))
-            continue
-        found = texts.read(column)
-        if not 1 <= found.distinct <= max_categories:
-            reason = NO_CATEGORY if not found.distinct else "has too many categories"
-            drop_column(column, reason, events)
-            continue
-        order = np.lexsort((np.arange(found.distinct), -found.weights))
-        categories_of[column.alias].append(CategoryEncoder(column, found.digests[order]))
-    encoding = Encoding(
-        identity, {a: tuple(e) for a, e in numbers_of.items()}, {a: tuple(e) for a, e in categories_of.items()},
-        private=True,
-    )  # fmt: skip
-    build_encoding(client, encoding)
-    return encoding
-
-
 class NoisyTexts:
     """The categories of texts that policies list, or that enough rows have: asked for when made."""
 
     def __init__(self, client: Client, columns: Iterable[OutputColumn], blinding: str, noise: EncoderNoise):
         self._noise, self._read = noise, dict[str, CategorySummary]()
-        self._asked = {column.name: _ask_categories(client, column, blinding, noise) for column in columns}
+        self._asked = {column.name: self._ask(client, column, blinding) for column in columns}
 
     def read(self, column: OutputColumn) -> CategorySummary:
         """Over all shards; how many rows have none is not known."""
@@ -330,25 +284,38 @@ class NoisyTexts:
             self._read[column.name] = merge_categories([{**reply, "missing": 0.0, "top": 0.0} for reply in replies])
         return self._read[column.name]
 
+    def _ask(self, client: Client, column: OutputColumn, blinding: str) -> Pending:
+        asked = {"column": column.name, "family": key_family(column), "blinding": blinding}
+        given = {**asked, "multiplier": self._noise.multipliers[column.alias]}
+        return client.ask(CATEGORIES, lambda alias, _: given if alias == column.alias else None)
 
-def _ask_categories(client: Client, column: OutputColumn, blinding: str, noise: EncoderNoise) -> Pending:
-    asked: dict[str, Any] = {"column": column.name, "family": key_family(column), "blinding": blinding}
-    asked["multiplier"] = noise.multipliers[column.alias]
-    return client.ask(CATEGORIES, lambda alias, _: asked if alias == column.alias else None)
+
+def spread_evenly(rows: float, low: float, high: float) -> NumberSummary:
+    """Statistics of numbers that are spread evenly between bounds."""
+    return summary_of(rows, (low + high) / 2, (high - low) / UNIFORM, low, high)
 
 
-def fit_numbers(client: Client, columns: Sequence[OutputColumn], noise: EncoderNoise) -> dict[str, NoisyNumber | None]:
-    """By name, from policies' bounds or with noise; None for a column whose range noise hides."""
+def summary_of(rows: float, mean: float, scale: float, low: float, high: float) -> NumberSummary:
+    """Statistics of numbers of which these are known; which are missing is not."""
+    return NumberSummary(rows, mean, rows * scale**2, 0.0, rows, low, high)
+
+
+def fit_numbers(
+    client: Client, columns: Sequence[OutputColumn], rows: float, noise: EncoderNoise
+) -> dict[str, NumberSummary | None]:
+    """By name, from policies' bounds or with noise; None for a column whose range noise hides.
+
+    Minimum and maximum are bounds between which values are expected.
+    """
     by_alias: dict[str, list[OutputColumn]] = {}
     for column in columns:
         by_alias.setdefault(column.alias, []).append(column)
-    replies = client.ask(
-        "private.ranges",
-        lambda alias, _: {
-            "columns": [column.name for column in by_alias[alias]], "multiplier": noise.multipliers[alias],
-        } if alias in by_alias else None,
-    ).read()  # fmt: skip
-    found: dict[str, NoisyNumber | None] = {}
+    asked = {
+        alias: {"columns": [column.name for column in listed], "multiplier": noise.multipliers[alias]}
+        for alias, listed in by_alias.items()
+    }
+    replies = client.ask("private.ranges", lambda alias, _: asked.get(alias)).read()
+    found: dict[str, NumberSummary | None] = {}
     open_: dict[str, list[tuple[OutputColumn, float, float]]] = {}
     for alias, listed in by_alias.items():
         for place, column in enumerate(listed):
@@ -362,12 +329,12 @@ def fit_numbers(client: Client, columns: Sequence[OutputColumn], noise: EncoderN
                 ranges += [] if seen is None else [seen]
             low, high = min((low for low, _ in ranges), default=0.0), max((high for _, high in ranges), default=0.0)
             if is_known:
-                found[column.name] = NoisyNumber((low + high) / 2, (high - low) / UNIFORM, low, high)
+                found[column.name] = spread_evenly(rows, low, high)
             elif low == high:
                 found[column.name] = None
             else:
                 open_.setdefault(alias, []).append((column, low, high))
-    return found | _fit_moments(client, open_, noise)
+    return found | _fit_moments(client, open_, rows, noise)
 
 
 def mean_and_spread(count: float, total: float, squares: float, sigma: float) -> tuple[float, float]:
@@ -387,18 +354,19 @@ def mean_and_spread(count: float, total: float, squares: float, sigma: float) ->
 
 
 def _fit_moments(
-    client: Client, columns: Mapping[str, Sequence[tuple[OutputColumn, float, float]]], noise: EncoderNoise
-) -> dict[str, NoisyNumber | None]:
-    replies = client.ask(
-        MOMENTS,
-        lambda alias, _: {
-            "columns": [column.name for column, _, _ in columns[alias]],
-            "lows": np.array([low for _, low, _ in columns[alias]]),
-            "highs": np.array([high for _, _, high in columns[alias]]),
+    client: Client, columns: Mapping[str, Sequence[tuple[OutputColumn, float, float]]], rows: float, noise: EncoderNoise
+) -> dict[str, NumberSummary | None]:
+    asked = {
+        alias: {
+            "columns": [column.name for column, _, _ in listed],
+            "lows": np.array([low for _, low, _ in listed]),
+            "highs": np.array([high for _, _, high in listed]),
             "multiplier": noise.multipliers[alias],
-        } if alias in columns else None,
-    ).read()  # fmt: skip
-    found: dict[str, NoisyNumber | None] = {}
+        }
+        for alias, listed in columns.items()
+    }
+    replies = client.ask(MOMENTS, lambda alias, _: asked.get(alias)).read()
+    found: dict[str, NumberSummary | None] = {}
     for alias, listed in columns.items():
         sums = np.sum([reply["sums"] for reply in replies[alias]], axis=0)
         sigma = math.sqrt(3.0 * len(replies[alias])) * noise.multipliers[alias]
@@ -406,5 +374,5 @@ def _fit_moments(
             noise.use(alias)
             mean, spread = mean_and_spread(count, total, squares, sigma)
             half = (high - low) / 2
-            found[column.name] = NoisyNumber(low + half * (1 + mean), half * spread, low, high)
+            found[column.name] = summary_of(rows, low + half * (1 + mean), half * spread, low, high)
     return found

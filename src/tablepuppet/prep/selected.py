@@ -15,7 +15,7 @@ from tablepuppet.sql.catalog import Shard
 from tablepuppet.sql.expression import columns_of
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import OutputColumn
-from tablepuppet.sql.types import KEY_LIKE, NUMERIC, family
+from tablepuppet.sql.types import KEY_LIKE, NUMERIC, Family, family
 
 WITH_NOISE = ("describe", "quantile", "histogram", "profile")  # statistics that have a form with noise
 
@@ -66,6 +66,11 @@ def find_numbers(plan: Plan, names: Sequence[str] | None, step: str) -> list[Out
 def is_number(column: OutputColumn) -> bool:
     """Whether a column has numbers, dates or booleans."""
     return family(column.type) in NUMERIC
+
+
+def is_category(column: OutputColumn, categorical: frozenset[str]) -> bool:
+    """Whether a column is encoded as categories; ``categorical`` are those that the query says."""
+    return column.name in categorical or family(column.type) in (Family.TEXT, Family.UUID)
 
 
 def is_date(column: OutputColumn) -> bool:

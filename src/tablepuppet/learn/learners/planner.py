@@ -30,9 +30,7 @@ from tablepuppet.learn.solve.allowance import VALIDATION, Costs, RoundAllowance
 from tablepuppet.learn.solve.schedule import Schedule
 from tablepuppet.operators.client import Client
 from tablepuppet.party.spec import Spec
-from tablepuppet.prep.fit import refuse_noisy_labels
-from tablepuppet.prep.pipeline import DEFAULT, Pipeline
-from tablepuppet.prep.private_fit import refuse_with_noise
+from tablepuppet.prep.pipeline import DEFAULT, Pipeline, refuse_noisy_labels, refuse_with_noise
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.sql.plan import Plan

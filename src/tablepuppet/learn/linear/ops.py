@@ -42,7 +42,7 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import IMAGE, PRODUCTS, SQUARE
 from tablepuppet.party.spec import Linear
-from tablepuppet.prep.encoded_rows import encoded, encoded_for_noise
+from tablepuppet.prep.encode import encoded, encoded_for_noise
 from tablepuppet.prep.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]

@@ -42,7 +42,7 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import IMAGE, SQUARE, THETA
 from tablepuppet.party.spec import Network
-from tablepuppet.prep.encoded_rows import encoded
+from tablepuppet.prep.encode import encoded
 from tablepuppet.prep.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tablepuppet.prep.private_encode import EncoderNoise, is_category
+from tablepuppet.prep.private_encode import EncoderNoise
+from tablepuppet.prep.selected import is_category
 from tablepuppet.privacy.shares import TAIL_DELTA, Shares, tail_delta
 from tablepuppet.sql.catalog import described
 from tablepuppet.sql.plan import Plan

@@ -16,10 +16,11 @@ from tablepuppet.learn.labels.noisy import class_mechanism
 from tablepuppet.learn.private.encoder_promise import known_columns
 from tablepuppet.learn.private.feature_promise import FeaturePromise, PlannedNoise
 from tablepuppet.learn.private.usefulness import TableSize
-from tablepuppet.prep.fit import PipelineSettings, foresee
+from tablepuppet.prep.fit import foresee
 from tablepuppet.prep.label import MOST_CLASSES
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
-from tablepuppet.prep.private_encode import BINS, is_category
+from tablepuppet.prep.private_encode import BINS
+from tablepuppet.prep.selected import is_category
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.label import keep_probability, number_variance
 from tablepuppet.privacy.noise import sampling_epsilon
@@ -161,12 +162,7 @@ class Planning:
 
     def _width(self, alias: str) -> int:
         """Encoded columns at most."""
-        query = self.plan.query
-        if self.prep is not DEFAULT:
-            settings = PipelineSettings(query.features, query.categorical, self.max_categories)
-            return foresee(self.prep, self.plan, settings).widths[alias]
-        lists = sum(is_category(column, query.categorical) for column in self._columns(alias))
-        return len(self._columns(alias)) - lists + lists * self.max_categories
+        return foresee(self.prep, self.plan, self.max_categories).widths[alias]
 
     def _feature_releases(self, promise: FeaturePromise, alias: str, size: TableSize) -> Iterator[Releases]:
         most = self._most(alias)

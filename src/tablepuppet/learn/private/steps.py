@@ -38,7 +38,7 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import IMAGE, SQUARE, THETA
 from tablepuppet.party.spec import Spec
-from tablepuppet.prep.encoded_rows import encoded, encoded_for_noise
+from tablepuppet.prep.encode import encoded, encoded_for_noise
 from tablepuppet.prep.encoded_table import EncodedTable
 from tablepuppet.privacy.clip import blocks, by_row
 

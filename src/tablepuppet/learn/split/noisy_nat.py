@@ -31,7 +31,7 @@ from tablepuppet.party.arguments import NotNegative, Rates, Seed
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.prep.encoded_rows import encoded_for_noise
+from tablepuppet.prep.encode import encoded_for_noise
 from tablepuppet.prep.encoded_table import EncodedTable
 from tablepuppet.privacy.clip import blocks
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from tablepuppet.prep.attempt import Attempt, Column, bounded
-from tablepuppet.prep.moments import Mapped, Shortened, quantiles_of
+from tablepuppet.prep.moments import Ranks
 from tablepuppet.prep.specs import FARTHEST, Clipped, Outside, Without
-from tablepuppet.prep.steps.step import PrepStep, is_number
+from tablepuppet.prep.steps.step import PrepStep, is_number, setting
 
 Method = Literal["iqr", "sd"]
 Action = Literal["flag", "clip", "null"]
@@ -18,6 +18,8 @@ FACTORS: dict[Method, float] = {"iqr": 1.5, "sd": 3.0}
 @dataclass(frozen=True)
 class Clip(PrepStep):
     """Values below ``low`` are ``low``, those above ``high`` are ``high``; None: no bound."""
+
+    advice: ClassVar[str] = ""
 
     low: float | None = None
     high: float | None = None
@@ -40,6 +42,8 @@ class Clip(PrepStep):
 class Winsorize(PrepStep):
     """Clip to two quantiles."""
 
+    advice: ClassVar[str] = "use Clip with bounds that you know"
+
     low: float = 0.05
     high: float = 0.95
 
@@ -55,8 +59,8 @@ class Winsorize(PrepStep):
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn the quantiles."""
-        low, high = quantiles_of(attempt.ranks(self.name, column), [self.low, self.high])
-        clip_to(column, attempt, low, high)
+        ranks = attempt.ranks(column)
+        clip_to(column, attempt, ranks.quantile(self.low), ranks.quantile(self.high))
 
 
 @dataclass(frozen=True)
@@ -66,17 +70,14 @@ class Outliers(PrepStep):
     makes them missing. The usual factor is 1.5, and 3 of deviations.
     """
 
-    method: Method = "iqr"
-    action: Action = "flag"
-    factor: float | None = None
+    method: Method = setting("iqr", "'iqr' or 'sd'", get_args(Method).__contains__)
+    action: Action = setting("flag", "'flag', 'clip' or 'null'", get_args(Action).__contains__)
+    factor: float | None = setting(None, "a number from 0", lambda factor: is_number(factor, 0))
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.need(self.method in get_args(Method), "method is 'iqr' or 'sd'", "method")
-        self.need(self.action in get_args(Action), "action is 'flag', 'clip' or 'null'", "action")
-        self.need(
-            self.factor is None or (is_number(self.factor) and self.factor >= 0), "factor is a number from 0", "factor"
-        )
+    @property
+    def instead_of_noise(self) -> str:
+        """Quartiles."""
+        return "use Outliers('sd', ...), or Clip with bounds that you know" if self.method == "iqr" else ""
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn the bounds."""
@@ -85,7 +86,8 @@ class Outliers(PrepStep):
             known = attempt.usable(column)
             low, high = known.mean - factor * known.std, known.mean + factor * known.std
         else:
-            first, third = quantiles_of(attempt.ranks(self.name, column), [0.25, 0.75])
+            ranks = attempt.ranks(column)
+            first, third = ranks.quantile(0.25), ranks.quantile(0.75)
             low, high = first - factor * (third - first), third + factor * (third - first)
         low, high = bounded(low), bounded(high)
         if self.action == "clip":
@@ -93,32 +95,26 @@ class Outliers(PrepStep):
         elif self.action == "null":
             take_out(column, attempt, low, high)
         else:
-            attempt.add(self.name, column, f"{column.name}_outlier", "flag", is_filled=True)
-            attempt.emit(column, Outside(column.name, low, high, f"{column.name}_outlier"))
+            attempt.make(column, Outside(column.name, low, high, f"{column.name}_outlier"), "flag", is_filled=True)
 
 
 def clip_to(column: Column, attempt: Attempt, low: float, high: float) -> None:
     """Clip a column."""
-    low, high = bounded(low), bounded(high)
-    inner = column.ranks
-    attempt.emit(column, Clipped(column.name, low, high))
-    column.moments = None
-    if inner is not None:
-        column.ranks = lambda: Mapped(inner(), lambda value: min(max(value, low), high))
+    attempt.apply(column, Clipped(column.name, bounded(low), bounded(high)))
 
 
 def take_out(column: Column, attempt: Attempt, low: float, high: float) -> None:
     """Make values beyond bounds missing. How many there are below is asked for only if ranks are."""
     inner, probe = column.ranks, f"{column.name}_below"
-    below_chain = attempt.chain(column.name, column.alias, Outside(column.name, low, FARTHEST, probe))
+    below_chain = attempt.chain(column, Outside(column.name, low, FARTHEST, probe))
     attempt.emit(column, Without(column.name, low, high))
-    left_chain = attempt.chain(column.name, column.alias)
+    left_chain = attempt.chain(column)
     column.moments, column.is_filled = None, False
     if inner is not None:
 
-        def ranks() -> Shortened:
-            below = attempt.asked(column.alias, probe, below_chain)
-            left = attempt.asked(column.alias, column.name, left_chain).count
-            return Shortened(inner(), round(below.mean * below.count), left)
+        def ranks() -> Ranks:
+            below = attempt.sums(column.alias, probe, below_chain)
+            left = attempt.sums(column.alias, column.name, left_chain).count
+            return inner().shortened(round(below.mean * below.count), left)
 
         column.ranks = ranks

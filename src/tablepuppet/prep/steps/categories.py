@@ -8,14 +8,15 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.errors import PrivacyError
-from tablepuppet.prep.attempt import Attempt, Column, Dropped, Kind, check_category
+from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.prep.attempt import Attempt, Column, Dropped, Kind
 from tablepuppet.prep.encode import NO_DIGESTS
 from tablepuppet.prep.moments import Moments
 from tablepuppet.prep.selected import is_public
 from tablepuppet.prep.specs import MOST_CODES, Hashed, Lookup, Other
 from tablepuppet.prep.statistics import CategorySummary
-from tablepuppet.prep.steps.step import PrepStep, is_whole
+from tablepuppet.prep.steps.step import PrepStep, is_whole, setting
+from tablepuppet.sql.types import KEY_LIKE, family
 
 ID_ROWS, ID_SHARE = 50, 0.95  # text with more distinct values than this share of its base rows is an id, not a category
 ID_HELP = f"{ID_SHARE:.0%} or more of its rows have a value of their own; list it in categorical to keep it"
@@ -36,21 +37,19 @@ def by_frequency(found: CategorySummary) -> NDArray[np.intp]:
     return np.lexsort((found.ties if len(found.ties) else np.arange(found.distinct), -found.weights))
 
 
-def check_few(found: CategorySummary, most: int) -> None:
-    """Leave a column out that has too many categories."""
-    if found.distinct > most:
-        raise Dropped(f"has {found.distinct:,} or more categories; raise max_categories ({most}) or use an expression")
-
-
-def list_categories(step: str, column: Column, attempt: Attempt, most: int | None) -> NDArray[np.float64]:
+def list_categories(column: Column, attempt: Attempt, most: int | None) -> NDArray[np.float64]:
     """Give every category of a column a code; joined rows by code.
 
     It is left out if it has none, or more than ``most`` (None: than a step may list).
     """
-    check_category(step, column)
+    _check_category(column, attempt)
     if column.kind == "text" and not len(column.digests):
-        found = attempt.statistics.categories(column.column, MOST_LISTED if most is None else most)
-        check_few(found, MOST_LISTED if most is None else most)
+        most = MOST_LISTED if most is None else most
+        found = attempt.statistics.categories(column.column, most)
+        if found.distinct > most:
+            raise Dropped(
+                f"has {found.distinct:,} or more categories; raise max_categories ({most}) or use an expression"
+            )
         if not found.distinct:
             raise Dropped("is empty")
         order = by_frequency(found)
@@ -59,8 +58,26 @@ def list_categories(step: str, column: Column, attempt: Attempt, most: int | Non
     return column.weights.copy()
 
 
+def _check_category(column: Column, attempt: Attempt) -> None:
+    """LearnError unless values of a column can be counted as categories."""
+    if family(column.column.type) not in KEY_LIKE:
+        raise LearnError(
+            f"{attempt.step}: column {column.column.qualified} is {column.column.type}, which has no categories; CAST "
+            "or round it in SELECT"
+        )
+
+
 @dataclass(frozen=True)
-class OneHot(PrepStep):
+class CategoryStep(PrepStep):
+    """A step for categories, which has a form with noise."""
+
+    takes: ClassVar[tuple[Kind, ...]] = ("text",)
+    usual: ClassVar[tuple[Kind, ...]] = ("text",)
+    advice: ClassVar[str] = ""
+
+
+@dataclass(frozen=True)
+class OneHot(CategoryStep):
     """One column of 0 and 1 per category, the most frequent first, as scikit-learn's `OneHotEncoder`.
 
     Categories with fewer than ``min_count`` joined rows, or beyond the ``max_categories`` most frequent, share one
@@ -68,22 +85,13 @@ class OneHot(PrepStep):
     the relation's ``max_categories`` is left out. Missing is all zeros.
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = ("text",)
-    usual: ClassVar[tuple[Kind, ...]] = ("text",)
-
-    min_count: int | None = None
-    max_categories: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("min_count", "max_categories"):
-            value = getattr(self, name)
-            self.need(value is None or is_whole(value, 1), f"{name} is a whole number of at least 1", name)
+    min_count: int | None = setting(None, "a whole number of at least 1", lambda count: is_whole(count, 1))
+    max_categories: int | None = setting(None, "a whole number of at least 1", lambda most: is_whole(most, 1))
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Choose the categories that have columns of their own."""
         pools = self.min_count is not None or self.max_categories is not None
-        weights = list_categories(self.name, column, attempt, None if pools else attempt.max_categories)
+        weights = list_categories(column, attempt, None if pools else attempt.max_categories)
         column.kind = "coded"
         if not pools or column.more:
             self.need(not pools, "put it before Impute, or leave min_count and max_categories out")
@@ -98,15 +106,12 @@ class OneHot(PrepStep):
 
 
 @dataclass(frozen=True)
-class Recode(PrepStep):
+class Recode(CategoryStep):
     """The code of a category as a number: 0 for the most frequent, and so on. A new category is missing."""
-
-    takes: ClassVar[tuple[Kind, ...]] = ("text",)
-    usual: ClassVar[tuple[Kind, ...]] = ("text",)
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Number the categories."""
-        weights = list_categories(self.name, column, attempt, None)
+        weights = list_categories(column, attempt, None)
         numbers = self.numbers(column, attempt)
         attempt.emit(column, Lookup(column.name, numbers.tolist(), None, None))
         count = float(weights.sum())
@@ -122,6 +127,8 @@ class Recode(PrepStep):
 @dataclass(frozen=True)
 class Ordinal(Recode):
     """The place of a category in the order of names, as scikit-learn's `OrdinalEncoder`: of public columns only."""
+
+    advice: ClassVar[str] = "names of categories have none; use OneHot or Recode"
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Number the categories by name."""
@@ -142,21 +149,14 @@ class Ordinal(Recode):
 
 
 @dataclass(frozen=True)
-class Hash(PrepStep):
+class Hash(CategoryStep):
     """Categories in ``n`` columns of 0 and 1, by their digests; nothing is learned, and a new category has one too."""
 
-    takes: ClassVar[tuple[Kind, ...]] = ("text",)
-    usual: ClassVar[tuple[Kind, ...]] = ("text",)
-
-    n: int = 32
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.need(is_whole(self.n, 2) and self.n <= MOST_CODES, f"n is a whole number from 2 to {MOST_CODES:,}", "n")
+    n: int = setting(32, f"a whole number from 2 to {MOST_CODES:,}", lambda n: is_whole(n, 2, MOST_CODES))
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Nothing is learned."""
-        check_category(self.name, column)
+        _check_category(column, attempt)
         self.need(not len(column.digests), "put it before Impute")
         column.kind, column.digests = "coded", NO_DIGESTS
         column.more, column.weights = tuple(f"hash {code}" for code in range(self.n)), None

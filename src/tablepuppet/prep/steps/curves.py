@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import numpy as np
+from typing import ClassVar
 
 from tablepuppet.prep.attempt import Attempt, Column
-from tablepuppet.prep.frame import power
-from tablepuppet.prep.moments import Mapped, Shortened
+from tablepuppet.prep.moments import Ranks
 from tablepuppet.prep.specs import Exponent, Logarithm
-from tablepuppet.prep.steps.step import PrepStep, is_number
+from tablepuppet.prep.steps.step import PrepStep, is_number, setting
 
 LEAST = 1e-300  # of a number that has a logarithm
 
@@ -20,11 +18,9 @@ LEAST = 1e-300  # of a number that has a logarithm
 class Log(PrepStep):
     """log(value + offset), the natural logarithm; missing where that is not above 0."""
 
-    offset: float = 0.0
+    advice: ClassVar[str] = ""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.need(is_number(self.offset) and abs(self.offset) <= 1e100, "offset is a number", "offset")
+    offset: float = setting(0.0, "a number", lambda offset: is_number(offset, -1e100, 1e100))
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Nothing is learned."""
@@ -34,13 +30,11 @@ class Log(PrepStep):
         attempt.emit(column, Logarithm(column.name, offset))
         column.moments, column.is_filled = None, False
         if inner is not None and before is not None:
-            count, chain = before.count, attempt.chain(column.name, column.alias)
+            count, chain = before.count, attempt.chain(column)
 
-            def ranks() -> Mapped:
-                left = attempt.asked(column.alias, column.name, chain).count  # those without were the lowest
-                return Mapped(
-                    Shortened(inner(), count - left, left), lambda value: math.log(max(value + offset, LEAST))
-                )
+            def ranks() -> Ranks:
+                left = attempt.sums(column.alias, column.name, chain).count  # those without were the lowest
+                return inner().shortened(count - left, left).mapped(lambda value: math.log(max(value + offset, LEAST)))
 
             column.ranks = ranks
 
@@ -49,20 +43,10 @@ class Log(PrepStep):
 class Power(PrepStep):
     """sign(value) * |value| ** exponent; square roots by default."""
 
-    exponent: float = 0.5
+    advice: ClassVar[str] = ""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.need(
-            is_number(self.exponent) and 1e-3 <= self.exponent <= 1e3,
-            "exponent is a number from 0.001 to 1000",
-            "exponent",
-        )
+    exponent: float = setting(0.5, "a number from 0.001 to 1000", lambda exponent: is_number(exponent, 1e-3, 1e3))
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Nothing is learned."""
-        inner, exponent = column.ranks, float(self.exponent)
-        attempt.emit(column, Exponent(column.name, exponent))
-        column.moments = None
-        if inner is not None:
-            column.ranks = lambda: Mapped(inner(), lambda value: float(power(np.array([value]), exponent)[0]))
+        attempt.apply(column, Exponent(column.name, float(self.exponent)))

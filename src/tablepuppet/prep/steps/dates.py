@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import ClassVar, get_args
 
 from tablepuppet.prep.attempt import Attempt, Column, Selector
+from tablepuppet.prep.days import DatePart
 from tablepuppet.prep.selected import is_date
-from tablepuppet.prep.specs import DatePart, Part
+from tablepuppet.prep.specs import Part
 from tablepuppet.prep.steps.step import PrepStep
 
 
@@ -18,6 +19,8 @@ class DateParts(PrepStep):
 
     Monday is the weekday 0, weeks are those of ISO 8601, and days of the year begin with 1.
     """
+
+    advice: ClassVar[str] = ""
 
     parts: Sequence[DatePart] = ("year", "month", "weekday")
     keep: bool = False
@@ -32,17 +35,15 @@ class DateParts(PrepStep):
     def selected(self, attempt: Attempt) -> list[Column]:
         """The columns that it works on now: dates, if none is named."""
         wanted = [Selector("date")] if self.columns is None else self.columns
-        return attempt.select(self.name, wanted, self.takes, ())
+        return attempt.select(wanted, self.takes, ())
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Nothing is learned."""
         named = f"column {column.column.qualified} ({column.column.type})"
         self.need(column.is_source and is_date(column.column), f"{named} is no date or timestamp")
-        changed = attempt.chain(column.name, column.alias).steps
-        self.need(not changed, f"{named} is changed by an earlier step; put DateParts first")
+        self.need(attempt.is_unchanged(column), f"{named} is changed by an earlier step; put DateParts first")
         attempt.moments(column)  # it may be empty
         for part in self.parts:
-            attempt.add(self.name, column, f"{column.name}_{part}")
-            attempt.emit(column, Part(column.name, part, f"{column.name}_{part}"))
+            attempt.make(column, Part(column.name, part, f"{column.name}_{part}"))
         if not self.keep:
             attempt.hide(column)

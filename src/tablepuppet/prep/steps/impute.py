@@ -8,10 +8,10 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 
 from tablepuppet.prep.attempt import Attempt, Column, Kind, bounded
-from tablepuppet.prep.moments import Filled, of_flag, quantile_of
+from tablepuppet.prep.moments import of_flag
 from tablepuppet.prep.specs import Fill, FillCode, Missing
 from tablepuppet.prep.steps.categories import list_categories
-from tablepuppet.prep.steps.step import PrepStep, is_number
+from tablepuppet.prep.steps.step import PrepStep, is_number, setting
 
 Strategy = Literal["mean", "median", "mode", "constant"]
 
@@ -27,29 +27,28 @@ class Impute(PrepStep):
 
     takes: ClassVar[tuple[Kind, ...]] = ("number", "text")
 
-    strategy: Strategy = "mean"
-    fill: float | str | None = None
+    strategy: Strategy = setting("mean", f"one of {', '.join(get_args(Strategy))}", get_args(Strategy).__contains__)
+    fill: float | str | None = setting(
+        None, "a number or a text", lambda fill: isinstance(fill, str) or is_number(fill)
+    )
     indicator: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.need(
-            self.strategy in get_args(Strategy), f"strategy is one of {', '.join(get_args(Strategy))}", "strategy"
-        )
         needs_fill = self.strategy == "constant"
         self.need(self.fill is not None or not needs_fill, "strategy='constant' needs fill, such as fill=0")
         self.need(self.fill is None or needs_fill, "fill goes with strategy='constant'", "strategy")
-        self.need(
-            self.fill is None or isinstance(self.fill, str) or is_number(self.fill),
-            "fill is a number or a text",
-            "fill",
-        )
+
+    @property
+    def instead_of_noise(self) -> str:
+        """Medians and modes."""
+        return "use strategy 'mean', or 'constant' with fill" if self.strategy in ("median", "mode") else ""
 
     def selected(self, attempt: Attempt) -> list[Column]:
         """The columns that it works on now."""
         usual: tuple[Kind, ...] = ("number", "text") if self.strategy == "mode" else ("number",)
         usual = ("text",) if isinstance(self.fill, str) else usual
-        return attempt.select(self.name, self.columns, self.takes, usual)
+        return attempt.select(self.columns, self.takes, usual)
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn what to fill with."""
@@ -65,18 +64,17 @@ class Impute(PrepStep):
         attempt.emit(column, Fill(column.name, value))
         column.moments, column.is_filled = before.filled(value), True
         if inner is not None:
-            column.ranks = lambda: Filled(inner(), before.missing, value)
+            column.ranks = lambda: inner().filled(before.missing, value)
 
     def _value(self, column: Column, attempt: Attempt) -> float:
         match self.strategy:
             case "mean":
                 return attempt.usable(column).mean
             case "median":
-                return quantile_of(attempt.ranks(self.name, column), 0.5)
+                return attempt.ranks(column).quantile(0.5)
             case "mode":
-                chain = attempt.chain(column.name, column.alias)
                 self.need(
-                    column.is_source and not chain.steps,
+                    attempt.is_unchanged(column),
                     f"column {column.column.qualified} is changed by an earlier step; put strategy='mode' first",
                 )
                 return attempt.statistics.mode(column.column)
@@ -86,7 +84,7 @@ class Impute(PrepStep):
     def _fit_text(self, column: Column, attempt: Attempt) -> None:
         text = self.strategy in ("mode", "constant")
         self.need(text, f"column {column.column.qualified} has categories: strategy is 'mode' or 'constant' for those")
-        found = list_categories(self.name, column, attempt, None)
+        found = list_categories(column, attempt, None)
         if self.indicator:
             self._flag(column, attempt, column.missing)
         weights = np.append(found, 0.0) if self.strategy == "constant" else found
@@ -100,5 +98,4 @@ class Impute(PrepStep):
     def _flag(self, column: Column, attempt: Attempt, missing: float) -> None:
         rows = attempt.statistics.rows
         known = of_flag(rows, missing / rows) if column.is_source else None
-        attempt.add(self.name, column, f"{column.name}_missing", "flag", moments=known, is_filled=True)
-        attempt.emit(column, Missing(column.name, f"{column.name}_missing"))
+        attempt.make(column, Missing(column.name, f"{column.name}_missing"), "flag", moments=known, is_filled=True)

@@ -34,6 +34,7 @@ class Map(PrepStep):
 
     takes: ClassVar[tuple[Kind, ...]] = ("number", "text")
     usual: ClassVar[tuple[Kind, ...]] = ("number", "text")
+    advice: ClassVar[str] = ""
 
     expression: str = PLACE
     name_as: str | None = None
@@ -58,7 +59,7 @@ class Map(PrepStep):
 
     def mapped(self, attempt: Attempt) -> list[OutputColumn]:
         """The columns of a SELECT list that it works on."""
-        return [each.column for each in attempt.select(self.name, self.columns, self.takes, self.usual)]
+        return [each.column for each in attempt.select(self.columns, self.takes, self.usual)]
 
     def over(self, column: OutputColumn, table: VerticalTable) -> OutputColumn:
         """The column with the expression applied; QueryError if DuckDB cannot evaluate it."""
@@ -86,6 +87,7 @@ def with_maps(query: Query, tables: dict[str, VerticalTable], maps: Iterable[Map
     """A query that selects what maps make; LearnError if two columns would have one name."""
     outputs = list(query.outputs)
     for step in maps:
+        attempt.step = step.name
         for column in step.mapped(attempt):
             made = step.over(column, tables[column.alias])
             if any(each.name.lower() == made.name.lower() for each in outputs):

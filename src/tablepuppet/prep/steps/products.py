@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
+from typing import ClassVar
 
 from tablepuppet.prep.attempt import Attempt, Column
 from tablepuppet.prep.specs import Product
-from tablepuppet.prep.steps.step import PrepStep, is_whole
+from tablepuppet.prep.steps.step import PrepStep, is_whole, setting
 
 MOST_DEGREE = 5
 
@@ -19,13 +20,10 @@ class Polynomial(PrepStep):
     New columns are called ``a^2`` and ``a*b``.
     """
 
-    degree: int = 2
-    interaction_only: bool = False
+    advice: ClassVar[str] = ""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        right = is_whole(self.degree, 2) and self.degree <= MOST_DEGREE
-        self.need(right, f"degree is a whole number from 2 to {MOST_DEGREE}", "degree")
+    degree: int = setting(2, f"a whole number from 2 to {MOST_DEGREE}", lambda degree: is_whole(degree, 2, MOST_DEGREE))
+    interaction_only: bool = False
 
     def run(self, attempt: Attempt) -> None:
         """Make products of columns that do not wait."""
@@ -44,8 +42,8 @@ class Polynomial(PrepStep):
         for each in factors:
             powers[each.name] = powers.get(each.name, 0) + 1
         name = "*".join(each if power == 1 else f"{each}^{power}" for each, power in powers.items())
-        attempt.add(self.name, factors[0], name, is_filled=all(each.is_filled for each in factors))
-        attempt.emit(factors[0], Product([each.name for each in factors], name))
+        product = Product([each.name for each in factors], name)
+        attempt.make(factors[0], product, is_filled=all(each.is_filled for each in factors))
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from tablepuppet.errors import LearnError
 from tablepuppet.party.arguments import Scales, fits
 from tablepuppet.prep.attempt import Attempt, Column, bounded
-from tablepuppet.prep.moments import Mapped, quantiles_of, together
 from tablepuppet.prep.specs import Scale
 from tablepuppet.prep.steps.step import PrepStep, is_number
 
@@ -18,6 +18,8 @@ from tablepuppet.prep.steps.step import PrepStep, is_number
 @dataclass(frozen=True)
 class Standardize(PrepStep):
     """Mean 0 and standard deviation 1 (ddof 0), as scikit-learn's `StandardScaler`; a constant is only centred."""
+
+    advice: ClassVar[str] = ""
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn mean and deviation."""
@@ -31,6 +33,8 @@ class MinMax(PrepStep):
 
     Later rows may lie beyond.
     """
+
+    advice: ClassVar[str] = ""
 
     low: float = 0.0
     high: float = 1.0
@@ -46,15 +50,16 @@ class MinMax(PrepStep):
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn the ends."""
-        ranks = attempt.ranks(self.name, column)
-        least, most = together([lambda: ranks.value(0.0), lambda: ranks.value(ranks.count - 1)])
-        scale = (most - least) / (self.high - self.low) or 1.0
-        scale_by(attempt, column, least - self.low * scale, scale)
+        ranks = attempt.ranks(column)
+        scale = (ranks.most - ranks.least) / (self.high - self.low) or 1.0
+        scale_by(attempt, column, ranks.least - self.low * scale, scale)
 
 
 @dataclass(frozen=True)
 class Robust(PrepStep):
     """Median 0 and a distance of 1 between two percentiles, as scikit-learn's `RobustScaler`."""
+
+    advice: ClassVar[str] = "use Standardize or MinMax"
 
     quantile_range: Sequence[float] = (25.0, 75.0)
 
@@ -68,9 +73,8 @@ class Robust(PrepStep):
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn median and percentiles."""
         low, high = self.quantile_range
-        ranks = attempt.ranks(self.name, column)
-        least, middle, most = quantiles_of(ranks, [low / 100, 0.5, high / 100])
-        scale_by(attempt, column, middle, most - least or 1.0)
+        ranks = attempt.ranks(column)
+        scale_by(attempt, column, ranks.quantile(0.5), ranks.quantile(high / 100) - ranks.quantile(low / 100) or 1.0)
 
 
 def scale_by(attempt: Attempt, column: Column, centre: float, scale: float) -> None:
@@ -80,9 +84,6 @@ def scale_by(attempt: Attempt, column: Column, centre: float, scale: float) -> N
             f"column {column.column.qualified} has values that differ by next to nothing, or by too much to be "
             f"squared; multiply or divide it in SELECT, or leave it out {attempt.statistics.owners(column.alias)}"
         )
-    inner, centre = column.ranks, bounded(centre)
-    attempt.emit(column, Scale(column.name, centre, scale))
-    if column.moments is not None:
-        column.moments = column.moments.scaled(centre, scale)
-    if inner is not None:
-        column.ranks = lambda: Mapped(inner(), lambda value: (value - centre) / scale)
+    centre, known = bounded(centre), column.moments
+    attempt.apply(column, Scale(column.name, centre, scale))
+    column.moments = None if known is None else known.scaled(centre, scale)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
@@ -12,12 +13,19 @@ from tablepuppet.prep.attempt import Attempt, Column, Kind, Selector
 from tablepuppet.spelling import check_names
 
 
+def setting(default: Any, allowed: str, fits: Callable[[Any], bool]) -> Any:
+    """A setting with its allowed values, in words and as a test; None is allowed too where it is the default."""
+    return field(default=default, metadata={"allowed": allowed, "fits": fits})
+
+
 @dataclass(frozen=True)
 class PrepStep:
     """A step of a pipeline. ``columns`` are names, patterns or types; by default all that it is made for."""
 
     takes: ClassVar[tuple[Kind, ...]] = ("number", "flag")  # kinds of columns that may be named
     usual: ClassVar[tuple[Kind, ...]] = ("number",)  # those of them that are meant if none is named
+
+    advice: ClassVar[str] = "leave it out, or compute what you need in SELECT"  # with noise; "": it has a form for it
 
     columns: Sequence[str | Selector] | None = field(default=None, kw_only=True)
 
@@ -36,6 +44,10 @@ class PrepStep:
             )
         if listed is not None:
             object.__setattr__(self, "columns", tuple(map(_read, listed)))
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if "fits" in each.metadata and not (value is None and each.default is None):
+                self.need(each.metadata["fits"](value), f"{each.name} is {each.metadata['allowed']}", each.name)
 
     @property
     def name(self) -> str:
@@ -47,9 +59,14 @@ class PrepStep:
         listed = [] if self.columns is None else [f"columns=[{', '.join(map(str, self.columns))}]"]
         return f"{self.name}({', '.join([f'{name}={value!r}' for name, value in given] + listed)})"
 
+    @property
+    def instead_of_noise(self) -> str:
+        """What to write instead under feature privacy; nothing if it has a form with noise."""
+        return self.advice
+
     def selected(self, attempt: Attempt) -> list[Column]:
         """The columns that it works on now."""
-        return attempt.select(self.name, self.columns, self.takes, self.usual)
+        return attempt.select(self.columns, self.takes, self.usual)
 
     def run(self, attempt: Attempt) -> None:
         """Fit it to each of its columns that does not wait."""
@@ -79,11 +96,12 @@ def _read(item: str | Selector) -> str | Selector:
     return item
 
 
-def is_number(value: object) -> bool:
-    """Whether a setting is a number."""
-    return isinstance(value, Real) and not isinstance(value, bool)
+def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
+    """Whether a setting is a number within limits."""
+    is_real = isinstance(value, Real) and not isinstance(value, bool)
+    return is_real and bool(least <= value <= most)
 
 
-def is_whole(value: object, least: int) -> bool:
-    """Whether a setting is a whole number of at least ``least``."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+def is_whole(value: Any, least: int, most: float = math.inf) -> bool:
+    """Whether a setting is a whole number within limits."""
+    return isinstance(value, Integral) and is_number(value, least, most)
