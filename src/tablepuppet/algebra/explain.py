@@ -55,8 +55,8 @@ def explain_array(
     steps = [
         PricedStep.times(many, products), PricedStep.transposed(many, products), PricedStep.statistic("sums", products),
         PricedStep.statistic("squares", products), PricedStep.gram(products, weighted=False),
-        PricedStep.gram(products, weighted=True), PricedStep.extremes(products.tables, products),
-        PricedStep.extremes(products.tables, products, with_places=True),
+        PricedStep.gram(products, weighted=True), PricedStep.extremes(products),
+        PricedStep.extremes(products, with_places=True),
     ]  # fmt: skip
     steps = [each for each in steps if each.step not in {other.step for other in kept}] + list(kept)
     if products.tables:

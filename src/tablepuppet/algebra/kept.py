@@ -83,43 +83,33 @@ class Keeper:
         size = self.rows * columns * placement.wire_bytes
         if placement.line.seconds(sums, 0) >= placement.line.seconds(0, 2 * size):
             return False
-        return not placement.would_collect(self._step(self._kept_times, is_chosen=True), [self.alias])
+        return not placement.would_collect(self._step(self._kept_times), [self.alias])
 
     def steps(self, products: TableProducts, vectors: int) -> list[PricedStep]:
         """What may be asked, for this number of vectors."""
-        width, size = products.width(self.alias), self.placement.sizes[self.alias]
-        rows = size.rows * vectors * self.placement.wire_bytes
-        return [
-            self._step(self._kept_times, down=8 * width * vectors * size.shards, is_chosen=True),
-            self._step("send u", down=rows, is_chosen=True),
-            self._step("f(u)", is_chosen=True),
-            self._step("u.sum()", up=8 * vectors * size.shards, is_chosen=True),
-            self._step("X.T @ u", up=8 * width * vectors * size.shards, is_chosen=True),
-            self._step("collect u", up=rows, is_chosen=True),
-        ]
+        width, names = products.width(self.alias), ("send u", "f(u)", "u.sum()", "X.T @ u", "collect u")
+        return [self._step(name, vectors, width) for name in (self._kept_times, *names)]
 
-    def _step(self, name: str, down: int = 0, up: int = 0, is_chosen: bool = False) -> PricedStep:
-        chosen = frozenset([self.alias] if is_chosen else [])
-        return PricedStep(name, {self.alias: down}, {self.alias: up}, int(up > 0), chosen, is_kept=True)
+    def _step(self, name: str, columns: int = 0, width: int = 0) -> PricedStep:
+        """A step on a vector of so many columns, over a matrix of this width."""
+        size = self.placement.sizes[self.alias]
+        rows, sums = size.rows * columns * self.placement.wire_bytes, 8 * columns * size.shards
+        down = {self._kept_times: width * sums, "send u": rows}.get(name, 0)
+        up = {"u.sum()": sums, "X.T @ u": width * sums, "collect u": rows}.get(name, 0)
+        return PricedStep(name, {self.alias: down}, {self.alias: up}, int(up > 0), is_kept=True)
 
     def times(self, products: TableProducts, directions: Array) -> Slot:
         """Keep X V; V is (d, k)."""
-        size = 8 * directions.size * self.placement.sizes[self.alias].shards
-        step = self._step(self._kept_times, down=size, is_chosen=True)
-        self.placement.prepare(step)
-        products.ready()
-        found = self._keep("matrix.keep_times", **products.named(self.alias), directions=directions)
-        self.placement.queued(step)
-        return found
+        step, slot = self._step(self._kept_times, directions.shape[1], len(directions)), self._slot()
+        self._ask(step, "matrix.keep_times", products, into=slot.name, directions=directions)
+        return slot
 
     def send(self, values: Array) -> Slot:
         """Send numbers to be kept, (N,) or (N, k); numbers that were sent before are not sent again."""
         digest = hashlib.sha256(values.tobytes()).digest() + bytes(str(values.shape), "ascii")
         if digest not in self._sent:
-            step, slot = self._step("send u", values.size * self.placement.wire_bytes, is_chosen=True), self._slot()
-            self.placement.prepare(step)
-            self.placement.lou.ask("matrix.keep_rows", [self.alias], {self.alias: values}, into=slot.name)
-            self.placement.queued(step)
+            step, slot = self._step("send u", values[:1].size), self._slot()
+            self._ask(step, "matrix.keep_rows", rows={self.alias: values}, into=slot.name)
             self._sent[digest] = slot
             if len(self._sent) > SENT:
                 self._sent.popitem(last=False)
@@ -128,52 +118,39 @@ class Keeper:
 
     def function(self, name: str, operands: list[Slot | float | Array]) -> Slot:
         """Keep an elementwise function of vectors and numbers."""
-        step, given = self._step("f(u)"), [each.name if isinstance(each, Slot) else each for each in operands]
-        self.placement.prepare(step)
-        found = self._keep("matrix.keep_function", function=name, **dict(zip(("left", "right"), given, strict=False)))
-        self.placement.queued(step)
-        return found
+        given, slot = [each.name if isinstance(each, Slot) else each for each in operands], self._slot()
+        values = dict(zip(("left", "right"), given, strict=False))
+        self._ask(self._step("f(u)"), "matrix.keep_function", function=name, into=slot.name, **values)
+        return slot
 
     def ask_sums(self, slot: Slot, columns: int) -> Result:
         """Ask for the sums of a vector's columns, (k,)."""
-        step = self._step("u.sum()", up=8 * columns * self.placement.sizes[self.alias].shards)
-        return self._summed(step, columns, "matrix.kept_sums", kept=slot.name)
+        pending = self._ask(self._step("u.sum()", columns), "matrix.kept_sums", kept=slot.name, vectors=columns)
+        return Result(lambda: self._sums(pending, columns))
 
     def ask_transposed_times(self, products: TableProducts, slot: Slot, columns: int) -> Result:
         """Ask for X^T u, (d, k)."""
-        shards = self.placement.sizes[self.alias].shards
-        step = self._step("X.T @ u", up=8 * products.width(self.alias) * columns * shards)
-        products.ready()
-        named = products.named(self.alias)
-        return self._summed(step, columns, "matrix.kept_transposed_times", kept=slot.name, **named)
+        step = self._step("X.T @ u", columns, products.width(self.alias))
+        pending = self._ask(step, "matrix.kept_transposed_times", products, kept=slot.name, vectors=columns)
+        return Result(lambda: self._sums(pending, columns))
+
+    def _sums(self, pending: Pending, columns: int) -> Array:
+        replies = self.placement.read(pending)[self.alias]
+        return self.placement.lou.add(replies, "sums").reshape(-1, columns)
 
     def collect(self, slot: Slot, columns: int) -> Array:
         """The vector itself, (N, k); one trip."""
-        step = self._step("collect u", up=self.rows * columns * self.placement.wire_bytes)
-        self.placement.prepare(step)
-        pending = self._ask("matrix.kept_rows", kept=slot.name, vectors=columns)
-        self.placement.queued(step)
+        pending = self._ask(self._step("collect u", columns), "matrix.kept_rows", kept=slot.name, vectors=columns)
         replies = self.placement.read(pending)[self.alias]
         return self.placement.lou.concatenate(replies, "image").astype(np.float64).reshape(self.rows, columns)
 
-    def _summed(self, step: PricedStep, columns: int, op: str, **values: Any) -> Result:
-        self.placement.prepare(step)
-        pending = self._ask(op, vectors=columns, **values)
-        self.placement.queued(step)
-
-        def finish() -> Array:
-            replies = self.placement.read(pending)[self.alias]
-            return self.placement.lou.add(replies, "sums").reshape(-1, columns)
-
-        return Result(finish)
-
-    def _keep(self, op: str, **values: Any) -> Slot:
-        slot = self._slot()
-        self._ask(op, into=slot.name, **values)
-        return slot
-
-    def _ask(self, op: str, **values: Any) -> Pending:
-        return self.placement.lou.ask(op, [self.alias], **values)
+    def _ask(self, step: PricedStep, op: str, products: TableProducts | None = None, **values: Any) -> Pending:
+        """Ask the parties of the table for an op; for one with the rows of a matrix, ``products``."""
+        run = self.placement.begin(step)
+        named = {} if products is None else {"encoding": products.ready()[self.alias]}
+        pending = self.placement.lou.ask(op, [self.alias], **named, **values)
+        self.placement.note(run, is_asked=True)
+        return pending
 
     def _slot(self) -> Slot:
         if not self._free:
