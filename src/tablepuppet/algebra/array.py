@@ -193,7 +193,7 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
         places = self._places(chosen)
         if places.ndim == 0:
             return self[:, [int(places)]].times(np.ones(1))
-        return LazyArray(self.source, self.recipe.only(places), self.shape[0])
+        return LazyArray(self.source, self.recipe.only(places))
 
     def _places(self, chosen: Any) -> NDArray[np.intp]:
         if isinstance(chosen, str) or (
@@ -300,7 +300,7 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
                 f"np.{name} of X is not finite in column {self.columns[bad[0]]!r}, which may be 0; choose columns "
                 "before, as in X[:, X.numbers]"
             )
-        return LazyArray(self.source, recipe, self.shape[0])
+        return LazyArray(self.source, recipe)
 
     def _row_scaled(self, name: str, operands: Sequence[Any]) -> RowScaled:
         weights = next(each for each in operands if isinstance(each, RowNumbers))

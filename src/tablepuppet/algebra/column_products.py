@@ -7,75 +7,36 @@ and shift are applied here. `array.py` is the interface for NumPy.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tablepuppet.algebra.derived import Derived, DerivedTable
-from tablepuppet.algebra.functions import Function
+from tablepuppet.algebra.derived import Derived
 from tablepuppet.algebra.gram import gram
-from tablepuppet.algebra.kept import Keeper, KeptArray
+from tablepuppet.algebra.kept import KeptArray
 from tablepuppet.algebra.nearest import Nearest
 from tablepuppet.algebra.operator import ProductOperator
-from tablepuppet.algebra.placement import Placement
 from tablepuppet.algebra.preparation import Preparation, Recipe
 from tablepuppet.algebra.products import Result, TableProducts, checked, checked_shape
+from tablepuppet.algebra.source import MatrixSource
 from tablepuppet.errors import LearnError, PrivacyError
-from tablepuppet.prep.encode import Encoding
-from tablepuppet.wire.engine import Engine
 
 Array = NDArray[np.float64]
 WIDEST, PART = 2000, 8  # columns of a Gram matrix of which a block is taken, and how many times those of the block
 BLOCK = 32  # columns that are multiplied at a time
 
 
-class MatrixSource(Protocol):
-    """X itself, as arrays that are made of it use it."""
-
-    products: TableProducts
-    placement: Placement
-    encoding: Encoding
-    engine: Engine
-    wire_name: str
-    all_columns: list[str]
-    is_number: NDArray[np.bool_]
-    groups: list[tuple[int, int]]
-
-    @property
-    def is_secure(self) -> bool:
-        """Whether sums over the shards of some table are masked."""
-
-    def derived_tables(
-        self, places: NDArray[np.intp], function: Function
-    ) -> tuple[dict[str, DerivedTable], NDArray[np.intp]]:
-        """(what tables must compute for a function of some columns, the position of each column in the result)."""
-
-    @property
-    def keeper(self) -> Keeper | None:
-        """Who keeps vectors at parties, if they stay there."""
-
-    def extremes(self, places: NDArray[np.intp]) -> tuple[Array, Array]:
-        """(the least, the largest number) of some columns."""
-
-
 class ColumnProducts(ProductOperator):
-    """Columns that a recipe computes from X, and what tables are asked for them."""
+    """Columns that a recipe computes from X, and what tables are asked for them; without a recipe, X itself."""
 
-    def __init__(self, source: MatrixSource | None, recipe: Recipe, rows: int):
-        self._source, self.recipe = source, recipe
-        ProductOperator.__init__(self, (rows, len(recipe.places)))
-
-    @property
-    def source(self) -> MatrixSource:
-        """X."""
-        assert self._source is not None, "X itself says so"
-        return self._source
+    def __init__(self, source: MatrixSource, recipe: Recipe | None = None):
+        self.source, self.recipe = source, recipe or Recipe.plain(len(source.columns))
+        super().__init__((source.products.shape[0], len(self.recipe.places)))
 
     @property
     def columns(self) -> list[str]:
         """The names of its columns: those of X that they are made of."""
-        return [self.source.all_columns[place] for place in self.recipe.places]
+        return [self.source.columns[place] for place in self.recipe.places]
 
     @property
     def preparation(self) -> Preparation:
@@ -85,7 +46,7 @@ class ColumnProducts(ProductOperator):
     @property
     def wire(self) -> str:
         """Precision of row arrays on the wire."""
-        return self.source.wire_name
+        return self.source.wire
 
     @property
     def numbers(self) -> NDArray[np.bool_]:
@@ -139,7 +100,7 @@ class ColumnProducts(ProductOperator):
             return self.times(wanted)
         columns = wanted[:, None] if wanted.ndim == 1 else wanted  # (d, k)
         slot = keeper.times(products, self.directions(columns))
-        found, shift = KeptArray(self.source, slot, (self.shape[0], *wanted.shape[1:])), self.recipe.shift @ wanted
+        found, shift = KeptArray(keeper, slot, (self.shape[0], *wanted.shape[1:])), self.recipe.shift @ wanted
         return found + shift if shift.any() else found
 
     def times(self, directions: ArrayLike) -> Array:
@@ -312,4 +273,4 @@ class ColumnProducts(ProductOperator):
             _ = each.basis  # PrivacyError if they are
         joined = (np.concatenate([getattr(each, name) for each in recipes]) for name in ("places", "scale", "shift"))
         places, scale, shift = joined
-        return ColumnProducts(self.source, Recipe(places, None, scale, shift), self.shape[0])
+        return ColumnProducts(self.source, Recipe(places, None, scale, shift))

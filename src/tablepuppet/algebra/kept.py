@@ -16,7 +16,7 @@ import hashlib
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -48,16 +48,20 @@ class Slot:
 
 
 class Keeper:
-    """Asks the parties of one table to keep vectors, and for sums and products of them."""
+    """Asks the parties of one table to keep vectors, and for sums and products of them.
 
-    def __init__(self, placement: Placement, alias: str):
+    ``owner`` is what keeps the session open for as long as a vector is used.
+    """
+
+    def __init__(self, placement: Placement, alias: str, owner: object):
         self.placement, self.alias, self.rows = placement, alias, len(placement.client.mapping)
+        self._owner = owner
         self._name, self._made, self._free = placement.client.new_name(), 0, list[int]()
         self._sent: OrderedDict[bytes, Slot] = OrderedDict()
         self._kept_times = "X @ V" if placement.plan == "parties" else "keep X @ V"  # by cost, others come here
 
     @classmethod
-    def of(cls, placement: Placement) -> Keeper | None:
+    def of(cls, placement: Placement, owner: object) -> Keeper | None:
         """That of a matrix; None if by its plan, or by its rows, no vectors stay at parties.
 
         Sums that are masked need a bound of what is added up, which such vectors have not.
@@ -66,7 +70,7 @@ class Keeper:
         if placement.plan not in ("parties", "cost") or len(tables) != 1 or placement.client.secured.parties:
             return None
         [(alias, table)] = tables.items()
-        return cls(placement, alias) if table.is_identity and placement.client.shards(alias) else None
+        return cls(placement, alias, owner) if table.is_identity and placement.client.shards(alias) else None
 
     def keeps(self, columns: int, sums: int | None) -> bool:
         """Whether X @ V, of so many columns, stays at the parties.
@@ -119,7 +123,7 @@ class Keeper:
     def function(self, name: str, operands: list[Slot | float | Array]) -> Slot:
         """Keep an elementwise function of vectors and numbers."""
         given, slot = [each.name if isinstance(each, Slot) else each for each in operands], self._slot()
-        values = dict(zip(("left", "right"), given, strict=False))
+        values: dict[str, Any] = dict(zip(("left", "right"), given, strict=False))
         self._ask(self._step("f(u)"), "matrix.keep_function", function=name, into=slot.name, **values)
         return slot
 
@@ -147,8 +151,9 @@ class Keeper:
     def _ask(self, step: PricedStep, op: str, products: TableProducts | None = None, **values: Any) -> Pending:
         """Ask the parties of the table for an op; for one with the rows of a matrix, ``products``."""
         run = self.placement.begin(step)
-        named = {} if products is None else {"encoding": products.ready()[self.alias]}
-        pending = self.placement.lou.ask(op, [self.alias], **named, **values)
+        if products is not None:
+            values["encoding"] = products.ready()[self.alias]
+        pending = self.placement.lou.ask(op, [self.alias], **values)
         self.placement.note(run, is_asked=True)
         return pending
 
@@ -157,14 +162,6 @@ class Keeper:
             self._free.append(self._made)
             self._made += 1
         return Slot(self._name, self._free.pop(), self._free)
-
-
-class HasKeeper(Protocol):
-    """A matrix whose rows vectors are of."""
-
-    @property
-    def keeper(self) -> Keeper | None:
-        """Who keeps its vectors."""
 
 
 def _collecting(name: str) -> Callable[..., Any]:
@@ -179,8 +176,7 @@ def _collecting(name: str) -> Callable[..., Any]:
 class KeptArray(NDArrayOperatorsMixin):
     """Numbers for every joined row, (N,) or (N, k), at the parties of their rows; an array for NumPy.
 
-    ``owner`` is the matrix that keeps the session open. ``np.asarray`` collects it. Parties keep a condition, whose
-    ``dtype`` is bool, as 0 and 1.
+    ``np.asarray`` collects it. Parties keep a condition, whose ``dtype`` is bool, as 0 and 1.
     """
 
     __hash__ = object.__hash__  # == is elementwise
@@ -189,15 +185,8 @@ class KeptArray(NDArrayOperatorsMixin):
     cumsum, argsort, round, tolist = map(_collecting, ("cumsum", "argsort", "round", "tolist"))
     astype, reshape, ravel = map(_collecting, ("astype", "reshape", "ravel"))
 
-    def __init__(self, owner: HasKeeper, slot: Slot, shape: tuple[int, ...], dtype: type = np.float64):
-        self._owner, self.slot, self.shape, self.dtype = owner, slot, shape, np.dtype(dtype)
-
-    @property
-    def keeper(self) -> Keeper:
-        """Who keeps it."""
-        found = self._owner.keeper
-        assert found is not None, "it has kept this"
-        return found
+    def __init__(self, keeper: Keeper, slot: Slot, shape: tuple[int, ...], dtype: type = np.float64):
+        self.keeper, self.slot, self.shape, self.dtype = keeper, slot, shape, np.dtype(dtype)
 
     @property
     def ndim(self) -> int:
@@ -293,13 +282,13 @@ class KeptArray(NDArrayOperatorsMixin):
 
     def copy(self) -> KeptArray:
         """The same numbers, which stay as they are when these are changed in place; nothing is asked."""
-        return KeptArray(self._owner, self.slot, self.shape, self.dtype.type)
+        return KeptArray(self.keeper, self.slot, self.shape, self.dtype.type)
 
     def function(self, name: str, *inputs: Any) -> KeptArray:
         """A function of `functions.py` of this and other arrays or numbers, at the parties."""
         shape = _shape(name, self, inputs)
         slot = self.keeper.function(name, [self._operand(name, each, shape) for each in inputs])
-        return KeptArray(self._owner, slot, shape, np.bool_ if name in CONDITIONS else np.float64)
+        return KeptArray(self.keeper, slot, shape, np.bool_ if name in CONDITIONS else np.float64)
 
     def _operand(self, name: str, given: Any, shape: tuple[int, ...]) -> Slot | float | Array:
         """What a function takes: a vector at the parties, a number, or a number for each of its columns."""
@@ -331,7 +320,7 @@ class KeptArray(NDArrayOperatorsMixin):
         slot = self._operand("add", given, given.shape)
         if given.ndim not in (1, 2) or len(given) != len(self) or not isinstance(slot, Slot):
             raise LearnError(f"an array of shape {given.shape} has no number for each of {len(self):,} joined rows")
-        return KeptArray(self._owner, slot, given.shape, np.bool_ if given.dtype == np.bool_ else np.float64)
+        return KeptArray(self.keeper, slot, given.shape, np.bool_ if given.dtype == np.bool_ else np.float64)
 
     def __array_function__(self, function: Any, types: Any, args: Any, settings: Any) -> Any:
         """NumPy's own functions: some at the parties, others after the vector was collected."""
