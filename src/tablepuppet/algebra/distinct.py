@@ -162,7 +162,7 @@ class DistinctRows:
         """Whether some group has fewer rows of a shard than its party adds up (``min_rows``), and not none."""
         products, joined = self._all, self.expanded(labels)
         for alias in products.tables:
-            table, least = products.mapping.tables[alias], products.placement.min_rows_by_party(alias)
+            table, least = products.mapping.tables[alias], products.placement.min_rows(alias)
             if any(least.values()) and products.local(alias) is None:
                 rows = counts_by(table, joined, groups) > 0
                 sizes = np.array([rows[shard.slice].sum(axis=0) for shard in table.shards])
@@ -173,7 +173,9 @@ class DistinctRows:
     def ask_means(self, labels: Labels, groups: int) -> Result:
         """Ask for the means of the joined rows of each group, (groups, d), by numbers of groups; NaN if it has none."""
         products, weights = self.products, self.weights
-        hidden = [a for a in products.tables if products.placement.min_rows(a)]  # of which every row has to be counted
+        hidden = [
+            a for a in products.tables if any(products.placement.min_rows(a).values())
+        ]  # of which every row has to be counted
         others = [a for a in products.tables if a not in hidden]
         asked = [products.ask_sums_by(labels, groups, others, weights)]
         if hidden:

@@ -70,10 +70,9 @@ def _cost(placement: Placement, asked: PricedStep) -> StepCost:
     first = sorted(there)
     trips, size, where = asked.trips if there else 0, 0, "here"
     if there:
-        where = "kept at parties" if asked.is_kept and not asked.trips else "at parties"
+        where = "at parties" if asked.trips else "kept at parties"
         size = asked.size(there, placement.sizes)
     try:
-        placement.check_collecting(asked)
         collected = placement.would_collect(asked, there)
     except PrivacyError as error:
         collected, where, trips, size = [], f"nowhere: policy rule {error.rule}", 0, 0

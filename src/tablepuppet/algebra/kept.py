@@ -22,13 +22,11 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike, NDArray
 
-from tablepuppet.algebra.functions import CONDITIONS, OF_ONE, OF_TWO
+from tablepuppet.algebra.functions import CONDITIONS, OF_ONE, OF_TWO, choose, clip, real_numbers
 from tablepuppet.algebra.placement import Placement, PricedStep
 from tablepuppet.algebra.products import Result, TableProducts
-from tablepuppet.arrays import are_within
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Pending
-from tablepuppet.party.arguments import LARGEST
 
 Array = NDArray[np.float64]
 SENT = 8  # arrays of the caller's own that parties keep for when they are used again
@@ -100,7 +98,7 @@ class Keeper:
         rows, sums = size.rows * columns * self.placement.wire_bytes, 8 * columns * size.shards
         down = {self._kept_times: width * sums, "send u": rows}.get(name, 0)
         up = {"u.sum()": sums, "X.T @ u": width * sums, "collect u": rows}.get(name, 0)
-        return PricedStep(name, {self.alias: down}, {self.alias: up}, int(up > 0), is_kept=True)
+        return PricedStep(name, {self.alias: down}, {self.alias: up}, int(up > 0))
 
     def times(self, products: TableProducts, directions: Array) -> Slot:
         """Keep X V; V is (d, k)."""
@@ -278,13 +276,13 @@ class KeptArray(NDArrayOperatorsMixin):
             return self._product(*inputs)
         if ufunc is np.positive:
             return self.copy()
-        return self.function(name, *inputs) if name in OF_ONE or name in OF_TWO else None
+        return self.elementwise(name, *inputs) if name in OF_ONE or name in OF_TWO else None
 
     def copy(self) -> KeptArray:
         """The same numbers, which stay as they are when these are changed in place; nothing is asked."""
         return KeptArray(self.keeper, self.slot, self.shape, self.dtype.type)
 
-    def function(self, name: str, *inputs: Any) -> KeptArray:
+    def elementwise(self, name: str, *inputs: Any) -> KeptArray:
         """A function of `functions.py` of this and other arrays or numbers, at the parties."""
         shape = _shape(name, self, inputs)
         slot = self.keeper.function(name, [self._operand(name, each, shape) for each in inputs])
@@ -294,12 +292,7 @@ class KeptArray(NDArrayOperatorsMixin):
         """What a function takes: a vector at the parties, a number, or a number for each of its columns."""
         if isinstance(given, KeptArray) and given.keeper is self.keeper:
             return given.slot
-        values = np.asarray(given)
-        if values.dtype.kind not in "biuf":
-            raise LearnError(f"np.{name} of a vector at parties takes real numbers")
-        values = values.astype(np.float64)
-        if not are_within(values, LARGEST):
-            raise LearnError(f"np.{name} of a vector at parties takes finite numbers up to {LARGEST:g}")
+        values = real_numbers(f"np.{name} of a vector at parties", given)
         if not values.ndim or (values.size == 1 and self.shape[0] != 1):
             return float(values.reshape(()))
         if values.ndim == len(shape) and len(values) == shape[0]:
@@ -369,29 +362,14 @@ def _dot(one: Any, two: Any) -> Any:
     return one * two if np.ndim(one) == 0 or np.ndim(two) == 0 else one @ two
 
 
-def _where(condition: Any, one: Any, two: Any) -> Any:
-    return _chosen(np.not_equal(condition, 0), one) + _chosen(np.equal(condition, 0), two)
-
-
-def _chosen(condition: Any, values: Any) -> Any:
-    """Values where a condition holds, else 0: what is not chosen does not matter, also if it is NaN."""
-    like = next((each for each in (condition, values) if isinstance(each, KeptArray)), None)
-    return np.where(condition, values, 0.0) if like is None else like.function("where", condition, values)
-
-
-def _clip(values: Any, least: Any = None, most: Any = None) -> Any:
-    found = values if least is None else np.maximum(values, least)
-    return found if most is None else np.minimum(found, most)
-
-
 _AT_PARTIES: dict[Any, Callable[..., Any]] = {
     np.sum: lambda values, axis=None: values.sum(axis),
     np.mean: lambda values, axis=None: values.mean(axis),
     np.count_nonzero: lambda values, axis=None: (values != 0).sum(axis),
     np.linalg.norm: _norm,
     np.dot: _dot,
-    np.where: _where,
-    np.clip: _clip,
+    np.where: choose,
+    np.clip: clip,
     np.shape: lambda values: values.shape,
     np.ndim: lambda values: values.ndim,
     np.size: lambda values: values.size,

@@ -60,9 +60,8 @@ class PricedStep:
     step: str
     down: Mapping[str, int]
     up: Mapping[str, int]
-    trips: int = 1
+    trips: int = 1  # 0: what is computed stays at the parties
     is_chosen: bool = True  # whether tables are multiplied with vectors of the caller's choice
-    is_kept: bool = False  # whether it is about a vector that stays at parties
     cells: frozenset[str] = frozenset()  # tables that answer with their cells, as products with unit vectors
     ops: Mapping[str, int] = field(default_factory=dict)  # that each shard of a table runs, if they are not one
 
@@ -289,9 +288,10 @@ class Placement:
                     "X.T @ U, or columns of one of the tables (rule secure_sum)",
                     rule="secure_sum",
                 )
-        if self.plan == "collect":
+        if self.plan == "collect" or asked.step == COLLECT:
             for alias in there:
                 self._check_values(asked.step, alias)
+        if self.plan == "collect":
             return list(there)
         found = []
         for alias in there:
@@ -319,11 +319,7 @@ class Placement:
         numbers, categories = len(self._encoding.numbers[alias]), len(self._encoding.categories[alias])
         return self.sizes[alias].rows * (numbers * self.wire_bytes + 4 * categories)
 
-    def min_rows(self, alias: str) -> int:
-        """The fewest rows of a table that all of its parties add up."""
-        return max(self.min_rows_by_party(alias).values(), default=0)
-
-    def min_rows_by_party(self, alias: str) -> dict[str, int]:
+    def min_rows(self, alias: str) -> dict[str, int]:
         """The fewest rows of a table that each of its parties adds up."""
         return {shard.party: shard.min_rows for shard in self._shards(alias)}
 
@@ -415,11 +411,6 @@ class Placement:
         """The step that collects the cells of tables."""
         cells = {alias: self.cell_bytes(alias) for alias in aliases}
         return PricedStep(COLLECT, dict.fromkeys(cells, 0), cells, is_chosen=False)
-
-    def check_collecting(self, asked: PricedStep) -> None:
-        """PrivacyError if a step collects cells that may not be collected."""
-        for alias in asked.up if asked.step == COLLECT else ():
-            self._check_values(asked.step, alias)
 
     def read(self, pending: Pending) -> Replies:
         """Read replies, and note what the trip has cost, if it is made now.

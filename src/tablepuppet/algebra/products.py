@@ -41,16 +41,20 @@ ByTable = Callable[[], dict[str, Any]]
 
 
 class Result:
-    """An array that was asked for; the first `read` makes the trip, unless another result's has."""
+    """An array that was asked for; the first `read` makes the trip, unless another result's has.
 
-    def __init__(self, finish: Callable[[], Array]):
+    ``is_flat``: of an array (n, 1) it is the column, (n,).
+    """
+
+    def __init__(self, finish: Callable[[], Array], is_flat: bool = False):
         self._finish: Callable[[], Array] | None = finish
-        self._found = np.empty(0)
+        self._found, self._is_flat = np.empty(0), is_flat
 
     def read(self) -> Array:
         """The array."""
         if self._finish is not None:
-            self._found = self._finish()
+            found = self._finish()
+            self._found = found[:, 0] if self._is_flat else found
             self._finish = None  # and with it the replies, and what was asked
         return self._found
 
@@ -210,14 +214,14 @@ class TableProducts:
         found[self._firsts[alias]] = counts
         return found
 
-    def _by_blocks(self, replies: ByTable, columns: int) -> Result:
+    def _by_blocks(self, replies: ByTable, columns: int, is_flat: bool = False) -> Result:
         def finish() -> Array:
             found = np.zeros((self.shape[1], columns))  # (d, k)
             for alias, sums in replies().items():
                 found[self.blocks[alias]] = sums
             return found
 
-        return Result(finish)
+        return Result(finish, is_flat)
 
     def ask_column_sums(self) -> Result:
         """Ask for the sums of columns, (d,)."""
@@ -234,8 +238,7 @@ class TableProducts:
             lambda alias, data: here(data, self.mapping.counts(alias).astype(np.float64)),
             lambda alias: {"sums": self.shape[0] * self.square(alias)},
         )  # fmt: skip
-        found = self._by_blocks(replies, 1)
-        return Result(lambda: found.read()[:, 0])
+        return self._by_blocks(replies, 1, is_flat=True)
 
     def row_largest(self, columns: NDArray[np.intp], scale: Array, shift: Array, with_places: bool = False) -> Largest:
         """The largest of ``scale * X[:, columns] + shift`` in every joined row, perhaps with its place; one trip."""
@@ -313,11 +316,11 @@ class TableProducts:
             found: dict[str, Any] = {}
             for alias in aliases:
                 if alias in here:
-                    found[alias] = _wide(compute(alias, here[alias]))
+                    found[alias] = wide(compute(alias, here[alias]))
                 elif reply in ("image", "places"):
-                    found[alias] = _wide(self._lou.concatenate(replies[alias], reply))  # in the wire's precision
+                    found[alias] = wide(self._lou.concatenate(replies[alias], reply))  # in the wire's precision
                 else:
-                    found[alias] = _wide(self._lou.add(replies[alias], reply))
+                    found[alias] = wide(self._lou.add(replies[alias], reply))
             return found
 
         return read
@@ -346,7 +349,7 @@ def counts_by(
     return np.asarray(total).reshape(table.rows, groups)
 
 
-def _wide(values: NDArray[Number]) -> NDArray[Number]:
+def wide(values: NDArray[Number]) -> NDArray[Number]:
     """With two dimensions."""
     return values[:, None] if values.ndim == 1 else values
 
