@@ -13,12 +13,12 @@ import duckdb
 import numpy as np
 
 import tablepuppet as tp
-from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.algebra.array import LazyArray
 
 SQL = "SELECT o.price, o.quantity, c.income, c.age FROM orders o JOIN customers c USING (customer_id)"
 
 
-def kmeans(matrix: RelationMatrix, k: int, rounds: int = 20, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def kmeans(matrix: LazyArray, k: int, rounds: int = 20, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """(centres (k, columns), the number of the nearest centre of every joined row)."""
     rng = np.random.default_rng(seed)
     nearest = rng.permutation(matrix.shape[0]) % (10 * k)  # the first centres are means of some random rows

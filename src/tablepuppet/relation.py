@@ -389,8 +389,9 @@ class Relation:
         where steps run: ``"parties"`` (there, and vectors stay there), ``"heuristic"`` (at parties), ``"collect"``
         (here) or ``"cost"``, the cheapest.
         """
-        from tablepuppet.algebra.matrix import RelationMatrix  # with SciPy, which takes a while to load
+        from tablepuppet.algebra.array import LazyArray  # with SciPy, which takes a while to load
         from tablepuppet.algebra.preparation import Preparation
+        from tablepuppet.algebra.source import MatrixSource
 
         if not isinstance(secure_sum, bool):
             raise LearnError(f"matrix: secure_sum is True or False, not {secure_sum!r}")
@@ -417,8 +418,8 @@ class Relation:
         else:
             like.preparation.check(self.client, self.query.features)
             encoding = like.preparation.encoding
-        found = RelationMatrix(rows.client, encoding, self.wire, rows, plan)
-        return found if like is None else found.made(like.preparation.recipe)
+        source = MatrixSource(rows.client, encoding, self.wire, rows, plan)
+        return LazyArray(source, None if like is None else like.preparation.recipe)
 
     def label(self) -> NDArray[Any]:
         """The label of every joined row, (joined rows,), in the order of `rows`: numbers, or class values of text.

@@ -276,7 +276,7 @@ def test_a_function_is_evaluated_once_at_base_rows(matrix: Any, monkeypatch: pyt
     messages = record_wire(monkeypatch)
     array @ np.ones(array.shape[1])
     sent = [message.request for message in messages if message.request.op == "matrix.apply"]
-    assert {request.table for request in sent} == set(matrix.blocks)
+    assert {request.table for request in sent} == set(matrix.source.blocks)
     for request in sent:
         assert {type(each) for step in request.arguments["steps"] for each in step} == {str, int}
     assert trips(messages) == 1
@@ -412,7 +412,7 @@ def test_an_array_knows_its_recipe(matrix: Any) -> None:
     array = np.tanh(matrix[:, ::2]) * 3
     assert isinstance(array == 1.0, LazyArray)
     assert {array: 1}[array] == 1
-    again = matrix._owner.matrix(like=array)
+    again = matrix.source.owner.matrix(like=array)
     agree(again.sum(axis=0), array.sum(axis=0))
     assert again.columns == array.columns
 
@@ -435,7 +435,7 @@ def test_what_needs_cells_says_so(tmp_path: Path) -> None:
         with pytest.raises(tp.LearnError, match=told) as found:
             call(matrix)
         assert "iscomplexobj" not in str(found.value)
-    with pytest.raises(AttributeError, match="'RelationMatrix' object has no attribute 'colums'"):
+    with pytest.raises(AttributeError, match="'LazyArray' object has no attribute 'colums'"):
         _ = matrix.colums
     with pytest.raises(tp.LearnError, match="ambiguous"):
         bool(matrix > 0)

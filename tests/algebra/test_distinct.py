@@ -109,7 +109,7 @@ def test_narrow_tables_are_asked_once(tmp_path: Path, monkeypatch: pytest.Monkey
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     x = matrix(tmp_path / "a", wire="float32")
-    messages, traffic = record_wire(monkeypatch), x.engine.traffic
+    messages, traffic = record_wire(monkeypatch), x.source.engine.traffic
     before = traffic.bytes
     tp.linalg.kmeans(x, k=10, runs=1, max_iter=5)
     sent, asked = traffic.bytes - before, directions(messages)
@@ -118,9 +118,9 @@ def test_narrow_tables_are_asked_once(tmp_path: Path, monkeypatch: pytest.Monkey
         ("m", "matrix.transposed_times"): 5 * 10, ("m", "rows.alike"): 1,
     }  # fmt: skip
     x = matrix(tmp_path / "b", wire="float32", plan="heuristic")
-    before = x.engine.traffic.bytes
+    before = x.source.engine.traffic.bytes
     tp.linalg.kmeans(x, k=10, runs=1, max_iter=5)
-    assert 10 * sent < x.engine.traffic.bytes - before
+    assert 10 * sent < x.source.engine.traffic.bytes - before
 
 
 def test_different_rows_are_not_merged(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def test_parties_keep_as_many_as_are_used(tmp_path: Path) -> None:
     for _ in range(50):
         u = u - 0.1 * y * u
     np.testing.assert_allclose(u.sum(), ((1 - 0.1 * y) ** 50 * (joined @ v)).sum(), rtol=1e-9)
-    assert x.keeper._made < 8
+    assert x.source.keeper._made < 8
     assert x.explain().steps["send u"].runs <= 2
 
 

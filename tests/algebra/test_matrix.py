@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tablepuppet as tp
-from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.algebra.array import LazyArray
+from tablepuppet.algebra.source import MatrixSource
 from tablepuppet.party.config import Limits
 from tests.learn.materialised import ALL, JOIN, Array, JoinedTable, shop
 from tests.relations import Message, Parties, World, federation, record_wire, worlds
@@ -27,11 +28,11 @@ SQL = f"SELECT {ALL} {JOIN}"
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 
 
-def dense(matrix: RelationMatrix, table: JoinedTable) -> Array:
+def dense(matrix: LazyArray, table: JoinedTable) -> Array:
     """The same matrix from raw rows; categories that are equally frequent may have changed places."""
     found = matrix.times(np.eye(matrix.shape[1]))
     assert [name.partition("=")[0] for name in matrix.columns] == [
-        name.partition("=")[0] for alias in matrix.blocks for name in table.names if name.startswith(f"{alias}.")
+        name.partition("=")[0] for alias in matrix.source.blocks for name in table.names if name.startswith(f"{alias}.")
     ]
     for source in {name.partition("=")[0] for name in matrix.columns}:
         here, there = (
@@ -43,7 +44,7 @@ def dense(matrix: RelationMatrix, table: JoinedTable) -> Array:
     return found
 
 
-def check(matrix: RelationMatrix, known: Array, seed: int) -> None:
+def check(matrix: LazyArray, known: Array, seed: int) -> None:
     """Every operation against NumPy, to 1e-9 of the largest number."""
     rng = np.random.default_rng(seed)
     rows, width = known.shape
@@ -175,11 +176,11 @@ def test_only_what_is_not_zero_is_asked(relation: tp.Relation, monkeypatch: pyte
     matrix.column_sums()
     messages = record_wire(monkeypatch)
     matrix.times(np.eye(matrix.shape[1])[0])
-    assert {message.request.table for message in messages} == {next(iter(matrix.blocks))}
+    assert {message.request.table for message in messages} == {next(iter(matrix.source.blocks))}
     messages.clear()
     matrix.times(np.eye(matrix.shape[1]))
     for message in messages:
-        block = matrix.blocks[message.request.table]
+        block = matrix.source.blocks[message.request.table]
         assert message.request.arguments["directions"].shape == (block.stop - block.start,) * 2
     messages.clear()
     assert not matrix.times(np.zeros((matrix.shape[1], 2))).any()
@@ -260,7 +261,7 @@ def test_other_rows_by_the_same_encoding(fed: tp.Federation) -> None:
     """A matrix may be that of other rows than the encoders were fitted on."""
     train, test = fed.sql(SQL).split(0.4)
     encoding = train.fit_encoding()
-    first, second = (RelationMatrix(each.client, encoding, each.wire) for each in (train, test))
+    first, second = (LazyArray(MatrixSource(each.client, encoding, each.wire)) for each in (train, test))
     known = JoinedTable(train, shop(3, together=True))
     assert first.columns == second.columns
     order = [known.names.index(name) for name in first.columns]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.algebra.array import LazyArray
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.service import Party
 from tests.learn.materialised import ALL, JOIN, shop
@@ -21,7 +21,7 @@ from tests.relations import record_wire
 SQL = "SELECT credit, open, region FROM cards"
 
 
-def matrix(party: Party, sql: str = SQL) -> RelationMatrix:
+def matrix(party: Party, sql: str = SQL) -> LazyArray:
     return federation(party).sql(sql).matrix()
 
 
@@ -111,7 +111,7 @@ def test_replies_are_no_rounds(tmp_path: Path) -> None:
     for _ in range(3):
         found.times(np.ones(5))
         found.transposed_times(np.ones(ROWS))
-    assert not +found.placement.client.outbox.replies
+    assert not +found.source.placement.client.outbox.replies
 
 
 @pytest.mark.parametrize("weighed", [1, 9, 10, 0])

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 
 import tablepuppet as tp
-from tablepuppet.algebra.matrix import RelationMatrix
+from tablepuppet.algebra.array import LazyArray
+from tablepuppet.algebra.source import MatrixSource
 from tablepuppet.jobs import make_learner
 from tablepuppet.learn.learners.estimator import Estimator
 from tablepuppet.learn.learners.network import NetworkLearner
@@ -55,7 +56,7 @@ def fed(tmp_path: Path) -> tp.Federation:
 JOIN = "FROM visits v JOIN people p ON v.person = p.id"
 
 
-def _nearest(matrix: RelationMatrix, centres: NDArray[Any]) -> NDArray[Any]:
+def _nearest(matrix: LazyArray, centres: NDArray[Any]) -> NDArray[Any]:
     """The nearest of the centres, (columns, k), by joined row."""
     return np.asarray(((centres**2).sum(axis=0) - 2 * matrix.times(centres)).argmin(axis=1))
 
@@ -71,20 +72,20 @@ def kmeans() -> type[Estimator]:
         rounds: int = setting(default=10, kind=COUNT, help="rounds")
 
         def _learn(self, relation: Relation) -> Held:
-            matrix = RelationMatrix(relation.client, self.encoding_, relation.wire)
+            matrix = LazyArray(MatrixSource(relation.client, self.encoding_, relation.wire))
             centres = np.random.default_rng(self.seed).normal(size=(matrix.shape[1], self.k))
             for number in range(self.rounds):
                 members = np.eye(self.k)[_nearest(matrix, centres)]  # (joined rows, k)
                 centres = matrix.transposed_times(members) / np.maximum(members.sum(axis=0), 1)
                 self.emit(relation, "progress", "fit", f"round {number + 1}", {"done": number + 1})
-            return Held({alias: centres[block] for alias, block in matrix.blocks.items()})
+            return Held({alias: centres[block] for alias, block in matrix.source.blocks.items()})
 
         def predict(self, relation: Relation) -> NDArray[Any]:
             """The nearest centre of every joined row."""
             self.check_relation(relation, "predict")
-            matrix = RelationMatrix(relation.client, self.encoding_, relation.wire)
+            matrix = LazyArray(MatrixSource(relation.client, self.encoding_, relation.wire))
             thetas = self.model_.parameters()
-            return _nearest(matrix, np.concatenate([thetas[alias] for alias in matrix.blocks]))
+            return _nearest(matrix, np.concatenate([thetas[alias] for alias in matrix.source.blocks]))
 
     return KMeans
 

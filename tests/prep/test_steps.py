@@ -294,7 +294,7 @@ def test_what_is_known_of_encoded_columns(seed: int, rows: int, items: int) -> N
         prep.Polynomial(columns=["x", "w"]),
     ]  # fmt: skip
     found = prepared(seed, steps, rows, items)
-    encoding = found.matrix.encoding
+    encoding = found.matrix.source.encoding
     means = np.concatenate([encoding.means(alias) for alias in encoding.numbers])
     squares = np.concatenate([encoding.squares(alias) for alias in encoding.numbers])
     close(means, found.features.mean())
@@ -332,12 +332,12 @@ def test_a_constant_is_only_centred() -> None:
 def test_inverse(name: str) -> None:
     """Scalings, logarithms and powers are undone."""
     found = prepared(3, [prep.Impute(), prep.Log(offset=50.0), prep.Power(2.0), prep.MinMax(columns=["x", "w"])])
-    values = found.matrix.encoding.inverse(f"s.{name}", found.features[f"s.{name}"])
+    values = found.matrix.source.encoding.inverse(f"s.{name}", found.features[f"s.{name}"])
     close(values, filled(found.column(name)))
     with pytest.raises(tp.LearnError, match="one category of several"):
-        found.matrix.encoding.inverse("s.c=0", [1.0])
+        found.matrix.source.encoding.inverse("s.c=0", [1.0])
     with pytest.raises(tp.LearnError, match=r"'s.y' is no encoded column"):
-        found.matrix.encoding.inverse("s.y", [1.0])
+        found.matrix.source.encoding.inverse("s.y", [1.0])
     assert not math.isnan(values.sum())
 
 

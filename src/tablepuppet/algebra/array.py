@@ -12,8 +12,7 @@ computed until a product, a sum or another number is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from numbers import Integral
 from typing import Any, NoReturn
 
@@ -24,13 +23,12 @@ from scipy.sparse.linalg import LinearOperator
 
 from tablepuppet.algebra.column_products import ColumnProducts
 from tablepuppet.algebra.explain import StepCosts, explain_array
-from tablepuppet.algebra.functions import OF_ONE, OF_TWO
+from tablepuppet.algebra.functions import OF_ONE, OF_TWO, choose, clip, real_numbers
 from tablepuppet.algebra.instead import INSTEAD, NEED_CELLS, NoArrayError, check_settings, refuse
 from tablepuppet.algebra.operator import ProductOperator, RowScaled
 from tablepuppet.algebra.recipes import Term, affine, composed
 from tablepuppet.algebra.row_ops import Largest
 from tablepuppet.errors import LearnError
-from tablepuppet.party.arguments import LARGEST
 from tablepuppet.prep.encode import encoder_names
 from tablepuppet.spelling import did_you_mean
 
@@ -84,10 +82,8 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
 
     def sum(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """Sums of columns (axis 0), of rows (axis 1) or of everything; one trip."""
-        if _axis(axis) == 1:
-            return _kept(self.times(np.ones(self.shape[1])), 1, keepdims)
-        found = self.column_sums()
-        return _kept(found, 0, keepdims) if _axis(axis) == 0 else _all(found.sum(), keepdims)
+        found = self.times(np.ones(self.shape[1])) if _axis(axis) == 1 else self.column_sums()
+        return _reduced(found, axis, keepdims)
 
     def mean(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """Means of columns (axis 0), of rows (axis 1) or of everything; one trip. LearnError if there are none."""
@@ -95,26 +91,22 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
         return self.sum(axis, keepdims) / count
 
     def _count(self, axis: int | None) -> int:
-        count = self.shape[0] * self.shape[1] if axis is None else self.shape[_axis(axis) or 0]
+        count = self.size if axis is None else self.shape[_axis(axis) or 0]
         if not count:
             raise LearnError(f"a relation without joined rows has no means, nor has one without columns: {self.shape}")
         return int(count)
 
     def var(self, axis: int | None = None, ddof: float = 0, keepdims: bool = False) -> Any:
         """Variances of columns (axis 0), of rows (axis 1) or of everything; one trip. ``ddof`` as in NumPy."""
-        count, which = self._count(axis), _axis(axis)
-        if which == 1:
-            means = self.mean(axis=1)
-            squares = np.square(self).sum(axis=1)
-            found = np.maximum(squares - count * means**2, 0.0) / (count - ddof)
-            return _kept(found, 1, keepdims)
-        sums, squares = self.ask_column_sums(), self.ask_column_squares()
-        if which == 0:
-            means = sums.read() / count
-            found = np.maximum(squares.read() - count * means**2, 0.0) / (count - ddof)
-            return _kept(found, 0, keepdims)
-        mean = float(sums.read().sum()) / count
-        return _all(max(float(squares.read().sum()) - count * mean**2, 0.0) / (count - ddof), keepdims)
+        count = self._count(axis)
+        if _axis(axis) == 1:
+            sums, squares = self.sum(axis=1), np.square(self).sum(axis=1)
+        else:
+            asked = self.ask_column_sums(), self.ask_column_squares()
+            sums, squares = (each.read() for each in asked)
+        if axis is None:
+            sums, squares = sums.sum(), squares.sum()
+        return _reduced(np.maximum(squares - count * (sums / count) ** 2, 0.0) / (count - ddof), axis, keepdims)
 
     def std(self, axis: int | None = None, ddof: float = 0, keepdims: bool = False) -> Any:
         """Standard deviations, as `var`."""
@@ -125,15 +117,13 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
 
         Of columns, and of everything, only where columns are public.
         """
-        if _axis(axis) == 1:
-            return _kept(-(-self)._row_largest().values, 1, keepdims)
-        return self._extreme(axis, keepdims, np.min)
+        return -(-self).max(axis, keepdims)
 
     def max(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """The largest number, as `min`."""
-        if _axis(axis) == 1:
-            return _kept(self._row_largest().values, 1, keepdims)
-        return self._extreme(axis, keepdims, np.max)
+        self._count(axis)
+        found = self._row_largest().values if _axis(axis) == 1 else self._ends().max(axis=0)
+        return _reduced(found, axis, keepdims, np.max)
 
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """The column of the least number of every row, the first if several have it; axis 1 only, one trip."""
@@ -146,18 +136,12 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
                 "argmin and argmax of X are those of rows, axis=1: along the other axis they are numbers of joined "
                 "rows, which no party has. Of one column write np.argmin(X[:, column])"
             )
-        return _kept(self._row_largest(with_places=True).places, 1, keepdims)
+        self._count(1)
+        return _reduced(self._row_largest(with_places=True).places, 1, keepdims)
 
     def _row_largest(self, with_places: bool = False) -> Largest:
-        self._count(1)
         products, pick = self.basis
         return products.row_largest(pick, self.recipe.scale, self.recipe.shift, with_places)
-
-    def _extreme(self, axis: int | None, keepdims: bool, which: Callable[..., Any]) -> Any:
-        self._count(axis)
-        ends = self._ends()  # (2, d)
-        found = which(ends, axis=0)
-        return _kept(found, 0, keepdims) if axis is not None else _all(which(found), keepdims)
 
     def _ends(self) -> Array:
         """The function of the least and the largest number of each column, (2, d)."""
@@ -173,10 +157,8 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
 
     def norm(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """Euclidean norms of columns (axis 0), of rows (axis 1), or the Frobenius norm; one trip."""
-        if _axis(axis) == 1:
-            return np.sqrt(np.maximum(np.square(self).sum(axis=1, keepdims=keepdims), 0.0))
-        found = self.ask_column_squares().read()
-        return _kept(np.sqrt(found), 0, keepdims) if axis is not None else _all(np.sqrt(found.sum()), keepdims)
+        found = np.square(self).sum(axis=1) if _axis(axis) == 1 else self.ask_column_squares().read()
+        return np.sqrt(np.maximum(_reduced(found, axis, keepdims), 0.0))
 
     # ---- columns and elements
 
@@ -193,7 +175,7 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
         places = self._places(chosen)
         if places.ndim == 0:
             return self[:, [int(places)]].times(np.ones(1))
-        return LazyArray(self.source, self.recipe.only(places), self.shape[0])
+        return LazyArray(self.source, self.recipe.only(places))
 
     def _places(self, chosen: Any) -> NDArray[np.intp]:
         if isinstance(chosen, str) or (
@@ -245,9 +227,9 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
             return _WITHIN_TWO[ufunc](*inputs)
         name = ufunc.__name__
         if name in OF_ONE:
-            return self._apply(name, self)
+            return self.elementwise(name, self)
         if name in OF_TWO:
-            return self._apply(name, *inputs)
+            return self.elementwise(name, *inputs)
         raise LearnError(
             f"np.{name} of X is not in the list of functions that parties evaluate: {', '.join((*OF_ONE, *OF_TWO))}"
         )
@@ -283,15 +265,14 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
 
     def clip(self, least: Any = None, most: Any = None) -> Any:
         """Numbers below ``least`` become that, those above ``most`` that."""
-        found: Any = self if least is None else np.maximum(self, least)
-        return found if most is None else np.minimum(found, most)
+        return clip(self, least, most)
 
-    def _apply(self, name: str, *inputs: Any) -> Any:
-        """An elementwise function of this array and perhaps another, a number or a row of numbers."""
-        operands = [_operand(each, self, name) for each in inputs]
-        if any(isinstance(each, RowNumbers) for each in operands):
-            return self._row_scaled(name, operands)
-        terms = [each for each in operands if not isinstance(each, RowNumbers)]
+    def elementwise(self, name: str, *inputs: Any) -> Any:
+        """A function of `functions.py` of this array and perhaps another, a number or a row of numbers."""
+        terms = [_operand(each, self, name) for each in inputs]
+        weights = next((each for each in terms if isinstance(each, np.ndarray) and each.ndim == 2), None)
+        if weights is not None:
+            return self._row_scaled(name, weights, is_last=terms[-1] is weights)
         second = terms[1] if len(terms) == 2 else -1.0 * np.ones(self.shape[1])
         recipe = affine(name, terms[0], second) or composed(name, terms, self.recipe.places, self.numbers)
         if not np.isfinite([recipe.scale, recipe.shift]).all():
@@ -300,14 +281,14 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
                 f"np.{name} of X is not finite in column {self.columns[bad[0]]!r}, which may be 0; choose columns "
                 "before, as in X[:, X.numbers]"
             )
-        return LazyArray(self.source, recipe, self.shape[0])
+        return LazyArray(self.source, recipe)
 
-    def _row_scaled(self, name: str, operands: Sequence[Any]) -> RowScaled:
-        weights = next(each for each in operands if isinstance(each, RowNumbers))
+    def _row_scaled(self, name: str, weights: Array, is_last: bool) -> RowScaled:
+        """A function of this array and a number per joined row, (N, 1)."""
         if name == "multiply":
-            return WeightedRows(self, weights.values)
-        if name == "divide" and operands[1] is weights and weights.values.all():
-            return WeightedRows(self, 1 / weights.values)
+            return RowScaled(self, weights[:, 0])
+        if name == "divide" and is_last and weights.all():
+            return RowScaled(self, 1 / weights[:, 0])
         refuse(f"np.{name} of X and a number per joined row", "w[:, None] * X, or a column in SELECT")
 
     def explain(self, vectors: int = 1) -> StepCosts:
@@ -320,45 +301,17 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
         return explain_array(self.source.placement, products, vectors, kept)
 
 
-class WeightedRows(RowScaled):
-    """``w[:, None] * X``: it has products, and says how sums are written with them."""
-
-    def __array_function__(self, function: Any, *_: Any) -> NoReturn:
-        raise NoArrayError(f"w[:, None] * X has products only, no np.{function.__name__}")
-
-    def __getattr__(self, name: str) -> Any:
-        if name in NEED_CELLS or hasattr(LazyArray, name):
-            raise NoArrayError(
-                f"w[:, None] * X has products only, no {name}: write X.T @ w for its sums of columns, "
-                "w * X.sum(axis=1) for those of rows"
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-
-
-@dataclass(frozen=True)
-class RowNumbers:
-    """A number per joined row, (N,)."""
-
-    values: Array
-
-
-def _operand(given: Any, like: LazyArray, name: str) -> Term | RowNumbers:
-    """What an elementwise function takes: an array of the same columns, a row of numbers, or a number per row."""
+def _operand(given: Any, like: LazyArray, name: str) -> Term:
+    """What a function takes: an array of the same columns, a row of numbers, or a number per joined row, (N, 1)."""
     if isinstance(given, LazyArray):
         if given.source is not like.source or not np.array_equal(given.recipe.places, like.recipe.places):
             refuse(f"np.{name} of two arrays that are not made of the same columns", "their product in SELECT")
         return given.recipe
     if isinstance(given, (LinearOperator, str)):
         raise LearnError(f"np.{name} of X takes numbers, not {type(given).__name__}")
-    values = np.asarray(given)
-    if values.dtype.kind not in "biuf":
-        raise LearnError(f"np.{name} of X takes real numbers")
-    values = values.astype(np.float64)
-    rows, width = like.shape
-    if not np.all(np.abs(values) <= LARGEST):
-        raise LearnError(f"np.{name} of X takes finite numbers up to {LARGEST:g}")
+    values, (rows, width) = real_numbers(f"np.{name} of X", given), like.shape
     if values.shape == (rows, 1) and rows != 1:
-        return RowNumbers(values[:, 0])
+        return values
     if values.shape in ((), (1,), (1, 1), (width,), (1, width)):
         return np.broadcast_to(values.reshape(-1) if values.size == 1 else values.reshape(width), (width,))
     if values.shape == (rows, width):
@@ -404,12 +357,11 @@ def _axis(axis: int | None) -> int | None:
     return axis % 2
 
 
-def _kept(found: NDArray[Any], axis: int, keepdims: bool) -> NDArray[Any]:
+def _reduced(found: Any, axis: int | None, keepdims: bool, whole: Callable[..., Any] = np.sum) -> Any:
+    """Numbers of columns or of rows in NumPy's shape; without an axis, the ``whole`` of those of columns."""
+    if axis is None:
+        return np.full((1, 1), whole(found)) if keepdims else float(whole(found))
     return np.expand_dims(found, axis) if keepdims else found
-
-
-def _all(found: Any, keepdims: bool) -> Any:
-    return np.full((1, 1), found) if keepdims else float(found)
 
 
 def _norm(values: Any, ord: Any = None, axis: int | None = None, keepdims: bool = False) -> Any:
@@ -430,14 +382,7 @@ def _count_nonzero(values: Any, axis: int | None = None, keepdims: bool = False)
 def _where(condition: Any, *branches: Any) -> Any:
     if len(branches) != 2:
         refuse("np.where of a condition alone", "np.where(condition, one, two)")
-    one, two = branches
-    return _chosen(np.not_equal(condition, 0), one) + _chosen(np.equal(condition, 0), two)
-
-
-def _chosen(condition: Any, values: Any) -> Any:
-    """Values where a condition holds, else 0: what is not chosen does not matter, also if it is NaN."""
-    like = next((each for each in (condition, values) if isinstance(each, LazyArray)), None)
-    return np.where(condition, values, 0.0) if like is None else like._apply("where", condition, values)
+    return choose(condition, *branches)
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -458,16 +403,10 @@ _WITHIN_TWO: dict[Any, Callable[..., Any]] = {
 }
 _ASKED_BY_NUMPY = frozenset({np.iscomplexobj, np.result_type})  # within functions that people call
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    np.sum: _method("sum"),
-    np.mean: _method("mean"),
-    np.var: _method("var"),
-    np.std: _method("std"),
-    np.min: _method("min"),
-    np.max: _method("max"),
+    getattr(np, name): _method(name) for name in ("sum", "mean", "var", "std", "min", "max", "argmin", "argmax")
+} | {
     np.amin: _method("min"),
     np.amax: _method("max"),
-    np.argmin: _method("argmin"),
-    np.argmax: _method("argmax"),
     np.clip: lambda values, a_min=None, a_max=None, **_: values.clip(a_min, a_max),
     np.dot: lambda one, two: one @ two,
     np.where: _where,

@@ -1,81 +1,43 @@
 """Products, sums and Gram matrices of columns that are computed from those of the joined matrix X.
 
-Column j is scale_j * f_j(X[:, places_j]) + shift_j (`preparation.py`). Tables are asked about f(X), or X itself; scale
+Column j is scale_j * f_j(X[:, places_j]) + shift_j (`recipes.py`). Tables are asked about f(X), or X itself; scale
 and shift are applied here. `array.py` is the interface for NumPy.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tablepuppet.algebra.derived import Derived, DerivedTable
-from tablepuppet.algebra.functions import Function
+from tablepuppet.algebra.derived import Derived
 from tablepuppet.algebra.gram import gram
-from tablepuppet.algebra.kept import Keeper, KeptArray
+from tablepuppet.algebra.kept import KeptArray
 from tablepuppet.algebra.nearest import Nearest
 from tablepuppet.algebra.operator import ProductOperator
-from tablepuppet.algebra.placement import Placement
-from tablepuppet.algebra.preparation import Preparation, Recipe
-from tablepuppet.algebra.products import Result, TableProducts, checked, checked_shape
+from tablepuppet.algebra.preparation import Preparation
+from tablepuppet.algebra.products import Result, TableProducts, checked, checked_shape, wide
+from tablepuppet.algebra.recipes import Recipe
+from tablepuppet.algebra.source import MatrixSource
 from tablepuppet.errors import LearnError, PrivacyError
-from tablepuppet.prep.encode import Encoding
-from tablepuppet.wire.engine import Engine
 
 Array = NDArray[np.float64]
 WIDEST, PART = 2000, 8  # columns of a Gram matrix of which a block is taken, and how many times those of the block
 BLOCK = 32  # columns that are multiplied at a time
 
 
-class MatrixSource(Protocol):
-    """X itself, as arrays that are made of it use it."""
-
-    products: TableProducts
-    placement: Placement
-    encoding: Encoding
-    engine: Engine
-    wire_name: str
-    all_columns: list[str]
-    is_number: NDArray[np.bool_]
-    groups: list[tuple[int, int]]
-
-    @property
-    def is_secure(self) -> bool:
-        """Whether sums over the shards of some table are masked."""
-
-    def derived_tables(
-        self, places: NDArray[np.intp], function: Function
-    ) -> tuple[dict[str, DerivedTable], NDArray[np.intp]]:
-        """(what tables must compute for a function of some columns, the position of each column in the result)."""
-
-    @property
-    def keeper(self) -> Keeper | None:
-        """Who keeps vectors at parties, if they stay there."""
-
-    def extremes(self, places: NDArray[np.intp]) -> tuple[Array, Array]:
-        """(the least, the largest number) of some columns."""
-
-
 class ColumnProducts(ProductOperator):
-    """Columns that a recipe computes from X, and what tables are asked for them."""
+    """Columns that a recipe computes from X, and what tables are asked for them; without a recipe, X itself."""
 
-    def __init__(self, source: MatrixSource | None, recipe: Recipe, rows: int):
-        self._source, self.recipe = source, recipe
-        ProductOperator.__init__(self, (rows, len(recipe.places)))
-
-    @property
-    def source(self) -> MatrixSource:
-        """X."""
-        assert self._source is not None, "X itself says so"
-        return self._source
+    def __init__(self, source: MatrixSource, recipe: Recipe | None = None):
+        self.source, self.recipe = source, recipe or Recipe.plain(len(source.columns))
+        super().__init__((source.products.shape[0], len(self.recipe.places)))
 
     @property
     def columns(self) -> list[str]:
         """The names of its columns: those of X that they are made of."""
-        return [self.source.all_columns[place] for place in self.recipe.places]
+        return [self.source.columns[place] for place in self.recipe.places]
 
     @property
     def preparation(self) -> Preparation:
@@ -85,7 +47,7 @@ class ColumnProducts(ProductOperator):
     @property
     def wire(self) -> str:
         """Precision of row arrays on the wire."""
-        return self.source.wire_name
+        return self.source.wire
 
     @property
     def numbers(self) -> NDArray[np.bool_]:
@@ -133,13 +95,10 @@ class ColumnProducts(ProductOperator):
         """A V, which stays at the parties where that is the plan; else as `times`. For ``sums`` see `Keeper.keeps`."""
         keeper, wanted = self.source.keeper, checked("V of X @ V", directions, self.shape[1], "columns")
         products, _ = self.basis
-        if keeper is None or not products.tables or not wanted.size:
+        if keeper is None or not products.tables or not wanted.size or not keeper.keeps(wanted[:1].size, sums):
             return self.times(wanted)
-        if not keeper.keeps(wanted[:1].size, sums):
-            return self.times(wanted)
-        columns = wanted[:, None] if wanted.ndim == 1 else wanted  # (d, k)
-        slot = keeper.times(products, self.directions(columns))
-        found, shift = KeptArray(self.source, slot, (self.shape[0], *wanted.shape[1:])), self.recipe.shift @ wanted
+        slot = keeper.times(products, self.directions(wide(wanted)))
+        found, shift = KeptArray(keeper, slot, (self.shape[0], *wanted.shape[1:])), self.recipe.shift @ wanted
         return found + shift if shift.any() else found
 
     def times(self, directions: ArrayLike) -> Array:
@@ -153,17 +112,16 @@ class ColumnProducts(ProductOperator):
     def ask_times(self, directions: ArrayLike) -> Result:
         """Ask for A V; a table is sent the columns of V that are not zero for it."""
         wanted = checked("V of X @ V", directions, self.shape[1], "columns")
-        columns = wanted[:, None] if wanted.ndim == 1 else wanted  # (d, k)
-        asked = self.basis[0].ask_times(self.directions(columns))
-        shift = self.recipe.shift @ columns  # (k,)
+        asked = self.basis[0].ask_times(self.directions(wide(wanted)))
+        shift = self.recipe.shift @ wide(wanted)  # (k,)
 
         def finish() -> Array:
             found = asked.read()  # (N, k)
             if shift.any():
                 found += shift
-            return found[:, 0] if wanted.ndim == 1 else found
+            return found
 
-        return Result(finish)
+        return Result(finish, is_flat=wanted.ndim == 1)
 
     def ask_nearest(self, centres: Array) -> Nearest:
         """Ask for the nearest of some centres, (k, d), of every joined row: where x c - |c|^2 / 2 is largest."""
@@ -195,30 +153,16 @@ class ColumnProducts(ProductOperator):
 
     def ask_transposed_times(self, values: ArrayLike | KeptArray) -> Result:
         """Ask for A^T U; U must not change before the result is read."""
-        if isinstance(values, KeptArray) and values.keeper is self.source.keeper and self.basis[0].tables:
-            return self._ask_kept_transposed_times(values)
+        products, has_shift = self.basis[0], self.recipe.shift.any()
+        if isinstance(values, KeptArray) and values.keeper is self.source.keeper and products.tables:
+            asked = values.keeper.ask_transposed_times(products, values.slot, values.columns)
+            kept = values.ask_sums() if has_shift else None
+            is_flat = values.ndim == 1
+            return Result(lambda: self.affine(asked.read(), kept.read() if kept else np.zeros(1)), is_flat)
         wanted = checked_shape("U of X.T @ U", values, self.shape[0], "joined rows")
-        columns = wanted[:, None] if wanted.ndim == 1 else wanted  # (N, k)
-        asked = self.basis[0].ask_transposed_times(columns)
-        sums = columns.sum(axis=0) if self.recipe.shift.any() else np.zeros(columns.shape[1])
-        flat = wanted.ndim == 1
-
-        def finish() -> Array:
-            found = self.affine(asked.read(), sums)
-            return found[:, 0] if flat else found
-
-        return Result(finish)
-
-    def _ask_kept_transposed_times(self, values: KeptArray) -> Result:
-        """Ask for A^T U, where U is at the parties."""
-        asked = values.keeper.ask_transposed_times(self.basis[0], values.slot, values.columns)
-        sums = values.ask_sums() if self.recipe.shift.any() else None
-
-        def finish() -> Array:
-            found = self.affine(asked.read(), np.zeros(1) if sums is None else np.atleast_1d(sums.read()))
-            return found[:, 0] if values.ndim == 1 else found
-
-        return Result(finish)
+        found = products.ask_transposed_times(wide(wanted))
+        sums = wide(wanted).sum(axis=0) if has_shift else np.zeros(1)
+        return Result(lambda: self.affine(found.read(), sums), is_flat=wanted.ndim == 1)
 
     def affine(self, found: Array, sums: Array) -> Array:
         """scale * (products of basis columns) + shift * (sums of what they were multiplied with), (d, k)."""
@@ -236,7 +180,7 @@ class ColumnProducts(ProductOperator):
     def ask_column_sums(self) -> Result:
         """Ask for the sums of columns."""
         asked, rows = self.basis[0].ask_column_sums(), np.full(1, float(self.shape[0]))
-        return Result(lambda: self.affine(asked.read()[:, None], rows)[:, 0])
+        return Result(lambda: self.affine(asked.read()[:, None], rows), is_flat=True)
 
     def ask_column_squares(self) -> Result:
         """Ask for the sums of the squares of columns."""
@@ -251,11 +195,6 @@ class ColumnProducts(ProductOperator):
             return np.asarray(np.maximum(found, 0.0))
 
         return Result(finish)
-
-    def ask_squared_norm(self) -> Result:
-        """Ask for the sum of the squares of all its numbers, (1,)."""
-        asked = self.ask_column_squares()
-        return Result(lambda: asked.read().sum(keepdims=True))
 
     def column_sums(self) -> Array:
         """The sum of every column over the joined rows, (d,); one trip."""
@@ -312,4 +251,4 @@ class ColumnProducts(ProductOperator):
             _ = each.basis  # PrivacyError if they are
         joined = (np.concatenate([getattr(each, name) for each in recipes]) for name in ("places", "scale", "shift"))
         places, scale, shift = joined
-        return ColumnProducts(self.source, Recipe(places, None, scale, shift), self.shape[0])
+        return ColumnProducts(self.source, Recipe(places, None, scale, shift))

@@ -31,16 +31,15 @@ class Derived(TableProducts):
             self._made[alias] = self._parts[alias].of(data)
         return None if data is None else self._made[alias]
 
-    def ready(self) -> None:
-        """Ask parties to apply the function, unless they have it."""
+    def ready(self) -> Mapping[str, str]:
+        """The name of the function at the parties, who are asked to apply it unless they have it."""
         name, is_kept = self.placement.slot(self._key)
-        self._ids = dict.fromkeys(self._parts, name)
-        if is_kept:
-            return
-        there = [alias for alias in self.tables if alias not in self.placement.collected]
-        by_alias = {alias: {"into": name, **self._parts[alias].arguments()} for alias in there}
-        self.placement.client.widths |= {(alias, name): self._parts[alias].width for alias in there}
-        self._lou.ask("matrix.apply", by_alias, by_alias=by_alias, encoding=self._encoding)
+        if not is_kept:
+            there = [alias for alias in self.tables if alias not in self.placement.collected]
+            by_alias = {alias: {"into": name, **self._parts[alias].arguments()} for alias in there}
+            self.placement.client.widths |= {(alias, name): self._parts[alias].width for alias in there}
+            self._lou.ask("matrix.apply", by_alias, by_alias=by_alias, encoding=self._encoding)
+        return dict.fromkeys(self._parts, name)
 
 
 class DerivedTable:

@@ -14,7 +14,6 @@ By the plans ``parties`` and ``heuristic`` every table computes at its parties, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -22,68 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.column_products import ColumnProducts
-from tablepuppet.algebra.nearest import Image, Nearest
-from tablepuppet.algebra.placement import PricedStep
-from tablepuppet.algebra.products import Result
+from tablepuppet.algebra.nearest import Nearest
+from tablepuppet.algebra.products import Result, TableProducts, counts_by
 from tablepuppet.arrays import Scalar
-from tablepuppet.mapping.table_mapping import SCATTER_CHUNK, Floats, Index, MappedTable
+from tablepuppet.mapping.table_mapping import Floats, Index, MappedTable, ShardRows, TableMapping
 from tablepuppet.operators.merged import MergedRows, merge
-from tablepuppet.pieces import on_all_cores, over_pieces, pieces
+from tablepuppet.pieces import over_pieces
 from tablepuppet.prep.alike import AlikeRows, first_of_each
 from tablepuppet.prep.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.integer[Any]]
 KEEPING = ("cost", "collect")  # plans by which cells are kept here
-
-
-@dataclass(frozen=True)
-class DistinctTable:
-    """A table's rows among which those of distinct rows are: all base rows, or the first of those that are alike."""
-
-    index: Index | None  # the place of each distinct row among them; None: its own
-    firsts: Index | None  # their places among base rows; None: all
-    base_rows: int
-    cells: EncodedTable | None  # of these rows
-
-    @classmethod
-    def of(cls, alias: str, table: MappedTable, merged: MergedRows | None, cells: Floats | None) -> DistinctTable:
-        """A table of a relation; ``cells`` are those of its base rows."""
-        if merged is None:
-            index, firsts = None if table.is_identity else table.index, None
-        else:
-            index, firsts = merged.groups[alias], merged.firsts[alias]
-        kept = None if cells is None else _cells(cells if firsts is None else cells[firsts])
-        return cls(index, firsts, table.rows, kept)
-
-    def chosen(self, image: Floats) -> Floats:
-        """Numbers of base rows, (n_i, k), as numbers of these rows."""
-        return image if self.firsts is None else image[self.firsts]
-
-    def spread(self, values: Array) -> Array:
-        """Numbers of these rows as numbers of base rows: 0 for those that others stand for."""
-        found = np.zeros((self.base_rows, values.shape[1]))
-        found[self.firsts] = values
-        return found
-
-    def counts_by(self, labels: Labels, groups: int, weights: Array | None) -> Array:
-        """How often each of these rows is joined within each group, (rows, groups)."""
-        rows = self.base_rows if self.firsts is None else len(self.firsts)
-        index = np.arange(rows) if self.index is None else self.index
-
-        def count(part: slice) -> NDArray[Any]:
-            pairs = index[part].astype(np.intp) * groups + labels[part]
-            return np.bincount(pairs, None if weights is None else weights[part], rows * groups)
-
-        found = on_all_cores(count, pieces(len(labels), size=max(SCATTER_CHUNK, 4 * rows * groups)))
-        return np.asarray(np.sum(found, axis=0), np.float64).reshape(rows, groups)
-
-    def sums_by(self, labels: Labels, groups: int, weights: Array | None) -> Array:
-        """Sums of cells over the joined rows of each group, (d_i, groups)."""
-        assert self.cells is not None, "its caller has looked"
-        if self.index is None and weights is None:
-            return self.cells.sums_by(labels, groups)
-        return self.cells.transposed_times(self.counts_by(labels, groups, weights))
 
 
 class DistinctRows:
@@ -93,16 +42,15 @@ class DistinctRows:
     """
 
     def __init__(self, array: ColumnProducts, directions: Array, most: int):
-        self._array, self._products, self._directions = array, array.basis[0], directions
-        products, placement = self._products, array.source.placement
+        self._array, self._all, self._directions = array, array.basis[0], directions
+        products, placement = self._all, array.source.placement
         self._narrow = [
             a
             for a in products.tables
             if placement.plan in KEEPING and products.width(a) <= most and not placement.is_secured(a)
         ]
         wanted = self._by_table(directions) if directions.size else {}
-        wanted |= {alias: np.eye(products.width(alias)) for alias in self._narrow}
-        self._first = products.ask_images(wanted, PricedStep.times(_widths(wanted), products))
+        self._first = products.ask_images(wanted | {alias: np.eye(products.width(alias)) for alias in self._narrow})
         self._collected = {a: data for a in products.tables if (data := products.local(a)) is not None}
         others = [a for a in products.tables if a not in self._narrow and a not in self._collected]
         self._alike = AlikeRows(placement.client, array.source.encoding, others)
@@ -110,34 +58,41 @@ class DistinctRows:
     def _by_table(self, columns: Array) -> dict[str, Array]:
         """V of A V by table."""
         directions = self._array.directions(columns)
-        return {alias: directions[self._products.blocks[alias]] for alias in self._products.tables}
+        return {alias: directions[self._all.blocks[alias]] for alias in self._all.tables}
 
     @cached_property
-    def _read(self) -> tuple[MergedRows | None, dict[str, DistinctTable], dict[str, Floats]]:
-        """(equal rows, if there are many; tables; images of the first directions, of tables without cells)."""
+    def _read(self) -> tuple[MergedRows | None, TableProducts, dict[str, Floats]]:
+        """(equal rows, if there are many; products over these rows; first images, of tables without cells)."""
         images: dict[str, Floats] = self._first()
-        merged, tables, narrow = self._merged(images), self._products.mapping.tables, self._narrow
-        found = {
-            a: DistinctTable.of(a, tables[a], merged, images.pop(a) if a in narrow else None)
-            for a in self._products.tables
-        }
-        return merged, found, {alias: found[alias].chosen(image) for alias, image in images.items()}
+        merged = self._merged(images)
+        cells = {alias: _cells(images.pop(alias)) for alias in self._narrow}
+        if merged is None:
+            return None, self._all.over(self._all.mapping, {}, cells), images
+        firsts = dict(merged.firsts)
+        tables = {a: MappedTable(groups, (ShardRows("", firsts[a], 0),)) for a, groups in merged.groups.items()}
+        cells = {alias: each.repeated(firsts[alias]) for alias, each in cells.items()}
+        return merged, self._all.over(TableMapping(tables, len(merged)), firsts, cells), images
 
     def _merged(self, images: Mapping[str, Floats]) -> MergedRows | None:
         alike = self._alike.read()
         if alike is None:
             return None
-        for alias in self._products.tables:
+        for alias in self._all.tables:
             if alias not in alike:
                 data = self._collected.get(alias)
                 places = first_of_each(_cells(images[alias]) if data is None else data)
                 if places is None:
                     return None
                 alike[alias] = places
-        return merge(self._products.mapping, alike)
+        return merge(self._all.mapping, alike)
 
     def __len__(self) -> int:
-        return self.joined if self._read[0] is None else len(self._read[0])
+        return self.products.shape[0]
+
+    @property
+    def products(self) -> TableProducts:
+        """Products over these rows."""
+        return self._read[1]
 
     @property
     def joined(self) -> int:
@@ -191,44 +146,25 @@ class DistinctRows:
 
     def projected(self) -> Array:
         """A V for the first directions, (rows, p)."""
-        _, tables, first = self._read
-        found = np.tile(self._array.recipe.shift @ self._directions, (len(self), 1))
-        images = []
-        for alias, directions in self._by_table(self._directions).items():
-            cells = tables[alias].cells
-            images.append(Image(tables[alias].index, first.pop(alias) if cells is None else cells.times(directions)))
-
-        def add(part: slice) -> None:
-            for image in images:
-                found[part] += image.of(part)
-
-        over_pieces(add, len(found), max(found.shape[1], 1))
+        _, products, images = self._read
+        wanted = self._by_table(self._directions)
+        images |= {alias: cells.times(wanted[alias]) for alias, cells in products.cells.items()}
+        found = products.gathered(images, self._directions.shape[1], {})
+        found += self._array.recipe.shift @ self._directions
         return found
 
     def ask_nearest(self, centres: Array) -> Nearest:
         """Ask for the nearest of some centres, (k, d), of every row."""
-        products, (_, tables, _), array = self._products, self._read, self._array
-        wanted = self._by_table(centres.T)
-        there = {alias: each for alias, each in wanted.items() if tables[alias].cells is None}
-        replies = products.ask_images(there, PricedStep.times(_widths(there), products)) if there else dict
-
-        def images() -> list[Image]:
-            found = {alias: tables[alias].chosen(image) for alias, image in replies().items()}
-            for alias, table in tables.items():
-                if table.cells is not None:
-                    found[alias] = table.cells.times(wanted[alias]).astype(array.wire)
-            return [Image(tables[alias].index, image) for alias, image in found.items()]
-
-        return Nearest(len(self), images, array.nearness(centres), self.weights)
+        array = self._array
+        return self.products.ask_nearest(array.directions(centres.T), array.nearness(centres), self.weights)
 
     def has_few(self, labels: Labels, groups: int) -> bool:
         """Whether some group has fewer rows of a shard than its party adds up (``min_rows``), and not none."""
-        products, joined = self._products, self.expanded(labels)
+        products, joined = self._all, self.expanded(labels)
         for alias in products.tables:
-            table, least = products.mapping.tables[alias], products.placement.min_rows_by_party(alias)
+            table, least = products.mapping.tables[alias], products.placement.min_rows(alias)
             if any(least.values()) and products.local(alias) is None:
-                pairs = table.index.astype(np.intp) * groups + joined
-                rows = (np.bincount(pairs, minlength=table.rows * groups) > 0).reshape(table.rows, groups)
+                rows = counts_by(table, joined, groups) > 0
                 sizes = np.array([rows[shard.slice].sum(axis=0) for shard in table.shards])
                 if np.any((sizes > 0) & (sizes < np.array([[least[shard.party]] for shard in table.shards]))):
                     return True
@@ -236,26 +172,19 @@ class DistinctRows:
 
     def ask_means(self, labels: Labels, groups: int) -> Result:
         """Ask for the means of the joined rows of each group, (groups, d), by numbers of groups; NaN if it has none."""
-        products, (_, tables, _), weights = self._products, self._read, self.weights
-        hidden = [a for a in tables if products.placement.min_rows(a)]  # of which every row has to be counted
-        here = [a for a, table in tables.items() if table.cells is not None and a not in hidden]
-        each = [a for a, table in tables.items() if a not in here and (a in hidden or table.firsts is None)]
-        some = {
-            a: table.spread(table.counts_by(labels, groups, weights))
-            for a, table in tables.items()
-            if a not in here and a not in each
-        }
-        asked = [products.ask_sums_by(self.expanded(labels), groups, each)] if each else []
-        asked += [products.ask_sums(some)] if some else []
+        products, weights = self.products, self.weights
+        hidden = [
+            a for a in products.tables if any(products.placement.min_rows(a).values())
+        ]  # of which every row has to be counted
+        others = [a for a in products.tables if a not in hidden]
+        asked = [products.ask_sums_by(labels, groups, others, weights)]
+        if hidden:
+            asked.append(self._all.ask_sums_by(self.expanded(labels), groups, hidden))
 
         def finish() -> Array:
-            sums = np.zeros((products.shape[1], groups))
-            for part in asked:
-                sums += part.read()
-            for alias in here:
-                sums[products.blocks[alias]] = tables[alias].sums_by(labels, groups, weights)
+            sums = sum(part.read() for part in asked)
             sizes = np.bincount(labels, weights, groups).astype(np.float64)
-            return np.asarray((self._array.affine(sums, sizes) / np.where(sizes, sizes, np.nan)).T)
+            return np.asarray((self._array.affine(np.asarray(sums), sizes) / np.where(sizes, sizes, np.nan)).T)
 
         return Result(finish)
 
@@ -263,7 +192,3 @@ class DistinctRows:
 def _cells(values: Floats) -> EncodedTable:
     """Cells as a table of numbers."""
     return EncodedTable(values.astype(np.float64), (), ())
-
-
-def _widths(directions: Mapping[str, Array]) -> dict[str, int]:
-    return {alias: each.shape[1] for alias, each in directions.items()}

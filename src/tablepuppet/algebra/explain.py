@@ -55,8 +55,8 @@ def explain_array(
     steps = [
         PricedStep.times(many, products), PricedStep.transposed(many, products), PricedStep.statistic("sums", products),
         PricedStep.statistic("squares", products), PricedStep.gram(products, weighted=False),
-        PricedStep.gram(products, weighted=True), PricedStep.extremes(products.tables, products),
-        PricedStep.extremes(products.tables, products, with_places=True),
+        PricedStep.gram(products, weighted=True), PricedStep.extremes(products),
+        PricedStep.extremes(products, with_places=True),
     ]  # fmt: skip
     steps = [each for each in steps if each.step not in {other.step for other in kept}] + list(kept)
     if products.tables:
@@ -70,10 +70,9 @@ def _cost(placement: Placement, asked: PricedStep) -> StepCost:
     first = sorted(there)
     trips, size, where = asked.trips if there else 0, 0, "here"
     if there:
-        where = "kept at parties" if asked.is_kept and not asked.trips else "at parties"
+        where = "at parties" if asked.trips else "kept at parties"
         size = asked.size(there, placement.sizes)
     try:
-        placement.check_collecting(asked)
         collected = placement.would_collect(asked, there)
     except PrivacyError as error:
         collected, where, trips, size = [], f"nowhere: policy rule {error.rule}", 0, 0

@@ -16,32 +16,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from tablepuppet.errors import PartyError
+from tablepuppet.arrays import are_within
+from tablepuppet.errors import LearnError, PartyError
+from tablepuppet.party.arguments import LARGEST
 
 Array = NDArray[np.float64]
 MOST_STEPS = 64
-FunctionName = Literal[
+OneName = Literal[
     "negative", "absolute", "sign", "square", "sqrt", "cbrt", "reciprocal", "exp", "expm1", "log", "log1p", "log2",
-    "log10", "sin", "cos", "tanh", "arctan", "floor", "ceil", "rint", "add", "subtract", "multiply", "divide", "power",
-    "minimum", "maximum", "greater", "greater_equal", "less", "less_equal", "equal", "not_equal", "where",
+    "log10", "sin", "cos", "tanh", "arctan", "floor", "ceil", "rint",
 ]  # fmt: skip
+ConditionName = Literal["greater", "greater_equal", "less", "less_equal", "equal", "not_equal"]
+TwoName = Literal["add", "subtract", "multiply", "divide", "power", "minimum", "maximum", ConditionName]
+FunctionName = Literal[OneName, TwoName, "where"]
 Operand = Annotated[int, Meta(ge=-MOST_STEPS, le=MOST_STEPS)]
 FunctionStep = tuple[FunctionName, Operand, Operand]
 FunctionSteps = Annotated[Sequence[FunctionStep], Meta(min_length=1, max_length=MOST_STEPS)]
-
-OF_ONE: Mapping[str, Any] = {
-    name: getattr(np, name)
-    for name in (
-        "negative", "absolute", "sign", "square", "sqrt", "cbrt", "reciprocal", "exp", "expm1", "log", "log1p", "log2",
-        "log10", "sin", "cos", "tanh", "arctan", "floor", "ceil", "rint",
-    )
-}  # fmt: skip
 
 
 def where(condition: Any, values: Any) -> Any:
@@ -49,14 +45,9 @@ def where(condition: Any, values: Any) -> Any:
     return np.where(condition, values, 0.0)
 
 
-CONDITIONS = frozenset({"greater", "greater_equal", "less", "less_equal", "equal", "not_equal"})
-OF_TWO: Mapping[str, Any] = {
-    name: getattr(np, name)
-    for name in (
-        "add", "subtract", "multiply", "divide", "power", "minimum", "maximum", "greater", "greater_equal", "less",
-        "less_equal", "equal", "not_equal",
-    )
-} | {"where": where}  # fmt: skip
+OF_ONE: Mapping[str, Any] = {name: getattr(np, name) for name in get_args(OneName)}
+OF_TWO: Mapping[str, Any] = {name: getattr(np, name) for name in get_args(TwoName)} | {"where": where}
+CONDITIONS = frozenset(get_args(ConditionName))
 RISING = frozenset(
     {"sqrt", "cbrt", "exp", "expm1", "log", "log1p", "log2", "log10", "tanh", "arctan", "sign", "floor", "ceil", "rint"}
 )
@@ -149,3 +140,30 @@ def check_steps(steps: Sequence[FunctionStep], constants: Array, columns: int) -
     for number, (_, *used) in enumerate(steps):
         if any(place > number or place < -len(constants) for place in used):
             raise PartyError("a step of a function uses a value that is not there yet")
+
+
+def real_numbers(what: str, given: Any) -> Array:
+    """What a function is given beside an array; LearnError unless these are numbers that parties take."""
+    values = np.asarray(given)
+    if values.dtype.kind not in "biuf":
+        raise LearnError(f"{what} takes real numbers")
+    if not are_within(values, LARGEST):
+        raise LearnError(f"{what} takes finite numbers up to {LARGEST:g}")
+    return values.astype(np.float64)
+
+
+def choose(condition: Any, one: Any, two: Any) -> Any:
+    """np.where of arrays whose numbers are at parties, which have a method ``elementwise``, and of others."""
+    return _chosen(np.not_equal(condition, 0), one) + _chosen(np.equal(condition, 0), two)
+
+
+def _chosen(condition: Any, values: Any) -> Any:
+    """Values where a condition holds, else 0: what is not chosen does not matter, also if it is NaN."""
+    like = next((each for each in (condition, values) if hasattr(each, "elementwise")), None)
+    return where(condition, values) if like is None else like.elementwise("where", condition, values)
+
+
+def clip(values: Any, least: Any = None, most: Any = None) -> Any:
+    """Numbers below ``least`` become that, those above ``most`` that."""
+    found = values if least is None else np.maximum(values, least)
+    return found if most is None else np.minimum(found, most)

@@ -5,16 +5,15 @@ X^T X  = [T_i^T (S_i^T S_j) T_j]_ij       S_i^T S_j counts how often two base ro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array
 
-from tablepuppet.algebra.placement import PricedStep, gram_order
+from tablepuppet.algebra.placement import PricedStep, Run, gram_order
 from tablepuppet.algebra.products import ByTable, TableProducts
-from tablepuppet.mapping.table_mapping import Floats, TableMapping
-from tablepuppet.operators.client import Pending
+from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
 from tablepuppet.prep.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
@@ -31,47 +30,42 @@ def gram(products: TableProducts, weights: Array | None = None) -> Array:
     found = np.zeros((products.shape[1], products.shape[1]))
     if not products.tables:
         return found
-    step, order = PricedStep.gram(products, weights is not None), gram_order(products)
-    within = _ask_blocks(products, weights, step)
-    sent = products.ask_images({alias: np.eye(products.width(alias)) for alias in order[:-1]}, step, is_part=True)
+    order = gram_order(products)
+    run = products.placement.begin(PricedStep.gram(products, weights is not None))
+    within = _ask_blocks(products, weights, run)
+    sent = products.ask_images({alias: np.eye(products.width(alias)) for alias in order[:-1]}, run)
     for alias, own in within().items():
-        found[products.blocks[alias], products.blocks[alias]] = own
+        found[products.blocks[alias], products.blocks[alias]] = own * products.shape[0]
     cells = sent()
     met = {}
     for place, alias in enumerate(order[1:], 1):
         parts = [_moved(products.mapping, other, alias, cells[other], weights) for other in order[:place]]
         met[alias] = np.concatenate(parts, axis=1)
-    for alias, sums in products.ask_table_sums(met, part_of=step)().items() if met else ():
+    for alias, sums in products.ask_table_sums(met, run)().items():
         others = np.concatenate([_places(products.blocks[other]) for other in order[: order.index(alias)]])
         found[products.blocks[alias], others] = sums
         found[others, products.blocks[alias]] = sums.T
     return found
 
 
-def _ask_blocks(products: TableProducts, weights: Array | None, step: PricedStep) -> ByTable:
-    """Ask for T_i^T diag(S_i^T w) T_i of all tables."""
-    rows, count = None, products.shape[0]
+def _ask_blocks(products: TableProducts, weights: Array | None, run: Run) -> ByTable:
+    """Ask for T_i^T diag(S_i^T w) T_i / N of all tables."""
+    op, bound, count = "matrix.gram", 1.0, products.shape[0]
+    rows = dict[str, Array]()
     if weights is not None:
+        op, bound = "matrix.weighted_gram", float(np.abs(weights).max(initial=0.0))
         rows = {alias: products.mapping.scatter_sum(alias, weights) for alias in products.tables}
-        bound = float(np.abs(weights).max(initial=0.0))
 
-    def ask(aliases: Iterable[str]) -> Pending:
-        if rows is None:
-            return products.placement.lou.ask(
-                "matrix.gram", aliases, by_alias=products.named_each(aliases),
-                bounds=lambda alias: {"gram": products.square(alias)}, joined_rows=count,
-            )  # fmt: skip
-        return products.placement.lou.ask(
-            "matrix.weighted_gram", aliases, rows, products.named_each(aliases),
-            bounds=lambda alias: {"gram": bound * products.square(alias)}, joined_rows=count,
-        )  # fmt: skip
+    def arguments(alias: str, shard: ShardRows) -> dict[str, Any]:
+        chosen = {"rows": products.cut(rows[alias], shard)} if rows else {}
+        return {"joined_rows": count, **chosen}
 
     def compute(alias: str, data: EncodedTable) -> Array:
-        given = products.mapping.counts(alias).astype(np.float64) if rows is None else rows[alias]
-        return data.gram(given) / count
+        return data.gram(rows[alias] if rows else products.mapping.counts(alias).astype(np.float64)) / count
 
-    replies = products.ask_tables(step, products.tables, ask, "gram", compute)
-    return lambda: {alias: gram * count for alias, gram in replies().items()}
+    return products.ask_tables(
+        run, op, "gram", products.tables, arguments, compute, lambda alias: {"gram": bound * products.square(alias)}
+    )
 
 
 def _moved(mapping: TableMapping, source: str, target: str, values: Floats, weights: Array | None = None) -> Array:

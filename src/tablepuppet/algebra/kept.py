@@ -16,19 +16,17 @@ import hashlib
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import ArrayLike, NDArray
 
-from tablepuppet.algebra.functions import CONDITIONS, OF_ONE, OF_TWO
+from tablepuppet.algebra.functions import CONDITIONS, OF_ONE, OF_TWO, choose, clip, real_numbers
 from tablepuppet.algebra.placement import Placement, PricedStep
 from tablepuppet.algebra.products import Result, TableProducts
-from tablepuppet.arrays import are_within
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Pending
-from tablepuppet.party.arguments import LARGEST
 
 Array = NDArray[np.float64]
 SENT = 8  # arrays of the caller's own that parties keep for when they are used again
@@ -48,16 +46,20 @@ class Slot:
 
 
 class Keeper:
-    """Asks the parties of one table to keep vectors, and for sums and products of them."""
+    """Asks the parties of one table to keep vectors, and for sums and products of them.
 
-    def __init__(self, placement: Placement, alias: str):
+    ``owner`` is what keeps the session open for as long as a vector is used.
+    """
+
+    def __init__(self, placement: Placement, alias: str, owner: object):
         self.placement, self.alias, self.rows = placement, alias, len(placement.client.mapping)
+        self._owner = owner
         self._name, self._made, self._free = placement.client.new_name(), 0, list[int]()
         self._sent: OrderedDict[bytes, Slot] = OrderedDict()
         self._kept_times = "X @ V" if placement.plan == "parties" else "keep X @ V"  # by cost, others come here
 
     @classmethod
-    def of(cls, placement: Placement) -> Keeper | None:
+    def of(cls, placement: Placement, owner: object) -> Keeper | None:
         """That of a matrix; None if by its plan, or by its rows, no vectors stay at parties.
 
         Sums that are masked need a bound of what is added up, which such vectors have not.
@@ -66,7 +68,7 @@ class Keeper:
         if placement.plan not in ("parties", "cost") or len(tables) != 1 or placement.client.secured.parties:
             return None
         [(alias, table)] = tables.items()
-        return cls(placement, alias) if table.is_identity and placement.client.shards(alias) else None
+        return cls(placement, alias, owner) if table.is_identity and placement.client.shards(alias) else None
 
     def keeps(self, columns: int, sums: int | None) -> bool:
         """Whether X @ V, of so many columns, stays at the parties.
@@ -83,43 +85,33 @@ class Keeper:
         size = self.rows * columns * placement.wire_bytes
         if placement.line.seconds(sums, 0) >= placement.line.seconds(0, 2 * size):
             return False
-        return not placement.would_collect(self._step(self._kept_times, is_chosen=True), [self.alias])
+        return not placement.would_collect(self._step(self._kept_times), [self.alias])
 
     def steps(self, products: TableProducts, vectors: int) -> list[PricedStep]:
         """What may be asked, for this number of vectors."""
-        width, size = products.width(self.alias), self.placement.sizes[self.alias]
-        rows = size.rows * vectors * self.placement.wire_bytes
-        return [
-            self._step(self._kept_times, down=8 * width * vectors * size.shards, is_chosen=True),
-            self._step("send u", down=rows, is_chosen=True),
-            self._step("f(u)", is_chosen=True),
-            self._step("u.sum()", up=8 * vectors * size.shards, is_chosen=True),
-            self._step("X.T @ u", up=8 * width * vectors * size.shards, is_chosen=True),
-            self._step("collect u", up=rows, is_chosen=True),
-        ]
+        width, names = products.width(self.alias), ("send u", "f(u)", "u.sum()", "X.T @ u", "collect u")
+        return [self._step(name, vectors, width) for name in (self._kept_times, *names)]
 
-    def _step(self, name: str, down: int = 0, up: int = 0, is_chosen: bool = False) -> PricedStep:
-        chosen = frozenset([self.alias] if is_chosen else [])
-        return PricedStep(name, {self.alias: down}, {self.alias: up}, int(up > 0), chosen, is_kept=True)
+    def _step(self, name: str, columns: int = 0, width: int = 0) -> PricedStep:
+        """A step on a vector of so many columns, over a matrix of this width."""
+        size = self.placement.sizes[self.alias]
+        rows, sums = size.rows * columns * self.placement.wire_bytes, 8 * columns * size.shards
+        down = {self._kept_times: width * sums, "send u": rows}.get(name, 0)
+        up = {"u.sum()": sums, "X.T @ u": width * sums, "collect u": rows}.get(name, 0)
+        return PricedStep(name, {self.alias: down}, {self.alias: up}, int(up > 0))
 
     def times(self, products: TableProducts, directions: Array) -> Slot:
         """Keep X V; V is (d, k)."""
-        size = 8 * directions.size * self.placement.sizes[self.alias].shards
-        step = self._step(self._kept_times, down=size, is_chosen=True)
-        self.placement.prepare(step)
-        products.ready()
-        found = self._keep("matrix.keep_times", **products.named(self.alias), directions=directions)
-        self.placement.queued(step)
-        return found
+        step, slot = self._step(self._kept_times, directions.shape[1], len(directions)), self._slot()
+        self._ask(step, "matrix.keep_times", products, into=slot.name, directions=directions)
+        return slot
 
     def send(self, values: Array) -> Slot:
         """Send numbers to be kept, (N,) or (N, k); numbers that were sent before are not sent again."""
         digest = hashlib.sha256(values.tobytes()).digest() + bytes(str(values.shape), "ascii")
         if digest not in self._sent:
-            step, slot = self._step("send u", values.size * self.placement.wire_bytes, is_chosen=True), self._slot()
-            self.placement.prepare(step)
-            self.placement.lou.ask("matrix.keep_rows", [self.alias], {self.alias: values}, into=slot.name)
-            self.placement.queued(step)
+            step, slot = self._step("send u", values[:1].size), self._slot()
+            self._ask(step, "matrix.keep_rows", rows={self.alias: values}, into=slot.name)
             self._sent[digest] = slot
             if len(self._sent) > SENT:
                 self._sent.popitem(last=False)
@@ -128,66 +120,46 @@ class Keeper:
 
     def function(self, name: str, operands: list[Slot | float | Array]) -> Slot:
         """Keep an elementwise function of vectors and numbers."""
-        step, given = self._step("f(u)"), [each.name if isinstance(each, Slot) else each for each in operands]
-        self.placement.prepare(step)
-        found = self._keep("matrix.keep_function", function=name, **dict(zip(("left", "right"), given, strict=False)))
-        self.placement.queued(step)
-        return found
+        given, slot = [each.name if isinstance(each, Slot) else each for each in operands], self._slot()
+        values: dict[str, Any] = dict(zip(("left", "right"), given, strict=False))
+        self._ask(self._step("f(u)"), "matrix.keep_function", function=name, into=slot.name, **values)
+        return slot
 
     def ask_sums(self, slot: Slot, columns: int) -> Result:
         """Ask for the sums of a vector's columns, (k,)."""
-        step = self._step("u.sum()", up=8 * columns * self.placement.sizes[self.alias].shards)
-        return self._summed(step, columns, "matrix.kept_sums", kept=slot.name)
+        pending = self._ask(self._step("u.sum()", columns), "matrix.kept_sums", kept=slot.name, vectors=columns)
+        return Result(lambda: self._sums(pending, columns))
 
     def ask_transposed_times(self, products: TableProducts, slot: Slot, columns: int) -> Result:
         """Ask for X^T u, (d, k)."""
-        shards = self.placement.sizes[self.alias].shards
-        step = self._step("X.T @ u", up=8 * products.width(self.alias) * columns * shards)
-        products.ready()
-        named = products.named(self.alias)
-        return self._summed(step, columns, "matrix.kept_transposed_times", kept=slot.name, **named)
+        step = self._step("X.T @ u", columns, products.width(self.alias))
+        pending = self._ask(step, "matrix.kept_transposed_times", products, kept=slot.name, vectors=columns)
+        return Result(lambda: self._sums(pending, columns))
+
+    def _sums(self, pending: Pending, columns: int) -> Array:
+        replies = self.placement.read(pending)[self.alias]
+        return self.placement.lou.add(replies, "sums").reshape(-1, columns)
 
     def collect(self, slot: Slot, columns: int) -> Array:
         """The vector itself, (N, k); one trip."""
-        step = self._step("collect u", up=self.rows * columns * self.placement.wire_bytes)
-        self.placement.prepare(step)
-        pending = self._ask("matrix.kept_rows", kept=slot.name, vectors=columns)
-        self.placement.queued(step)
+        pending = self._ask(self._step("collect u", columns), "matrix.kept_rows", kept=slot.name, vectors=columns)
         replies = self.placement.read(pending)[self.alias]
         return self.placement.lou.concatenate(replies, "image").astype(np.float64).reshape(self.rows, columns)
 
-    def _summed(self, step: PricedStep, columns: int, op: str, **values: Any) -> Result:
-        self.placement.prepare(step)
-        pending = self._ask(op, vectors=columns, **values)
-        self.placement.queued(step)
-
-        def finish() -> Array:
-            replies = self.placement.read(pending)[self.alias]
-            return self.placement.lou.add(replies, "sums").reshape(-1, columns)
-
-        return Result(finish)
-
-    def _keep(self, op: str, **values: Any) -> Slot:
-        slot = self._slot()
-        self._ask(op, into=slot.name, **values)
-        return slot
-
-    def _ask(self, op: str, **values: Any) -> Pending:
-        return self.placement.lou.ask(op, [self.alias], **values)
+    def _ask(self, step: PricedStep, op: str, products: TableProducts | None = None, **values: Any) -> Pending:
+        """Ask the parties of the table for an op; for one with the rows of a matrix, ``products``."""
+        run = self.placement.begin(step)
+        if products is not None:
+            values["encoding"] = products.ready()[self.alias]
+        pending = self.placement.lou.ask(op, [self.alias], **values)
+        self.placement.note(run, is_asked=True)
+        return pending
 
     def _slot(self) -> Slot:
         if not self._free:
             self._free.append(self._made)
             self._made += 1
         return Slot(self._name, self._free.pop(), self._free)
-
-
-class HasKeeper(Protocol):
-    """A matrix whose rows vectors are of."""
-
-    @property
-    def keeper(self) -> Keeper | None:
-        """Who keeps its vectors."""
 
 
 def _collecting(name: str) -> Callable[..., Any]:
@@ -202,8 +174,7 @@ def _collecting(name: str) -> Callable[..., Any]:
 class KeptArray(NDArrayOperatorsMixin):
     """Numbers for every joined row, (N,) or (N, k), at the parties of their rows; an array for NumPy.
 
-    ``owner`` is the matrix that keeps the session open. ``np.asarray`` collects it. Parties keep a condition, whose
-    ``dtype`` is bool, as 0 and 1.
+    ``np.asarray`` collects it. Parties keep a condition, whose ``dtype`` is bool, as 0 and 1.
     """
 
     __hash__ = object.__hash__  # == is elementwise
@@ -212,15 +183,8 @@ class KeptArray(NDArrayOperatorsMixin):
     cumsum, argsort, round, tolist = map(_collecting, ("cumsum", "argsort", "round", "tolist"))
     astype, reshape, ravel = map(_collecting, ("astype", "reshape", "ravel"))
 
-    def __init__(self, owner: HasKeeper, slot: Slot, shape: tuple[int, ...], dtype: type = np.float64):
-        self._owner, self.slot, self.shape, self.dtype = owner, slot, shape, np.dtype(dtype)
-
-    @property
-    def keeper(self) -> Keeper:
-        """Who keeps it."""
-        found = self._owner.keeper
-        assert found is not None, "it has kept this"
-        return found
+    def __init__(self, keeper: Keeper, slot: Slot, shape: tuple[int, ...], dtype: type = np.float64):
+        self.keeper, self.slot, self.shape, self.dtype = keeper, slot, shape, np.dtype(dtype)
 
     @property
     def ndim(self) -> int:
@@ -312,28 +276,23 @@ class KeptArray(NDArrayOperatorsMixin):
             return self._product(*inputs)
         if ufunc is np.positive:
             return self.copy()
-        return self.function(name, *inputs) if name in OF_ONE or name in OF_TWO else None
+        return self.elementwise(name, *inputs) if name in OF_ONE or name in OF_TWO else None
 
     def copy(self) -> KeptArray:
         """The same numbers, which stay as they are when these are changed in place; nothing is asked."""
-        return KeptArray(self._owner, self.slot, self.shape, self.dtype.type)
+        return KeptArray(self.keeper, self.slot, self.shape, self.dtype.type)
 
-    def function(self, name: str, *inputs: Any) -> KeptArray:
+    def elementwise(self, name: str, *inputs: Any) -> KeptArray:
         """A function of `functions.py` of this and other arrays or numbers, at the parties."""
         shape = _shape(name, self, inputs)
         slot = self.keeper.function(name, [self._operand(name, each, shape) for each in inputs])
-        return KeptArray(self._owner, slot, shape, np.bool_ if name in CONDITIONS else np.float64)
+        return KeptArray(self.keeper, slot, shape, np.bool_ if name in CONDITIONS else np.float64)
 
     def _operand(self, name: str, given: Any, shape: tuple[int, ...]) -> Slot | float | Array:
         """What a function takes: a vector at the parties, a number, or a number for each of its columns."""
         if isinstance(given, KeptArray) and given.keeper is self.keeper:
             return given.slot
-        values = np.asarray(given)
-        if values.dtype.kind not in "biuf":
-            raise LearnError(f"np.{name} of a vector at parties takes real numbers")
-        values = values.astype(np.float64)
-        if not are_within(values, LARGEST):
-            raise LearnError(f"np.{name} of a vector at parties takes finite numbers up to {LARGEST:g}")
+        values = real_numbers(f"np.{name} of a vector at parties", given)
         if not values.ndim or (values.size == 1 and self.shape[0] != 1):
             return float(values.reshape(()))
         if values.ndim == len(shape) and len(values) == shape[0]:
@@ -354,7 +313,7 @@ class KeptArray(NDArrayOperatorsMixin):
         slot = self._operand("add", given, given.shape)
         if given.ndim not in (1, 2) or len(given) != len(self) or not isinstance(slot, Slot):
             raise LearnError(f"an array of shape {given.shape} has no number for each of {len(self):,} joined rows")
-        return KeptArray(self._owner, slot, given.shape, np.bool_ if given.dtype == np.bool_ else np.float64)
+        return KeptArray(self.keeper, slot, given.shape, np.bool_ if given.dtype == np.bool_ else np.float64)
 
     def __array_function__(self, function: Any, types: Any, args: Any, settings: Any) -> Any:
         """NumPy's own functions: some at the parties, others after the vector was collected."""
@@ -403,29 +362,14 @@ def _dot(one: Any, two: Any) -> Any:
     return one * two if np.ndim(one) == 0 or np.ndim(two) == 0 else one @ two
 
 
-def _where(condition: Any, one: Any, two: Any) -> Any:
-    return _chosen(np.not_equal(condition, 0), one) + _chosen(np.equal(condition, 0), two)
-
-
-def _chosen(condition: Any, values: Any) -> Any:
-    """Values where a condition holds, else 0: what is not chosen does not matter, also if it is NaN."""
-    like = next((each for each in (condition, values) if isinstance(each, KeptArray)), None)
-    return np.where(condition, values, 0.0) if like is None else like.function("where", condition, values)
-
-
-def _clip(values: Any, least: Any = None, most: Any = None) -> Any:
-    found = values if least is None else np.maximum(values, least)
-    return found if most is None else np.minimum(found, most)
-
-
 _AT_PARTIES: dict[Any, Callable[..., Any]] = {
     np.sum: lambda values, axis=None: values.sum(axis),
     np.mean: lambda values, axis=None: values.mean(axis),
     np.count_nonzero: lambda values, axis=None: (values != 0).sum(axis),
     np.linalg.norm: _norm,
     np.dot: _dot,
-    np.where: _where,
-    np.clip: _clip,
+    np.where: choose,
+    np.clip: clip,
     np.shape: lambda values: values.shape,
     np.ndim: lambda values: values.ndim,
     np.size: lambda values: values.size,

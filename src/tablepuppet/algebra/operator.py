@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse.linalg import LinearOperator
 
+from tablepuppet.algebra.instead import NoArrayError
 from tablepuppet.algebra.kept import KeptArray
 from tablepuppet.errors import LearnError
 
@@ -153,6 +154,15 @@ class RowScaled(ProductOperator):
         if len(given) != self.shape[0]:
             return self.operator.transposed_times(given)  # which says what does not fit
         return self.operator.transposed_times(given * (self.weights if given.ndim == 1 else self.weights[:, None]))
+
+    def __array_function__(self, function: Any, *_: Any) -> NoReturn:
+        raise NoArrayError(f"w[:, None] * X has products only, no np.{function.__name__}")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NoArrayError(
+            f"w[:, None] * X has products only, no {name}: write X.T @ w for its sums of columns, w * X.sum(axis=1) "
+            "for those of rows"
+        )
 
 
 def _refuse_number(product: str) -> Any:

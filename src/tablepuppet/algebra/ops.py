@@ -1,4 +1,4 @@
-"""What a shard computes for its part of the joined matrix X; `matrix.py` is the coordinator's half.
+"""What a shard computes for its part of the joined matrix X; `products.py` is the coordinator's half.
 
 T (rows x width) are the shard's encoded rows, w counts how often each of them is joined, N counts the joined rows:
 

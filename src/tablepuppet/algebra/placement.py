@@ -60,16 +60,10 @@ class PricedStep:
     step: str
     down: Mapping[str, int]
     up: Mapping[str, int]
-    trips: int = 1
-    chosen: frozenset[str] = frozenset()  # tables that are multiplied with vectors of the caller's choice
-    is_kept: bool = False  # whether it is about a vector that stays at parties
+    trips: int = 1  # 0: what is computed stays at the parties
+    is_chosen: bool = True  # whether tables are multiplied with vectors of the caller's choice
     cells: frozenset[str] = frozenset()  # tables that answer with their cells, as products with unit vectors
     ops: Mapping[str, int] = field(default_factory=dict)  # that each shard of a table runs, if they are not one
-
-    @property
-    def bytes(self) -> int:
-        """Of arrays, both ways."""
-        return sum(self.down.values()) + sum(self.up.values())
 
     def size(self, aliases: Iterable[str], sizes: Mapping[str, TableSize]) -> int:
         """The bytes that move for some of its tables."""
@@ -79,54 +73,58 @@ class PricedStep:
     @classmethod
     def times(cls, vectors: Mapping[str, int], products: ByTables) -> PricedStep:
         """X @ V, with so many vectors for each table."""
-        sizes = products.placement.sizes
-        down = {a: 8 * products.width(a) * k * sizes[a].shards for a, k in vectors.items()}
-        up = {a: sizes[a].rows * k * products.placement.wire_bytes for a, k in vectors.items()}
-        return cls("X @ V", down, up, int(bool(vectors)), frozenset(vectors))
+        by_column, by_row = _sizes(vectors, products)
+        return cls("X @ V", by_column, by_row)
 
     @classmethod
     def transposed(cls, vectors: Mapping[str, int], products: ByTables) -> PricedStep:
         """X.T @ U."""
-        sizes = products.placement.sizes
-        down = {a: sizes[a].rows * k * products.placement.wire_bytes for a, k in vectors.items()}
-        up = {a: 8 * products.width(a) * k * sizes[a].shards for a, k in vectors.items()}
-        return cls("X.T @ U", down, up, int(bool(vectors)), frozenset(vectors))
+        by_column, by_row = _sizes(vectors, products)
+        return cls("X.T @ U", by_row, by_column)
 
     @classmethod
-    def extremes(cls, aliases: Iterable[str], products: ByTables, with_places: bool = False) -> PricedStep:
+    def extremes(
+        cls, products: ByTables, with_places: bool = False, aliases: Iterable[str] | None = None
+    ) -> PricedStep:
         """The least or largest number of every row, of some tables; or its place, which needs the number too."""
-        sizes, asked = products.placement.sizes, 2 if with_places else 1
-        down = {alias: asked * 24 * products.width(alias) * sizes[alias].shards for alias in aliases}
-        place = {alias: np.min_scalar_type(products.width(alias)).itemsize if with_places else 0 for alias in down}
-        up = {alias: sizes[alias].rows * (products.placement.wire_bytes + place[alias]) for alias in down}
+        asked = 2 if with_places else 1
+        by_column, up = _sizes(dict.fromkeys(products.tables if aliases is None else aliases, 1), products)
+        if with_places:
+            for alias in up:
+                place = np.min_scalar_type(products.width(alias)).itemsize
+                up[alias] += products.placement.sizes[alias].rows * place
+        down = {alias: asked * 3 * size for alias, size in by_column.items()}  # places, scales and shifts
         step = "X.argmax(axis=1)" if with_places else "X.max(axis=1)"
-        return cls(step, down, up, int(bool(up)), frozenset(up), ops=dict.fromkeys(up, asked))
+        return cls(step, down, up, ops=dict.fromkeys(up, asked))
 
     @classmethod
     def statistic(cls, kind: str, products: ByTables) -> PricedStep:
         """Sums of columns, or of their squares."""
-        sizes = products.placement.sizes
-        up = {alias: 8 * products.width(alias) * sizes[alias].shards for alias in products.tables}
-        step = "X.sum(axis=0)" if kind == "sums" else "(X * X).sum(axis=0)"
-        return cls(step, dict.fromkeys(up, 0), up, int(bool(up)), frozenset(up))
+        up, _ = _sizes(dict.fromkeys(products.tables, 1), products)
+        return cls("X.sum(axis=0)" if kind == "sums" else "(X * X).sum(axis=0)", dict.fromkeys(up, 0), up)
 
     @classmethod
     def gram(cls, products: ByTables, weighted: bool) -> PricedStep:
         """X.T @ X: blocks within tables, then cells of narrow ones to wide ones."""
-        sizes, wire = products.placement.sizes, products.placement.wire_bytes
         order = gram_order(products)
-        up = {alias: 8 * products.width(alias) ** 2 * sizes[alias].shards for alias in order}
-        down = {alias: sizes[alias].rows * wire if weighted else 0 for alias in order}
-        for place, alias in enumerate(order):
-            width, before = products.width(alias), sum(products.width(each) for each in order[:place])
-            if place < len(order) - 1:
-                down[alias] += 8 * width**2 * sizes[alias].shards
-                up[alias] += sizes[alias].rows * width * wire
-            down[alias] += sizes[alias].rows * before * wire
-            up[alias] += 8 * width * before * sizes[alias].shards
+        by_column, by_row = _sizes(dict.fromkeys(order, 1), products)
+        down, up, ops = dict.fromkeys(order, 0), dict.fromkeys(order, 0), dict.fromkeys(order, 1)
+        before = 0  # columns of the tables whose cells a table is sent
+        for alias in order:
+            width, is_last = products.width(alias), alias == order[-1]
+            down[alias] = by_row[alias] * (before + weighted) + (0 if is_last else width * by_column[alias])
+            up[alias] = by_column[alias] * (before + width) + (0 if is_last else width * by_row[alias])
+            ops[alias] += (not is_last) + (before > 0)
+            before += width
         name = "X.T @ (w[:, None] * X)" if weighted else "X.T @ X"
-        ops = {alias: 1 + (place < len(order) - 1) + (place > 0) for place, alias in enumerate(order)}
-        return cls(name, down, up, min(len(order), 2), frozenset(order), cells=frozenset(order[:-1]), ops=ops)
+        return cls(name, down, up, min(len(order), 2), cells=frozenset(order[:-1]), ops=ops)
+
+
+def _sizes(vectors: Mapping[str, int], products: ByTables) -> tuple[dict[str, int], dict[str, int]]:
+    """By table, the bytes of vectors with a number for each column, at every shard; of those with one for each row."""
+    sizes, wire = products.placement.sizes, products.placement.wire_bytes
+    by_column = {alias: 8 * products.width(alias) * count * sizes[alias].shards for alias, count in vectors.items()}
+    return by_column, {alias: sizes[alias].rows * count * wire for alias, count in vectors.items()}
 
 
 def gram_order(products: ByTables) -> list[str]:
@@ -167,13 +165,21 @@ class CostSoFar:
     seconds: float = 0.0
 
 
+@dataclass
+class Run:
+    """A step that is asked for now, by one op or several, one after another: it counts with the first."""
+
+    step: PricedStep
+    is_counted: bool = False
+
+
 @dataclass(frozen=True)
 class OnTheWay:
-    """A step whose ops are queued for the trip after ``trips``; ``is_part`` if an earlier op was the run's first."""
+    """An op of a step that is queued for the trip after ``trips``; with the first op of a run the run is counted."""
 
     step: PricedStep
     trips: int
-    is_part: bool
+    is_first: bool
 
 
 @dataclass
@@ -235,21 +241,22 @@ class Placement:
             self._row_sums[alias] = RowSums(self.client.mapping.tables[alias])
         return self._row_sums[alias]
 
-    def prepare(self, asked: PricedStep) -> None:
+    def begin(self, asked: PricedStep) -> Run:
         """Collect what the plan collects before this step; PrivacyError if no plan is left that policies allow."""
         there = [alias for alias in asked.up if alias not in self.collected]
         chosen = self.would_collect(asked, there)
         self._spent += self._cost(asked, there)
         if chosen:
             self._collect(chosen)
+        return Run(asked)
 
-    def queued(self, asked: PricedStep, is_part: bool = False) -> None:
-        """Note that ops of a step travel with the next trip; ``is_part``: others of the same run did before."""
-        self._on_the_way.append(OnTheWay(asked, self.client.engine.traffic.trips, is_part))
-
-    def ran_here(self, asked: PricedStep) -> None:
-        """Note a step that nobody was asked for."""
-        self._cost_of(asked).runs += 1
+    def note(self, run: Run, is_asked: bool) -> None:
+        """Note an op of a run: it travels with the next trip, or nobody was asked for it."""
+        is_first, run.is_counted = not run.is_counted, True
+        if is_asked:
+            self._on_the_way.append(OnTheWay(run.step, self.client.engine.traffic.trips, is_first))
+        else:
+            self._cost_of(run.step).runs += is_first
 
     def measured(self, step: str) -> CostSoFar:
         """What steps of a kind have cost so far."""
@@ -265,7 +272,7 @@ class Placement:
         sent = [each for each in self._on_the_way if each.trips < trips]
         self._on_the_way = [each for each in self._on_the_way if each.trips == trips]
         for each in sent:
-            self._cost_of(each.step).runs += not each.is_part
+            self._cost_of(each.step).runs += each.is_first
         return sent
 
     def would_collect(self, asked: PricedStep, there: Sequence[str]) -> list[str]:
@@ -281,13 +288,14 @@ class Placement:
                     "X.T @ U, or columns of one of the tables (rule secure_sum)",
                     rule="secure_sum",
                 )
-        if self.plan == "collect":
+        if self.plan == "collect" or asked.step == COLLECT:
             for alias in there:
                 self._check_values(asked.step, alias)
+        if self.plan == "collect":
             return list(there)
         found = []
         for alias in there:
-            forbids = self._forbids_products(alias) if alias in asked.chosen else None
+            forbids = self._forbids_products(alias) if asked.is_chosen else None
             if forbids is not None:
                 if self.plan != "cost" or self._forbids_values(alias):
                     raise self._refusal(asked.step, alias, forbids)
@@ -311,11 +319,7 @@ class Placement:
         numbers, categories = len(self._encoding.numbers[alias]), len(self._encoding.categories[alias])
         return self.sizes[alias].rows * (numbers * self.wire_bytes + 4 * categories)
 
-    def min_rows(self, alias: str) -> int:
-        """The fewest rows of a table that all of its parties add up."""
-        return max(self.min_rows_by_party(alias).values(), default=0)
-
-    def min_rows_by_party(self, alias: str) -> dict[str, int]:
+    def min_rows(self, alias: str) -> dict[str, int]:
         """The fewest rows of a table that each of its parties adds up."""
         return {shard.party: shard.min_rows for shard in self._shards(alias)}
 
@@ -391,7 +395,7 @@ class Placement:
     def _collect(self, aliases: Sequence[str]) -> None:
         """Fetch the encoded cells of tables; one trip."""
         pending = self.lou.ask("matrix.values", aliases, encoding=self._encoding.id)
-        self.queued(self.collecting(aliases))
+        self.note(Run(self.collecting(aliases)), is_asked=True)
         found = self.read(pending)
         for alias in aliases:
             sizes = np.array([encoder.size for encoder in self._encoding.categories[alias]], np.int64)
@@ -406,12 +410,7 @@ class Placement:
     def collecting(self, aliases: Iterable[str]) -> PricedStep:
         """The step that collects the cells of tables."""
         cells = {alias: self.cell_bytes(alias) for alias in aliases}
-        return PricedStep(COLLECT, dict.fromkeys(cells, 0), cells)
-
-    def check_collecting(self, asked: PricedStep) -> None:
-        """PrivacyError if a step collects cells that may not be collected."""
-        for alias in asked.up if asked.step == COLLECT else ():
-            self._check_values(asked.step, alias)
+        return PricedStep(COLLECT, dict.fromkeys(cells, 0), cells, is_chosen=False)
 
     def read(self, pending: Pending) -> Replies:
         """Read replies, and note what the trip has cost, if it is made now.

@@ -6,58 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from tablepuppet.algebra.functions import Function
+from tablepuppet.algebra.recipes import Recipe
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.encode import Encoding
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.wire.engine import Engine
-
-Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True, eq=False)
-class Recipe:
-    """How the columns of an array are computed from X: scale * function(X[:, places]) + shift.
-
-    A function is one of numbers; of categories, which are 0 or 1, it is a part of scale and shift.
-    """
-
-    places: NDArray[np.intp]  # (k,)
-    function: Function | None
-    scale: Array  # (k,)
-    shift: Array
-
-    @classmethod
-    def plain(cls, columns: int) -> Recipe:
-        """All columns as they are."""
-        return cls(np.arange(columns), None, np.ones(columns), np.zeros(columns))
-
-    def only(self, places: NDArray[np.intp]) -> Recipe:
-        """Some of the columns."""
-        function = None if self.function is None else self.function.of(places)
-        return Recipe(self.places[places], function, self.scale[places], self.shift[places])
-
-    def with_line(self, scale: Array, shift: Array) -> Recipe:
-        """Another scale and shift."""
-        return Recipe(self.places, self.function, scale, shift)
-
-    def line_ends(self) -> Array:
-        """What a category column has where it is 0, and where it is 1, (2, k)."""
-        return np.stack([self.shift, self.shift + self.scale])
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Recipe)
-            and self.function == other.function
-            and all(np.array_equal(getattr(self, name), getattr(other, name)) for name in ("places", "scale", "shift"))
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.places.tobytes(), self.function, self.scale.tobytes(), self.shift.tobytes()))
 
 
 @dataclass(frozen=True)
@@ -66,7 +20,7 @@ class Preparation:
 
     encoding: Encoding
     engine: Engine = field(repr=False, compare=False)
-    recipe: Recipe | None = None
+    recipe: Recipe
 
     def check(self, client: Client, features: Iterable[OutputColumn]) -> None:
         """Raise LearnError unless a relation has the encoded columns, in the same federation."""

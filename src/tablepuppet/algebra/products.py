@@ -15,7 +15,7 @@ is asked before a result is read shares a trip. A table computes at its parties,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -25,12 +25,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.algebra.nearest import Image, Nearest
 from tablepuppet.algebra.ops import squares_of
-from tablepuppet.algebra.placement import Placement, PricedStep
+from tablepuppet.algebra.placement import Placement, PricedStep, Run
 from tablepuppet.algebra.row_ops import Largest, largest_of_rows
 from tablepuppet.arrays import are_within
 from tablepuppet.errors import LearnError
-from tablepuppet.mapping.table_mapping import SCATTER_CHUNK, Floats, ShardRows
-from tablepuppet.operators.client import Pending
+from tablepuppet.mapping.table_mapping import SCATTER_CHUNK, Floats, Index, MappedTable, ShardRows, TableMapping
+from tablepuppet.operators.secure_sum import Bounds
 from tablepuppet.party.arguments import LARGEST
 from tablepuppet.pieces import on_all_cores, over_pieces, pieces
 from tablepuppet.prep.encoded_table import EncodedTable
@@ -41,16 +41,20 @@ ByTable = Callable[[], dict[str, Any]]
 
 
 class Result:
-    """An array that was asked for; the first `read` makes the trip, unless another result's has."""
+    """An array that was asked for; the first `read` makes the trip, unless another result's has.
 
-    def __init__(self, finish: Callable[[], Array]):
+    ``is_flat``: of an array (n, 1) it is the column, (n,).
+    """
+
+    def __init__(self, finish: Callable[[], Array], is_flat: bool = False):
         self._finish: Callable[[], Array] | None = finish
-        self._found = np.empty(0)
+        self._found, self._is_flat = np.empty(0), is_flat
 
     def read(self) -> Array:
         """The array."""
         if self._finish is not None:
-            self._found = self._finish()
+            found = self._finish()
+            self._found = found[:, 0] if self._is_flat else found
             self._finish = None  # and with it the replies, and what was asked
         return self._found
 
@@ -70,6 +74,7 @@ class TableProducts:
         self.blocks = {alias: slice(*ends) for alias, ends in zip(widths, pairwise(ends), strict=True)}
         self.shape = (len(self.mapping), int(ends[-1]))
         self.tables = [alias for alias, width in widths.items() if width and placement.client.shards(alias)]
+        self.cells, self._firsts = dict[str, EncodedTable](), dict[str, Index]()  # see `over`
         self._lou = placement.lou
 
     def of_columns(self, places: NDArray[np.intp]) -> TableProducts:
@@ -82,12 +87,24 @@ class TableProducts:
         found.tables = wanted
         return found
 
+    def over(self, mapping: TableMapping, firsts: dict[str, Index], cells: dict[str, EncodedTable]) -> TableProducts:
+        """The same over other joined rows (`distinct.py`): those of the mapping.
+
+        If ``firsts`` has a table, only these of its base rows are left. ``cells`` are of tables whose rows are here. It
+        has what programs ask of such rows: `ask_nearest`, `ask_sums_by` and `gathered`.
+        """
+        found = copy(self)
+        found.mapping, found.shape = mapping, (len(mapping), self.shape[1])
+        found._firsts, found.cells = firsts, cells
+        return found
+
     def local(self, alias: str) -> EncodedTable | None:
         """The table's rows, if they were collected."""
         return self.placement.collected.get(alias)
 
-    def ready(self) -> None:
-        """Called before something is asked of it."""
+    def ready(self) -> Mapping[str, str]:
+        """By table the name under which its parties have its encoded rows; they are asked for what they lack."""
+        return self._ids
 
     def square(self, alias: str) -> float:
         """The largest mean square of a column, at least 1."""
@@ -102,49 +119,52 @@ class TableProducts:
         """Ask for X V, (d, k) to (N, k); a table is sent those columns of V that are not zero for it."""
         used = {alias: np.flatnonzero(directions[self.blocks[alias]].any(axis=0)) for alias in self.tables}
         used = {alias: places for alias, places in used.items() if len(places)}
-        asked = PricedStep.times({alias: len(places) for alias, places in used.items()}, self)
-        replies = self.ask_images({alias: directions[self.blocks[alias]][:, used[alias]] for alias in used}, asked)
+        replies = self.ask_images({alias: directions[self.blocks[alias]][:, used[alias]] for alias in used})
+        return Result(lambda: self.gathered(replies(), directions.shape[1], used))
 
-        def finish() -> Array:
-            images, width = replies(), directions.shape[1]
-            full = [alias for alias, image in images.items() if image.shape[1] == width]  # which fill all columns
-            still = next((alias for alias in full if self.mapping.tables[alias].is_identity), None)
-            first = full[0] if full and still is None else None
-            if still is not None:
-                found: Array = images.pop(still).astype(np.float64)  # (N, k): nothing is to be moved
-            else:
-                found = np.empty((self.shape[0], width)) if full else np.zeros((self.shape[0], width))
-            order = sorted(images, key=lambda alias: alias != first)
+    def gathered(self, given: Mapping[str, Floats], width: int, used: Mapping[str, NDArray[np.intp]]) -> Array:
+        """S_1 A_1 + ... + S_M A_M, (N, width), of images A_i, (n_i, k); their columns are those of ``used``."""
+        images = {alias: self._image(alias, values) for alias, values in given.items()}
+        full = [alias for alias, image in images.items() if image.values.shape[1] == width]  # which fill all columns
+        still = next((alias for alias in full if images[alias].index is None), None)
+        first = full[0] if full and still is None else None
+        if still is not None:
+            found: Array = images.pop(still).values.astype(np.float64)  # (N, k): nothing is to be moved
+        else:
+            found = np.empty((self.shape[0], width)) if full else np.zeros((self.shape[0], width))
+        order = sorted(images.items(), key=lambda each: each[0] != first)
 
-            def gather(part: slice) -> None:
-                for alias in order:
-                    image, table = images[alias], self.mapping.tables[alias]
-                    here = image[part] if table.is_identity else image.take(table.index[part], 0, mode="clip")
-                    if alias == first:
-                        found[part] = here
-                    elif image.shape[1] == width:
-                        found[part] += here
-                    else:
-                        found[part, used[alias]] += here
+        def gather(part: slice) -> None:
+            for alias, image in order:
+                if alias == first:
+                    found[part] = image.of(part)
+                elif image.values.shape[1] == width:
+                    found[part] += image.of(part)
+                else:
+                    found[part, used[alias]] += image.of(part)
 
-            if not order:
-                return found
-            over_pieces(gather, len(found), max(directions.shape[1], 1))
-            return found
+        if order:
+            over_pieces(gather, len(found), max(width, 1))
+        return found
 
-        return Result(finish)
+    def _image(self, alias: str, values: Floats) -> Image:
+        table = self.mapping.tables[alias]
+        is_whole = alias in self.cells or alias not in self._firsts
+        return Image(None if table.is_identity else table.index, values if is_whole else values[self._firsts[alias]])
 
-    def ask_nearest(self, directions: Array, constants: Array) -> Nearest:
-        """Ask for the column in which X V + constants is largest, of every joined row; X V is not built."""
-        asked = PricedStep.times(dict.fromkeys(self.tables, len(constants)), self)
-        replies = self.ask_images({alias: directions[self.blocks[alias]] for alias in self.tables}, asked)
-        tables = self.mapping.tables
+    def ask_nearest(self, directions: Array, constants: Array, weights: Array | None = None) -> Nearest:
+        """Ask for the column in which X V + constants is largest, of every joined row; X V is not built.
+
+        With ``weights`` a row counts as so many.
+        """
+        replies = self.ask_images({alias: directions[self.blocks[alias]] for alias in self.tables})
 
         def images() -> list[Image]:
-            found = replies().items()
-            return [Image(None if tables[alias].is_identity else tables[alias].index, image) for alias, image in found]
+            found = replies()
+            found |= {alias: found[alias].astype(self._lou.wire) for alias in self.cells}  # as parties round them
+            return [self._image(alias, image) for alias, image in found.items()]
 
-        return Nearest(self.shape[0], images, constants)
+        return Nearest(self.shape[0], images, constants, weights)
 
     def ask_transposed_times(self, values: Array) -> Result:
         """Ask for X^T U, (N, k) to (d, k); U must not change before the result is read.
@@ -158,85 +178,67 @@ class TableProducts:
             rows = [self.scattered(alias, values) for alias in asked]
         for each in rows or [values]:
             check_finite("U of X.T @ U", each)
-        return self._by_blocks(self.ask_table_sums(dict(zip(asked, rows, strict=True))), values)
+        return self._by_blocks(self.ask_table_sums(dict(zip(asked, rows, strict=True))), values.shape[1])
 
-    def ask_sums_by(self, labels: NDArray[np.integer], groups: int, aliases: list[str] | None = None) -> Result:
+    def ask_sums_by(
+        self, labels: NDArray[np.integer], groups: int, aliases: list[str] | None = None, weights: Array | None = None
+    ) -> Result:
         """Ask for X^T U, (d, groups), for the 0/1 matrix U of ``labels``, (N,), numbers of groups. U is not built.
 
-        With ``aliases`` of some tables only; sums of other columns are 0.
+        With ``aliases`` of some tables only; sums of other columns are 0. With ``weights`` a row counts as so many.
         """
-        wanted = self.tables if aliases is None else aliases
-        still = {alias for alias in wanted if self.mapping.tables[alias].is_identity}  # whose rows are the joined rows
+        wanted, tables = self.tables if aliases is None else aliases, self.mapping.tables
         small, rows = labels.astype(np.min_scalar_type(groups)), dict[str, Floats]()
+        still = [alias for alias in wanted if weights is None and tables[alias].is_identity]  # whose rows are joined
         for alias in wanted:
             if alias not in still:
-                rows[alias] = self._counts_by(alias, small, groups)
+                rows[alias] = self._spread(alias, counts_by(tables[alias], small, groups, weights))
+        there = [alias for alias in wanted if alias not in self.cells]
+        run = self.placement.begin(PricedStep.transposed(dict.fromkeys(there, groups), self))
+        by_label = self.ask_tables(
+            run, "matrix.sums_by", "sums", still,
+            lambda _, shard: {"labels": small[shard.slice], "groups": groups},
+            lambda _, data: data.sums_by(small, groups),
+            lambda alias: {"sums": self.shape[0] * math.sqrt(self.square(alias))},
+        )  # fmt: skip
+        by_row = self.ask_table_sums(rows, run)
+        return self._by_blocks(lambda: by_label() | by_row(), groups)
 
-        def ask(aliases: Iterable[str]) -> Pending:
-            chosen = still & set(aliases)
+    def _spread(self, alias: str, counts: NDArray[Any]) -> Floats:
+        """Counts of a table's rows as they are multiplied; base rows that others stand for have 0."""
+        if alias in self.cells:
+            return counts.astype(np.float64)
+        if alias not in self._firsts:
+            return counts.astype(self._lou.wire)
+        found: Floats = np.zeros((self.placement.sizes[alias].rows, counts.shape[1]), self._lou.wire)
+        found[self._firsts[alias]] = counts
+        return found
 
-            def arguments(alias: str, shard: ShardRows) -> dict[str, Any] | None:
-                given = {**self.named(alias), "labels": small[shard.slice], "groups": groups}
-                return given if alias in chosen else None
-
-            grouped = self.placement.client.ask(
-                "matrix.sums_by", arguments,
-                bounds=lambda alias: {"sums": self.shape[0] * math.sqrt(self.square(alias))},
-            )  # fmt: skip
-            return grouped.and_of(self._ask_products([alias for alias in aliases if alias in rows], rows))
-
-        def compute(alias: str, data: EncodedTable) -> Array:
-            return (
-                data.sums_by(small, groups) if alias in still else data.transposed_times(rows[alias].astype(np.float64))
-            )
-
-        asked = PricedStep.transposed(dict.fromkeys(wanted, groups), self)
-        return self._by_blocks(self.ask_tables(asked, wanted, ask, "sums", compute), np.zeros((0, groups)))
-
-    def _counts_by(self, alias: str, labels: NDArray[np.integer], groups: int) -> Floats:
-        """How often each base row of a table is joined within each group, (n_i, groups), in the wire's precision."""
-        table = self.mapping.tables[alias]
-
-        def count(part: slice) -> NDArray[np.intp]:
-            pairs = table.index[part] * np.int64(groups) + labels[part]
-            return np.bincount(pairs, minlength=table.rows * groups)
-
-        bins = table.rows * groups
-        found = on_all_cores(count, pieces(len(labels), size=max(SCATTER_CHUNK, 4 * bins)))
-        total = found[0] if len(found) == 1 else np.sum(found, axis=0)
-        return total.reshape(table.rows, groups).astype(self._lou.wire)
-
-    def _by_blocks(self, replies: ByTable, like: Floats) -> Result:
+    def _by_blocks(self, replies: ByTable, columns: int, is_flat: bool = False) -> Result:
         def finish() -> Array:
-            found = np.zeros((self.shape[1], like.shape[1]))  # (d, k)
+            found = np.zeros((self.shape[1], columns))  # (d, k)
             for alias, sums in replies().items():
                 found[self.blocks[alias]] = sums
             return found
 
-        return Result(finish)
+        return Result(finish, is_flat)
 
     def ask_column_sums(self) -> Result:
         """Ask for the sums of columns, (d,)."""
-        return self._statistic("matrix.column_sums", lambda data, weights: data.transposed_times(weights))
+        return self._ask_statistic("sums", lambda data, counts: data.transposed_times(counts))
 
     def ask_column_squares(self) -> Result:
         """Ask for the sums of the squares of columns, (d,)."""
-        return self._statistic("matrix.column_squares", squares_of)
+        return self._ask_statistic("squares", squares_of)
 
-    def _statistic(self, op: str, here: Callable[[EncodedTable, Array], Array]) -> Result:
-        def ask(aliases: Iterable[str]) -> Pending:
-            return self._lou.ask(
-                op,
-                aliases,
-                by_alias=self.named_each(aliases),
-                bounds=lambda alias: {"sums": self.shape[0] * self.square(alias)},
-            )
-
-        def compute(alias: str, data: EncodedTable) -> Array:
-            return here(data, self.mapping.counts(alias).astype(np.float64))[:, None]
-
-        asked = PricedStep.statistic(op.rpartition("_")[2], self)
-        return _flattened(self._by_blocks(self.ask_tables(asked, self.tables, ask, "sums", compute), np.zeros((0, 1))))
+    def _ask_statistic(self, kind: str, here: Callable[[EncodedTable, Array], Array]) -> Result:
+        run = self.placement.begin(PricedStep.statistic(kind, self))
+        replies = self.ask_tables(
+            run, f"matrix.column_{kind}", "sums", self.tables, lambda *_: {},
+            lambda alias, data: here(data, self.mapping.counts(alias).astype(np.float64)),
+            lambda alias: {"sums": self.shape[0] * self.square(alias)},
+        )  # fmt: skip
+        return self._by_blocks(replies, 1, is_flat=True)
 
     def row_largest(self, columns: NDArray[np.intp], scale: Array, shift: Array, with_places: bool = False) -> Largest:
         """The largest of ``scale * X[:, columns] + shift`` in every joined row, perhaps with its place; one trip."""
@@ -249,105 +251,79 @@ class TableProducts:
             for alias, each in inside.items()
             if len(each)
         }
+        run = self.placement.begin(PricedStep.extremes(self, with_places, arguments))
 
-        def ask(op: str, aliases: Iterable[str]) -> Pending:
-            by_alias = {alias: {**self.named(alias), **arguments[alias]} for alias in aliases}
-            return self._lou.ask(op, by_alias, by_alias=by_alias)
-
-        step, aliases = PricedStep.extremes(list(arguments), self, with_places), list(arguments)
-        values = self.ask_tables(
-            step, aliases, lambda there: ask("matrix.row_largest", there), "image",
-            lambda alias, data: largest_of_rows(data, **arguments[alias])[0],
-        )  # fmt: skip
-        places: ByTable = dict
-        if with_places:
-            places = self.ask_tables(
-                step, aliases, lambda there: ask("matrix.row_places", there), "places",
-                lambda alias, data: largest_of_rows(data, **arguments[alias])[1], is_part=True,
+        def ask(op: str, reply: str, which: int) -> ByTable:
+            return self.ask_tables(
+                run, op, reply, list(arguments), lambda alias, _: arguments[alias],
+                lambda alias, data: largest_of_rows(data, **arguments[alias])[which],
             )  # fmt: skip
+
+        values = ask("matrix.row_largest", "image", 0)
+        places = ask("matrix.row_places", "places", 1) if with_places else dict
         found, images, firsts = Largest(self.shape[0]), values(), places()
         for alias, image in images.items():
             mine = self.mapping.gather(alias, inside[alias][firsts[alias][:, 0]]) if with_places else 0
             found.offer(self.mapping.gather(alias, image[:, 0]), mine)
         return found
 
-    def ask_images(self, directions: Mapping[str, Array], asked: PricedStep, is_part: bool = False) -> ByTable:
-        """Ask for T_i V_i of some tables, (n_i, k)."""
-
-        def ask(aliases: Iterable[str]) -> Pending:
-            named = self.named_each(aliases)
-            arguments = {alias: {**named[alias], "directions": _flat(directions[alias])} for alias in aliases}
-            return self._lou.ask("matrix.times", arguments, by_alias=arguments)
-
-        def compute(alias: str, data: EncodedTable) -> Array:
-            return data.times(directions[alias])
-
-        return self.ask_tables(asked, list(directions), ask, "image", compute, is_part)
-
-    def ask_sums(self, rows: Mapping[str, Floats]) -> Result:
-        """Ask for T_i^T U_i of some tables, (n_i, k) each, as (d, k); those of other columns are 0."""
-        return self._by_blocks(self.ask_table_sums(rows), next(iter(rows.values())))
-
-    def ask_table_sums(self, rows: Mapping[str, Floats], part_of: PricedStep | None = None) -> ByTable:
-        """Ask for T_i^T U_i of some tables, (d_i, k)."""
-
-        def compute(alias: str, data: EncodedTable) -> Array:
-            return data.transposed_times(rows[alias])
-
-        def ask(aliases: Iterable[str]) -> Pending:
-            return self._ask_products(aliases, rows)
-
-        asked = part_of or PricedStep.transposed({alias: each.shape[1] for alias, each in rows.items()}, self)
-        return self.ask_tables(asked, list(rows), ask, "sums", compute, is_part=part_of is not None)
-
-    def _ask_products(self, aliases: Iterable[str], rows: Mapping[str, Floats]) -> Pending:
-        return self._lou.ask(
-            "matrix.transposed_times", aliases, {alias: _flat(rows[alias]) for alias in aliases},
-            self.named_each(aliases),
-            bounds=lambda alias: {"sums": self._lou.bound(rows[alias]) * math.sqrt(self.square(alias))},
+    def ask_images(self, directions: Mapping[str, Array], run: Run | None = None) -> ByTable:
+        """Ask for T_i V_i of some tables, (n_i, k); as a part of a ``run``, or as a step of its own."""
+        there = {alias: each.shape[1] for alias, each in directions.items() if alias not in self.cells}
+        return self.ask_tables(
+            run or self.placement.begin(PricedStep.times(there, self)), "matrix.times", "image", list(directions),
+            lambda alias, _: {"directions": _flat(directions[alias])},
+            lambda alias, data: data.times(directions[alias]),
         )  # fmt: skip
 
+    def ask_table_sums(self, rows: Mapping[str, Floats], run: Run | None = None) -> ByTable:
+        """Ask for T_i^T U_i of some tables, (d_i, k), by U_i, (n_i, k); as `ask_images`."""
+        widths = {alias: each.shape[1] for alias, each in rows.items()}
+        return self.ask_tables(
+            run or self.placement.begin(PricedStep.transposed(widths, self)), "matrix.transposed_times", "sums",
+            list(rows), lambda alias, shard: {"rows": self.cut(_flat(rows[alias]), shard)},
+            lambda alias, data: data.transposed_times(rows[alias]),
+            lambda alias: {"sums": self._lou.bound(rows[alias]) * math.sqrt(self.square(alias))},
+        )  # fmt: skip
+
+    def cut(self, rows: Floats, shard: ShardRows) -> Floats:
+        """A shard's part of an array over a table's rows, as it is sent."""
+        return rows[shard.slice].astype(self._lou.wire, copy=False)
+
     def ask_tables(
-        self, asked: PricedStep, aliases: list[str], ask: Callable[[Iterable[str]], Pending], name: str,
-        compute: Callable[[str, EncodedTable], NDArray[Any]], is_part: bool = False,
+        self, run: Run, op: str, reply: str, aliases: list[str],
+        arguments: Callable[[str, ShardRows], Mapping[str, Any]],
+        compute: Callable[[str, EncodedTable], NDArray[Any]], bounds: Bounds | None = None,
     ) -> ByTable:  # fmt: skip
-        """Ask the parties of tables that are there, and compute here what was collected; read by calling the result.
+        """Ask the parties of tables that are there, and ``compute`` here what is here; read by calling the result.
 
         Replies named ``image`` or ``places`` are put together over the shards of a table, others are added up.
-        ``is_part``: other ops of the step were asked before.
         """
-        if not is_part:
-            self.placement.prepare(asked)
-        self.ready()
-        here = {alias: data for alias in aliases if (data := self.local(alias)) is not None}
+        here = dict(self.cells)
+        here |= {alias: data for alias in aliases if alias not in here and (data := self.local(alias)) is not None}
         there = [alias for alias in aliases if alias not in here]
-        pending = ask(there) if there else None
-        if pending is not None:
-            self.placement.queued(asked, is_part)
-        elif not is_part:
-            self.placement.ran_here(asked)
+        known = self.ready() if there else {}
+
+        def given(alias: str, shard: ShardRows) -> Mapping[str, Any] | None:
+            return {"encoding": known[alias], **arguments(alias, shard)} if alias in there else None
+
+        pending = self.placement.client.ask(op, given, bounds=bounds) if there else None
+        if set(aliases) - self.cells.keys():
+            self.placement.note(run, is_asked=pending is not None)
 
         def read() -> dict[str, Any]:
             replies = {} if pending is None else self.placement.read(pending)
             found: dict[str, Any] = {}
             for alias in aliases:
                 if alias in here:
-                    found[alias] = _wide(compute(alias, here[alias]))
-                elif name in ("image", "places"):
-                    found[alias] = _wide(self._lou.concatenate(replies[alias], name))  # in the wire's precision
+                    found[alias] = wide(compute(alias, here[alias]))
+                elif reply in ("image", "places"):
+                    found[alias] = wide(self._lou.concatenate(replies[alias], reply))  # in the wire's precision
                 else:
-                    found[alias] = _wide(self._lou.add(replies[alias], name))
+                    found[alias] = wide(self._lou.add(replies[alias], reply))
             return found
 
         return read
-
-    def named(self, alias: str) -> dict[str, str]:
-        """The argument of ops that says what a table's rows are encoded as; after `ready`."""
-        return {"encoding": self._ids[alias]}
-
-    def named_each(self, aliases: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """The same for some tables."""
-        return {alias: self.named(alias) for alias in aliases}
 
     def scattered(self, alias: str, columns: Array) -> Floats:
         """S_i^T U, (n_i, k), as it is sent: rounded to the wire's precision if the table is at its parties."""
@@ -358,11 +334,22 @@ class TableProducts:
         return self.placement.row_sums(alias).of(columns, precision)  # much faster for several columns
 
 
-def _flattened(result: Result) -> Result:
-    return Result(lambda: result.read()[:, 0])
+def counts_by(
+    table: MappedTable, labels: NDArray[np.integer], groups: int, weights: Array | None = None
+) -> NDArray[Any]:
+    """How often each row of a table is joined within each group of joined rows, (n_i, groups)."""
+    bins = table.rows * groups
+
+    def count(part: slice) -> NDArray[Any]:
+        pairs = table.index[part] * np.int64(groups) + labels[part]
+        return np.bincount(pairs, None if weights is None else weights[part], bins)
+
+    found = on_all_cores(count, pieces(len(labels), size=max(SCATTER_CHUNK, 4 * bins)))
+    total = found[0] if len(found) == 1 else np.sum(found, axis=0)
+    return np.asarray(total).reshape(table.rows, groups)
 
 
-def _wide(values: NDArray[Number]) -> NDArray[Number]:
+def wide(values: NDArray[Number]) -> NDArray[Number]:
     """With two dimensions."""
     return values[:, None] if values.ndim == 1 else values
 

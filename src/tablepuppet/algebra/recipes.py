@@ -1,4 +1,4 @@
-"""How an elementwise function of arrays becomes the recipe of a new array, without a trip.
+"""How columns are computed from those of X, and how a function of arrays becomes the recipe of a new one: no trip.
 
 Sums, differences and products with numbers change scale and shift. Any other function becomes steps (`functions.py`)
 for columns of numbers, and a line through f(0) and f(1) for columns of categories.
@@ -7,16 +7,59 @@ for columns of numbers, and a line through f(0) and f(1) for columns of categori
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.functions import MOST_STEPS, OF_ONE, OF_TWO, Function
-from tablepuppet.algebra.preparation import Recipe
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """How the columns of an array are computed from X: scale * function(X[:, places]) + shift.
+
+    A function is one of numbers; of categories, which are 0 or 1, it is a part of scale and shift.
+    """
+
+    places: NDArray[np.intp]  # (k,)
+    function: Function | None
+    scale: Array  # (k,)
+    shift: Array
+
+    @classmethod
+    def plain(cls, columns: int) -> Recipe:
+        """All columns as they are."""
+        return cls(np.arange(columns), None, np.ones(columns), np.zeros(columns))
+
+    def only(self, places: NDArray[np.intp]) -> Recipe:
+        """Some of the columns."""
+        function = None if self.function is None else self.function.of(places)
+        return Recipe(self.places[places], function, self.scale[places], self.shift[places])
+
+    def with_line(self, scale: Array, shift: Array) -> Recipe:
+        """Another scale and shift."""
+        return Recipe(self.places, self.function, scale, shift)
+
+    def line_ends(self) -> Array:
+        """What a category column has where it is 0, and where it is 1, (2, k)."""
+        return np.stack([self.shift, self.shift + self.scale])
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Recipe)
+            and self.function == other.function
+            and all(np.array_equal(getattr(self, name), getattr(other, name)) for name in ("places", "scale", "shift"))
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.places.tobytes(), self.function, self.scale.tobytes(), self.shift.tobytes()))
+
+
 Term = Recipe | Array  # columns of X, or a number for each
 
 

@@ -41,10 +41,6 @@ class Pending:
         """The replies, by alias. If they have not arrived, one trip sends all queued steps, also those of others."""
         return {alias: [answer.read() for answer in answers] for alias, answers in self._answers.items()}
 
-    def and_of(self, other: Pending) -> Pending:
-        """These replies and those of another op, asked of other tables."""
-        return Pending({alias: [*answers, *other._answers[alias]] for alias, answers in self._answers.items()})
-
     def missed(self, alias: str) -> list[bool]:
         """For each reply that was read, whether it is a substitute because the party is lost."""
         return [answer.missed for answer in self._answers[alias]]

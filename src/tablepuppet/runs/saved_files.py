@@ -70,5 +70,14 @@ def damage_explained(path: Path) -> Iterator[None]:
         raise ConfigError(f"{str(path)!r} is damaged, or of another version of tablepuppet: {AGAIN}") from error
 
 
+@contextmanager
+def save_errors(path: Path) -> Iterator[None]:
+    """Raise ConfigError instead of OSError, for a model that cannot be saved at a path."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"cannot save the model as {str(path)!r}: {error.strerror}") from error
+
+
 def _digest(facts: Mapping[str, Any]) -> str:
     return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

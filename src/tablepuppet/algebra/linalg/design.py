@@ -70,18 +70,18 @@ class Design(ProductOperator):
 
     def ask_transposed_times(self, values: ArrayLike | KeptArray) -> Result:
         """Ask for [1, X]^T U."""
-        if isinstance(values, KeptArray):
-            sums, products = values.ask_sums(), self.matrix.ask_transposed_times(values)
-            return Result(lambda: np.concatenate([sums.read()[None], products.read()[self.kept]]))
-        given = np.asarray(values, np.float64)
-        asked = self.matrix.ask_transposed_times(given)
-        return Result(lambda: np.concatenate([given.sum(axis=0)[None], asked.read()[self.kept]]))
+        given = values if isinstance(values, KeptArray) else np.asarray(values, np.float64)
+        sums = given.ask_sums() if isinstance(given, KeptArray) else Result(lambda: given.sum(axis=0))
+        products = self.matrix.ask_transposed_times(given)
+        return Result(lambda: np.concatenate([sums.read()[None], products.read()[self.kept]]))
 
-    def gram(self) -> Array:
-        """[1, X]^T [1, X]; one trip for one table, else two."""
-        asked = self.matrix.ask_column_sums()
-        within = self.matrix.gram()[np.ix_(self.kept, self.kept)]
-        return _bordered(float(self.shape[0]), asked.read()[self.kept], within)
+    def gram(self, weights: Array | None = None) -> Array:
+        """[1, X]^T diag(weights) [1, X], without weights [1, X]^T [1, X]; one trip for one table, else two."""
+        asked = self.matrix.ask_column_sums() if weights is None else self.matrix.ask_transposed_times(weights)
+        within = self.matrix.gram(weights)[np.ix_(self.kept, self.kept)]
+        total = self.shape[0] if weights is None else weights.sum()
+        sums = asked.read()[self.kept]
+        return np.block([[np.array([[float(total)]]), sums[None]], [sums[:, None], (within + within.T) / 2]])
 
     def equations(self, values: Array, progress: Progress) -> tuple[Array, Array]:
         """([1, X]^T [1, X], [1, X]^T values), which a resumed program already has; trips as `gram`."""
@@ -91,12 +91,6 @@ class Design(ProductOperator):
             state = {"gram": self.gram(), "products": asked.read()}
             progress.write(**state)
         return state["gram"], state["products"]
-
-    def weighted_gram(self, weights: Array) -> Array:
-        """[1, X]^T diag(weights) [1, X]; one trip for one table, else two."""
-        sums = self.matrix.ask_transposed_times(weights)
-        within = self.matrix.gram(weights)[np.ix_(self.kept, self.kept)]
-        return _bordered(float(weights.sum()), sums.read()[self.kept], (within + within.T) / 2)
 
     def inverse(self, gram: Array, program: str) -> Array:
         """The inverse of a Gram matrix of these columns; LearnError if it is singular, which names the columns."""
@@ -122,8 +116,7 @@ class Design(ProductOperator):
         """
         if self.shape[1] <= WIDEST:
             try:
-                gram = self.gram() if weights is None else self.weighted_gram(weights)
-                return np.diag(self.inverse(gram, "variances"))
+                return np.diag(self.inverse(self.gram(weights), "variances"))
             except LostError:
                 raise
             except (PrivacyError, PartyError, LearnError):
@@ -132,18 +125,17 @@ class Design(ProductOperator):
 
     def solve(
         self, right: Array, weights: Array | float = 1.0, near: Array | None = None, tol: float = 1e-10,
-        l2: float = 0.0, start: Array | None = None, keep: Callable[[Array], None] | None = None,
+        start: Array | None = None, keep: Callable[[Array], None] | None = None,
     ) -> Array:  # fmt: skip
-        """([1, X]^T diag(weights) [1, X] + l2 I) b = right by conjugate gradients; ``near`` is about its inverse.
+        """[1, X]^T diag(weights) [1, X] b = right by conjugate gradients; ``near`` is about the matrix's inverse.
 
-        It begins at ``start``, and calls ``keep`` with each b. Two trips a step, over one table of services one. The
-        intercept has no part in ``l2``. LearnError if it does not converge.
+        It begins at ``start``, and calls ``keep`` with each b. Two trips a step, over one table of services one.
+        LearnError if it does not converge.
         """
         width = self.shape[1]
-        penalty = np.append(0.0, np.full(width - 1, l2))
 
         def times(b: Array) -> Array:
-            return self.transposed_times(weights * self.kept_times(b)) + penalty * b
+            return self.transposed_times(weights * self.kept_times(b))
 
         operator = LinearOperator((width, width), times, dtype=np.float64)
         found, failed = cg(operator, right, start, rtol=tol, maxiter=10 * width, M=near, callback=keep)
@@ -163,47 +155,3 @@ class Design(ProductOperator):
         if reason == OUT_OF_STEPS:
             raise LearnError(f"LSMR did not converge in {most:,} steps; columns may depend on each other")
         return np.asarray(found, np.float64)
-
-
-def _bordered(corner: float, border: Array, within: Array) -> Array:
-    """A symmetric matrix with one more row and column before it."""
-    return np.block([[np.array([[corner]]), border[None]], [border[:, None], within]])
-
-
-def check_numbers(program: str, label: ArrayLike, rows: int, what: str = "y") -> Array:
-    """A label as numbers, (rows,); LearnError if it is text, of another length or not finite."""
-    given = np.asarray(label)
-    if given.dtype.kind not in "biuf":
-        raise LearnError(f"{program}: {what} must be numbers; text is for l2svm, multilogreg and naive_bayes")
-    if given.shape != (rows,):
-        raise LearnError(f"{program}: {what} has shape {given.shape}, and X has {rows:,} joined rows: ({rows},)")
-    if not np.isfinite(given).all():
-        raise LearnError(f"{program}: {what} has values that are not finite")
-    return given.astype(np.float64)
-
-
-def check_varies(program: str, label: Array) -> None:
-    """LearnError if a label has one value only: what is left of it is rounding, and so would be all statistics."""
-    if label.size and label.min() == label.max():
-        raise LearnError(f"{program}: y has one value only in these rows, so there is no variance to explain")
-
-
-def check_rows(program: str, rows: int, coefficients: int) -> None:
-    """LearnError unless there are more rows than coefficients."""
-    if rows <= coefficients:
-        raise LearnError(
-            f"{program}: {coefficients:,} coefficients, intercept included, need more than {rows:,} joined rows"
-        )
-
-
-def check_choice(program: str, name: str, value: object, known: tuple[str, ...]) -> None:
-    """LearnError unless a setting is one of those known."""
-    if value not in known:
-        raise LearnError(f"{program}: {name} is one of {', '.join(map(repr, known))}, not {value!r}")
-
-
-def check_positive(program: str, name: str, value: object, zero: bool = False) -> None:
-    """LearnError unless a setting is a finite number above zero, or zero where it may be."""
-    number = value if isinstance(value, (int, float, np.number)) and not isinstance(value, bool) else -1
-    if not (np.isfinite(number) and (number > 0 or (zero and number == 0))):
-        raise LearnError(f"{program}: {name} is a number {'from' if zero else 'above'} 0, not {value!r}")

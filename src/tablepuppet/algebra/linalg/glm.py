@@ -13,26 +13,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from numbers import Integral
 from pathlib import Path
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.algebra.array import LazyArray
-from tablepuppet.algebra.linalg.design import (
-    WIDEST,
-    Design,
+from tablepuppet.algebra.linalg.design import WIDEST, Design
+from tablepuppet.algebra.linalg.estimates import Estimates
+from tablepuppet.algebra.linalg.family import LINKS, FamilyName, GlmFamily, Link, LinkName, find_family
+from tablepuppet.algebra.linalg.linear_fit import EstimatedFit, Rows, by_column, matrix_of
+from tablepuppet.algebra.linalg.program import (
     check_choice,
     check_numbers,
     check_positive,
     check_rows,
+    check_whole,
+    program,
 )
-from tablepuppet.algebra.linalg.estimates import Categories, Estimates, Summary
-from tablepuppet.algebra.linalg.family import LINKS, FamilyName, GlmFamily, Link, LinkName, find_family
-from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column, matrix_of
-from tablepuppet.algebra.linalg.program import program
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.errors import LearnError
 
@@ -46,12 +45,12 @@ SEPARATED = 1e-6  # of the null deviance: so little is left only if the columns 
 
 
 @dataclass(frozen=True, repr=False)
-class GLM(LinearFit):
+class GLM(EstimatedFit):
     """A generalised linear model."""
 
+    title: ClassVar[str] = "Generalised linear model"
     family: str
     link: str
-    estimates: Estimates
     rows: int
     deviance: float
     null_deviance: float  # with an intercept only
@@ -64,18 +63,14 @@ class GLM(LinearFit):
         matrix = matrix_of(rows, self)
         return LINKS[self.link].inverse(self.scores(matrix) + _offset(offset, matrix.shape[0]))
 
-    def summary(self, categories: Categories | None = None) -> Summary:
-        """The fit, and every coefficient with standard error, z, p and 95 % interval.
-
-        ``categories``, such as ``X.categories``, gives names to codes of categories.
-        """
-        facts = {
+    def facts(self) -> dict[str, object]:
+        """The family, and how far means are from labels."""
+        return {
             "family": self.family, "link": self.link, "observations": self.rows,
             "residual df": self.rows - len(self.estimates.names), "deviance": self.deviance,
             "null deviance": self.null_deviance, "Pearson chi2": self.pearson, "dispersion": self.dispersion,
             "iterations": self.iterations,
         }  # fmt: skip
-        return self.estimates.summary("Generalised linear model", facts, self.coef, categories)
 
 
 @program
@@ -104,8 +99,7 @@ def glm(
     """
     check_choice("glm", "solver", solver, SOLVERS)
     check_positive("glm", "tol", tol)
-    if not isinstance(max_iter, Integral) or max_iter < 1:
-        raise LearnError(f"glm: max_iter is a whole number from 1, not {max_iter!r}")
+    check_whole("glm", "max_iter", max_iter)
     kind = find_family(family, power)
     if link is not None:
         check_choice(f"glm of family {family!r}", "link", link, kind.links)
@@ -140,7 +134,7 @@ def glm(
     left = len(y) - design.shape[1]
     dispersion = point.pearson / left if kind.dispersion is None else kind.dispersion
     if by_gram:
-        variances = np.diag(design.inverse(design.weighted_gram(point.weights), "glm"))
+        variances = np.diag(design.inverse(design.gram(point.weights), "glm"))
     else:
         variances = design.variances(point.weights)
     return GLM(

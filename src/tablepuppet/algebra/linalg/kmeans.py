@@ -10,10 +10,8 @@ weight (`distinct.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from numpy.typing import NDArray
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.distinct import DistinctRows
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
-from tablepuppet.algebra.linalg.program import program
+from tablepuppet.algebra.linalg.program import check_whole, program
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.algebra.linalg.saved import LinalgModel
 from tablepuppet.algebra.nearest import Nearest
@@ -66,19 +64,12 @@ def kmeans(
     does not allow so many vectors (``limits.max_matrix_columns``).
     """
     _check(X, k, runs, max_iter, seed)
-    with _limit_explained(k, runs, max_iter):
-        return _best_run(X, k, runs, max_iter, seed, folder)
-
-
-@contextmanager
-def _limit_explained(k: int, runs: int, max_iter: int) -> Iterator[None]:
-    """Say which settings count, where a party has counted more vectors than it allows: a new session would not help."""
     try:
-        yield
+        return _best_run(X, k, runs, max_iter, seed, folder)
     except PrivacyError as error:
         if error.rule != COLUMN_LIMIT:
             raise
-        raise PrivacyError(
+        raise PrivacyError(  # a new session would not help
             f"kmeans: each round counts up to k={k} vectors in each of runs={runs}, for up to max_iter={max_iter} "
             f"rounds; take fewer runs, a smaller k or a smaller max_iter: {error}",
             rule=error.rule,
@@ -86,7 +77,7 @@ def _limit_explained(k: int, runs: int, max_iter: int) -> Iterator[None]:
 
 
 def _best_run(X: LazyArray, k: int, runs: int, max_iter: int, seed: int, folder: str | Path | None) -> KMeans:
-    square = X.ask_squared_norm()
+    squares = X.ask_column_squares()
     progress = Progress(folder, "kmeans", X, k=k, runs=runs, seed=seed)
     state, rng, width = progress.read(), np.random.default_rng(seed), X.shape[1]
     directions = np.linalg.qr(rng.normal(size=(width, min(width, PROJECTIONS))))[0]
@@ -115,7 +106,7 @@ def _best_run(X: LazyArray, k: int, runs: int, max_iter: int, seed: int, folder:
             break
     gains = [run.gain() for run in found]
     best = found[int(np.argmax(gains))]
-    inertia = max(float(square.read()[0]) - max(gains), 0.0)
+    inertia = max(float(squares.read().sum()) - max(gains), 0.0)
     labels = rows.expanded(best.labels).astype(np.intp)
     return KMeans(best.centres, labels, inertia, best.rounds, list(X.columns), X.preparation)
 
@@ -127,8 +118,7 @@ def _check(matrix: LazyArray, k: int, runs: int, max_iter: int, seed: int) -> No
     for name, value, least, most in (
         ("k", k, 1, rows), ("runs", runs, 1, 10_000), ("max_iter", max_iter, 1, 1_000_000), ("seed", seed, 0, 1 << 63),
     ):  # fmt: skip
-        if not isinstance(value, Integral) or isinstance(value, bool) or not least <= value <= most:
-            raise LearnError(f"kmeans: {name} is a whole number from {least} to {most:,}, not {value!r}")
+        check_whole("kmeans", name, value, least, most)
 
 
 class _Run:

@@ -14,11 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.algebra.array import LazyArray
-from tablepuppet.algebra.linalg.design import Design
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
-from tablepuppet.algebra.linalg.newton import check_settings, classes_of, minimise
-from tablepuppet.algebra.linalg.program import program
-from tablepuppet.algebra.linalg.progress import Progress
+from tablepuppet.algebra.linalg.newton import check_settings, minimise
+from tablepuppet.algebra.linalg.program import classes_of, program
 from tablepuppet.errors import LearnError
 
 Array = NDArray[np.float64]
@@ -82,13 +80,10 @@ def l2svm(
     classes, numbers = classes_of("l2svm", y, X.shape[0])
     if len(classes) > 2:
         raise LearnError(f"l2svm: y has {len(classes):,} classes; it takes two, multilogreg takes more")
-    design = Design(X, all_columns=True)
-    loss = SquaredHinge(np.where(numbers == 1, 1.0, -1.0)[:, None])
-    progress = Progress(folder, "l2svm", X, numbers, l2=l2)
-    least = minimise("l2svm", design, loss, 1, l2, tol, max_iter, progress)
-    found, signs = least.coefficients[:, 0], loss.signs
+    signs = np.where(numbers == 1, 1.0, -1.0)[:, None]
+    least = minimise("l2svm", X, SquaredHinge(signs), numbers, 1, l2, tol, max_iter, folder)
     right = np.mean(signs * (2 * (least.scores > 0) - 1) > 0)  # means and sums, since scores may be at the parties
     return L2SVM(
-        by_column(X, design.expanded(found)), float(found[0]), X.preparation, classes, len(signs),
+        by_column(X, least.coef[:, 0]), float(least.intercept[0]), X.preparation, classes, len(signs),
         least.objective, float(right), round(float(np.sum(signs * least.scores < 1))),
     )  # fmt: skip

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from tablepuppet.algebra.array import LazyArray
-from tablepuppet.algebra.linalg.design import LEAST, Design, check_numbers, check_positive
+from tablepuppet.algebra.linalg.design import LEAST, Design
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
-from tablepuppet.algebra.linalg.program import program
+from tablepuppet.algebra.linalg.program import check_numbers, check_positive, program
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.algebra.linalg.saved import LinalgModel
 from tablepuppet.algebra.preparation import Preparation
@@ -33,10 +33,6 @@ class Lasso(LinearFit):
     """The model of one penalty."""
 
     alpha: float
-
-    def predict(self, rows: Rows) -> Array:
-        """The predicted label of every row of a relation; one trip."""
-        return self.scores(rows)
 
     def facts(self) -> dict[str, object]:
         """Its penalty, and how many columns it left."""

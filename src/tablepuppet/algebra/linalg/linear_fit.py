@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.algebra.array import LazyArray
-from tablepuppet.algebra.linalg.estimates import Categories, Summary, category_names, facts_view
+from tablepuppet.algebra.linalg.estimates import Categories, Estimates, Summary, category_names, facts_view
 from tablepuppet.algebra.linalg.saved import LinalgModel
 from tablepuppet.algebra.preparation import Preparation, Prepared
 from tablepuppet.errors import LearnError
@@ -41,6 +41,10 @@ class LinearFit(LinalgModel):
         found = matrix_of(rows, self).times(np.asarray(self.coef, np.float64).reshape(len(self.coef), -1))
         return np.asarray((found[:, 0] if np.ndim(self.intercept) == 0 else found) + self.intercept)
 
+    def predict(self, rows: Rows) -> NDArray[Any]:
+        """The predicted label of every row of a relation; one trip."""
+        return self.scores(rows)
+
     def facts(self) -> dict[str, object]:
         """What a summary says of the fit as a whole."""
         return {}
@@ -57,6 +61,21 @@ class LinearFit(LinalgModel):
             for name, values in {"intercept": self.intercept, **self.coef}.items()
         ]
         return Summary(facts_view(type(self).__name__, self.facts()), TableView("", sides, rows))
+
+
+@dataclass(frozen=True, repr=False)
+class EstimatedFit(LinearFit):
+    """A fit whose coefficients have standard errors."""
+
+    title: ClassVar[str]
+    estimates: Estimates
+
+    def summary(self, categories: Categories | None = None) -> Summary:
+        """The fit, and every coefficient with standard error, t or z, p and 95 % interval.
+
+        ``categories``, such as ``X.categories``, gives names to codes of categories.
+        """
+        return self.estimates.summary(self.title, self.facts(), self.coef, categories)
 
 
 def matrix_of(rows: Rows, fitted: Prepared) -> LazyArray:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import fdtrc
 
 from tablepuppet.algebra.array import LazyArray
-from tablepuppet.algebra.linalg.design import WIDEST, Design, check_choice, check_numbers, check_rows, check_varies
-from tablepuppet.algebra.linalg.estimates import Categories, Estimates, Summary
-from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
-from tablepuppet.algebra.linalg.program import program
+from tablepuppet.algebra.linalg.design import WIDEST, Design
+from tablepuppet.algebra.linalg.estimates import Estimates
+from tablepuppet.algebra.linalg.linear_fit import EstimatedFit, by_column
+from tablepuppet.algebra.linalg.program import check_choice, check_numbers, check_rows, check_varies, program
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.errors import LearnError
 
@@ -29,10 +29,10 @@ SOLVERS: tuple[str, ...] = get_args(Solver)
 
 
 @dataclass(frozen=True, repr=False)
-class LM(LinearFit):
+class LM(EstimatedFit):
     """A least-squares fit."""
 
-    estimates: Estimates
+    title: ClassVar[str] = "Least squares"
     rows: int
     residual_squares: float  # |y - D b|^2
     total_squares: float  # |y - mean|^2
@@ -76,24 +76,16 @@ class LM(LinearFit):
         """The Bayesian criterion, p log(n) - 2 log-likelihood."""
         return self.parameters * math.log(self.rows) - 2 * self.log_likelihood
 
-    def predict(self, rows: Rows) -> Array:
-        """The predicted label of every row of a relation; one trip."""
-        return self.scores(rows)
-
-    def summary(self, categories: Categories | None = None) -> Summary:
-        """The fit, and every coefficient with standard error, t, p and 95 % interval.
-
-        ``categories``, such as ``X.categories``, gives names to codes of categories.
-        """
+    def facts(self) -> dict[str, object]:
+        """How well the columns explain the label."""
         left = self.rows - self.parameters
-        facts = {
+        return {
             "observations": self.rows, "residual df": left, "R-squared": self.r2,
             "adjusted R-squared": self.adjusted_r2, "F-statistic": self.f_statistic,
             "P(F)": float(fdtrc(max(self.parameters - 1, 1), left, self.f_statistic)),
             "residual std error": math.sqrt(self.residual_squares / left), "log-likelihood": self.log_likelihood,
             "AIC": self.aic, "BIC": self.bic,
         }  # fmt: skip
-        return self.estimates.summary("Least squares", facts, self.coef, categories)
 
 
 @program

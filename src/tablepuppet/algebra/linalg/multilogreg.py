@@ -17,11 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp, softmax
 
 from tablepuppet.algebra.array import LazyArray
-from tablepuppet.algebra.linalg.design import Design
 from tablepuppet.algebra.linalg.linear_fit import LinearFit, Rows, by_column
-from tablepuppet.algebra.linalg.newton import check_settings, classes_of, minimise
-from tablepuppet.algebra.linalg.program import program
-from tablepuppet.algebra.linalg.progress import Progress
+from tablepuppet.algebra.linalg.newton import check_settings, minimise
+from tablepuppet.algebra.linalg.program import classes_of, program
 
 Array = NDArray[np.float64]
 
@@ -100,15 +98,13 @@ def multilogreg(
     """
     check_settings("multilogreg", l2, tol, max_iter)
     classes, numbers = classes_of("multilogreg", y, X.shape[0])
-    design, outputs = Design(X, all_columns=True), 1 if len(classes) == 2 else len(classes)
-    progress = Progress(folder, "multilogreg", X, numbers, l2=l2)
+    outputs, rows = 1 if len(classes) == 2 else len(classes), len(numbers)
     loss = LogLoss(numbers, len(classes))
-    least = minimise("multilogreg", design, loss, outputs, l2, tol, max_iter, progress)
-    found, rows = least.coefficients, len(numbers)
+    least = minimise("multilogreg", X, loss, numbers, outputs, l2, tol, max_iter, folder)
     right = np.argmax(_all_scores(least.scores, len(classes)), axis=1) == numbers
     of_rows = (rows, -rows * loss.value(least.scores), float(np.mean(right)))
     if outputs == 1:
-        coef, intercept = by_column(X, design.expanded(found[:, 0])), float(found[0, 0])
-        return MultiLogReg(coef, intercept, X.preparation, classes, *of_rows)
-    coef = by_column(X, design.expanded(found), tuple(f"class {each}" for each in classes))
-    return MultiLogReg(coef, found[0], X.preparation, classes, *of_rows)
+        coef = by_column(X, least.coef[:, 0])
+        return MultiLogReg(coef, float(least.intercept[0]), X.preparation, classes, *of_rows)
+    coef = by_column(X, least.coef, tuple(f"class {each}" for each in classes))
+    return MultiLogReg(coef, least.intercept, X.preparation, classes, *of_rows)

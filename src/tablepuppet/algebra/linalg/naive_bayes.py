@@ -17,10 +17,8 @@ from scipy.special import softmax
 
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.column_products import BLOCK
-from tablepuppet.algebra.linalg.design import check_positive
 from tablepuppet.algebra.linalg.linear_fit import Rows, matrix_of
-from tablepuppet.algebra.linalg.newton import classes_of
-from tablepuppet.algebra.linalg.program import program
+from tablepuppet.algebra.linalg.program import check_positive, classes_of, program
 from tablepuppet.algebra.linalg.saved import LinalgModel
 from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.errors import PrivacyError

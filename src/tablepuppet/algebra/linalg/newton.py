@@ -11,17 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, cg
 
-from tablepuppet.algebra.linalg.design import Design, check_positive
+from tablepuppet.algebra.array import LazyArray
+from tablepuppet.algebra.linalg.design import Design
+from tablepuppet.algebra.linalg.program import check_positive, check_whole
 from tablepuppet.algebra.linalg.progress import Progress
 from tablepuppet.errors import LearnError
-from tablepuppet.prep.label import is_continuous
 
 Array = NDArray[np.float64]
 ENOUGH = 1e-4  # the share of the expected decrease that a step must bring
@@ -52,25 +53,22 @@ class NewtonLoss(Protocol):
 class Minimum:
     """Where the penalised loss is least."""
 
-    coefficients: Array  # (columns, outputs), the intercept first
+    coef: Array  # (columns, outputs)
+    intercept: Array  # (outputs,)
     scores: Any  # (rows, outputs); at the parties, if the plan has left them there
     objective: float
 
 
 def minimise(
-    program: str,
-    design: Design,
-    loss: NewtonLoss,
-    outputs: int,
-    l2: float,
-    tol: float,
-    max_iter: int,
-    progress: Progress,
-) -> Minimum:
-    """The least penalised loss.
+    program: str, X: LazyArray, loss: NewtonLoss, numbers: NDArray[np.intp], outputs: int, l2: float, tol: float,
+    max_iter: int, folder: str | Path | None,
+) -> Minimum:  # fmt: skip
+    """The least penalised loss of all columns of X, for classes with these ``numbers``.
 
     Ends when no derivative is above ``tol``, or when rounding hides all decrease; LearnError after ``max_iter`` steps.
+    With a ``folder`` it continues after a crash.
     """
+    design, progress = Design(X, all_columns=True), Progress(folder, program, X, numbers, l2=l2)
     rows, shape = design.shape[0], (design.shape[1], outputs)
 
     def times(directions: Array) -> Any:
@@ -86,7 +84,7 @@ def minimise(
         gradient = design.transposed_times(loss.slopes(scores)) / rows + penalty * found
         largest = float(np.abs(gradient).max())
         if largest <= tol:
-            return Minimum(found, scores, value)
+            return Minimum(found[1:], found[0], scores, value)
         step = _newton_step(design, loss, scores, penalty, gradient, min(0.1, largest))
         image, slope, share = times(step), float(np.sum(gradient * step)), 1.0
         for _ in range(HALVINGS):
@@ -98,7 +96,9 @@ def minimise(
         else:
             if largest > max(tol, ROUNDING):
                 raise LearnError(f"{program}: a derivative is {largest:.1e}, but no step lowers the loss; raise l2")
-            return Minimum(found, scores, value)  # rounding, also on the wire, is larger than what a step brings
+            return Minimum(
+                found[1:], found[0], scores, value
+            )  # rounding, also on the wire, is larger than what a step brings
         found, scores, value = moved, there, reached
         progress.write(coefficients=found, steps=number + 1)
     raise LearnError(
@@ -125,30 +125,4 @@ def check_settings(program: str, l2: float, tol: float, max_iter: int) -> None:
     """Raise LearnError if a setting is out of range."""
     check_positive(program, "l2", l2, zero=True)
     check_positive(program, "tol", tol)
-    if not isinstance(max_iter, Integral) or max_iter < 1:
-        raise LearnError(f"{program}: max_iter is a whole number from 1, not {max_iter!r}")
-
-
-def classes_of(program: str, label: ArrayLike, rows: int) -> tuple[NDArray[np.generic], NDArray[np.intp]]:
-    """(sorted classes, the class number of every row); LearnError unless there are two or more."""
-    given = np.asarray(label)
-    if given.shape != (rows,):
-        raise LearnError(f"{program}: y has shape {given.shape}, and X has {rows:,} joined rows: ({rows},)")
-    if given.dtype.kind == "c":
-        raise LearnError(f"{program}: y has complex numbers, which are no classes")
-    if given.dtype.kind == "f" and not np.isfinite(given).all():
-        raise LearnError(f"{program}: y has values that are not finite")
-    try:
-        classes, numbers = np.unique(given, return_inverse=True)
-    except TypeError:
-        raise LearnError(f"{program}: y has classes of several types") from None
-    if is_continuous(classes):
-        raise LearnError(
-            f"{program}: y has {len(classes):,} values that are not whole numbers, which are no classes; take lm or "
-            "glm, or make classes of it in SELECT, by CASE"
-        )
-    if not rows:
-        raise LearnError(f"{program}: X has no joined rows")
-    if len(classes) < 2:
-        raise LearnError(f"{program}: y has one class only in these rows; two or more are needed")
-    return classes, numbers
+    check_whole(program, "max_iter", max_iter)

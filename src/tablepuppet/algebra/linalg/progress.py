@@ -16,7 +16,6 @@ import json
 import os
 import zipfile
 from collections.abc import Iterable
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +40,17 @@ class Progress:
     def __init__(
         self, folder: str | Path | None, program: str, matrix: LazyArray, *given: NDArray[Any] | None, **settings: Any
     ):
-        self._file = None if folder is None else Path(folder) / f"{program}.npz"
-        self._placement = matrix.source.placement
-        self._about = {} if folder is None else _described(matrix, given) | {"settings": settings}
-        self._cells = None if folder is None else CellProducts(matrix)
+        self._file, self._placement = None, matrix.source.placement
+        if folder is not None:
+            self._file = Path(folder) / f"{program}.npz"
+            self._about = _described(matrix, given) | {"settings": settings}
+            weights = np.random.default_rng(0).normal(size=matrix.shape[0])
+            self._cells, self._squares = matrix.ask_transposed_times(weights), matrix.ask_column_squares()
+            self._precision = 8 * max(PRECISION, float(np.finfo(matrix.wire).eps))
 
     def read(self) -> State:
         """The state after the last round; empty if there is none. The same tables are collected again."""
-        if self._file is None or self._cells is None or not self._file.exists():
+        if self._file is None or not self._file.exists():
             return {}
         try:
             with np.load(self._file, allow_pickle=False) as found:
@@ -59,7 +61,7 @@ class Progress:
             raise LearnError(f"{str(self._file)!r} cannot be read: {type(error).__name__}; remove it") from error
         known = json.loads(json.dumps(self._about, default=str))
         changed = [name for name, value in known.items() if about.get(name) != value]
-        if not changed and not self._cells.are(cells):
+        if not changed and not self._has(cells):
             changed = ["cells"]
         if changed:
             raise LearnError(
@@ -69,12 +71,17 @@ class Progress:
         self._placement.go_on(plan)
         return state
 
+    def _has(self, cells: NDArray[np.float64]) -> bool:
+        """Whether X.T @ r is the same, up to the wire's precision."""
+        margin = self._precision * np.sqrt(self._squares.read())
+        return bool(np.all(np.abs(self._cells.read() - cells) <= margin))
+
     def write(self, **state: Any) -> None:
         """Keep the state of a round; that of the round before is replaced in one moment."""
-        if self._file is None or self._cells is None:
+        if self._file is None:
             return
         about, plan = json.dumps(self._about, default=str), json.dumps(self._placement.so_far())
-        everything: dict[str, Any] = {ABOUT: about, PLAN: plan, CELLS: self._cells.products, **state}
+        everything: dict[str, Any] = {ABOUT: about, PLAN: plan, CELLS: self._cells.read(), **state}
         draft = self._file.with_suffix(".new")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -85,25 +92,6 @@ class Progress:
             raise LearnError(
                 f"the folder {str(self._file.parent)!r} cannot be written ({error.strerror}); name another one"
             ) from error
-
-
-class CellProducts:
-    """The cells of a matrix as X.T @ r, which are asked for with the next trip."""
-
-    def __init__(self, matrix: LazyArray):
-        weights = np.random.default_rng(0).normal(size=matrix.shape[0])
-        self._asked, self._squares = matrix.ask_transposed_times(weights), matrix.ask_column_squares()
-        self._precision = 8 * max(PRECISION, float(np.finfo(matrix.wire).eps))
-
-    @cached_property
-    def products(self) -> NDArray[np.float64]:
-        """X.T @ r, (d,)."""
-        return self._asked.read()
-
-    def are(self, products: NDArray[np.float64]) -> bool:
-        """Whether the products are those of the same cells, up to the wire's precision."""
-        margin = self._precision * np.sqrt(self._squares.read())
-        return bool(np.all(np.abs(self.products - products) <= margin))
 
 
 def _described(matrix: LazyArray, given: tuple[NDArray[Any] | None, ...]) -> dict[str, Any]:

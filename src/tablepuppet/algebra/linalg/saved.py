@@ -11,8 +11,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
@@ -23,10 +22,19 @@ from numpy.typing import NDArray
 
 from tablepuppet.algebra.functions import Function
 from tablepuppet.algebra.linalg.estimates import Estimates
-from tablepuppet.algebra.preparation import Preparation, Recipe
+from tablepuppet.algebra.preparation import Preparation
+from tablepuppet.algebra.recipes import Recipe
 from tablepuppet.errors import ConfigError, LearnError, NotPickledError
 from tablepuppet.prep.encoding_file import encoding_arrays, encoding_facts, read_encoding
-from tablepuppet.runs.saved_files import ARRAYS, SECRETS, damage_explained, read_content, read_facts, sealed
+from tablepuppet.runs.saved_files import (
+    ARRAYS,
+    SECRETS,
+    damage_explained,
+    read_content,
+    read_facts,
+    save_errors,
+    sealed,
+)
 from tablepuppet.runs.table_view import NamedNumbers
 from tablepuppet.wire.engine import Engine
 
@@ -184,32 +192,18 @@ def _preparation(given: Preparation, arrays: dict[str, NDArray[Any]]) -> Facts:
     if encoding.private:
         raise LearnError("a matrix with noise has no models of tp.linalg")
     arrays |= encoding_arrays(encoding)
-    made = None
-    if recipe is not None:
-        made = {name: _written(getattr(recipe, name), arrays) for name in ("places", "scale", "shift")}
-        if recipe.function is not None:
-            made["steps"] = [list(step) for step in recipe.function.steps]
-            made["constants"] = _written(recipe.function.constants, arrays)
+    made = {name: _written(getattr(recipe, name), arrays) for name in ("places", "scale", "shift")}
+    if recipe.function is not None:
+        made["steps"] = [list(step) for step in recipe.function.steps]
+        made["constants"] = _written(recipe.function.constants, arrays)
     return {"kind": "preparation", "encoding": encoding_facts(encoding), "recipe": made}
 
 
 def _read_preparation(facts: Facts, arrays: Mapping[str, NDArray[Any]], engine: Engine) -> Preparation:
     encoding = read_encoding(facts["encoding"], arrays)
-    made = facts["recipe"]
-    if made is None:
-        return Preparation(encoding, engine)
-    function = None
+    made, function = facts["recipe"], None
     if "steps" in made:
         steps = tuple((name, left, right) for name, left, right in made["steps"])
         function = Function(steps, _read(made["constants"], arrays, engine))
     places, scale, shift = (_read(made[name], arrays, engine) for name in ("places", "scale", "shift"))
     return Preparation(encoding, engine, Recipe(places, function, scale, shift))
-
-
-@contextmanager
-def save_errors(path: Path) -> Iterator[None]:
-    """Raise ConfigError instead of OSError, for a model that cannot be saved at a path."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"cannot save the model as {str(path)!r}: {error.strerror}") from error

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.algebra.array import LazyArray
-from tablepuppet.algebra.linalg.design import LEAST, Design, check_numbers, check_rows
+from tablepuppet.algebra.linalg.design import LEAST, Design
 from tablepuppet.algebra.linalg.lm import LM, least_squares
-from tablepuppet.algebra.linalg.program import program
+from tablepuppet.algebra.linalg.program import check_numbers, check_rows, program
 from tablepuppet.algebra.linalg.progress import Progress
 
 Array = NDArray[np.float64]

@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.algebra.linalg.saved import save_errors
 from tablepuppet.errors import ConfigError
 from tablepuppet.privacy.private_file import write_atomically
-from tablepuppet.runs.saved_files import ARRAYS, SECRETS, sealed
+from tablepuppet.runs.saved_files import ARRAYS, SECRETS, save_errors, sealed
 
 FACTS = "model.json"
 

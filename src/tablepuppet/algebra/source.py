@@ -1,4 +1,4 @@
-"""The joined matrix X of a relation, which is never built: the result of `rel.matrix()`.
+"""The joined matrix X of a relation, which is never built: its columns, and what all arrays that are made of it share.
 
 `products.py` computes products, `array.py` is the interface for NumPy, `placement.py` decides where tables compute.
 """
@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 
 import tablepuppet.algebra.kept_ops
 import tablepuppet.algebra.ops  # noqa: F401 - registers the parties' half
-from tablepuppet.algebra.array import LazyArray
 from tablepuppet.algebra.derived import DerivedTable
 from tablepuppet.algebra.functions import Function
 from tablepuppet.algebra.kept import Keeper
 from tablepuppet.algebra.placement import Placement
-from tablepuppet.algebra.preparation import Recipe
 from tablepuppet.algebra.products import TableProducts
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.operators.client import Client
@@ -29,42 +27,30 @@ from tablepuppet.prep.statistics import NumberStatistics
 Array = NDArray[np.float64]
 
 
-class RelationMatrix(LazyArray):
+class MatrixSource:
     """X of a relation by an encoding: table after table, of each the numbers, then the categories.
-
-    It is a SciPy `LinearOperator`: `X @ V`, `X.T @ U`, and what SciPy's solvers ask; and an array for NumPy code.
 
     ``owner`` is what keeps the session open for as long as the matrix is used.
     """
 
     def __init__(self, client: Client, encoding: Encoding, wire: str, owner: object = None, plan: str = "cost"):
         apply_encoding(client, encoding)
-        self.encoding, self.wire_name, self._owner = encoding, wire, owner
-        self.engine, self.placement = client.engine, Placement(client, encoding, wire, plan)
+        self.encoding, self.wire, self.owner, self.engine = encoding, wire, owner, client.engine
+        self.placement = Placement(client, encoding, wire, plan)
         names = {alias: encoding.names(alias) for alias in encoding.numbers if alias in client.mapping.tables}
         ids = dict.fromkeys(names, encoding.id)
         squares = {alias: encoding.largest_square(alias) for alias in names}
         wide = {alias: len(listed) for alias, listed in names.items()}
         self.products = TableProducts(self.placement, ids, wide, squares)
-        self.all_columns = [name for listed in names.values() for name in listed]
-        self.is_number = np.zeros(len(self.all_columns), bool)
+        self.blocks = self.products.blocks
+        self.columns = [name for listed in names.values() for name in listed]
+        self.is_number = np.zeros(len(self.columns), bool)
         self.groups: list[tuple[int, int]] = []  # start and end of each category group
         for alias, block in self.blocks.items():
             start = block.start + len(encoding.numbers[alias])
             self.is_number[block.start : start] = True
             widths = [len(encoder.names) for encoder in encoding.categories[alias]]
             self.groups += list(pairwise(np.cumsum([start, *widths]).tolist()))
-        super().__init__(None, Recipe.plain(len(self.all_columns)), len(client.mapping))
-
-    @property
-    def source(self) -> RelationMatrix:
-        """Itself; it holds no reference to itself, so that the session ends with it."""
-        return self
-
-    @property
-    def blocks(self) -> dict[str, slice]:
-        """The columns of each table in X."""
-        return self.products.blocks
 
     @property
     def is_secure(self) -> bool:
@@ -74,11 +60,7 @@ class RelationMatrix(LazyArray):
     @cached_property
     def keeper(self) -> Keeper | None:
         """Who keeps vectors at parties, if they stay there."""
-        return Keeper.of(self.placement)
-
-    def made(self, recipe: Recipe | None) -> LazyArray:
-        """The array of a recipe over these rows."""
-        return self if recipe is None or recipe == self.recipe else LazyArray(self, recipe, self.shape[0])
+        return Keeper.of(self.placement, self.owner)
 
     def derived_tables(
         self, places: NDArray[np.intp], function: Function
@@ -107,7 +89,7 @@ class RelationMatrix(LazyArray):
 
         Only of columns that are public, by the rules of statistics: PrivacyError else.
         """
-        lows, highs = np.zeros(len(self.all_columns)), np.ones(len(self.all_columns))
+        lows, highs = np.zeros(len(self.columns)), np.ones(len(self.columns))
         wanted, client = set(places.tolist()), self.placement.client
         encoders: dict[int, NumberEncoder] = {}
         for alias, block in self.blocks.items():
@@ -135,6 +117,6 @@ class RelationMatrix(LazyArray):
             missing = [0.0] if found.missing else []  # which are the mean
             lows[place], highs[place] = min([ends[0], *missing]), max([ends[1], *missing])
         counts = sums.read()
-        lows[~self.is_number] = (counts[~self.is_number] >= self.shape[0] - 0.5).astype(np.float64)
+        lows[~self.is_number] = (counts[~self.is_number] >= self.products.shape[0] - 0.5).astype(np.float64)
         highs[~self.is_number] = (counts[~self.is_number] > 0.5).astype(np.float64)
         return lows[places], highs[places]
