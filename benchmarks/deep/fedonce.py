@@ -24,7 +24,7 @@ from benchmarks.data import is_there
 from benchmarks.deep.data import Halves, covtype, mnist, phishing, relations, twins, ujiindoorloc
 from benchmarks.deep.results import RESULTS, Results
 from tablepuppet.baselines import Boosted, Centralized, Combine, Solo, priv_baseline, splitnn_at
-from tablepuppet.privacy.accountant import Spending, moments_division, noise_multiplier
+from tablepuppet.privacy.accountant import Spending, noise_multiplier
 
 SPLITS, COMPARED = 10, 2
 PAPER: dict[str, Any] = {"guest_epochs": 100, "epochs": 300}  # of the paper, on phishing
@@ -262,7 +262,7 @@ def _share(epsilon: float) -> float:
     for _ in range(20):
         middle = (low + high) / 2
         multiplier = noise_multiplier(middle * epsilon, 1e-5)
-        total = moments_division([Spending.of_gaussian(multiplier)] * 4, 1e-5)
+        total = Spending.of_gaussian(multiplier).times(4).epsilon(1e-5)
         low, high = (middle, high) if total <= epsilon else (low, middle)
     return low
 

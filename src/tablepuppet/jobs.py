@@ -163,7 +163,7 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
         learner.predictions_to_come = 1 + (split.test != 0) + (split.validation != 0)  # `train` measures each side
         planning = learner.check_rounds(plan, rows, self.max_categories, self.pipeline or DEFAULT)
         if learner.promise_ is None or not learner.promise_.is_sampled:  # else costs depend on the rows that take part
-            check_budget(learner, planning, funds_of(plan))
+            check_budget(planning, funds_of(plan))
         return planning
 
 

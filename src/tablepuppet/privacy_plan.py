@@ -15,8 +15,8 @@ from typing import Any
 from tablepuppet.errors import PrivacyError
 from tablepuppet.federation import Federation
 from tablepuppet.jobs import make_learner, read_job
-from tablepuppet.learn.private.budget_check import check_budget, funds_of, label_of
-from tablepuppet.learn.private.encoder_promise import known_columns
+from tablepuppet.learn.private.budget_check import check_budget, funds_of
+from tablepuppet.learn.private.encoder_releases import known_columns
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.planned_releases import PlannedFit, Planning, Releases
 from tablepuppet.learn.private.promise import Uses, known_otherwise, promised
@@ -90,7 +90,7 @@ class PrivacyPlan:
                 "party": party, "table": table, "rows": self.rows[table], "epsilon": cost.epsilon(delta),
                 "delta": delta, "budgets": [
                     {"of": each.whose, "epsilon": each.epsilon, "delta": each.delta, "left": each.left,
-                     "needed": each.after(cost) - each.spent.epsilon(each.delta)}
+                     "needed": each.needed(cost)}
                     for each in self.funds.get((party, table.lower()), ())
                 ],
             }
@@ -179,21 +179,19 @@ def _planned(planning: Planning, privacy: Privacy | None, notify: Callable[[str]
     for alias, table in plan.tables.items():
         counts[table.name] = max(counts.get(table.name, 0), planning.rows[alias])
     funds = funds_of(plan)
-    notes = tuple(_notes(planning, privacy, funds, here)) if report["delta"] is not None else ()
+    notes = tuple(_notes(planning, fit, funds, here)) if report["delta"] is not None else ()
     warnings = tuple(_warnings(planning, privacy, fit, funds))
     return PrivacyPlan(report, counts, fit.releases, funds, notes, warnings)
 
 
-def _notes(planning: Planning, privacy: Privacy | None, funds: PartysFunds, here: bool) -> Iterator[str]:
+def _notes(planning: Planning, fit: PlannedFit, funds: PartysFunds, here: bool) -> Iterator[str]:
     yield COUNTS
-    if planning.learner.promise_ is not None:
+    if fit.promise is not None:
         yield COLUMNS
     if planning.learner.learns_classes and planning.listed_classes is None:
         yield CLASSES
     yield HERE if here else f"{BUDGETS} {POLICIES}"
-    if privacy is not None and any(
-        label_of(planning, privacy) in each.labels for pair in funds.values() for each in pair
-    ):
+    if any(fit.label in each.labels for pair in funds.values() for each in pair):
         yield PAID
 
 
@@ -213,7 +211,7 @@ def _warnings(planning: Planning, privacy: Privacy | None, fit: PlannedFit, fund
 def _of_budgets(planning: Planning, funds: PartysFunds) -> Iterator[str]:
     """What is not certain of budgets: noise on samples depends on how many rows take part, labels on their column."""
     try:
-        if check_budget(planning.learner, planning, funds):
+        if check_budget(planning, funds):
             yield ONLY_PAID
     except PrivacyError as error:  # else the job was refused before
         yield f"With the rows of the catalog: {error}. The fit checks again with the rows that take part."
@@ -236,5 +234,5 @@ def _of_encoders(promise: FeaturePromise, plan: Plan, alias: str, size: TableSiz
         yield (
             f"Table {size.name}: noise will hide columns without bounds or categories in the policy of "
             f"{', '.join(size.parties)}: they need about {needed:,.0f} rows, and it has {size.rows:,} at most; or use "
-            f"feature_epsilon={promise.statistics.epsilon * factor:.2g}, or fewer columns."
+            f"feature_epsilon={promise.whole * factor:.2g}, or fewer columns."
         )

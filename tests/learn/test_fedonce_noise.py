@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.learn.private.step_promise import StepPromise
+from tablepuppet.learn.private.round_promises import StepPromise
 from tablepuppet.party.local_table import LocalTable
-from tablepuppet.privacy.accountant import Spending, gaussian_epsilon, moments_division
+from tablepuppet.privacy.accountant import Spending, gaussian_epsilon
 from tests.learn.materialised import predictions, side_by_side
 from tests.relations import federation
 
@@ -40,17 +40,17 @@ def test_stated_figures_are_the_accountants(relation: tp.Relation) -> None:
     promise, report = model.promise_, model.privacy_
     assert isinstance(promise, StepPromise)
     assert math.isinf(report["epsilon"])
-    taken = promise.rounds * promise.steps_of_round
-    assert promise.steps.steps == taken == 40
+    taken = promise.steps
+    assert promise.noise.steps == taken == 40
     costs = []
     for alias in promise.tables:
-        multiplier, beside = promise.steps.multipliers[alias], promise.statistics.precision(alias)
-        left = promise.statistics.delta_left([alias])
+        multiplier, beside = promise.noise.multipliers[alias], promise.precision(alias)
+        left = promise.delta_left([alias])
         exact = gaussian_epsilon(multiplier, left, taken, None, beside)
         assert report["tables"][alias]["epsilon_given_messages"] == pytest.approx(exact, rel=2e-3)
         assert report["tables"][alias]["epsilon_given_messages"] <= 2.0
         costs.append(Spending.of_gaussian(multiplier, taken) + Spending.of_gaussian(beside**-0.5))
-    together = moments_division(costs, promise.statistics.delta_left(promise.tables))
+    together = sum(costs, Spending()).epsilon(promise.delta_left(promise.tables))
     assert report["total"]["moments_given_messages"] == pytest.approx(together, rel=2e-3)
     assert report["total"]["moments_given_messages"] < report["total"]["epsilon_given_messages"]
 
@@ -64,7 +64,7 @@ def test_parties_charge_what_is_stated(relation: tp.Relation, monkeypatch: pytes
 
     monkeypatch.setattr(LocalTable, "charge", charge)
     model = fitted(relation, feature_epsilon=2.0)
-    for alias, multiplier in model.promise_.steps.multipliers.items():
+    for alias, multiplier in model.promise_.noise.multipliers.items():
         costs = [cost for cost, purpose in charged[alias] if purpose == "gradient"]
         assert len(costs) == 40
         for cost in costs:

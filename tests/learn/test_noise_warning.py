@@ -11,8 +11,8 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.federation import PartyEntry
-from tablepuppet.learn.private.encoder_promise import EncoderPromise, statistics_of
-from tablepuppet.learn.private.sum_promise import SumPromise
+from tablepuppet.learn.private.encoder_releases import statistics_of
+from tablepuppet.learn.private.round_promises import SumPromise
 from tablepuppet.learn.private.usefulness import TableSize, help_for_features, help_for_labels
 from tablepuppet.sql.query import OutputColumn
 from tests.relations import record_wire, write_party
@@ -114,7 +114,7 @@ def promise(epsilon: float) -> SumPromise:
     """For a table of one number."""
     privacy = tp.Privacy(feature_epsilon=epsilon)
     tables = statistics_of([OutputColumn("x", "t", "x", "DOUBLE")], frozenset())
-    return SumPromise(privacy, EncoderPromise(epsilon, privacy.delta, tables), None)
+    return SumPromise(privacy, tables, None)
 
 
 def test_figures_for_steps_agree() -> None:

@@ -114,7 +114,7 @@ def test_several_rows_of_one_person(relation: tp.Relation) -> None:
     found = model.privacy_.for_rows(5)
     assert (found["rows"], found["label_epsilon"], found["delta"]) == (5, 10.0, DELTA)
     assert found["tables"]["orders"]["label"] == 10.0
-    told = 25 * promise._precision("o")
+    told = 25 * (promise.precision("o") + sum(each.precision for each in noise.of_rounds("o")))
     expected = gaussian_epsilon(told**-0.5, DELTA)
     assert found["tables"]["orders"]["epsilon_given_messages"] == pytest.approx(expected, rel=1e-4)
     whole = gaussian_epsilon((told + 5 / noise.image**2) ** -0.5, DELTA)
@@ -155,9 +155,9 @@ def test_several_rows_with_samples(relation: tp.Relation, batch_size: int) -> No
     report = learner.fit(relation).privacy_
     two = report.for_rows(2)
     promise: Any = learner.promise_
-    steps = promise.steps
+    steps = promise.noise
     for name, alias in (("orders", "o"), ("items", "i")):
         one, both = (each["tables"][name]["epsilon_given_messages"] for each in (report, two))
-        all_in = gaussian_epsilon(steps.multipliers[alias] / 2, DELTA, 5, None, 4 * promise.statistics.precision(alias))
+        all_in = gaussian_epsilon(steps.multipliers[alias] / 2, DELTA, 5, None, 4 * promise.precision(alias))
         assert one < both <= all_in + 1e-3
     assert ("2 rows" in str(report)) == (batch_size != 100)

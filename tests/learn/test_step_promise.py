@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.learn.private.step_promise import StepPromise, sampling_of
+from tablepuppet.learn.private.round_promises import StepPromise, sampling_of
 from tablepuppet.privacy.accountant import gaussian_epsilon, noise_multiplier
 from tests.relations import federation
 
@@ -71,8 +71,7 @@ def test_stated_epsilon_is_that_of_all_releases(tmp_path: Path, batch_size: int)
     model = linear(rounds=2, local_steps=5, batch_size=batch_size).fit(relation(tmp_path))
     promise = steps_of(model)
     for alias, name, rows in (("v", "visits", ROWS), ("p", "people", 500)):
-        noise = promise.steps
-        assert noise is not None
+        noise = promise.noise
         assert noise.steps == 10
         q = noise.samplings[alias]
         assert q == min(1.0, batch_size / rows)

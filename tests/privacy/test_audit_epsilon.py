@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 import tablepuppet as tp
 from tablepuppet.learn.noise.plan import FeatureNoise
-from tablepuppet.learn.private.encoder_promise import EncoderPromise
-from tablepuppet.learn.private.sum_promise import SumPromise
+from tablepuppet.learn.private.round_promises import SumPromise
 from tablepuppet.party.spec import Linear
 from tablepuppet.privacy.label import noisy_classes, noisy_numbers
 from tablepuppet.privacy.shares import epsilon_of
@@ -27,9 +26,7 @@ LOUD = tp.Privacy(feature_epsilon=4.0, prediction_epsilon=4.0, delta=DELTA)
 def noise_of(world: World, factor: float = 1.0, predictions: bool = True, privacy: tp.Privacy = BOTH) -> FeatureNoise:
     """The noise of a fit with one round, times a factor."""
     assert world.promise is not None
-    assert privacy.feature_epsilon is not None
-    encoders = EncoderPromise(privacy.feature_epsilon, privacy.delta, world.promise.statistics.tables)
-    found = SumPromise(privacy, encoders, 1).noise
+    found = SumPromise(privacy, world.promise.statistics, 1).noise
     image = found.image * factor if found.image is not None and predictions else None
     return FeatureNoise(found.clip, found.gram * factor, found.step * factor, image=image)
 

@@ -12,8 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import tablepuppet as tp
-from tablepuppet.learn.private.encoder_promise import EncoderPromise
-from tablepuppet.learn.private.step_promise import StepPromise
+from tablepuppet.learn.private.round_promises import StepPromise
 from tablepuppet.learn.tables.parameters import first_parameters
 from tablepuppet.party.added_noise import SampleNoise
 from tablepuppet.party.spec import Linear, Network, Spec
@@ -39,10 +38,9 @@ class Steps:
     def promise(self, world: World, hidden: list[int] | None) -> StepPromise:
         """What a fit of one such step promises."""
         assert world.promise is not None
-        tables = {"a": replace(world.promise.statistics.tables["a"], expected=0)}  # steps have all of epsilon
+        tables = {"a": replace(world.promise.statistics["a"], expected=0)}  # steps have all of epsilon
         privacy = tp.Privacy(feature_epsilon=self.epsilon, delta=DELTA)
-        encoders = EncoderPromise(self.epsilon, DELTA, tables)
-        promise = StepPromise(privacy, encoders, 1, 1, {"a": self.sampling})
+        promise = StepPromise(privacy, tables, 1, 1, {"a": self.sampling})
         promise.choose({"a": math.prod(spec_of(hidden).theta_shape(1))}).steps = 1
         return promise
 
@@ -56,7 +54,7 @@ def seen_in(world: World, promise: StepPromise, hidden: list[int] | None, steps:
 
     No other row is asked for anything, so that none hides the one that is looked for: an attacker may choose that.
     """
-    noise = promise.steps
+    noise = promise.noise
     spec = spec_of(hidden)
     theta = first_parameters(spec, 0, "a", 1, 1, zero=True).theta
     added = SampleNoise(ROWS, noise.clip, noise.multipliers["a"] * steps.noise, steps.drawn or steps.sampling)

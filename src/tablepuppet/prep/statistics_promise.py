@@ -14,7 +14,7 @@ from functools import cached_property
 from tablepuppet.errors import PrivacyError
 from tablepuppet.operators.client import Client
 from tablepuppet.privacy.accountant import Spending
-from tablepuppet.privacy.funds import Funds, PartysFunds
+from tablepuppet.privacy.funds import PartysFunds
 from tablepuppet.privacy.noise import sampling_epsilon
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.privacy.shares import TAIL_DELTA, Shares, epsilon_of
@@ -119,7 +119,11 @@ class StatisticsPromise:
             ):
                 for each in left.get((party, table.lower()), ()):
                     if not each.allows(cost):
-                        raise _too_little(f"{step}: party {party!r}, table {table!r}", each, cost)
+                        raise PrivacyError(
+                            f"{step}: party {party!r}, table {table!r}: {each.shortage(cost)}; nothing was spent; use "
+                            "a smaller feature_epsilon, or ask the party's operator",
+                            rule=each.rule,
+                        )
 
     def _cost(self, table: str, releases: Sequence[PlannedRelease]) -> Spending:
         """What a party is charged at most."""
@@ -139,13 +143,3 @@ class StatisticsPromise:
         return Spent(
             max(tables.values(), default=0.0), self.privacy.delta, total, tables, counts, dict(self._multipliers)
         )
-
-
-def _too_little(where: str, funds: Funds, cost: Spending) -> PrivacyError:
-    whose = "this caller has" if funds.whose == "caller" else "all callers together have"
-    needed = funds.after(cost) - funds.spent.epsilon(funds.delta)
-    return PrivacyError(
-        f"{where}: epsilon {funds.left:.4g} is left of the {funds.epsilon:g} that {whose} at delta {funds.delta:g}, "
-        f"and it needs {needed:.4g}; nothing was spent; use a smaller feature_epsilon, or ask the party's operator",
-        rule="epsilon_per_caller" if funds.whose == "caller" else "epsilon",
-    )

@@ -175,22 +175,17 @@ def group_epsilon(
     for multiplier, count, sampling in steps:
         _check_steps(multiplier, count, sampling)
     check_delta(delta)
-    plain = [step for step in steps if step[2] is None or step[2] == 1 or rows > MOST_IN_SAMPLE]
-    sampled = [(multiplier, count, s) for multiplier, count, s in steps if (multiplier, count, s) not in plain and s]
-    whole = beside + sum(count * (rows / multiplier) ** 2 for multiplier, count, _ in plain)
+    whole, sampled = beside, []
+    for multiplier, count, sampling in steps:
+        if sampling is None or sampling == 1 or rows > MOST_IN_SAMPLE:
+            whole += count * (rows / multiplier) ** 2
+        else:
+            sampled.append((_binomial(multiplier, rows, sampling), count))
     if not sampled:
         return gaussian_epsilon(whole**-0.5, delta) if whole else 0.0
-    coarse = _by_mixtures(sampled, delta, rows, whole, 5e-3)
-    finer = math.sqrt(1e-3 * coarse / sum(count for _, count, _ in sampled))
-    return min(coarse, _by_mixtures(sampled, delta, rows, whole, finer)) if finer < 5e-3 else coarse
-
-
-def moments_division(parties: Sequence[Spending], delta: float) -> float:
-    """The epsilon at ``delta`` of tables about the same people: divergences are added up, then converted once.
-
-    This is Theorem 4 of FedOnce. Converting each table by itself and adding up epsilons gives much more.
-    """
-    return sum(parties, Spending()).epsilon(delta)
+    coarse = _on_grid(sampled, delta, whole, 5e-3)
+    finer = math.sqrt(1e-3 * coarse / sum(count for _, count in sampled))
+    return min(coarse, _on_grid(sampled, delta, whole, finer)) if finer < 5e-3 else coarse
 
 
 def check_delta(delta: float) -> None:
@@ -240,15 +235,15 @@ def _curve(multiplier: float, steps: int, sampling: float) -> tuple[float, ...]:
 
     accountant = rdp.RdpAccountant(ORDERS, NeighboringRelation.REPLACE_SPECIAL)
     with np.errstate(all="ignore"):
-        curve = np.asarray(_sampled(multiplier, steps, sampling, accountant)._rdp, np.float64)
+        curve = np.asarray(accountant.compose(_sampled(multiplier, sampling), steps)._rdp, np.float64)
     # A sample never costs more than all rows: where its formula is no number, as with next to no noise, that counts.
     return tuple(np.where(curve >= 0, np.minimum(curve, whole), whole).tolist())
 
 
-def _sampled(multiplier: float, steps: int, sampling: float, accountant: Any) -> Any:
+def _sampled(multiplier: float, sampling: float) -> Any:
     import dp_accounting as dp
 
-    return accountant.compose(dp.PoissonSampledDpEvent(sampling, dp.GaussianDpEvent(multiplier)), steps)
+    return dp.PoissonSampledDpEvent(sampling, dp.GaussianDpEvent(multiplier))
 
 
 def _by_renyi(multiplier: float, steps: int, sampling: float, delta: float, beside: float) -> float:
@@ -257,28 +252,26 @@ def _by_renyi(multiplier: float, steps: int, sampling: float, delta: float, besi
 
 
 def _by_losses(multiplier: float, steps: int, sampling: float, delta: float, beside: float, size: float) -> float:
-    """By the privacy loss distribution, on a grid that errs on the safe side, by little for an epsilon of ``size``."""
-    from dp_accounting import GaussianDpEvent, NeighboringRelation, pld
-
+    """By the privacy loss distribution, on a grid that is fine enough for an epsilon of ``size``."""
     interval = min(5e-3, math.sqrt(1e-4 * size / steps))
-    accountant = pld.PLDAccountant(NeighboringRelation.REPLACE_SPECIAL, value_discretization_interval=interval)
-    whole = _sampled(multiplier, steps, sampling, accountant)
-    if beside:
-        whole = whole.compose(GaussianDpEvent(beside**-0.5))
-    return float(whole.get_epsilon(delta))
+    return _on_grid([(_sampled(multiplier, sampling), steps)], delta, beside, interval)
 
 
-def _by_mixtures(
-    steps: Sequence[tuple[float, int, float]], delta: float, rows: int, beside: float, interval: float
-) -> float:
-    """By the privacy loss distribution, on a grid that errs on the safe side."""
-    from dp_accounting import GaussianDpEvent, NeighboringRelation, dp_event, pld
+def _binomial(multiplier: float, rows: int, sampling: float) -> Any:
+    """A noisy sum over a sample in which a person has a binomial number of rows."""
+    from dp_accounting import dp_event
     from scipy.stats import binom
 
+    chances = binom.pmf(range(rows + 1), rows, sampling)
+    return dp_event.MixtureOfGaussiansDpEvent(multiplier, list(range(rows + 1)), list(chances / chances.sum()))
+
+
+def _on_grid(events: Sequence[tuple[Any, int]], delta: float, beside: float, interval: float) -> float:
+    """By the privacy loss distribution of (event, count) pairs, on a grid that errs on the safe side."""
+    from dp_accounting import GaussianDpEvent, NeighboringRelation, pld
+
     whole = pld.PLDAccountant(NeighboringRelation.REPLACE_SPECIAL, value_discretization_interval=interval)
-    for multiplier, count, sampling in steps:
-        chances = binom.pmf(range(rows + 1), rows, sampling)
-        event = dp_event.MixtureOfGaussiansDpEvent(multiplier, list(range(rows + 1)), list(chances / chances.sum()))
+    for event, count in events:
         whole = whole.compose(event, count)
     if beside:
         whole = whole.compose(GaussianDpEvent(beside**-0.5))

@@ -47,9 +47,26 @@ class Funds:
         """What will be spent in all with this cost. Costs add up to less than the sum of their epsilons."""
         return (self.spent + cost).epsilon(self.delta)
 
+    def needed(self, cost: Spending) -> float:
+        """How much the cost adds to what is spent."""
+        return self.after(cost) - self.spent.epsilon(self.delta)
+
     def allows(self, cost: Spending) -> bool:
         """Whether the cost is within the budget."""
         return self.after(cost) <= self.epsilon * SLACK
+
+    def shortage(self, cost: Spending) -> str:
+        """Why a cost is not within the budget."""
+        whose = "this caller has" if self.whose == "caller" else "all callers together have"
+        return (
+            f"epsilon {self.left:.4g} is left of the {self.epsilon:g} that {whose} at delta {self.delta:g}, and it "
+            f"needs {self.needed(cost):.4g}"
+        )
+
+    @property
+    def rule(self) -> str:
+        """The policy rule that sets the budget."""
+        return "epsilon_per_caller" if self.whose == "caller" else "epsilon"
 
 
 PartysFunds = Mapping[tuple[str, str], Sequence[Funds]]

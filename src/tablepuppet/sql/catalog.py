@@ -60,6 +60,11 @@ class VerticalTable:
         """Rows over all shards."""
         return sum(shard.rows for shard in self.shards)
 
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """The parties that publish a shard of it."""
+        return tuple(dict.fromkeys(shard.party for shard in self.shards))
+
     def find(self, column: str) -> str | None:
         """The catalog's spelling of a column name, which SQL compares without regard to case."""
         if column in self.columns:

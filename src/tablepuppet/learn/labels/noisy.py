@@ -66,7 +66,7 @@ def private_numbers(
 ) -> Values:
     """Numeric labels of all rows, clipped to the bounds, with Laplace noise; a missing label counts as the middle."""
     table.view(view)
-    with _naming(table, column):
+    with _naming(table.grant.party, table.grant.table, column):
         given = None if bounds is None else (float(bounds[0]), float(bounds[1]))
         lo, hi = _agreed("bounds", table.grant.outputs[column].rule.bounds, given)
         check_bounds((lo, hi), epsilon)
@@ -100,9 +100,9 @@ def private_classes(
 ) -> Values:
     """The listed classes, and the noisy class of every row; a label that is not listed counts as the first class."""
     table.view(view)
-    with _naming(table, column):
+    with _naming(table.grant.party, table.grant.table, column):
         policy = table.grant.outputs[column].rule.categories
-        listed = _agreed("classes", _as_sorted(policy), _as_sorted(classes))
+        listed = _agreed("classes", _sorted(policy), _sorted(classes))
         check_classes(len(listed))
         values = fitted_classes(listed, table.snapshot.outputs[column].type)
         secret, release = _release(table, column, mechanism, epsilon, [[type(each).__name__, each] for each in listed])
@@ -123,18 +123,12 @@ def private_classes(
 
 
 @contextmanager
-def _naming(table: LocalTable, column: str) -> Iterator[None]:
+def _naming(party: str, table: str, column: str) -> Iterator[None]:
     """Name the party, table and column of the label in errors."""
-    with _named(f"party {table.grant.party!r}, table {table.grant.table!r}, label {column!r}"):
-        yield
-
-
-@contextmanager
-def _named(where: str) -> Iterator[None]:
     try:
         yield
     except PrivacyError as error:
-        raise PrivacyError(f"{where}: {error}", rule="label") from None
+        raise PrivacyError(f"party {party!r}, table {table!r}, label {column!r}: {error}", rule="label") from None
 
 
 def _agreed(what: str, policy: tuple[Any, ...] | None, asked: tuple[Any, ...] | None) -> tuple[Any, ...]:
@@ -151,9 +145,9 @@ def _agreed(what: str, policy: tuple[Any, ...] | None, asked: tuple[Any, ...] | 
     return found
 
 
-def _sorted(classes: Sequence[Category]) -> tuple[Category, ...]:
+def _sorted(classes: Sequence[Category] | None) -> tuple[Category, ...] | None:
     """The classes in an order that does not depend on how they were listed."""
-    return tuple(sorted(classes, key=lambda each: (type(each).__name__, each)))
+    return None if classes is None else tuple(sorted(classes, key=lambda each: (type(each).__name__, each)))
 
 
 def _rows(table: LocalTable, view: str, column: str) -> Rows:
@@ -186,28 +180,23 @@ def _release(table: LocalTable, column: str, mechanism: str, epsilon: float, dom
 
 def check_label(privacy: Privacy, plan: Plan, *, classes: bool) -> None:
     """PrivacyError if a party would refuse to release noisy labels, as far as its published policy shows."""
-    label, question = plan.query.label, class_question(privacy) if classes else number_question(privacy)
+    (class_question if classes else number_question)(privacy)  # it refuses the settings of the other
+    label = plan.query.label
     if label is None or privacy.label_epsilon is None:
         return
     for shard in plan.tables[label.alias].shards:
-        with _named(f"party {shard.party!r}, table {shard.name!r}, label {label.name!r}"):
+        with _naming(shard.party, shard.name, label.name):
             if classes:
                 policy = described(label.expression, shard.categories) or None
-                listed = _agreed("classes", _as_sorted(policy), _as_sorted(question[1]["classes"]))
+                listed = _agreed("classes", _sorted(policy), _sorted(privacy.label_classes))
                 check_classes(len(listed))
                 kind = arrow_type(label.type)
                 if not pa.types.is_dictionary(kind):
                     fitted_classes(listed, kind)
             else:
-                given = question[1]["bounds"]
-                bounds = _agreed(
-                    "bounds", described(label.expression, shard.bounds), None if given is None else tuple(given)
-                )
+                given = None if privacy.label_bounds is None else tuple(privacy.label_bounds)
+                bounds = _agreed("bounds", described(label.expression, shard.bounds), given)
                 check_bounds((float(bounds[0]), float(bounds[1])), privacy.label_epsilon)
-
-
-def _as_sorted(classes: Sequence[Category] | None) -> tuple[Category, ...] | None:
-    return None if classes is None else _sorted(classes)
 
 
 def number_question(privacy: Privacy) -> Question:

@@ -26,8 +26,7 @@ from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.noise.plan import StepNoise
 from tablepuppet.learn.private.feature_promise import FeaturePromise
-from tablepuppet.learn.private.promises import new_promise
-from tablepuppet.learn.private.step_promise import StepPromise
+from tablepuppet.learn.private.round_promises import StepPromise, new_promise
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import COUNT, NUMBER, RATE, Auto, Kind, or_auto, setting
@@ -256,7 +255,7 @@ class FedOnce(Parts, SplitNN):
     ) -> tuple[Watched, Array]:
         """FedOnce-L1."""
         assert isinstance(model.noise, StepNoise), "`_new_model` gave it"
-        steps, report = promise.rounds * promise.steps_of_round, watch.of(model)
+        steps, report = promise.steps, watch.of(model)
         noisy = NoisyOnce(model, model.noise, promise.rounds, steps)
         if model.guests:
             message = f"{type(self).__name__}: guests learn from their own rows, with noise"
@@ -352,9 +351,9 @@ class FedOnce(Parts, SplitNN):
         """A model with the stored parameters, for predictions only."""
         model = super().saved(stored, engine, wire)
         model.absent = frozenset(self.absent_)
-        if self.promise_ is not None and self.promise_.spent.image is not None:
-            noise = self.promise_.spent.of_predictions(self.promise_.spent.clip)
-            model.noise, model.spent = {alias: {"noise": noise} for alias in model.specs}, self.promise_.spent
+        if self.promise_ is not None and self.promise_.noise.image is not None:
+            noise = self.promise_.noise.of_predictions(self.promise_.noise.clip)
+            model.noise, model.spent = {alias: {"noise": noise} for alias in model.specs}, self.promise_.noise
         elif self.noise:
             model.noise = {alias: {"blur": float(self.noise)} for alias in model.specs if alias != self.host_}
         return model

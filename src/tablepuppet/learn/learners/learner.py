@@ -330,7 +330,7 @@ class Learner(Planner):
     def saved(self, stored: Stored, engine: Engine, wire: str) -> SavedModel:
         """A model with the stored parameters, for predictions only."""
         model = SavedModel(self.spec(len(self.intercept_)), self.encoding_, stored, engine, wire)
-        model.spent = None if self.promise_ is None else self.promise_.spent
+        model.spent = None if self.promise_ is None else self.promise_.noise
         return model
 
 

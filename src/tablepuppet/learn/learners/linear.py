@@ -22,8 +22,7 @@ from tablepuppet.learn.linear.model import LinearModel, by_column
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.private.descent import solve_by_steps
 from tablepuppet.learn.private.feature_promise import FeaturePromise
-from tablepuppet.learn.private.step_promise import StepPromise
-from tablepuppet.learn.private.sum_promise import SumPromise
+from tablepuppet.learn.private.round_promises import StepPromise, SumPromise
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.admm import SharingRule

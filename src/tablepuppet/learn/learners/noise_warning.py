@@ -22,7 +22,6 @@ from tablepuppet.learn.private.usefulness import (
     is_all_noise,
     is_useless,
     label_share,
-    loss_of_constant,
     prediction_noise_ratio,
     searched_directions,
 )
@@ -58,7 +57,8 @@ def warn_of_noise(
         return
     entry = learner.history_[learner.best_round_ - 1]
     measured, value = (loss, entry["loss"]) if held_out is None else (held_out.loss, entry["validation_loss"])
-    constant = loss_of_constant(measured, loss.best_constant())
+    measured.set_constant(loss.best_constant())
+    constant = measured.evaluate()
     if constant <= 0:  # the label is constant
         return
     gained = left_by_noise(learner, loss, constant, 1 - value / constant)

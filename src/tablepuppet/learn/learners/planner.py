@@ -176,7 +176,7 @@ class Planner(FitAttributes, Estimator):
         rows = {alias: table.rows for alias, table in relation.mapping.tables.items()}
         to_come = self.predictions_to_come
         planning = Planning(self, relation.plan, rows, relation.max_categories, to_come, most, relation.prep)
-        return check_budget(self, planning, relation.funds(), labels_paid=labels_paid)
+        return check_budget(planning, relation.funds(), labels_paid=labels_paid)
 
     @property
     def most_rounds(self) -> int:
@@ -195,7 +195,7 @@ class Planner(FitAttributes, Estimator):
     def epsilon_so_far(self) -> float | None:
         """The epsilon of the rounds so far, given messages; without feature privacy that of labels, or None."""
         if self.promise_ is not None:
-            return self.promise_.most_so_far
+            return self.promise_.so_far
         return None if self.privacy is None else self.privacy.label_epsilon
 
 

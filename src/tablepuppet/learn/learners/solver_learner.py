@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.learners.learner import Begun, Learner
 from tablepuppet.learn.private.feature_promise import FeaturePromise
-from tablepuppet.learn.private.promises import new_promise
+from tablepuppet.learn.private.round_promises import new_promise
 from tablepuppet.learn.settings import COUNT, NUMBER, SWITCH, Auto, or_auto, setting
 from tablepuppet.learn.solve.allowance import RoundAllowance
 from tablepuppet.learn.solve.schedule import Schedule, Usual, schedule_of

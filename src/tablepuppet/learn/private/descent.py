@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.loss.joined_loss import GRADIENT, JoinedLoss
 from tablepuppet.learn.loss.units import in_units, out_of_units
+from tablepuppet.learn.private.round_promises import StepPromise
 from tablepuppet.learn.private.sampled_model import Pace, SampledModel
-from tablepuppet.learn.private.step_promise import StepPromise
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import Auto
 from tablepuppet.learn.solve.admm import RESIDUAL, SharingResidual, auto_rho
@@ -36,21 +36,12 @@ PREDICTIONS = "predictions"  # a column: the sum over tables, without the interc
 AUTO_RHO = 1.5  # times the mean curvature of the loss at the start
 
 
-class Wish(Protocol):
-    """What the coordinator sends in each round."""
-
-    @property
-    def pull(self) -> float:
-        """Weight of the proximal term per joined row: it keeps predictions near those at the start of the round."""
-        ...
-
-    def column(self) -> str:
-        """The column of values whose sums are sent to tables; the loss has been evaluated at the scores."""
-        ...
-
-
 class Gradient:
-    """The gradient of the loss."""
+    """What the coordinator sends in each round: the gradient of the loss.
+
+    ``pull`` is the weight of the proximal term per joined row. ``column`` is the column of values whose sums are sent
+    to tables; the loss has been evaluated at the scores.
+    """
 
     def __init__(self, loss: JoinedLoss, tables: int):
         self.loss, self.tables = loss, tables
@@ -67,7 +58,7 @@ class Gradient:
 
 
 class Residual:
-    """The residual of the sharing problem."""
+    """The same: the residual of the sharing problem."""
 
     def __init__(self, loss: JoinedLoss, tables: int, rho: float | str):
         self.rule, self._begun = SharingResidual(loss, tables, auto_rho(loss, rho, AUTO_RHO)), False
@@ -96,7 +87,7 @@ def solve_by_steps(
     loss.set_constant(loss.best_constant())
     loss.evaluate()
     solver: Stepping = learner.solving
-    wish: Wish = Residual(loss, tables, solver.rho) if isinstance(solver, ADMM) else Gradient(loss, tables)
+    wish = Residual(loss, tables, solver.rho) if isinstance(solver, ADMM) else Gradient(loss, tables)
     paces = _paces(solver.lr, learner.plain_momentum, model, promise, loss.most_curvature * tables)
     intercept = descend_noisily(model, loss, wish, paces, lambda done: report(out_of_units(done, unit)))
     return model, unit * intercept
@@ -109,8 +100,8 @@ def _paces(
 
     "auto" depends on noise and counts only, not on row values.
     """
-    rounds, steps, total = promise.rounds, promise.steps_of_round, promise.rounds * promise.steps_of_round
-    falling = (1 - np.arange(total) / total).reshape(rounds, steps)
+    total = promise.steps
+    falling = (1 - np.arange(total) / total).reshape(promise.rounds, -1)
     rates = {
         alias: _rate(model, alias, total, momentum, curvature) if isinstance(lr, str) else lr for alias in model.tables
     }
@@ -138,7 +129,11 @@ def _new_model(
 
 
 def descend_noisily(
-    model: SampledModel, loss: JoinedLoss, wish: Wish, paces: Iterable[Pace], report: Callable[[Round], bool]
+    model: SampledModel,
+    loss: JoinedLoss,
+    wish: Gradient | Residual,
+    paces: Iterable[Pace],
+    report: Callable[[Round], bool],
 ) -> Array:
     """Run one round of steps for each pace; return the intercept. ``report`` may ask to stop.
 

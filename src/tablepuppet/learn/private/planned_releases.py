@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from tablepuppet.learn.labels.noisy import class_mechanism
-from tablepuppet.learn.private.encoder_promise import known_columns
-from tablepuppet.learn.private.feature_promise import FeaturePromise, PlannedNoise
+from tablepuppet.learn.labels.noisy import class_mechanism, kept
+from tablepuppet.learn.noise.plan import NoisyReleases
+from tablepuppet.learn.private.encoder_releases import known_columns
+from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.usefulness import TableSize
 from tablepuppet.prep.fit import foresee
 from tablepuppet.prep.label import MOST_CLASSES
@@ -22,7 +23,8 @@ from tablepuppet.prep.pipeline import DEFAULT, Pipeline
 from tablepuppet.prep.private_encode import BINS
 from tablepuppet.prep.selected import is_category
 from tablepuppet.privacy.accountant import Spending
-from tablepuppet.privacy.label import keep_probability, number_variance
+from tablepuppet.privacy.funds import label_mark
+from tablepuppet.privacy.label import number_variance
 from tablepuppet.privacy.noise import sampling_epsilon
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.privacy.shares import TAIL_DELTA
@@ -76,22 +78,13 @@ class Releases:
 
 
 @dataclass(frozen=True)
-class Most:
-    """The largest sizes of a table's releases: every released number adds a little to the cost."""
-
-    rows: int
-    width: int
-    outputs: int
-    parameters: int
-
-
-@dataclass(frozen=True)
 class PlannedFit:
     """What a fit will release, and the promise that it comes from; None without feature privacy."""
 
     promise: FeaturePromise | None
     sizes: Mapping[str, TableSize]  # by alias of a table with features; parameters are the fewest there can be
     releases: tuple[Releases, ...]
+    label: str = ""  # the mark of its noisy labels in ledgers (privacy/funds.py); empty without noise
 
     def costs(self, *, labels: bool) -> dict[tuple[str, str], Spending]:
         """Upper bound of the charge by party and table: for ``labels``, or for everything else."""
@@ -125,7 +118,7 @@ class Planning:
             promise.spend_all({alias: size.parameters for alias, size in sizes.items()}, self.predictions)
             for alias, size in sizes.items():
                 releases += self._feature_releases(promise, alias, size)
-        return PlannedFit(promise, sizes, tuple(releases))
+        return PlannedFit(promise, sizes, tuple(releases), self._label_mark(privacy))
 
     @property
     def classes(self) -> int | None:
@@ -143,51 +136,51 @@ class Planning:
         listed = [described(label.expression, shard.categories) for shard in self.plan.tables[label.alias].shards]
         return max((len(each) for each in listed if each), default=None)
 
+    def _label_mark(self, privacy: Privacy) -> str:
+        label = self.plan.query.label
+        if label is None or privacy.label_epsilon is None:
+            return ""
+        mechanism = class_mechanism(privacy) if self.learner.learns_classes else "laplace"
+        return label_mark(label.expression, mechanism, privacy.label_epsilon)
+
     def _size(self, alias: str) -> TableSize:
         table, classes = self.plan.tables[alias], self.classes
         outputs = 1 if classes is None or classes == 2 else classes
-        parties = tuple(dict.fromkeys(shard.party for shard in table.shards))
         parameters = self.learner.parameters_of(alias, len(self._columns(alias)), outputs)
-        return TableSize(table.name, parties, self.rows[alias], parameters, len(table.shards))
+        return TableSize(table.name, table.parties, self.rows[alias], parameters, len(table.shards))
 
     def _columns(self, alias: str) -> list[OutputColumn]:
         return [column for column in self.plan.query.features if column.alias == alias]
-
-    def _most(self, alias: str) -> Most:
-        privacy, width = self.learner.privacy, self._width(alias)
-        is_known = privacy is not None and privacy.is_label_private  # else labels say how many classes there are
-        outputs = 1 if not self.learner.learns_classes else (self.classes or 1) if is_known else MOST_CLASSES
-        rows = max(self.rows[alias], self.plan.tables[alias].rows)  # predictions may be for all of them
-        return Most(rows, width, outputs, self.learner.parameters_of(alias, width, outputs))
 
     def _width(self, alias: str) -> int:
         """Encoded columns at most."""
         return foresee(self.prep, self.plan, self.max_categories).widths[alias]
 
     def _feature_releases(self, promise: FeaturePromise, alias: str, size: TableSize) -> Iterator[Releases]:
-        most = self._most(alias)
-        yield from self._statistics(promise, alias, size, most)
-        for each in promise.planned_noise(alias):
-            numbers = most.width * (most.width + 1) // 2 if each.what == "Gram matrix" else most.parameters
-            yield _gaussian(size, each, numbers)
-        spent = promise.spent
-        if spent.image is not None:
-            yield _gaussian(size, PlannedNoise("predictions", spent.images, spent.image), most.rows * most.outputs)
+        """All releases of a table. Every released number adds a little to the cost: as many as there can be."""
+        privacy, width = self.learner.privacy, self._width(alias)
+        is_known = privacy is not None and privacy.is_label_private  # else labels say how many classes there are
+        outputs = 1 if not self.learner.learns_classes else (self.classes or 1) if is_known else MOST_CLASSES
+        rows = max(self.rows[alias], self.plan.tables[alias].rows)  # predictions may be for all of them
+        parameters = self.learner.parameters_of(alias, width, outputs)
+        numbers = {"Gram matrix": width * (width + 1) // 2, "predictions": rows * outputs}
+        yield from self._statistics(promise, alias, size.name, rows)
+        for each in (*promise.noise.of_rounds(alias), *promise.noise.predictions):
+            rounding = Spending.of_pure(sampling_epsilon(max(numbers.get(each.what, parameters), 1)))
+            yield _gaussian(size.parties, size.name, each, rounding.times(each.count))
 
-    def _statistics(self, promise: FeaturePromise, alias: str, size: TableSize, most: Most) -> Iterator[Releases]:
+    def _statistics(self, promise: FeaturePromise, alias: str, table: str, rows: int) -> Iterator[Releases]:
         """Encoders' statistics: parties whose policies describe the same columns together."""
         alike: dict[tuple[int, int, int], list[str]] = {}
         for shard in self.plan.tables[alias].shards:
             alike.setdefault(self._asked(alias, shard), []).append(shard.party)
-        multiplier = promise.encoders.multipliers[alias]
-        text = f"Gaussian, {multiplier:.3g} times what a row may add"
         for (ranges, moments, lists), parties in alike.items():
             count = ranges + moments + lists
             if count:
-                numbers = ranges * BINS + moments * 3 + lists * max(most.rows, 1)
-                cost = Spending.of_gaussian(multiplier, count) + Spending.of_pure(sampling_epsilon(numbers))
-                cost = cost + Spending(tail=lists * TAIL_DELTA)
-                yield Releases(tuple(parties), size.name, "encoders' statistics", count, text, multiplier, None, cost)
+                made = NoisyReleases("encoders' statistics", count, promise.encoders.multipliers[alias])
+                numbers = ranges * BINS + moments * 3 + lists * max(rows, 1)
+                beside = Spending.of_pure(sampling_epsilon(numbers)) + Spending(tail=lists * TAIL_DELTA)
+                yield _gaussian(tuple(parties), table, made, beside)
 
     def _asked(self, alias: str, shard: Shard) -> tuple[int, int, int]:
         """(ranges, moments, lists of categories) that one party is asked for with noise.
@@ -204,12 +197,11 @@ class Planning:
         return found["ranges"], found["moments"], found["lists"]
 
 
-def _gaussian(size: TableSize, noise: PlannedNoise, numbers: int) -> Releases:
-    """Releases of at most ``numbers`` noisy numbers each."""
-    text = f"Gaussian, {noise.multiplier:.3g} times what a row may add"
-    rounding = Spending.of_pure(sampling_epsilon(max(numbers, 1))).times(noise.releases)
-    cost = Spending.of_gaussian(noise.multiplier, noise.releases, noise.sampling) + rounding
-    return Releases(size.parties, size.name, noise.what, noise.releases, text, noise.multiplier, noise.sampling, cost)
+def _gaussian(parties: tuple[str, ...], table: str, made: NoisyReleases, beside: Spending) -> Releases:
+    """Releases with Gaussian noise; ``beside`` is what they cost in addition."""
+    text = f"Gaussian, {made.multiplier:.3g} times what a row may add"
+    cost = Spending.of_gaussian(made.multiplier, made.count, made.sampling) + beside
+    return Releases(parties, table, made.what, made.count, text, made.multiplier, made.sampling, cost)
 
 
 def label_releases(privacy: Privacy, plan: Plan, classes: int | None) -> Iterator[Releases]:
@@ -218,9 +210,8 @@ def label_releases(privacy: Privacy, plan: Plan, classes: int | None) -> Iterato
     if privacy.label_epsilon is None or label is None:
         return
     table = plan.tables[label.alias]
-    parties = tuple(dict.fromkeys(shard.party for shard in table.shards))
     text, cost = _label_noise(privacy, classes), Spending.of_pure(privacy.label_epsilon)
-    yield Releases(parties, table.name, LABELS, 1, text, None, None, cost)
+    yield Releases(table.parties, table.name, LABELS, 1, text, None, None, cost)
 
 
 def _label_noise(privacy: Privacy, classes: int | None) -> str:
@@ -231,5 +222,4 @@ def _label_noise(privacy: Privacy, classes: int | None) -> str:
             return f"Laplace, of scale {1 / privacy.label_epsilon:.3g} times the width of the policy's bounds"
         low, high = privacy.label_bounds
         return f"Laplace, standard deviation {number_variance(privacy.label_epsilon, (low, high)) ** 0.5:.3g}"
-    keep = keep_probability(classes, privacy.label_epsilon, class_mechanism(privacy))
-    return f"the true class stays with probability {keep:.1%}"
+    return f"the true class stays with probability {kept(privacy, classes):.1%}"

@@ -6,7 +6,7 @@ Input: a learner's privacy and a plan. Output: a PrivacyError before anything is
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -161,30 +161,6 @@ def _revealed_columns(text: str) -> Iterable[str]:
 
 
 @dataclass(frozen=True)
-class TablePromise:
-    """The promise for the rows of one table: None if nothing was released, infinite if a release had no noise.
-
-    ``feature`` counts all releases; ``feature_given_messages`` treats predictions as public (the paper's
-    accounting).
-    """
-
-    parties: tuple[str, ...]
-    label: float | None
-    feature: float | None
-    feature_given_messages: float | None
-    aliases: tuple[str, ...] = ()  # of its uses that have features
-
-    def to_dict(self) -> dict[str, Any]:
-        """The entry of the table in ``privacy_``."""
-        return {
-            "parties": list(self.parties),
-            "label": self.label,
-            "epsilon": self.feature,
-            "epsilon_given_messages": self.feature_given_messages,
-        }
-
-
-@dataclass(frozen=True)
 class UsedTable:
     """What a fit uses of one table."""
 
@@ -213,8 +189,7 @@ class Uses:
         tables = {}
         for table in plan.tables.values():
             uses = {alias for alias, other in plan.tables.items() if other.name == table.name}
-            parties = tuple(dict.fromkeys(shard.party for shard in table.shards))
-            tables[table.name] = UsedTable(parties, label in uses, tuple(sorted(uses & features)))
+            tables[table.name] = UsedTable(table.parties, label in uses, tuple(sorted(uses & features)))
         summed: list[str] = []
         if privacy is not None and privacy.secure_sum:
             several = [alias for alias in features if len(plan.tables[alias].shards) > 1]
@@ -231,18 +206,19 @@ def promised(
     with a row in every table. ``label_epsilon`` is for a label, with features treated as public; ``total`` also has
     both together.
     """
-    label_epsilon, sums = None if privacy is None else privacy.label_epsilon, _of_sums(uses, privacy)
-    tables = {name: _of_table(use, label_epsilon, promise, rows) for name, use in uses.tables.items()}
+    label = None if privacy is None or privacy.label_epsilon is None else rows * privacy.label_epsilon
+    tables = {name: _of_table(use, label, promise, rows) for name, use in uses.tables.items()}
+    sums = _of_sums(uses, privacy)
     values = {
         "rows": rows,
-        "epsilon": max((table.feature or 0.0 for table in tables.values()), default=0.0),
-        "epsilon_given_messages": max((table.feature_given_messages or 0.0 for table in tables.values()), default=0.0),
-        "delta": promise.privacy.delta if promise else None if label_epsilon is None else 0.0,
-        "label_epsilon": None if label_epsilon is None else rows * label_epsilon,
+        "epsilon": _largest(tables.values(), "epsilon"),
+        "epsilon_given_messages": _largest(tables.values(), "epsilon_given_messages"),
+        "delta": promise.privacy.delta if promise else None if label is None else 0.0,
+        "label_epsilon": label,
         "secure_sum": bool(uses.summed),
-        "tables": {name: table.to_dict() for name, table in tables.items()},
-        "parties": {party: _of_party(tables.values(), party, promise, rows) for party in uses.parties},
-        "total": _total(tables.values(), promise, rows),
+        "tables": tables,
+        "parties": {party: _of_party(uses, party, promise, rows) for party in uses.parties},
+        "total": _total(uses, tables.values(), promise, rows),
         "assumptions": " ".join(filter(None, [_assumptions(privacy, promise), sums, *uses.known])),
     }
     values["promise"] = in_one_line(values, sums)
@@ -276,59 +252,52 @@ def _of_sums(uses: Uses, privacy: Privacy | None) -> str:
     return SUMS_ONLY.format(", ".join(uses.summed)) if uses.summed else NOT_SUMMED
 
 
-def _of_table(use: UsedTable, label_epsilon: float | None, promise: FeaturePromise | None, rows: int) -> TablePromise:
-    of_label = (math.inf if label_epsilon is None else rows * label_epsilon) if use.label else None
-    whole = given = math.inf if use.aliases else None
-    if promise is not None and use.aliases:
-        whole = promise.together(use.aliases, rows=rows)
-        given = promise.together(use.aliases, rows=rows, given_messages=True)
-    return TablePromise(use.parties, of_label, whole, given, use.aliases)
+def _of_features(aliases: Sequence[str], promise: FeaturePromise | None, rows: int) -> tuple[float, float]:
+    """(epsilon, epsilon given messages) of features, for a person with rows in each of these uses of tables.
+
+    All releases are counted together at one delta. An epsilon is infinite if a release had no noise.
+    """
+    if promise is None or not aliases:
+        return (math.inf, math.inf) if aliases else (0.0, 0.0)
+    return promise.together(aliases, rows=rows), promise.together(aliases, rows=rows, given_messages=True)
 
 
-def _of_party(
-    tables: Iterable[TablePromise], party: str, promise: FeaturePromise | None, rows: int
-) -> dict[str, float]:
-    """Epsilons for a person with a row in each table of one party, counted together at one delta."""
-    counted = [table for table in tables if party in table.parties]
-    if promise is None:
-        return _added_up(counted)
-    whole, given = _together(counted, promise, rows)
+def _of_table(use: UsedTable, label: float | None, promise: FeaturePromise | None, rows: int) -> dict[str, Any]:
+    """The entry of a table: epsilons are None if nothing was released, infinite if a release had no noise."""
+    whole, given = _of_features(use.aliases, promise, rows) if use.aliases else (None, None)
+    of_label = (math.inf if label is None else label) if use.label else None
+    return {"parties": list(use.parties), "label": of_label, "epsilon": whole, "epsilon_given_messages": given}
+
+
+def _largest(tables: Collection[dict[str, Any]], name: str) -> float:
+    return max((table[name] or 0.0 for table in tables), default=0.0)
+
+
+def _of_party(uses: Uses, party: str, promise: FeaturePromise | None, rows: int) -> dict[str, float]:
+    """Epsilons for a person with a row in each table of one party."""
+    aliases = [alias for use in uses.tables.values() if party in use.parties for alias in use.aliases]
+    whole, given = _of_features(aliases, promise, rows)
     return {"epsilon": whole, "epsilon_given_messages": given}
 
 
-def _added_up(tables: Iterable[TablePromise]) -> dict[str, float]:
-    """The sum of epsilons, for a person with a row in each of these tables."""
-    counted = list(tables)
-    return {
-        "epsilon": sum(table.feature or 0.0 for table in counted),
-        "epsilon_given_messages": sum(table.feature_given_messages or 0.0 for table in counted),
-    }
-
-
-def _together(tables: Iterable[TablePromise], promise: FeaturePromise | None, rows: int) -> tuple[float, float]:
-    """(epsilon, epsilon given messages) of features, all releases of the tables counted together at one delta."""
-    aliases = [alias for table in tables for alias in table.aliases]
-    if promise is None or not aliases:
-        return (math.inf, math.inf) if aliases else (0.0, 0.0)
-    whole = promise.together(aliases, rows=rows)
-    return whole, promise.together(aliases, rows=rows, given_messages=True)
-
-
-def _total(tables: Iterable[TablePromise], promise: FeaturePromise | None, rows: int) -> dict[str, float]:
+def _total(
+    uses: Uses, tables: Collection[dict[str, Any]], promise: FeaturePromise | None, rows: int
+) -> dict[str, float]:
     """Epsilons for a person with a row in every table.
 
     ``moments`` counts the releases of all tables together (FedOnce, Theorem 4); the plain sum of epsilons holds at
     the sum of deltas, ``sum_delta``. ``features_and_label`` adds the label: from all features of a row to none at the
     cost of ``moments``, and then from one label to another at that of the label, whose delta is 0.
     """
-    counted = list(tables)
-    whole, given = _together(counted, promise, rows)
-    label = sum(table.label or 0.0 for table in counted)
-    delta = 0.0 if promise is None else promise.privacy.delta * sum(len(table.aliases) for table in counted)
-    return _added_up(counted) | {
+    aliases = [alias for use in uses.tables.values() for alias in use.aliases]
+    whole, given = _of_features(aliases, promise, rows)
+    label = sum(table["label"] or 0.0 for table in tables)
+    return {
+        "epsilon": sum(table["epsilon"] or 0.0 for table in tables),
+        "epsilon_given_messages": sum(table["epsilon_given_messages"] or 0.0 for table in tables),
         "moments": whole,
         "moments_given_messages": given,
-        "sum_delta": delta,
+        "sum_delta": 0.0 if promise is None else promise.privacy.delta * len(aliases),
         "features_and_label": whole + label,
         "features_and_label_given_messages": given + label,
     }

@@ -55,7 +55,7 @@ class PrivacyReport(dict[str, Any]):
         If predictions had no noise, the figures for several rows treat them as public: no other figure is finite.
         """
         groups = GROUPS if self.shows_groups and self.get("rows", 1) == 1 else ()
-        of_groups = [self.for_rows(rows) for rows in groups]
+        of_groups = [self.for_rows(rows)._figures() for rows in groups]
         given = math.isinf(self["epsilon"]) and math.isfinite(self["epsilon_given_messages"])
         names = ["epsilon" if self.get("rows", 1) == 1 else f"epsilon, {_rows(self['rows'])}", *map(_rows, groups)]
         names.insert(1 if given else len(names), "given predictions")
@@ -66,23 +66,22 @@ class PrivacyReport(dict[str, Any]):
             "delta": "right",
         }
         rows = []
-        for what, table, *keys in self._lines():
-            of_labels = what == "labels"  # no predictions are involved
-            others = keys if of_labels else [*keys[:-1], f"{keys[-1]}_given_messages"]
-            cells = [_of(self, keys), *(_of(each, others if given else keys) for each in of_groups)]
-            cells.insert(1 if given else len(cells), None if of_labels else _of(self, others))
-            rows.append([what, table, *map(shown, cells), f"{0 if of_labels else self['delta'] or 0:g}"])
+        for (what, table, epsilon, given_it), *others in zip(self._figures(), *of_groups, strict=True):
+            cells = [epsilon, *(other[3] if given and other[3] is not None else other[2] for other in others)]
+            cells.insert(1 if given else len(cells), given_it)
+            rows.append([what, table, *map(shown, cells), f"{0 if given_it is None else self['delta'] or 0:g}"])
         return TableView("", columns, rows)
 
-    def _lines(self) -> list[tuple[str, ...]]:
-        """(what, table, where its epsilon is)."""
-        found: list[tuple[str, ...]] = []
+    def _figures(self) -> list[tuple[str, str, float, float | None]]:
+        """(what, table, epsilon, the same given predictions): None for labels, which no prediction reveals."""
+        found: list[tuple[str, str, float, float | None]] = []
         for name, table in self["tables"].items():
             if table["label"] is not None:
-                found.append(("labels", name, "tables", name, "label"))
+                found.append(("labels", name, table["label"], None))
             if table["epsilon"] is not None:
-                found.append(("features", name, "tables", name, "epsilon"))
-        return [*found, ("features and label", "all tables", "total", "features_and_label")]
+                found.append(("features", name, table["epsilon"], table["epsilon_given_messages"]))
+        whole, given = (self["total"][f"features_and_label{which}"] for which in ("", "_given_messages"))
+        return [*found, ("features and label", "all tables", whole, given)]
 
     def __str__(self) -> str:
         sentence = textwrap.fill(self.get("promise", ""), WIDTH)
@@ -159,10 +158,3 @@ def _factor(epsilon: float) -> str:
 
 def _rows(count: int) -> str:
     return "1 row" if count == 1 else f"{count:,} rows"
-
-
-def _of(report: Mapping[str, Any], keys: list[str]) -> float | None:
-    found: Any = report
-    for key in keys:
-        found = found.get(key) if found is not None else None
-    return None if found is None else float(found)

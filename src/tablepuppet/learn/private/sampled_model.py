@@ -120,6 +120,5 @@ class SampledModel(FederatedModel):
 
     def noise_length(self, alias: str) -> float:
         """The approximate norm of the noise in a table's gradient."""
-        noise = self.noise
         numbers = math.prod(self.spec.theta_shape(self.width(alias))) * self.lou.shards(alias)
-        return noise.multipliers[alias] * noise.clip * math.sqrt(numbers) / (noise.samplings[alias] * self.rows(alias))
+        return self.noise.length(alias, numbers, self.rows(alias))

@@ -20,14 +20,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from tablepuppet.learn.labels.noisy import class_mechanism
+from tablepuppet.learn.labels.noisy import kept
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.private.feature_promise import FeaturePromise
-from tablepuppet.learn.private.sum_promise import SumPromise
+from tablepuppet.learn.private.round_promises import SumPromise
 from tablepuppet.privacy.accountant import gaussian_epsilon
-from tablepuppet.privacy.label import keep_probability
 from tablepuppet.privacy.settings import Privacy
 
 LITTLE = 0.01  # share of a constant's loss: a model that gains less, on labels without noise, is no better
@@ -85,7 +82,7 @@ def searched_directions(promise: FeaturePromise, tables: Mapping[str, TableSize]
 
 def prediction_noise_ratio(promise: FeaturePromise) -> float | None:
     """Noise in predictions relative to their usual size; None if they have none."""
-    multiplier = promise.spent.image
+    multiplier = promise.noise.image
     return None if multiplier is None else promise.prediction_size * multiplier
 
 
@@ -114,7 +111,7 @@ def help_for_clipping(promise: FeaturePromise, deviation: float, columns: int) -
     With noise on predictions a step is never longer than the tables' own solve, so what clipping removes is lost.
     """
     usual = deviation * math.sqrt(columns)
-    noise = promise.spent
+    noise = promise.noise
     if not isinstance(promise, SumPromise) or noise.image is None or noise.clip >= usual / 2:
         return []
     return [
@@ -129,7 +126,7 @@ def _for_columns(promise: FeaturePromise, alias: str, table: TableSize) -> str |
     rows = rows_for_encoders(promise, alias)
     if rows <= table.rows:  # then it was not for noise that they were left out
         return None
-    epsilon = promise.statistics.epsilon * rows / max(table.rows, 1)
+    epsilon = promise.whole * rows / max(table.rows, 1)
     return (
         f"Table {table.name}: noise hides {len(table.dropped)} of its columns ({_listed(table.dropped)}). Bounds and "
         f"categories in the policy of {_listed(table.parties)} cost nothing; else it needs {_about(rows)} rows that "
@@ -139,7 +136,7 @@ def _for_columns(promise: FeaturePromise, alias: str, table: TableSize) -> str |
 
 def rows_for_encoders(promise: FeaturePromise, alias: str) -> float:
     """The approximate number of rows that a table needs to find ranges and categories of its columns despite noise."""
-    most = ROWS_FOR_LIST if promise.statistics.tables[alias].lists else ROWS_FOR_RANGE
+    most = ROWS_FOR_LIST if promise.statistics[alias].lists else ROWS_FOR_RANGE
     return most * promise.encoders.multipliers[alias]
 
 
@@ -151,7 +148,7 @@ def _for_steps(promise: FeaturePromise, alias: str, table: TableSize) -> str | N
     fewer = round(table.parameters / factor**2)
     return (
         f"Table {table.name}: noise hides what its {table.rows:,} rows say about {_counted(table.parameters)}: "
-        f"{_about(table.rows * factor)} rows would do, or feature_epsilon={promise.statistics.epsilon * factor:.2g}"
+        f"{_about(table.rows * factor)} rows would do, or feature_epsilon={promise.whole * factor:.2g}"
         f"{f', or {_counted(fewer)}' if fewer >= 1 else ''}."
     )
 
@@ -165,7 +162,7 @@ def label_share(privacy: Privacy, classes: int | None) -> float:
     assert privacy.label_epsilon is not None, "asked where labels have noise"
     if classes is None:
         return 1 / (1 + SPREAD / privacy.label_epsilon**2)
-    keep = keep_probability(classes, privacy.label_epsilon, class_mechanism(privacy))
+    keep = kept(privacy, classes)
     return (keep - (1 - keep) / (classes - 1)) ** 2
 
 
@@ -192,12 +189,6 @@ def _label_epsilon(share: float, classes: int | None) -> float:
         return math.sqrt(SPREAD / (1 / share - 1))
     root = math.sqrt(share)
     return math.log((1 + (classes - 1) * root) / (1 - root))
-
-
-def loss_of_constant(loss: JoinedLoss, constant: np.ndarray) -> float:
-    """The mean loss if every row has the same score; it sets the scores of all rows."""
-    loss.set_constant(constant)
-    return loss.evaluate()
 
 
 def _counted(parameters: int) -> str:

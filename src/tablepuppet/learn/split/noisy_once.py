@@ -112,9 +112,7 @@ class NoisyOnce:
 
     def _rate(self, alias: str, usual: float, rest: float) -> float:
         """A learning rate, lower where noise would move parameters by more than `WALK` over all steps."""
-        noise, rows = self.noise, self.model.rows(alias)
-        numbers = self.model.table_model(alias).flat.size
-        length = noise.multipliers[alias] * noise.clip * math.sqrt(numbers) / (noise.samplings[alias] * rows)
+        length = self.noise.length(alias, self.model.table_model(alias).flat.size, self.model.rows(alias))
         return min(usual * rest, rest * WALK / (length * math.sqrt(self.steps)))
 
 

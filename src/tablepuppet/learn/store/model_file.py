@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import ConfigError, LearnError, PartyError
 from tablepuppet.learn.private.promise import Uses, reported
-from tablepuppet.learn.private.promises import read_promise
+from tablepuppet.learn.private.round_promises import read_promise
 from tablepuppet.learn.registry import LEARNERS
 from tablepuppet.learn.store.fitted import Connected, Fitted
 from tablepuppet.learn.store.model_folder import FACTS, ModelFolder
