@@ -173,8 +173,15 @@ def settings_table(*classes: type[Configured]) -> str:
 # What settings may be
 
 
-def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+def _is_whole(value: Any, least: int, most: float = np.inf) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most
+
+
+def check_whole(name: str, value: Any, least: int, most: int | None = None) -> None:
+    """Raise LearnError unless an argument is a whole number in a range."""
+    if not _is_whole(value, least, np.inf if most is None else most):
+        up_to = "" if most is None else f" to {most:,}"
+        raise LearnError(f"{name} is a whole number from {least}{up_to}, not {value!r}")
 
 
 def _is_number(value: Any, below: float = np.inf) -> bool:
@@ -195,7 +202,7 @@ def or_auto(kind: Kind) -> Kind:
 
 
 COUNT = Kind("a whole number, at least 1", partial(_is_whole, least=1))
-SEED = Kind("a whole number, 0 or more", partial(_is_whole, least=0))
+WHOLE = Kind("a whole number, 0 or more", partial(_is_whole, least=0))
 NUMBER = Kind("a number, 0 or more", _is_number)
 RATE = Kind("a number above 0", _is_rate)
 SHARE = Kind("a number from 0 to below 1", partial(_is_number, below=1.0))

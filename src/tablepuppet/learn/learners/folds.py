@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.learner import Learner, label_of
 from tablepuppet.learn.learners.linear import LinearLearner
+from tablepuppet.learn.settings import check_whole
 from tablepuppet.prep.selected import check_across, check_without_noise, find_category
 from tablepuppet.prep.sent_columns import SentCodes
 from tablepuppet.relation import Relation
@@ -149,11 +149,6 @@ def make_folds(
     return Folding(relation, folds, seed, groups=groups, stratified=stratified).sides()
 
 
-def _check_whole(name: str, value: object, least: int) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
-        raise LearnError(f"{name} is a whole number from {least}, not {value!r}")
-
-
 class Folding:
     """Which fold each row of a table is in, whose rows are dealt to folds."""
 
@@ -162,8 +157,8 @@ class Folding:
     ):
         need_relation(relation, "cross_validate")
         label = label_of(relation)
-        _check_whole("folds", folds, 2)
-        _check_whole("seed", seed, 0)
+        check_whole("folds", folds, 2)
+        check_whole("seed", seed, 0)
         if groups is not None and stratified:
             raise LearnError("give groups or stratified: groups stay together, whatever their classes")
         self._relation, self._folds, self._seed, rng = relation, folds, seed, np.random.default_rng(seed)
