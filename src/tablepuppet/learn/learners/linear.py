@@ -21,7 +21,6 @@ from tablepuppet.learn.linear.gradient_rule import GradientRule
 from tablepuppet.learn.linear.model import LinearModel, by_column
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.private.descent import solve_by_steps
-from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.step_promise import StepPromise
 from tablepuppet.learn.private.sum_promise import SumPromise
 from tablepuppet.learn.registry import learner
@@ -77,12 +76,13 @@ class LinearLearner(SolverLearner):
         return Linear(outputs)
 
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
-        client, wire = relation.client, relation.wire
-        solver = self.solving
+        promise, solver = self.promise_, self.solving
+        if isinstance(promise, StepPromise):
+            return solve_by_steps(self, relation, loss, watch.of, promise, self.spec(loss.outputs))
+        assert promise is None or isinstance(promise, SumPromise), "there are two kinds"
         inner = None if isinstance(solver.inner_rounds, str) else Inner(solver.inner_rounds, solver.inner_rho)
-        if self.promise_ is not None:
-            return self._solve_privately(relation, loss, watch, self.promise_)
-        model = LinearModel(client, loss.rows, self.encoding_, wire, self.l2, inner)
+        noise = None if promise is None else promise.noise
+        model = LinearModel(relation.client, loss.rows, self.encoding_, relation.wire, self.l2, inner, noise)
         report = watch.of(model)
         if isinstance(solver, SGD):
             return model, self._solve_by_batches(model, loss, report, solver)
@@ -93,6 +93,8 @@ class LinearLearner(SolverLearner):
 
     def _tolerance(self, relation: Relation) -> float:
         """What a round must gain, as a share of the objective."""
+        if self.promise_ is not None:
+            return self.tol
         least = [SINGLE_PRECISION_TOL] * (relation.wire == "float32") + [CONSENSUS_TOL] * (not self.solving.sums_shards)
         return max(self.tol, *least, 0.0)
 
@@ -115,7 +117,8 @@ class LinearLearner(SolverLearner):
         apply_encoding(test.client, self.encoding_)
         asked = self._ask_labels(test.client, label_of(test))
         alike = [AlikeRows(client, self.encoding_) for client in (begun.relation.client, test.client)]
-        of_test = self._held_out(test.client, label_of(test), asked, "in the fold to measure on")
+        labels = self._labels(test.client, label_of(test), asked, "in the fold to measure on")
+        of_test = self._loss(test.client, labels)
         rows, held_out = (
             merged(loss.rows, each.read()) for loss, each in zip((begun.loss, of_test), alike, strict=True)
         )
@@ -167,21 +170,6 @@ class LinearLearner(SolverLearner):
         if self.solver_ != "sgd":
             return Costs(Cost(0, 1), Cost(0, inner + 1))
         return Costs(Cost(3, batches), Cost(inner + 3, 2 * batches))  # one extra round checks convergence at the end
-
-    def _solve_privately(
-        self, relation: Relation, loss: JoinedLoss, watch: Watch, promise: FeaturePromise
-    ) -> tuple[Watched, Array]:
-        if isinstance(promise, StepPromise):
-            return solve_by_steps(self, relation, loss, watch.of, promise, self.spec(loss.outputs))
-        assert isinstance(promise, SumPromise), "there are two kinds"
-        model = LinearModel(relation.client, loss.rows, self.encoding_, relation.wire, self.l2, noise=promise.noise)
-        gradient = GradientRule(loss)
-        descent = Descent(model, loss, self._rule(model, loss, gradient), gradient)
-        intercept, self.converged_ = descent.run(promise.rounds, self.tol, watch.of(model))
-        return model, intercept
-
-    def _check_private(self) -> None:
-        self._check_noise_settings()
 
     def _rule(self, model: LinearModel, loss: JoinedLoss, gradient: GradientRule) -> Rule:
         """What tables are asked for in a round, by solver."""

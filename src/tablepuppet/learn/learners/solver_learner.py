@@ -5,7 +5,6 @@ A learner that trains in one way only, as networks across parties do, is a `Lear
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -67,9 +66,12 @@ class SolverLearner(Learner):
 
     # What a subclass says
 
-    @abstractmethod
     def _check_private(self) -> None:
         """Raise PrivacyError unless all releases that depend on features can have noise."""
+        if not self.solving.sums_shards:
+            raise PrivacyError("inner_rounds: consensus releases parameters without noise; leave it at 'auto'")
+        if not self.reduce:
+            raise PrivacyError("reduce=False releases a row as often as it is joined, without noise; leave it at True")
 
     def _takes_noisy_steps(self) -> bool:
         """Whether feature privacy uses noisy steps instead of noisy sums."""
@@ -128,13 +130,6 @@ class SolverLearner(Learner):
         return self.usual_momentum if isinstance(asked, str) else asked
 
     # Noise and rounds
-
-    def _check_noise_settings(self) -> None:
-        """Raise PrivacyError if a setting excludes noise on features."""
-        if not self.solving.sums_shards:
-            raise PrivacyError("inner_rounds: consensus releases parameters without noise; leave it at 'auto'")
-        if not self.reduce:
-            raise PrivacyError("reduce=False releases a row as often as it is joined, without noise; leave it at True")
 
     def promise_for(self, plan: Plan, rows: Mapping[str, int], privacy: Privacy | None) -> FeaturePromise | None:
         """The promise for features, with ``rows`` rows by table; PrivacyError if it cannot be kept."""
