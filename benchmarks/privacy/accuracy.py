@@ -95,10 +95,10 @@ def _measured(make: Make, train: tp.Relation, test: tp.Relation, repeats: int) -
     return told | {"curve": curve, "curve_without": [entry["validation_metric"] for entry in without.history_]}
 
 
-def true_labels(client: Any, label: Any, asked: Any) -> Any:
+def true_labels(client: Any, label: Any, asked: Any, where: str) -> Any:
     """The true labels of the test side."""
     bare = tp.LinearRegression()
-    return bare._labels(client, label, bare._ask_labels(client, label))
+    return bare._labels(client, label, bare._ask_labels(client, label), where)
 
 
 def both_meanings(epsilon: float) -> Mapping[str, dict[str, Any]]:

@@ -8,9 +8,8 @@ from one of each, like scikit-learn's mixins.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, Self, cast, overload
 
@@ -55,20 +54,6 @@ Array = NDArray[np.float64]
 SINGLE_PRECISION_TOL = 1e-8  # with float32 on the wire, smaller steps are only rounding errors
 
 
-@dataclass(frozen=True)
-class Begun:
-    """A fit before its first round: rows to learn from, their loss, and the rows to stop early by."""
-
-    relation: Relation
-    loss: JoinedLoss
-    held_out: Validation | None
-    prepared: Callable[[int], None]  # to be called after the first round
-
-    def watch(self, learner: Learner) -> Watch:
-        """A reader of the rounds to come."""
-        return Watch(learner, self.relation, self.loss, self.held_out, self.prepared)
-
-
 class Learner(Planner):
     """Learns a label. Subclasses define the task (tasks.py) and the model (``spec`` and ``_train``)."""
 
@@ -107,15 +92,14 @@ class Learner(Planner):
 
     def _fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Self:
         with one_thread():  # parties, and pieces of the joined rows, are worked on at the same time
-            begun = self._open_fit(relation, validation, may_hold_out)
-            watch = begun.watch(self)
-            model, intercept = self._train(begun.relation, begun.loss, watch)
-            self._close_fit(begun, watch, model, intercept)
-            begun.loss.rows.drop()
+            watch = self._open_fit(relation, validation, may_hold_out)
+            model, intercept = self._train(watch.relation, watch.loss, watch)
+            self._close_fit(watch, model, intercept)
+            watch.loss.rows.drop()
         return self
 
-    def _open_fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Begun:
-        """Check all that can be checked, then ask for labels and fit encoders."""
+    def _open_fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Watch:
+        """Check all that can be checked, then ask for labels and fit encoders. The result reads the rounds to come."""
         self.check_settings()
         need_relation(relation, "fit")
         if validation is not None:
@@ -134,14 +118,14 @@ class Learner(Planner):
                 relation, validation = relation.split(HELD_OUT, self.seed)
             return self._prepared(relation, validation, label, own)
 
-    def _close_fit(self, begun: Begun, watch: Watch, model: Watched, intercept: Array) -> None:
+    def _close_fit(self, watch: Watch, model: Watched, intercept: Array) -> None:
         """Store what a solver has come to."""
         self.intercept_ = watch.end(model, intercept)
-        self.store_fit(begun.relation, self.encoding_, model)
+        self.store_fit(watch.relation, self.encoding_, model)
         if self.privacy is not None:
-            warn_of_noise(self, self.privacy, begun.relation, begun.loss, begun.held_out)
+            warn_of_noise(self, self.privacy, watch.relation, watch.loss, watch.validation)
 
-    def _prepared(self, relation: Relation, validation: Relation | None, label: OutputColumn, own: bool) -> Begun:
+    def _prepared(self, relation: Relation, validation: Relation | None, label: OutputColumn, own: bool) -> Watch:
         """Plan rounds, ask for labels and fit encoders; the rows to stop early by are the learner's ``own`` choice
         or the user's.
         """
@@ -175,9 +159,9 @@ class Learner(Planner):
             client = validation.client
             apply_encoding(client, self.encoding_)
             patience = max(self.patience, self.own_patience) if own else self.patience
-            loss_there = self._loss(client, self._labels(client, label, asked_also))
-            held_out = Validation(client, loss_there, patience, own)
-        return Begun(relation, loss, held_out, prepared)
+            labels = self._labels(client, label, asked_also, "in the validation relation")
+            held_out = Validation(client, self._loss(client, labels), patience, own)
+        return Watch(self, relation, loss, held_out, prepared)
 
     def _holds_out(self, relation: Relation) -> bool:
         """Whether the learner itself holds rows out, if there are enough and no validation relation is given."""
@@ -208,9 +192,7 @@ class Learner(Planner):
         """The loss over the training rows."""
 
     @abstractmethod
-    def _labels(
-        self, client: Client, label: OutputColumn, asked: Pending, where: str = "in the validation relation"
-    ) -> NDArray[Any]:
+    def _labels(self, client: Client, label: OutputColumn, asked: Pending, where: str) -> NDArray[Any]:
         """Labels of rows that are not learned from, as the loss takes them; an error says ``where`` they are."""
 
     @abstractmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tablepuppet.errors import TablePuppetError
 from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL, Array, label_of
@@ -38,17 +38,9 @@ from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run
 from tablepuppet.runs.table_view import NamedNumbers, Records
 
+Measured = tuple[float, dict[str, float], dict[str, float]]  # l2, metrics of two relations
 MOMENTUM, FASTEST = 0.9, 0.3  # of sgd; of a Newton step: a row far from all others is in one batch of an epoch
 DAMPING = 0.3  # of steps along columns that few rows of a batch have, such as rare categories
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a model with one value of ``l2`` comes to, on rows that it has learned from and on others."""
-
-    l2: float
-    train: dict[str, float]
-    test: dict[str, float]
 
 
 class LinearLearner(SolverLearner):
@@ -107,42 +99,44 @@ class LinearLearner(SolverLearner):
     def along_l2(self, relation: Relation, values: Sequence[float], test: Relation) -> Iterator[Measured]:
         """Fit for one value of ``l2`` after another, measured on both relations; be that model until the next one.
 
+        Yields (l2, metrics of ``relation``, metrics of ``test``).
+
         Labels, encoders, Gram matrices and their eigenvectors are those of the first. Joined rows that are equal for
         every model are merged. Each fit starts at the solution before it, with its steps, and ends by the same
         tolerance as a fit of its own.
         """
         assert self.goes_along_l2(), "its caller has asked"
         self.l2 = values[0]
-        begun = self._open_fit(relation, None)
+        opened = self._open_fit(relation, None)
         apply_encoding(test.client, self.encoding_)
         asked = self._ask_labels(test.client, label_of(test))
-        alike = [AlikeRows(client, self.encoding_) for client in (begun.relation.client, test.client)]
+        alike = [AlikeRows(client, self.encoding_) for client in (opened.relation.client, test.client)]
         labels = self._labels(test.client, label_of(test), asked, "in the fold to measure on")
         of_test = self._loss(test.client, labels)
         rows, held_out = (
-            merged(loss.rows, each.read()) for loss, each in zip((begun.loss, of_test), alike, strict=True)
+            merged(loss.rows, each.read()) for loss, each in zip((opened.loss, of_test), alike, strict=True)
         )
-        begun = replace(begun, loss=replace(begun.loss, rows=rows))
-        model = LinearModel(begun.relation.client, rows, self.encoding_, relation.wire, self.l2)
-        gradient = GradientRule(begun.loss)
+        loss = replace(opened.loss, rows=rows)
+        model = LinearModel(opened.relation.client, rows, self.encoding_, relation.wire, self.l2)
+        gradient = GradientRule(loss)
         with one_thread():
-            descent = Descent(model, begun.loss, gradient, gradient)
+            descent = Descent(model, loss, gradient, gradient)
         try:
             for l2 in values:
                 self.l2, self.converged_, self.history_ = l2, False, Records()
                 model.penalise(l2)
                 with one_run():
-                    watch = begun.watch(self)
+                    watch = Watch(self, opened.relation, loss, None, opened.prepared)
                     with one_thread():
                         intercept, self.converged_ = descent.run(
                             self.most_rounds, self._tolerance(relation), watch.of(model)
                         )
-                    self._close_fit(begun, watch, model, intercept)
+                    self._close_fit(watch, model, intercept)
                 model.score(test.client, held_out)
                 add_intercept(held_out, intercept, "the fold to measure on")
                 # as in `evaluate`: training rows may be encoded by other numbers
                 train = self.evaluate(relation) if relation.prep.leaves_out else self.measures(rows)
-                yield Measured(l2, train, self.measures(held_out))
+                yield l2, train, self.measures(held_out)
         finally:
             rows.drop()
 

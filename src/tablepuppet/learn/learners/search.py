@@ -109,8 +109,8 @@ class Search(BaseEstimator):  # type: ignore[misc]
             self._measure(folding, rung.share, candidates, left, scores)
             found = {place: self._row(candidates[place], rung.share, scores.of(place, rung.share)) for place in left}
             left = self._ordered(found)
-            rows = found | {place: row for place, row in rows.items() if place not in found}
-            rows = {place: rows[place] for place in [*left, *(each for each in rows if each not in left)]}
+            before = {place: row for place, row in rows.items() if place not in found}
+            rows = {place: found[place] for place in left} | before
         best = left[0]
         self.best_params_, self.best_score_ = candidates[best], float(rows[best][f"mean_test_{self.metric_}"])
         self.results_ = Results(f"{len(rows)} settings by {self.metric_}", list(rows.values()))

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 from tablepuppet.errors import LearnError, PrivacyError
-from tablepuppet.learn.learners.learner import Begun, Learner
+from tablepuppet.learn.learners.learner import Learner
+from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.promises import new_promise
 from tablepuppet.learn.settings import COUNT, NUMBER, SWITCH, Auto, or_auto, setting
@@ -91,13 +92,13 @@ class SolverLearner(Learner):
         if self.label_correction and (self.privacy is None or not self.privacy.is_label_private):
             raise LearnError("label_correction is for labels with noise: set privacy=tp.Privacy(label_epsilon=...) too")
 
-    def _open_fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Begun:
-        begun = super()._open_fit(relation, validation, may_hold_out)
+    def _open_fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Watch:
+        watch = super()._open_fit(relation, validation, may_hold_out)
         if unused := self._unused():
             given = ", ".join(f"{name}={value!r}" for name, value in unused.items())
             message = f"{type(self).__name__}: solver={self.solver!r} does not use {given}"
             self.emit(relation, "warning", "fit.unused", message, {"solver": self.solver_, "settings": list(unused)})
-        return begun
+        return watch
 
     def _unused(self) -> dict[str, Any]:
         """Settings of other solvers than the one that was named; "auto" may choose any."""

@@ -56,9 +56,7 @@ class Regressor(Learner):
     def _prepare(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
         return self._loss(client, joined_numbers(client, label, asked))
 
-    def _labels(
-        self, client: Client, label: OutputColumn, asked: Pending, where: str = "in the validation relation"
-    ) -> Array:
+    def _labels(self, client: Client, label: OutputColumn, asked: Pending, where: str) -> Array:
         return joined_numbers(client, label, asked)
 
     def _loss(self, client: Client, labels: NDArray[Any]) -> JoinedLoss:
@@ -130,9 +128,7 @@ class Classifier(Learner):
             return JoinedLoss(Logistic(keep), client.joined_rows(1, labels))
         return JoinedLoss(Softmax(len(self.classes_), keep), client.joined_rows(len(self.classes_), labels))
 
-    def _labels(
-        self, client: Client, label: OutputColumn, asked: Pending, where: str = "in the validation relation"
-    ) -> NDArray[np.integer]:
+    def _labels(self, client: Client, label: OutputColumn, asked: Pending, where: str) -> NDArray[np.integer]:
         """The class number of every joined row; LearnError for a class that the model was not fitted on."""
         found = joined_classes(client, label, asked, least=1)
         new = np.setdiff1d(found.values, self.classes_)

@@ -47,7 +47,7 @@ class Watch:
         prepared: Callable[[int], None],
     ):
         self.learner, self.relation, self.loss, self.validation = learner, relation, loss, validation
-        self._prepared = prepared
+        self.prepared = prepared
         self._stopped = USED_UP
         self.restart()
 
@@ -90,7 +90,7 @@ class Watch:
             **cost,
         )
         if not self.learner.history_:
-            self._prepared(1)
+            self.prepared(1)
         self.learner.history_.append(record.to_dict())
         self._emit_round(record)
         if self.validation is not None and self.validation.is_enough(done):
