@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tablepuppet.cli.output import typed
 from tablepuppet.errors import ConfigError, LearnError, PartyError, TablePuppetError
-from tablepuppet.federation import Federation
+from tablepuppet.federation import Federation, Planned
 from tablepuppet.learn.learners import LEARNERS, load
 from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.learners.search import GridSearch, RandomSearch
@@ -142,6 +142,13 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
         """The pipeline of its steps; None if it has none. ConfigError if one is wrong."""
         return Pipeline.of_plain(self.prep) if self.prep else None
 
+    def plan(self, federation: Federation, sql: str | None = None) -> Planned:
+        """What parties would read for the job, or for another query with its features."""
+        return federation.plan(
+            sql or self.sql, self.label, categorical=self.categorical, drop=self.drop,
+            max_categories=self.max_categories, prep=self.pipeline, where_selected=sql is not None,
+        )  # fmt: skip
+
     def check(self, learner: Learner, plan: Plan) -> Planning:
         """Raise unless the job can be trained, as far as the catalog shows: no party reads for it.
 
@@ -237,21 +244,13 @@ class Run:
         A ``learner`` that does not promise what a party demands is refused before a party reads.
         """
         job = self.job
-        planned = self.federation.plan(
-            sql or job.sql,
-            job.label,
-            categorical=job.categorical,
-            drop=job.drop,
-            max_categories=job.max_categories,
-            prep=job.pipeline,
-            where_selected=sql is not None,
-        )
+        planned = job.plan(self.federation, sql)
         if needs_label and planned.plan.query.label is None:
             raise LearnError(
                 f"the query does not select the label {job.label!r}, which evaluate needs; predict does not"
             )
         if learner is not None:
-            self.job.check(learner, planned.plan)
+            job.check(learner, planned.plan)
         return self.federation.open(planned)
 
     def sides(self, learner: Learner | None = None) -> Sides:

@@ -165,6 +165,9 @@ class LinearLearner(SolverLearner):
             return Costs(Cost(0, 1), Cost(0, inner + 1))
         return Costs(Cost(3, batches), Cost(inner + 3, 2 * batches))  # one extra round checks convergence at the end
 
+    def _check_private(self) -> None:
+        super()._check_private()
+
     def _rule(self, model: LinearModel, loss: JoinedLoss, gradient: GradientRule) -> Rule:
         """What tables are asked for in a round, by solver."""
         if self.solver_ == "lbfgs":

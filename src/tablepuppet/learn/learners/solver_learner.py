@@ -5,6 +5,7 @@ A learner that trains in one way only, as networks across parties do, is a `Lear
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -67,8 +68,12 @@ class SolverLearner(Learner):
 
     # What a subclass says
 
+    @abstractmethod
     def _check_private(self) -> None:
-        """Raise PrivacyError unless all releases that depend on features can have noise."""
+        """Raise PrivacyError unless all releases that depend on features can have noise.
+
+        Each family says so itself; these are the rules for all.
+        """
         if not self.solving.sums_shards:
             raise PrivacyError("inner_rounds: consensus releases parameters without noise; leave it at 'auto'")
         if not self.reduce:
