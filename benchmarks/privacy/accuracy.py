@@ -89,16 +89,16 @@ def _measured(make: Make, train: tp.Relation, test: tp.Relation, repeats: int) -
     told = {"rmse": float(np.mean(found)), "deviation": float(np.std(found))}
     told |= {key: models[0].privacy_[key] for key in ("epsilon", "epsilon_given_messages")}
     watched = make(privacy)
-    watched._held_out = true_held_out  # noisy test labels would move a whole curve by a few thousandths
+    watched._labels = true_labels  # noisy test labels would move a whole curve by a few thousandths
     curve = [entry["validation_metric"] for entry in watched.fit(train, validation=test).history_]
     without = make(None).set_params(rounds=max(len(curve), 3)).fit(train, validation=test)
     return told | {"curve": curve, "curve_without": [entry["validation_metric"] for entry in without.history_]}
 
 
-def true_held_out(client: Any, label: Any, asked: Any) -> Any:
-    """The loss on true labels of the test side."""
+def true_labels(client: Any, label: Any, asked: Any, where: str) -> Any:
+    """The true labels of the test side."""
     bare = tp.LinearRegression()
-    return bare._held_out(client, label, bare._ask_labels(client, label))
+    return bare._labels(client, label, bare._ask_labels(client, label), where)
 
 
 def both_meanings(epsilon: float) -> Mapping[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tablepuppet.cli.output import typed
 from tablepuppet.errors import ConfigError, LearnError, PartyError, TablePuppetError
-from tablepuppet.federation import Federation
+from tablepuppet.federation import Federation, Planned
 from tablepuppet.learn.learners import LEARNERS, load
 from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.learners.search import GridSearch, RandomSearch
@@ -80,27 +80,23 @@ class SearchSection(msgspec.Struct, forbid_unknown_fields=True):
 
     def of(self, learner: Learner) -> GridSearch | RandomSearch:
         """The search; ConfigError or LearnError if it cannot be."""
+        settings = {name: self._values(learner, name) for name in self.settings}
         folding: dict[str, Any] = {
             "folds": self.folds, "seed": self.seed, "groups": self.groups, "stratified": self.stratified,
             "metric": self.metric,
         }  # fmt: skip
-        settings = {
-            name: [learner.of_file(name, each) for each in given] if isinstance(given, list) else given
-            for name, given in self.settings.items()
-        }
-        if isinstance(given := settings.get(PREP), list):
-            settings[PREP] = [_pipeline(each) for each in given]
         if self.kind == "random":
-            drawn = {
-                name: given.distribution(name) if isinstance(given, Between) else given
-                for name, given in settings.items()
-            }
-            return RandomSearch(learner, drawn, self.candidates, halving=self.halving, **folding)
-        listed = {name: given for name, given in settings.items() if not isinstance(given, Between)}
-        for name in self.settings:
-            if name not in listed:
-                raise ConfigError(f'[search.settings] {name}: a grid needs a list of values; or set kind = "random"')
-        return GridSearch(learner, listed, **folding)
+            return RandomSearch(learner, settings, self.candidates, halving=self.halving, **folding)
+        return GridSearch(learner, settings, **folding)
+
+    def _values(self, learner: Learner, name: str) -> Any:
+        """The values to try of a setting."""
+        given = self.settings[name]
+        if isinstance(given, list):
+            return [_pipeline(each) if name == PREP else learner.of_file(name, each) for each in given]
+        if self.kind == "grid":
+            raise ConfigError(f'[search.settings] {name}: a grid needs a list of values; or set kind = "random"')
+        return given.distribution(name)
 
 
 def _pipeline(given: Any) -> Pipeline | None:
@@ -145,6 +141,13 @@ class Job(msgspec.Struct, forbid_unknown_fields=True):
     def pipeline(self) -> Pipeline | None:
         """The pipeline of its steps; None if it has none. ConfigError if one is wrong."""
         return Pipeline.of_plain(self.prep) if self.prep else None
+
+    def plan(self, federation: Federation, sql: str | None = None) -> Planned:
+        """What parties would read for the job, or for another query with its features."""
+        return federation.plan(
+            sql or self.sql, self.label, categorical=self.categorical, drop=self.drop,
+            max_categories=self.max_categories, prep=self.pipeline, where_selected=sql is not None,
+        )  # fmt: skip
 
     def check(self, learner: Learner, plan: Plan) -> Planning:
         """Raise unless the job can be trained, as far as the catalog shows: no party reads for it.
@@ -241,38 +244,31 @@ class Run:
         A ``learner`` that does not promise what a party demands is refused before a party reads.
         """
         job = self.job
-        planned = self.federation.plan(
-            sql or job.sql,
-            job.label,
-            categorical=job.categorical,
-            drop=job.drop,
-            max_categories=job.max_categories,
-            prep=job.pipeline,
-            where_selected=sql is not None,
-        )
+        planned = job.plan(self.federation, sql)
         if needs_label and planned.plan.query.label is None:
             raise LearnError(
                 f"the query does not select the label {job.label!r}, which evaluate needs; predict does not"
             )
         if learner is not None:
-            self.job.check(learner, planned.plan)
+            job.check(learner, planned.plan)
         return self.federation.open(planned)
 
     def sides(self, learner: Learner | None = None) -> Sides:
         """The job's relation, split; LearnError if a side is empty."""
-        split, train = self.job.split, self.relation(learner=learner)
+        split, train = self.job.split or Split(test=0.0), self.relation(learner=learner)
         test = validation = None
-        if split is not None and split.test != 0:
+        if split.test != 0:
             train, test = train.split(split.test, split.seed)
-        if split is not None and split.validation != 0:
+        if split.validation != 0:
             train, validation = train.split(split.validation, split.seed)
-        if not len(train):
-            raise LearnError("the train side of the split is empty; hold out less, or check the query with explain")
-        if validation is not None and not len(validation):
-            raise LearnError("the validation side of the split is empty; hold out more, or nothing")
-        if test is not None and not len(test):
-            raise LearnError("the test side of the split is empty; hold out more, or nothing")
-        return Sides(train, validation, test)
+        sides = Sides(train, validation, test)
+        for name, side in sides.named().items():
+            if not len(side):
+                more = (
+                    "hold out less, or check the query with explain" if name == "train" else "hold out more, or nothing"
+                )
+                raise LearnError(f"the {name} side of the split is empty; {more}")
+        return sides
 
     def train(self) -> dict[str, Any]:
         """Fit, measure on the test side, write the run folder; the metrics.

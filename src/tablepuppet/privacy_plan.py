@@ -154,14 +154,7 @@ def plan_privacy(path: Path, notify: Callable[[str], None] = lambda _: None) -> 
     job = read_job(path)
     learner = make_learner(job.learner)
     federation = Federation.load(path.parent / job.federation)
-    planned = federation.plan(
-        job.sql,
-        job.label,
-        categorical=job.categorical,
-        drop=job.drop,
-        max_categories=job.max_categories,
-        prep=job.pipeline,
-    )
+    planned = job.plan(federation)
     planning = job.check(learner, planned.plan)
     here = not any(map(federation.engine.is_service, planned.plan.parties))
     found, problem = _planned(planning, learner.privacy, notify, here), RunFolder(path.parent / job.output).problem()

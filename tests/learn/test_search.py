@@ -38,7 +38,7 @@ def test_fits_along_l2_are_those_of_their_own(tmp_path: Path, monkeypatch: pytes
         expected = [type(learner)(l2=l2).fit(relation).coef_ for l2 in values]
         messages = record_wire(monkeypatch)
         fits = learner.along_l2(relation, values, relation)
-        found = [(each.l2, learner.coef_, learner.converged_, len(learner.history_)) for each in fits]
+        found = [(l2, learner.coef_, learner.converged_, len(learner.history_)) for l2, *_ in fits]
         ops = [each.request.op for each in messages]
         assert ops.count("matrix.gram") == 2  # one per shard of orders
         assert ops.count("ridge.start") == 1

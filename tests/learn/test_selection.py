@@ -15,7 +15,7 @@ from sklearn.metrics import accuracy_score, r2_score, root_mean_squared_error
 from sklearn.preprocessing import StandardScaler
 
 import tablepuppet as tp
-from tablepuppet.learn.learners.folds import make_folds
+from tablepuppet.learn.learners.folds import Folding
 from tests.party.policed import federation as policed
 from tests.party.policed import open_party, write_file
 from tests.relations import federation, places, record_wire
@@ -55,7 +55,7 @@ def test_scores_are_those_of_scikit_learn(tmp_path: Path) -> None:
     assert found.column_names == ["fold", "train_rmse", "train_r2", "test_rmse", "test_r2", "seconds"]
     assert found.to_arrow().num_rows == len(found) == 4
     seen: list[Any] = []
-    for row, (train, test) in zip(found, make_folds(relation, 4, 3), strict=True):
+    for row, (train, test) in zip(found, Folding(relation, 4, 3).sides(), strict=True):
         sides = [frame_of(side, parties) for side in (train, test)]
         scale = StandardScaler().fit(sides[0][["price", "code", "size"]].to_numpy())
         x, held = (scale.transform(side[["price", "code", "size"]].to_numpy()) for side in sides)
@@ -76,15 +76,15 @@ def test_folds_by_groups_and_by_classes(tmp_path: Path) -> None:
     """Rows of one code stay together; classes are dealt evenly; the same seed gives the same folds."""
     parties = tables()
     relation = federation(tmp_path, parties).sql(SQL.format("returned"), label="returned")
-    for train, test in make_folds(relation, 3, 0, groups="code"):
+    for train, test in Folding(relation, 3, 0, groups="code").sides():
         sides = [frame_of(side, parties) for side in (train, test)]
         assert not set(sides[0]["code"]) & set(sides[1]["code"])
         assert sides[1]["code"].nunique() == 3
     whole = frame_of(relation, parties).drop_duplicates("order")["returned"].mean()
-    first = [places(test) for _, test in make_folds(relation, 5, 1, stratified=True)]
-    again = [places(test) for _, test in make_folds(relation, 5, 1, stratified=True)]
+    first = [places(test) for _, test in Folding(relation, 5, 1, stratified=True).sides()]
+    again = [places(test) for _, test in Folding(relation, 5, 1, stratified=True).sides()]
     assert first == again
-    for _, test in make_folds(relation, 5, 1, stratified=True):
+    for _, test in Folding(relation, 5, 1, stratified=True).sides():
         share = frame_of(test, parties).drop_duplicates("order")["returned"].mean()
         assert share == pytest.approx(whole, abs=1 / 40)
     found = tp.cross_validate(tp.LogisticRegression(), relation, folds=3, stratified=True)

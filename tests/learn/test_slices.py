@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import tablepuppet as tp
-from tablepuppet.learn.learners.slice_lattice import Counts, Group, Key, Lattice, Scoring
+from tablepuppet.learn.learners.slice_lattice import Counts, Key, Lattice, Scoring
 from tablepuppet.learn.learners.slices import Slice
 from tests.party.policed import COLUMNS, open_party, write_file
 from tests.party.policed import federation as policed
@@ -68,10 +68,7 @@ def test_the_worst_slices_are_those_of_a_search_over_all(data: st.DataObject) ->
     owner = [int(rng.integers(0, 2)) for _ in range(columns)]
     least_rows, least = data.draw(st.integers(0, 4)), data.draw(st.integers(1, 5))
     alpha, k, levels = data.draw(st.sampled_from([0.5, 0.9, 1.0])), data.draw(st.integers(1, 6)), 3
-    groups = [Group(each) for each in base]
-    lattice = Lattice(
-        codes, sizes, errors, {None: [groups[0]], **{c: [groups[t]] for c, t in enumerate(owner)}}, least_rows
-    )
+    lattice = Lattice(codes, sizes, errors, base, owner, least_rows)
     scoring = Scoring(rows, float(errors.sum()), alpha, least)
     found = lattice.worst(k, scoring, levels)
     found = [each for each in found if each.score > ROUNDING]

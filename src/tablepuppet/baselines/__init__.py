@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -17,7 +17,7 @@ from tablepuppet.baselines.fedonce import Solo as Solo
 from tablepuppet.baselines.fedonce import priv_baseline as priv_baseline
 from tablepuppet.baselines.fedonce import splitnn_at as splitnn_at
 from tablepuppet.baselines.networks import train_networks
-from tablepuppet.baselines.pooled import joined_tables
+from tablepuppet.baselines.pooled import PooledModel, joined_tables
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.learner import label_of
@@ -30,7 +30,9 @@ from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.losses import Loss, Squared
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.allowance import RoundAllowance
-from tablepuppet.learn.tables.stored import Held, Model
+from tablepuppet.learn.tables.model import model_of
+from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.learn.tables.stored import Model
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.encode import Encoding
 from tablepuppet.runs.records import RoundRecord
@@ -123,22 +125,6 @@ class Diary:
         self.learner.best_round_ = len(self.learner.history_)
 
 
-class PooledLinear(Held):
-    """Parameters for the columns of the materialised join."""
-
-    def __init__(self, encoding: Encoding, thetas: Mapping[str, Array], outputs: int):
-        super().__init__(thetas)
-        self.encoding = encoding
-        self.shape = () if outputs == 1 else (outputs,)
-
-    def scores(self, client: Client) -> Array:
-        """X theta."""
-        scores = np.zeros((len(client.mapping), *self.shape))
-        for alias, table in joined_tables(client, self.encoding).items():
-            scores += table.times(self.thetas[alias])
-        return scores
-
-
 def _train_linear(
     learner: SolverLearner, client: Client, encoding: Encoding, loss: JoinedLoss, report: Callable[[Round], bool]
 ) -> tuple[Model, Array]:
@@ -151,8 +137,13 @@ def _train_linear(
     objective = value + 0.5 * learner.l2 * float(np.vdot(theta, theta))
     report(Round(1, objective, value, intercept, converged))
     ends = np.cumsum([table.width for table in tables.values()], dtype=int)
-    parts = np.split(theta, ends)[:-1]  # what follows the last table is nothing
-    return PooledLinear(encoding, dict(zip(tables, parts, strict=True)), loss.outputs), intercept
+    thetas = np.split(theta, ends)[:-1]  # what follows the last table is nothing
+    spec = learner.spec(loss.outputs)
+    parts = {
+        alias: TableParameters(model_of(spec, tables[alias].width), part)
+        for alias, part in zip(tables, thetas, strict=True)
+    }
+    return PooledModel(encoding, parts, loss.outputs), intercept
 
 
 def _minimise(table: Array, joined: JoinedLoss, l2: float) -> tuple[Array, Array, bool]:

@@ -8,14 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from tablepuppet.baselines.pooled import joined_tables
+from tablepuppet.baselines.pooled import PooledModel, joined_tables
 from tablepuppet.learn.learners.network import NetworkLearner
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.sgd import Conditioned, descend_by_batches
 from tablepuppet.learn.tables.parameters import TableParameters, first_parameters
-from tablepuppet.learn.tables.stored import Held
 from tablepuppet.mapping.table_mapping import Floats, MappedTable, ShardRows, TableMapping
 from tablepuppet.operators.batches import Batch
 from tablepuppet.operators.client import Client
@@ -25,33 +24,9 @@ from tablepuppet.prep.encoded_table import EncodedTable
 Array = NDArray[np.float64]
 
 
-class PooledNetworks(Held):
-    """The networks of all tables, applied to joined rows."""
-
-    def __init__(self, encoding: Encoding, parts: Mapping[str, TableParameters], outputs: int, unit: float):
-        super().__init__({})
-        self.encoding, self.parts, self.unit = encoding, dict(parts), unit
-        self.shape = () if outputs == 1 else (outputs,)
-
-    def predict(self, tables: Mapping[str, EncodedTable], rows: int) -> Array:
-        """The sum over tables."""
-        scores = np.zeros((rows, *self.shape))
-        for alias, part in self.parts.items():
-            scores += part.model.predict(part.theta, tables[alias])
-        return scores
-
-    def scores(self, client: Client) -> Array:
-        """The sum over tables, in the label's own units."""
-        return self.unit * self.predict(joined_tables(client, self.encoding), len(client.mapping))
-
-    def parameters(self) -> dict[str, Array]:
-        """Parameters by table, in the label's own units."""
-        return {alias: part.model.rescaled(part.theta, self.unit) for alias, part in self.parts.items()}
-
-
 def train_networks(
     learner: NetworkLearner, client: Client, encoding: Encoding, loss: JoinedLoss, report: Callable[[Round], bool]
-) -> tuple[PooledNetworks, Array]:
+) -> tuple[PooledModel, Array]:
     """(the networks, their intercept)."""
     loss, unit = in_units(loss)
 
@@ -63,7 +38,7 @@ def train_networks(
         alias: first_parameters(learner.spec(loss.outputs), learner.seed, alias, table.dense.shape[1], table.width)
         for alias, table in tables.items()
     }
-    model = PooledNetworks(encoding, parts, loss.outputs, unit)
+    model = PooledModel(encoding, parts, loss.outputs, unit)
     if learner.solver_ == "sgd":
         steps = PooledSteps(parts, tables, rows, learner.plain_momentum, learner.l2)
         intercept = descend_by_batches(steps, loss, learner._rates(), learner.schedule_.batch_size, learner.seed, write)
@@ -109,7 +84,7 @@ class PooledSteps:
 
 
 def _minimise_networks(
-    model: PooledNetworks, tables: Mapping[str, EncodedTable], rows: int, loss: JoinedLoss, l2: float, rounds: int,
+    model: PooledModel, tables: Mapping[str, EncodedTable], rows: int, loss: JoinedLoss, l2: float, rounds: int,
     report: Callable[[Round], bool],
 ) -> Array:  # fmt: skip
     """Some iterations of L-BFGS on all parameters at once; the intercept."""

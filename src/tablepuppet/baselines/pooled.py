@@ -1,13 +1,20 @@
-"""The joined rows of parties in this process, pooled: what a federated learner never sees."""
+"""The joined rows of parties in this process, pooled, which a federated learner never sees; and a model over them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+from numpy.typing import NDArray
 
 from tablepuppet.errors import PrivacyError
+from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.learn.tables.stored import Held
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.encode import Encoding, encoded
 from tablepuppet.prep.encoded_table import EncodedTable
+
+Array = NDArray[np.float64]
 
 
 def joined_tables(client: Client, encoding: Encoding) -> dict[str, EncodedTable]:
@@ -31,3 +38,27 @@ def _table(client: Client, encoding: Encoding, alias: str) -> EncodedTable:
         shards.append(encoded(table(client.session, alias), client.view, encoding.id))
     codes = [np.concatenate(parts) for parts in zip(*(shard.codes for shard in shards), strict=True)]
     return EncodedTable(np.concatenate([shard.dense for shard in shards]), tuple(codes), shards[0].sizes)
+
+
+class PooledModel(Held):
+    """The models of all tables, linear or networks, applied to joined rows."""
+
+    def __init__(self, encoding: Encoding, parts: Mapping[str, TableParameters], outputs: int, unit: float = 1.0):
+        super().__init__({})
+        self.encoding, self.parts, self.unit = encoding, dict(parts), unit
+        self.shape = () if outputs == 1 else (outputs,)
+
+    def predict(self, tables: Mapping[str, EncodedTable], rows: int) -> Array:
+        """The sum over tables."""
+        scores = np.zeros((rows, *self.shape))
+        for alias, part in self.parts.items():
+            scores += part.model.predict(part.theta, tables[alias])
+        return scores
+
+    def scores(self, client: Client) -> Array:
+        """The sum over tables, in the label's own units."""
+        return self.unit * self.predict(joined_tables(client, self.encoding), len(client.mapping))
+
+    def parameters(self) -> dict[str, Array]:
+        """Parameters by table, in the label's own units."""
+        return {alias: part.model.rescaled(part.theta, self.unit) for alias, part in self.parts.items()}

@@ -212,10 +212,10 @@ def train(
     network = build(design, [part.shape[1] for part in parts], shape, int(labels.max()) + 1, budget.seed)
     truth, held = torch.from_numpy(labels), torch.from_numpy(np.flatnonzero(validation))
     learning, trained = np.flatnonzero(~validation), Trained(network)
-    seen, fixed = [part[held] for part in rows], _masks([len(held)] * len(rows), rows, budget, -1)
+    seen, fixed = [part[held] for part in rows], _masks(len(held), rows, budget, -1)
 
     def reconstruction(chosen: Tensor, number: int) -> Tensor:
-        masks = _masks([len(chosen)] * len(rows), rows, budget, number)
+        masks = _masks(len(chosen), rows, budget, number)
         return network.reconstruction([part[chosen] for part in rows], masks)
 
     def supervised(chosen: Tensor, number: int) -> Tensor:
@@ -267,9 +267,9 @@ def _batches(rows: NDArray[np.intp], budget: DesignBudget, epoch: int) -> Iterat
             yield torch.from_numpy(chosen)
 
 
-def _masks(lengths: Sequence[int], rows: Parts, budget: DesignBudget, number: int) -> Parts:
+def _masks(count: int, rows: Parts, budget: DesignBudget, number: int) -> Parts:
     rng = np.random.default_rng([budget.seed, number + 1])
-    cells = [rng.random((length, part.shape[1]), dtype=np.float32) for length, part in zip(lengths, rows, strict=True)]
+    cells = [rng.random((count, part.shape[1]), dtype=np.float32) for part in rows]
     return [torch.from_numpy((each < budget.hide).astype(np.float32)) for each in cells]
 
 

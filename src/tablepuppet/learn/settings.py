@@ -70,6 +70,7 @@ class Configured:
 
     declared: ClassVar[Mapping[str, Setting]] = {}
     beside: ClassVar[Mapping[str, Setting]] = {}
+    known: ClassVar[Mapping[str, Setting]] = {}  # both
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -77,6 +78,7 @@ class Configured:
         for base in cls.__mro__:  # what a class has itself comes first; a plain value there takes a setting away
             found |= {n: each for n, each in vars(base).items() if n not in found}
         cls.declared = {name: each for name, each in found.items() if isinstance(each, Setting)}
+        cls.known = {**cls.declared, **cls.beside, **cls.declared}
         if "__init__" not in vars(cls):
             cls.__init__ = _constructor(cls)  # type: ignore[method-assign]
 
@@ -97,15 +99,12 @@ class Configured:
             part = getattr(self, own, None)
             if inner and own in self.declared and isinstance(part, Configured):
                 part.set_params(**{inner: value})
-            elif inner or own not in {**self.declared, **self.beside}:
-                raise SettingError(f"Invalid parameter {name!r} for {type(self).__name__}{self._meant(name)}")
+            elif inner or own not in self.known:
+                meant = setting_meant(name, self.known)
+                raise SettingError(f"Invalid parameter {name!r} for {type(self).__name__}{meant}")
             else:
                 setattr(self, name, value)
         return self
-
-    @classmethod
-    def _meant(cls, name: str) -> str:
-        return setting_meant(name, [*cls.declared, *cls.beside])
 
     @property
     def given_beside(self) -> dict[str, Any]:
@@ -115,19 +114,19 @@ class Configured:
     def check_settings(self) -> None:
         """Raise LearnError if a setting is out of range."""
         for name, value in self.get_params(deep=False).items():
-            {**self.beside, **self.declared}[name].check(name, value)
+            self.known[name].check(name, value)
             if isinstance(value, Configured):
                 value.check_settings()
 
     def plain_settings(self) -> dict[str, Any]:
         """The settings as a file stores them."""
-        kinds = {name: each for name, each in {**self.beside, **self.declared}.items() if each.in_files}
-        return {name: kinds[name].kind.write(v) for name, v in self.get_params(deep=False).items() if name in kinds}
+        given = self.get_params(deep=False).items()
+        return {name: self.known[name].kind.write(value) for name, value in given if self.known[name].in_files}
 
     @classmethod
     def of_plain(cls, settings: Mapping[str, Any]) -> Self:
         """An object with the settings of a file."""
-        kinds = {name: each for name, each in {**cls.beside, **cls.declared}.items() if each.in_files}
+        kinds = [name for name, each in cls.known.items() if each.in_files]
         for name in settings:
             if name not in kinds:
                 raise SettingError(f"{cls.__name__} has no setting {name!r}{setting_meant(name, kinds)}")
@@ -136,15 +135,14 @@ class Configured:
     @classmethod
     def of_file(cls, name: str, value: Any) -> Any:
         """A value that a file has for a setting, as a user would give it; as it is if there is no such setting."""
-        found = {**cls.beside, **cls.declared}.get(name)
-        return value if found is None else found.kind.read(value)
+        return cls.known[name].kind.read(value) if name in cls.known else value
 
 
 def _constructor(made: type[Configured]) -> Callable[..., None]:
     """The ``__init__`` of a class: it only stores. Its signature lists the declared settings."""
 
     def initialise(self: Configured, *values: Any, **settings: Any) -> None:
-        called, known = type(self).__name__, [*self.declared, *self.beside]
+        called, known = type(self).__name__, list(self.known)
         if values:
             raise SettingError(f"{called} takes settings by name, such as {called}({known[0]}=...), not {values[0]!r}")
         for name in settings:
@@ -173,8 +171,15 @@ def settings_table(*classes: type[Configured]) -> str:
 # What settings may be
 
 
-def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+def _is_whole(value: Any, least: int, most: float = np.inf) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most
+
+
+def check_whole(name: str, value: Any, least: int, most: int | None = None) -> None:
+    """Raise LearnError unless an argument is a whole number in a range."""
+    if not _is_whole(value, least, np.inf if most is None else most):
+        up_to = "" if most is None else f" to {most:,}"
+        raise LearnError(f"{name} is a whole number from {least}{up_to}, not {value!r}")
 
 
 def _is_number(value: Any, below: float = np.inf) -> bool:
@@ -195,7 +200,7 @@ def or_auto(kind: Kind) -> Kind:
 
 
 COUNT = Kind("a whole number, at least 1", partial(_is_whole, least=1))
-SEED = Kind("a whole number, 0 or more", partial(_is_whole, least=0))
+WHOLE = Kind("a whole number, 0 or more", partial(_is_whole, least=0))
 NUMBER = Kind("a number, 0 or more", _is_number)
 RATE = Kind("a number above 0", _is_rate)
 SHARE = Kind("a number from 0 to below 1", partial(_is_number, below=1.0))

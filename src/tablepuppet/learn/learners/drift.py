@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
+from tablepuppet.learn.settings import check_whole
 from tablepuppet.mapping.digests import number_digests
 from tablepuppet.prep.distribution import Distributions
 from tablepuppet.prep.pooled import check_number
@@ -103,8 +103,7 @@ def drift(first: Relation, second: Relation, columns: Sequence[str] | None = Non
         need_relation(relation, STEP)
     if first.client.engine is not second.client.engine:
         raise LearnError(f"{STEP}: the relations are of two federations; open both in one")
-    if not isinstance(bins, Integral) or isinstance(bins, bool) or not 2 <= int(bins) <= MOST_BINS:
-        raise LearnError(f"{STEP}: bins is a whole number from 2 to {MOST_BINS:,}, not {bins!r}")
+    check_whole(f"{STEP}: bins", bins, 2, MOST_BINS)
     for relation, which in ((first, "first"), (second, "second")):
         if not len(relation):
             raise LearnError(f"{STEP}: the {which} relation has no joined rows")

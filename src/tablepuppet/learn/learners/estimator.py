@@ -20,7 +20,7 @@ from sklearn.base import BaseEstimator
 from tablepuppet.errors import ConfigError, LearnError, NotPickledError, PrivacyError
 from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.private.promise import Uses, check_demanded, check_supported, promised
-from tablepuppet.learn.settings import CALLBACKS, SEED, Configured, Kind, setting
+from tablepuppet.learn.settings import CALLBACKS, WHOLE, Configured, Kind, setting
 from tablepuppet.learn.store.fitted import Fitted
 from tablepuppet.learn.store.model_file import save
 from tablepuppet.learn.tables.stored import Storable
@@ -68,7 +68,7 @@ PRIVACY = Kind("a `tp.Privacy` or None", lambda _: True, _write_privacy, _read_p
 class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
     """Learns from a relation."""
 
-    seed: int = setting(default=0, kind=SEED, help="of first parameters and the order of batches")
+    seed: int = setting(default=0, kind=WHOLE, help="of first parameters and the order of batches")
     privacy: Privacy | None = setting(
         default=None,
         kind=PRIVACY,

@@ -8,7 +8,7 @@ representations, in rounds with the host alone. With ``rounds`` above 1, all tab
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.learners.planner import tables_of
-from tablepuppet.learn.learners.split import AUTO_LR, SplitNN
+from tablepuppet.learn.learners.split import SplitNN
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
 from tablepuppet.learn.learners.validation import Watched
 from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
-from tablepuppet.learn.loss.units import in_units, out_of_units
+from tablepuppet.learn.loss.units import out_of_units
 from tablepuppet.learn.noise.plan import StepNoise
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.round_promises import StepPromise, new_promise
@@ -32,16 +32,16 @@ from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import COUNT, NUMBER, RATE, Auto, Kind, or_auto, setting
 from tablepuppet.learn.solve.allowance import Cost, Costs, RoundAllowance
 from tablepuppet.learn.solve.plateau import ended_flat
-from tablepuppet.learn.solve.schedule import Schedule, batches_of
+from tablepuppet.learn.solve.schedule import Schedule
 from tablepuppet.learn.solve.sgd import falling
 from tablepuppet.learn.solve.solvers import SGD
 from tablepuppet.learn.split.bottom import BOTTOM, mlp
 from tablepuppet.learn.split.exchange import Exchange
+from tablepuppet.learn.split.model import Embeddings, SplitModel
 from tablepuppet.learn.split.nat import NatSettings
 from tablepuppet.learn.split.noisy_once import NoisyOnce
 from tablepuppet.learn.split.once import AVERAGINGS, Guests, OnceModel
 from tablepuppet.learn.split.top import SideBySide, Top
-from tablepuppet.learn.split.train import learn_by_batches
 from tablepuppet.learn.tables.stored import Stored
 from tablepuppet.party.arguments import Some, described, fits
 from tablepuppet.party.spec import Bottom, Mlp
@@ -62,17 +62,14 @@ WIDTH = Kind(described(Some), lambda value: fits(value, Some))
 LAG = Kind("a number of seconds above 0, or None", lambda value: value is None or RATE.fits(value))
 
 
-class Parts:
-    """Attributes of a learner after a fit: who took which part."""
+class FedOnce(SplitNN):
+    """Guests send one message each; the host learns in rounds.
 
-    host_: str  # alias of the label's table
-    absent_: list[str]  # aliases of guests that lagged
-
-
-class FedOnce(Parts, SplitNN):
-    """Guests send one message each; the host learns in rounds."""
+    After a fit, ``host_`` is the alias of the label's table, ``absent_`` are those of guests that lagged.
+    """
 
     private_instead: ClassVar[str] = ""
+    to_lower: ClassVar[str] = "epochs or rounds"
 
     bottom: Bottom | Mapping[str, Bottom] = setting(
         default=mlp(hidden=(32, 32)),
@@ -145,7 +142,7 @@ class FedOnce(Parts, SplitNN):
 
     def parameters_of(self, alias: str, width: int, outputs: int) -> int:
         """Where steps have noise, all parameters of the network have it."""
-        if self.promise_free:
+        if not self.has_private_features:
             return super().parameters_of(alias, width, outputs)
         bottom = self.bottom[alias] if isinstance(self.bottom, Mapping) else self.bottom
         shape = msgspec.structs.replace(bottom, outputs=int(self.embedding)).theta_shape(width)
@@ -160,12 +157,7 @@ class FedOnce(Parts, SplitNN):
             self.schedule_ = Schedule(self.promise_.rounds, TOP_BATCH)
 
     def _holds_out(self, relation: Relation) -> bool:
-        return self.promise_free and super()._holds_out(relation)
-
-    @property
-    def promise_free(self) -> bool:
-        """Whether features have no noise: with noise, the number of rounds is fixed before the first."""
-        return self.privacy is None or not self.privacy.is_feature_private
+        return not self.has_private_features and super()._holds_out(relation)
 
     def specs(self, aliases: Sequence[str]) -> dict[str, Bottom]:
         """The network of each table, with ``embedding`` outputs."""
@@ -194,91 +186,70 @@ class FedOnce(Parts, SplitNN):
         found.tables = [table for table in found.tables if table.cost.once or table.cost.each]
         return found
 
-    def _fit_embeddings(self, relation: Relation, validated: bool) -> None:
-        """Lower the host's epochs of "auto" to what parties allow; PrivacyError if they do not allow what is asked."""
-        size, epochs, more = self.schedule_.batch_size, self.schedule_.rounds, int(self.rounds) - 1
-        batches = batches_of(len(relation), size)
-        for alias in tables_of(relation.query):
-            often = min(int(relation.mapping.counts(alias).max(initial=1)), batches) + validated  # in an epoch
-            each, once = (often, 0) if alias == self.host_ else (0, 1 + validated)
-            for shard in relation.plan.tables[alias].shards:
-                most = None if shard.embeddings is None else shard.embeddings[1]
-                need = once + each * epochs + often * more
-                if most is None or need <= most:
-                    continue
-                fitting = (most - once - often * more) // max(each, 1)
-                if not (isinstance(self.epochs, str) and each and fitting > 0):
-                    raise PrivacyError(
-                        f"party {shard.party!r}, table {shard.name!r}: the embeddings of a row are released {most} "
-                        f"times in a session; this needs up to {need}: set epochs or rounds lower, make batch_size "
-                        f"larger than {size:,}, or ask the party's operator",
-                        rule="embeddings.max_epochs",
-                    )
-                epochs = fitting
-        self.schedule_ = Schedule(epochs, size)
+    def _row_releases(self, relation: Relation, alias: str, often: int, validated: bool, most: int) -> Cost:
+        """The host's in every epoch, those of guests once; then of all in every further round."""
+        each, later = often + validated, (often + validated) * (int(self.rounds) - 1)
+        return Cost(later, each) if alias == self.host_ else Cost(1 + validated + later, 0)
+
+    def _in_words(self, epochs: int) -> str:
+        return f"{epochs} epochs of the host and rounds={self.rounds}"
 
     # The fit
 
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
         assert relation.query.label is not None, "`_fit` has checked it"
         self.host_ = relation.query.label.alias
-        self._fit_embeddings(relation, watch.validation is not None)
-        loss, self.unit_ = in_units(loss)
-        model = self._begin_networks(relation, loss)
-        model.narrow = self.narrow
-        if isinstance(self.promise_, StepPromise):
-            return self._train_noisily(model, relation, loss, watch, self.promise_)
-        guests = self._teach(model, relation)
-        clients = [relation.client] if watch.validation is None else [relation.client, watch.validation.client]
-        messages = model.receive(clients) if guests else {}
-        for alias in sorted(model.absent):
-            self._warn_of_lag(relation, alias)
-        if self.rounds == 1:
-            relation.client.outbox.leave_lost()
-        report, host = watch.of(model), [alias for alias in model.tables if alias not in guests]
-        rates = falling(AUTO_LR if isinstance(self.lr, str) else self.lr, self.schedule_.rounds)
+        return super()._train(relation, loss, watch)
 
-        def report_round(done: Round) -> bool:
-            return report(out_of_units(done, self.unit_))
-
-        size = self.schedule_.batch_size
-        learn_by_batches(Exchange(model, host), loss, rates, size, self.seed, report_round, fixed=messages)
-        if self.rounds > 1 and guests:
-            self._continue_as_splitnn(model, loss, report_round, watch.validation is not None)
-        model.forget()
-        self.absent_ = sorted(model.absent)
-        self.converged_ = ended_flat(self.history_, self.most_rounds)
-        return model, np.zeros(loss.outputs)
-
-    def _train_noisily(
-        self, model: OnceModel, relation: Relation, loss: JoinedLoss, watch: Watch, promise: StepPromise
-    ) -> tuple[Watched, Array]:
-        """FedOnce-L1."""
-        assert isinstance(model.noise, StepNoise), "`_new_model` gave it"
-        steps, report = promise.steps, watch.of(model)
-        noisy = NoisyOnce(model, model.noise, promise.rounds, steps)
+    def _learn_networks(self, model: SplitModel, relation: Relation, loss: JoinedLoss, watch: Watch) -> None:
+        assert isinstance(model, OnceModel), "`_new_model` makes it"
+        noisy = self._noisy_steps(model)
         if model.guests:
-            message = f"{type(self).__name__}: guests learn from their own rows, with noise"
-            noisy.teach(self.seed, relation.events.progress("guests", message, steps))
+            self._teach(model, relation, noisy)
         clients = [relation.client] if watch.validation is None else [relation.client, watch.validation.client]
         messages = model.receive(clients) if model.guests else {}
-        lr = AUTO_LR if isinstance(self.lr, str) else self.lr
-        if self.host_ in model.tables:
+        for alias in sorted(model.absent):
+            self._warn_of_lag(relation, alias)
+        report = watch.of(model)
+        if noisy is None:
+            self._learn_from(messages, model, relation, loss, report, validated=watch.validation is not None)
+            self.converged_ = ended_flat(self.history_, self.most_rounds)
+        elif self.host_ in model.tables:
             noisy.learn(
-                self.host_, messages, loss, lr, self.schedule_.batch_size, self.seed,
+                self.host_, messages, loss, self._highest_lr, self.schedule_.batch_size, self.seed,
                 lambda done: report(out_of_units(done, self.unit_)),
             )  # fmt: skip
         model.forget()
-        self.absent_ = []
-        return model, np.zeros(loss.outputs)
+        self.absent_ = sorted(model.absent)
 
-    def _teach(self, model: OnceModel, relation: Relation) -> list[str]:
-        """Let guests learn by themselves; their aliases."""
+    def _noisy_steps(self, model: OnceModel) -> NoisyOnce | None:
+        """FedOnce-L1; None without noise on features."""
+        if not isinstance(self.promise_, StepPromise):
+            return None
+        assert isinstance(model.noise, StepNoise), "`_new_model` gave it"
+        return NoisyOnce(model, model.noise, self.promise_.rounds, self.promise_.steps)
+
+    def _learn_from(
+        self, messages: Embeddings, model: OnceModel, relation: Relation, loss: JoinedLoss,
+        report: Callable[[Round], bool], *, validated: bool,
+    ) -> None:  # fmt: skip
+        """The host learns beside the messages; with more rounds, all tables continue as in SplitNN."""
+        if self.rounds == 1:
+            relation.client.outbox.leave_lost()
+        host = [alias for alias in model.tables if alias not in model.guests]
+        rates = falling(self._highest_lr, self.schedule_.rounds)
+        self._descend(Exchange(model, host), loss, rates, report, fixed=messages)
+        if self.rounds > 1 and model.guests:
+            self._continue_as_splitnn(model, loss, report, validated)
+
+    def _teach(self, model: OnceModel, relation: Relation, noisy: NoisyOnce | None) -> None:
+        """Let guests learn by themselves."""
+        message = f"{type(self).__name__}: guests learn from their own rows{'' if noisy is None else ', with noise'}"
+        if noisy is not None:
+            noisy.teach(self.seed, relation.events.progress("guests", message, noisy.steps))
+            return
         model.blur = float(self.noise)
-        if not model.guests:
-            return []
         epochs = self._epochs_of_guests(model) if self.method == "nat" else 1
-        message = f"{type(self).__name__}: guests learn from their own rows"
         guests = Guests(model, model.guests, self.lag, relation.events.progress("guests", message, epochs))
         if self.method == "pca":
             guests.components()
@@ -286,7 +257,6 @@ class FedOnce(Parts, SplitNN):
         else:
             settings = NatSettings(GUEST_BATCH, float(self.guest_lr), 1e-5, int(self.assign_every))
             guests.train(epochs, settings, self.seed)
-        return list(model.guests)
 
     def _epochs_of_guests(self, model: OnceModel) -> int:
         if not isinstance(self.guest_epochs, str):
@@ -306,13 +276,13 @@ class FedOnce(Parts, SplitNN):
         model.forget()
         model.absent = frozenset()
         before = len(self.history_)
-        rates = falling((AUTO_LR if isinstance(self.lr, str) else self.lr) / 3, int(self.rounds) - 1)
+        rates = falling(self._highest_lr / 3, int(self.rounds) - 1)
 
         def numbered(done: Round) -> bool:
             report(replace(done, number=before + done.number))
             return False
 
-        learn_by_batches(Exchange(model), loss, rates, self.schedule_.batch_size, self.seed, numbered)
+        self._descend(Exchange(model), loss, rates, numbered)
         model.rejoin()
 
     def _new_model(self, relation: Relation, specs: Mapping[str, Bottom]) -> OnceModel:
@@ -320,11 +290,6 @@ class FedOnce(Parts, SplitNN):
         if isinstance(self.promise_, StepPromise):
             relation.events.emit("info", "privacy.noise", "choosing the noise of steps, which may take some seconds")
             model.noise = self.promise_.choose({alias: model.table_model(alias).flat.size for alias in model.tables})
-        return model
-
-    def _begin_networks(self, relation: Relation, loss: JoinedLoss) -> OnceModel:
-        model = super()._begin_networks(relation, loss)
-        assert isinstance(model, OnceModel), "`_new_model` makes it"
         return model
 
     def _top(self, widths: Mapping[str, int], constant: Array, double: bool) -> Top:

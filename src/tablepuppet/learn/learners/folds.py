@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.learner import Learner, label_of
 from tablepuppet.learn.learners.linear import LinearLearner
+from tablepuppet.learn.settings import check_whole
 from tablepuppet.prep.selected import check_across, check_without_noise, find_category
 from tablepuppet.prep.sent_columns import SentColumns
 from tablepuppet.relation import Relation
@@ -90,7 +90,7 @@ def cross_validate(
     the folds. The learner itself is not fitted.
     """
     need_learner(learner, "cross_validate")
-    parts = make_folds(relation, folds, seed, groups=groups, stratified=stratified)
+    parts = Folding(relation, folds, seed, groups=groups, stratified=stratified).sides()
     done = relation.events.progress("folds", f"{type(learner).__name__}: cross-validating", len(parts))
     rows = []
     for number, fold in enumerate(parts):
@@ -121,8 +121,8 @@ def measured_along_l2(
     """(l2, scores) of a new linear learner for each value of ``l2``, each fit going on from the one before."""
     with _named_fold(learner, number):
         began = own_clock()
-        for found in clone(learner).along_l2(fold[0], values, fold[1]):
-            yield found.l2, _scores(found.train, found.test, began)
+        for l2, train, test in clone(learner).along_l2(fold[0], values, fold[1]):
+            yield l2, _scores(train, test, began)
             began = own_clock()
 
 
@@ -142,28 +142,16 @@ def _named_fold(learner: Learner, number: int) -> Iterator[None]:
         raise LearnError(f"fold {number}: {error}{hint}") from error
 
 
-def make_folds(
-    relation: Relation, folds: int, seed: int, *, groups: str | None = None, stratified: bool = False
-) -> list[Fold]:
-    """(the other folds, this fold) for each fold; LearnError if there are too few rows for this number of folds."""
-    return Folding(relation, folds, seed, groups=groups, stratified=stratified).sides()
-
-
-def _check_whole(name: str, value: object, least: int) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
-        raise LearnError(f"{name} is a whole number from {least}, not {value!r}")
-
-
 class Folding:
-    """Which fold each row of a table is in, whose rows are dealt to folds."""
+    """Which fold each row of a table is in, whose rows are dealt to folds; LearnError if there are too few of them."""
 
     def __init__(
         self, relation: Relation, folds: int, seed: int, *, groups: str | None = None, stratified: bool = False
     ):
         need_relation(relation, "cross_validate")
         label = label_of(relation)
-        _check_whole("folds", folds, 2)
-        _check_whole("seed", seed, 0)
+        check_whole("folds", folds, 2)
+        check_whole("seed", seed, 0)
         if groups is not None and stratified:
             raise LearnError("give groups or stratified: groups stay together, whatever their classes")
         self._relation, self._folds, self._seed, rng = relation, folds, seed, np.random.default_rng(seed)
@@ -214,11 +202,7 @@ def _by_rows(relation: Relation, folds: int, rng: np.random.Generator) -> tuple[
 
 def _by_groups(relation: Relation, name: str, folds: int, rng: np.random.Generator) -> tuple[str, NDArray[np.int64]]:
     """Rows of a column's table, of which those with one value stay together; those without a value are one group."""
-    client = relation.client
-    column = find_category(client.plan, name, "groups")
-    check_without_noise(client.plan, [column], "groups")
-    check_across(client.plan, [column], "groups")
-    codes = _codes(relation, column)
+    column, codes = _category(relation, name, "groups")
     if codes.max() + 1 < folds:
         raise LearnError(f"groups: column {column.name!r} has {codes.max() + 1} groups, fewer than {folds} folds")
     dealt = rng.permutation(np.arange(codes.max() + 1) % folds)
@@ -229,11 +213,7 @@ def _by_classes(
     relation: Relation, label: OutputColumn, folds: int, rng: np.random.Generator
 ) -> tuple[str, NDArray[np.int64]]:
     """Rows of the label's table, each class dealt evenly."""
-    client = relation.client
-    find_category(client.plan, label.name, "stratified")
-    check_without_noise(client.plan, [label], "stratified")
-    check_across(client.plan, [label], "stratified")
-    codes = _codes(relation, label)
+    _, codes = _category(relation, label.name, "stratified")
     fewest = int(np.bincount(codes).min())
     if fewest < folds:
         raise LearnError(f"stratified: a class has {fewest:,} rows, fewer than {folds} folds; take fewer folds")
@@ -245,10 +225,17 @@ def _by_classes(
     return label.alias, part_of
 
 
-def _codes(relation: Relation, column: OutputColumn) -> NDArray[np.int64]:
-    """The category of each base row, numbered as they first appear: digests are in another order in each session."""
-    codes = SentColumns(relation.client).codes(column).codes
+def _category(relation: Relation, name: str, step: str) -> tuple[OutputColumn, NDArray[np.int64]]:
+    """A column, and the category of each base row of its table, if policies allow to send it.
+
+    They are numbered as they first appear: digests are in another order in each session.
+    """
+    client = relation.client
+    column = find_category(client.plan, name, step)
+    check_without_noise(client.plan, [column], step)
+    check_across(client.plan, [column], step)
+    codes = SentColumns(client).codes(column).codes
     _, first, numbers = np.unique(codes, return_index=True, return_inverse=True)
     place = np.empty(len(first), np.int64)
     place[np.argsort(first)] = np.arange(len(first))
-    return place[numbers]
+    return column, place[numbers]

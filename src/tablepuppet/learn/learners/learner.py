@@ -8,9 +8,8 @@ from one of each, like scikit-learn's mixins.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, Self, cast, overload
 
@@ -21,10 +20,10 @@ from numpy.typing import NDArray
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.noise_warning import warn_of_noise
-from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.planner import Planner, tables_of
 from tablepuppet.learn.learners.predictions import Predictions, handed_out
 from tablepuppet.learn.learners.validation import (
+    FEWEST_ROWS,
     HELD_OUT,
     OWN_PATIENCE,
     CannotHoldOutError,
@@ -41,7 +40,7 @@ from tablepuppet.learn.tables.saved import SavedModel
 from tablepuppet.learn.tables.stored import Model, Stored
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.operators.client import Client, Pending
-from tablepuppet.operators.joined_rows import JoinedRows
+from tablepuppet.operators.joined_rows import SCORES, JoinedRows
 from tablepuppet.operators.rosters import make_rosters
 from tablepuppet.prep.encode import apply_encoding
 from tablepuppet.relation import Relation
@@ -55,24 +54,9 @@ Array = NDArray[np.float64]
 SINGLE_PRECISION_TOL = 1e-8  # with float32 on the wire, smaller steps are only rounding errors
 
 
-@dataclass(frozen=True)
-class Begun:
-    """A fit before its first round: rows to learn from, their loss, and the rows to stop early by."""
-
-    relation: Relation
-    loss: JoinedLoss
-    held_out: Validation | None
-    prepared: Callable[[int], None]  # to be called after the first round
-
-    def watch(self, learner: Learner) -> Watch:
-        """A reader of the rounds to come."""
-        return Watch(learner, self.relation, self.loss, self.held_out, self.prepared)
-
-
 class Learner(Planner):
     """Learns a label. Subclasses define the task (tasks.py) and the model (``spec`` and ``_train``)."""
 
-    metric_name: ClassVar[str] = "metric"
     error_kinds: ClassVar[tuple[str, ...]] = ()  # of a joined row, the usual one first
     own_patience: ClassVar[int] = OWN_PATIENCE  # rounds at least, on rows that the learner held out itself
 
@@ -108,15 +92,14 @@ class Learner(Planner):
 
     def _fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Self:
         with one_thread():  # parties, and pieces of the joined rows, are worked on at the same time
-            begun = self._open_fit(relation, validation, may_hold_out)
-            watch = begun.watch(self)
-            model, intercept = self._train(begun.relation, begun.loss, watch)
-            self._close_fit(begun, watch, model, intercept)
-            begun.loss.rows.drop()
+            watch = self._open_fit(relation, validation, may_hold_out)
+            model, intercept = self._train(watch.relation, watch.loss, watch)
+            self._close_fit(watch, model, intercept)
+            watch.loss.rows.drop()
         return self
 
-    def _open_fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Begun:
-        """Check all that can be checked, then ask for labels and fit encoders."""
+    def _open_fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Watch:
+        """Check all that can be checked, then ask for labels and fit encoders. The result reads the rounds to come."""
         self.check_settings()
         need_relation(relation, "fit")
         if validation is not None:
@@ -128,20 +111,21 @@ class Learner(Planner):
         label = label_of(relation)
         if validation is not None:
             check_alike(relation, validation)
-        own = may_hold_out and self._holds_out(relation)
+        enough = relation.mapping.tables[label.alias].rows >= FEWEST_ROWS
+        own = may_hold_out and enough and self._holds_out(relation)
         with needed_to_hold_out() if own else nullcontext():
             if own:
                 relation, validation = relation.split(HELD_OUT, self.seed)
             return self._prepared(relation, validation, label, own)
 
-    def _close_fit(self, begun: Begun, watch: Watch, model: Watched, intercept: Array) -> None:
+    def _close_fit(self, watch: Watch, model: Watched, intercept: Array) -> None:
         """Store what a solver has come to."""
         self.intercept_ = watch.end(model, intercept)
-        self.store_fit(begun.relation, self.encoding_, model)
+        self.store_fit(watch.relation, self.encoding_, model)
         if self.privacy is not None:
-            warn_of_noise(self, self.privacy, begun.relation, begun.loss, begun.held_out)
+            warn_of_noise(self, self.privacy, watch.relation, watch.loss, watch.validation)
 
-    def _prepared(self, relation: Relation, validation: Relation | None, label: OutputColumn, own: bool) -> Begun:
+    def _prepared(self, relation: Relation, validation: Relation | None, label: OutputColumn, own: bool) -> Watch:
         """Plan rounds, ask for labels and fit encoders; the rows to stop early by are the learner's ``own`` choice
         or the user's.
         """
@@ -175,11 +159,12 @@ class Learner(Planner):
             client = validation.client
             apply_encoding(client, self.encoding_)
             patience = max(self.patience, self.own_patience) if own else self.patience
-            held_out = Validation(client, self._held_out(client, label, asked_also), patience, own)
-        return Begun(relation, loss, held_out, prepared)
+            labels = self._labels(client, label, asked_also, "in the validation relation")
+            held_out = Validation(client, self._loss(client, labels), patience, own)
+        return Watch(self, relation, loss, held_out, prepared)
 
     def _holds_out(self, relation: Relation) -> bool:
-        """Whether the learner itself holds rows out, if no validation relation is given."""
+        """Whether the learner itself holds rows out, if there are enough and no validation relation is given."""
         return False
 
     def _learn(self, relation: Relation) -> Model:
@@ -207,30 +192,28 @@ class Learner(Planner):
         """The loss over the training rows."""
 
     @abstractmethod
-    def _held_out(
-        self, client: Client, label: OutputColumn, asked: Pending, where: str = "in the validation relation"
-    ) -> JoinedLoss:
-        """The loss over rows that are not learned from; an error says ``where`` they are."""
+    def _labels(self, client: Client, label: OutputColumn, asked: Pending, where: str) -> NDArray[Any]:
+        """Labels of rows that are not learned from, as the loss takes them; an error says ``where`` they are."""
 
     @abstractmethod
-    def metric(self, loss: JoinedLoss, value: float) -> float:
-        """The metric of the current scores; ``value`` is their mean loss."""
+    def _loss(self, client: Client, labels: NDArray[Any]) -> JoinedLoss:
+        """The loss over rows with these labels."""
 
     @abstractmethod
-    def predictions(self, relation: Relation) -> Predictions:
-        """The predictions for every joined row; each party is asked once."""
+    def _predicted(self, scores: Array) -> Array:
+        """What scores say: numbers (rows,), or probabilities (rows, classes)."""
 
     @abstractmethod
-    def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
-        """Metrics over the joined rows."""
+    def _measured(self, labels: NDArray[Any], predicted: Array, weights: Array | None = None) -> dict[str, float]:
+        """The metrics of predictions."""
 
     @abstractmethod
-    def measures(self, rows: JoinedRows) -> dict[str, float]:
-        """The metrics of `evaluate`, for rows with labels and scores."""
+    def _measured_at_party(self, client: Client, label: OutputColumn, predicted: Array) -> dict[str, float]:
+        """The metrics of predictions, by the true labels of the label's party."""
 
     @abstractmethod
-    def row_errors(self, relation: Relation, kind: str) -> Array:
-        """The error of every joined row, one of ``error_kinds``."""
+    def _errors(self, labels: NDArray[Any], predicted: Array, kind: str) -> Array:
+        """The error of each prediction, one of ``error_kinds``."""
 
     @abstractmethod
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
@@ -273,6 +256,45 @@ class Learner(Planner):
         features = dict.fromkeys(alias for alias, _, _ in self.relation_columns_)
         return handed_out(self.predictions, relation, features, ids, deliver_to, combine)
 
+    def predictions(self, relation: Relation) -> Predictions:
+        """The predictions for every joined row; each party is asked once."""
+        return Predictions(self._predicted(self._scores(relation)), getattr(self, "classes_", None))
+
+    @names_checked
+    def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
+        """Metrics over the joined rows. Of regressors: root mean squared error and R2.
+
+        Of classifiers: accuracy, area under the ROC curve (one against the rest for several classes), log loss. The
+        area is NaN where a class has no row. With ``at_party`` the label's party measures on its true labels and
+        returns only the metrics; these have no noise. The area is then also NaN if rows of its table are joined more
+        than once, or if the table has several shards.
+        """
+        self.check_relation(relation, "evaluate")
+        if not at_party:
+            return self._measured(*self._beside_labels(relation))
+        self.evaluated_on_ = "true labels, at their party"
+        predicted = self.predictions(relation).values
+        return self._measured_at_party(relation.client, label_of(relation), predicted)
+
+    def measures(self, rows: JoinedRows) -> dict[str, float]:
+        """The metrics of `evaluate`, for rows with labels and scores."""
+        block = rows.whole()
+        return self._measured(block.labels, self._predicted(block[SCORES]), block.weights)
+
+    def row_errors(self, relation: Relation, kind: str) -> Array:
+        """The error of every joined row, one of ``error_kinds``."""
+        return self._errors(*self._beside_labels(relation), kind)
+
+    def _beside_labels(self, relation: Relation) -> tuple[NDArray[Any], Array]:
+        """(label, prediction) of every joined row; a prediction of a classifier is a probability for each class."""
+        self.check_promise(relation)
+        label = label_of(relation)
+        asked = self._ask_labels(relation.client, label)
+        predicted = self.predictions(relation).values
+        labels = self._labels(relation.client, label, asked, "here")
+        self._note_labels(relation)
+        return labels, predicted
+
     def _scores(self, relation: Relation) -> Array:
         """Scores of every joined row, in the order of ``rows()``."""
         self.check_relation(relation, "predict")
@@ -290,10 +312,6 @@ class Learner(Planner):
                 "the relation has feature values that are not finite (NaN or infinity); filter them in WHERE"
             )
         return scores + (self.intercept_[0] if scores.ndim == 1 else self.intercept_)
-
-    def _note_measured_at_party(self) -> None:
-        check_fitted(self)
-        self.evaluated_on_ = "true labels, at their party"
 
     def _note_labels(self, relation: Relation) -> None:
         """Store in ``evaluated_on_`` which labels a metric used; emit an event if these labels have noise."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tablepuppet.errors import TablePuppetError
 from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL, Array, label_of
@@ -21,7 +21,6 @@ from tablepuppet.learn.linear.gradient_rule import GradientRule
 from tablepuppet.learn.linear.model import LinearModel, by_column
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.private.descent import solve_by_steps
-from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.round_promises import StepPromise, SumPromise
 from tablepuppet.learn.registry import learner
 from tablepuppet.learn.rounds import Round
@@ -38,17 +37,9 @@ from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run
 from tablepuppet.runs.table_view import NamedNumbers, Records
 
+Measured = tuple[float, dict[str, float], dict[str, float]]  # l2, metrics of two relations
 MOMENTUM, FASTEST = 0.9, 0.3  # of sgd; of a Newton step: a row far from all others is in one batch of an epoch
 DAMPING = 0.3  # of steps along columns that few rows of a batch have, such as rare categories
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a model with one value of ``l2`` comes to, on rows that it has learned from and on others."""
-
-    l2: float
-    train: dict[str, float]
-    test: dict[str, float]
 
 
 class LinearLearner(SolverLearner):
@@ -76,12 +67,13 @@ class LinearLearner(SolverLearner):
         return Linear(outputs)
 
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
-        client, wire = relation.client, relation.wire
-        solver = self.solving
+        promise, solver = self.promise_, self.solving
+        if isinstance(promise, StepPromise):
+            return solve_by_steps(self, relation, loss, watch.of, promise, self.spec(loss.outputs))
+        assert promise is None or isinstance(promise, SumPromise), "there are two kinds"
         inner = None if isinstance(solver.inner_rounds, str) else Inner(solver.inner_rounds, solver.inner_rho)
-        if self.promise_ is not None:
-            return self._solve_privately(relation, loss, watch, self.promise_)
-        model = LinearModel(client, loss.rows, self.encoding_, wire, self.l2, inner)
+        noise = None if promise is None else promise.noise
+        model = LinearModel(relation.client, loss.rows, self.encoding_, relation.wire, self.l2, inner, noise)
         report = watch.of(model)
         if isinstance(solver, SGD):
             return model, self._solve_by_batches(model, loss, report, solver)
@@ -92,6 +84,8 @@ class LinearLearner(SolverLearner):
 
     def _tolerance(self, relation: Relation) -> float:
         """What a round must gain, as a share of the objective."""
+        if self.promise_ is not None:
+            return self.tol
         least = [SINGLE_PRECISION_TOL] * (relation.wire == "float32") + [CONSENSUS_TOL] * (not self.solving.sums_shards)
         return max(self.tol, *least, 0.0)
 
@@ -104,41 +98,44 @@ class LinearLearner(SolverLearner):
     def along_l2(self, relation: Relation, values: Sequence[float], test: Relation) -> Iterator[Measured]:
         """Fit for one value of ``l2`` after another, measured on both relations; be that model until the next one.
 
+        Yields (l2, metrics of ``relation``, metrics of ``test``).
+
         Labels, encoders, Gram matrices and their eigenvectors are those of the first. Joined rows that are equal for
         every model are merged. Each fit starts at the solution before it, with its steps, and ends by the same
         tolerance as a fit of its own.
         """
         assert self.goes_along_l2(), "its caller has asked"
         self.l2 = values[0]
-        begun = self._open_fit(relation, None)
+        opened = self._open_fit(relation, None)
         apply_encoding(test.client, self.encoding_)
         asked = self._ask_labels(test.client, label_of(test))
-        alike = [AlikeRows(client, self.encoding_) for client in (begun.relation.client, test.client)]
-        of_test = self._held_out(test.client, label_of(test), asked, "in the fold to measure on")
+        alike = [AlikeRows(client, self.encoding_) for client in (opened.relation.client, test.client)]
+        labels = self._labels(test.client, label_of(test), asked, "in the fold to measure on")
+        of_test = self._loss(test.client, labels)
         rows, held_out = (
-            merged(loss.rows, each.read()) for loss, each in zip((begun.loss, of_test), alike, strict=True)
+            merged(loss.rows, each.read()) for loss, each in zip((opened.loss, of_test), alike, strict=True)
         )
-        begun = replace(begun, loss=replace(begun.loss, rows=rows))
-        model = LinearModel(begun.relation.client, rows, self.encoding_, relation.wire, self.l2)
-        gradient = GradientRule(begun.loss)
+        loss = replace(opened.loss, rows=rows)
+        model = LinearModel(opened.relation.client, rows, self.encoding_, relation.wire, self.l2)
+        gradient = GradientRule(loss)
         with one_thread():
-            descent = Descent(model, begun.loss, gradient, gradient)
+            descent = Descent(model, loss, gradient, gradient)
         try:
             for l2 in values:
                 self.l2, self.converged_, self.history_ = l2, False, Records()
                 model.penalise(l2)
                 with one_run():
-                    watch = begun.watch(self)
+                    watch = Watch(self, opened.relation, loss, None, opened.prepared)
                     with one_thread():
                         intercept, self.converged_ = descent.run(
                             self.most_rounds, self._tolerance(relation), watch.of(model)
                         )
-                    self._close_fit(begun, watch, model, intercept)
+                    self._close_fit(watch, model, intercept)
                 model.score(test.client, held_out)
                 add_intercept(held_out, intercept, "the fold to measure on")
                 # as in `evaluate`: training rows may be encoded by other numbers
                 train = self.evaluate(relation) if relation.prep.leaves_out else self.measures(rows)
-                yield Measured(l2, train, self.measures(held_out))
+                yield l2, train, self.measures(held_out)
         finally:
             rows.drop()
 
@@ -167,20 +164,8 @@ class LinearLearner(SolverLearner):
             return Costs(Cost(0, 1), Cost(0, inner + 1))
         return Costs(Cost(3, batches), Cost(inner + 3, 2 * batches))  # one extra round checks convergence at the end
 
-    def _solve_privately(
-        self, relation: Relation, loss: JoinedLoss, watch: Watch, promise: FeaturePromise
-    ) -> tuple[Watched, Array]:
-        if isinstance(promise, StepPromise):
-            return solve_by_steps(self, relation, loss, watch.of, promise, self.spec(loss.outputs))
-        assert isinstance(promise, SumPromise), "there are two kinds"
-        model = LinearModel(relation.client, loss.rows, self.encoding_, relation.wire, self.l2, noise=promise.noise)
-        gradient = GradientRule(loss)
-        descent = Descent(model, loss, self._rule(model, loss, gradient), gradient)
-        intercept, self.converged_ = descent.run(promise.rounds, self.tol, watch.of(model))
-        return model, intercept
-
     def _check_private(self) -> None:
-        self._check_noise_settings()
+        super()._check_private()
 
     def _rule(self, model: LinearModel, loss: JoinedLoss, gradient: GradientRule) -> Rule:
         """What tables are asked for in a round, by solver."""

@@ -35,7 +35,6 @@ from tablepuppet.relation import Relation
 
 AUTO_LR = 0.1
 SMALL = 30_000  # joined rows: with fewer, a network overfits unless it is stopped early
-FEWEST_ROWS = 100  # of the label's table: a tenth of fewer rows is too small to validate on
 
 
 def _are_layers(value: object) -> bool:
@@ -91,14 +90,7 @@ class NetworkLearner(SolverLearner):
 
     def _holds_out(self, relation: Relation) -> bool:
         """True for small relations: there networks overfit long before their objective stops falling."""
-        label = relation.query.label
-        return (
-            label is not None
-            and self.privacy is None
-            and self.asked_solver != "sgd"
-            and self._is_small(len(relation))
-            and relation.mapping.tables[label.alias].rows >= FEWEST_ROWS
-        )
+        return self.privacy is None and self.asked_solver != "sgd" and self._is_small(len(relation))
 
     def _takes_noisy_steps(self) -> bool:
         return True
@@ -115,7 +107,7 @@ class NetworkLearner(SolverLearner):
     def _check_private(self) -> None:
         if self.solver_ == "lbfgs":
             raise PrivacyError("solver='lbfgs' of networks has no private form; use 'auto', 'sgd' or 'admm'")
-        self._check_noise_settings()
+        super()._check_private()
 
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
         if isinstance(self.promise_, StepPromise):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.learners.estimator import Estimator
+from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.private.budget_check import check_budget
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.planned_releases import Planning
@@ -57,6 +58,7 @@ class Planner(FitAttributes, Estimator):
     """Plans a fit."""
 
     learns_classes: ClassVar[bool] = False
+    metric_name: ClassVar[str] = "metric"
     reduce = True  # learners that can do without declare it as a setting; so too the next
     label_correction = False
     private_instead: ClassVar[str] = ""  # what to learn with under feature privacy, if this learner has no such form
@@ -66,6 +68,10 @@ class Planner(FitAttributes, Estimator):
     @abstractmethod
     def check_label(self, plan: Plan) -> None:
         """Raise LearnError or PrivacyError if the label cannot be learned, as far as the catalog shows."""
+
+    @abstractmethod
+    def metric(self, loss: JoinedLoss, value: float) -> float:
+        """The metric of the current scores; ``value`` is their mean loss."""
 
     @abstractmethod
     def spec(self, outputs: int) -> Spec:

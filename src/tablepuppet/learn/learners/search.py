@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,9 +26,9 @@ from tablepuppet.learn.learners.folds import Fold, Folding, Results, measured, m
 from tablepuppet.learn.learners.learner import Learner
 from tablepuppet.learn.learners.linear import LinearLearner
 from tablepuppet.learn.learners.not_fitted import NotFittedError
-from tablepuppet.learn.learners.search_folder import FitKey, SearchFolder
 from tablepuppet.learn.learners.search_plot import draw
 from tablepuppet.learn.learners.search_prep import (
+    PREP,
     PreparedFolds,
     check_pipelines,
     check_prep,
@@ -39,6 +38,8 @@ from tablepuppet.learn.learners.search_prep import (
     plain,
     prepared,
 )
+from tablepuppet.learn.learners.search_scores import SearchScores
+from tablepuppet.learn.settings import check_whole
 from tablepuppet.learn.solve.allowance import counts_replies
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run
@@ -79,9 +80,10 @@ class Search(BaseEstimator):  # type: ignore[misc]
     def _candidates(self) -> list[Settings]:
         """The settings to try."""
 
+    @property
     @abstractmethod
-    def _listed(self, name: str) -> Sequence[Any]:
-        """The values of a setting to try, as they were given; none if it has no list."""
+    def _given(self) -> Mapping[str, Any]:
+        """The values to try by setting, as they were given."""
 
     def _rungs(self, candidates: int, rows: int) -> list[Rung]:
         """The stages, the last one on all rows."""
@@ -94,20 +96,21 @@ class Search(BaseEstimator):  # type: ignore[misc]
         need_relation(relation, "fit")
         candidates = self.check()
         check_pipelines(candidates, relation)
-        folder = None if self.folder is None else SearchFolder(Path(self.folder), self._described(candidates, relation))
+        folder = None if self.folder is None else Path(self.folder)
+        scores = SearchScores(folder, partial(self._described, candidates, relation))
         folding = Folding(relation, self.folds, self.seed, groups=self.groups, stratified=self.stratified)
         rungs = self._rungs(len(candidates), folding.rows)
         fits = sum(rung.candidates for rung in rungs) * self.folds
         what = f"{type(self.learner).__name__}: trying {len(candidates)} settings on {self.folds} folds"
-        scores = _Scores(folder, relation.events.progress("search", what, fits))
+        scores.report = relation.events.progress("search", what, fits)
         left, rows = list(range(len(candidates))), dict[int, Settings]()
         for rung in rungs:
             left = left[: rung.candidates]
             self._measure(folding, rung.share, candidates, left, scores)
             found = {place: self._row(candidates[place], rung.share, scores.of(place, rung.share)) for place in left}
             left = self._ordered(found)
-            rows = found | {place: row for place, row in rows.items() if place not in found}
-            rows = {place: rows[place] for place in [*left, *(each for each in rows if each not in left)]}
+            before = {place: row for place, row in rows.items() if place not in found}
+            rows = {place: found[place] for place in left} | before
         best = left[0]
         self.best_params_, self.best_score_ = candidates[best], float(rows[best][f"mean_test_{self.metric_}"])
         self.results_ = Results(f"{len(rows)} settings by {self.metric_}", list(rows.values()))
@@ -123,6 +126,10 @@ class Search(BaseEstimator):  # type: ignore[misc]
             raise LearnError(
                 f"{_kind(self)}: the learner has no metric {self.metric!r}{did_you_mean(str(self.metric), measures)}"
             )
+        known = sorted(self.learner.get_params())
+        for name in self._given:
+            if name not in known and not is_of_prep(name):
+                raise LearnError(f"{_kind(self)}: {name!r} is no setting of the learner{did_you_mean(name, known)}")
         candidates = self._candidates()
         for settings in candidates:
             self._with(settings).check_settings()
@@ -150,7 +157,12 @@ class Search(BaseEstimator):  # type: ignore[misc]
         }  # fmt: skip
 
     def _measure(
-        self, folding: Folding, share: float, candidates: Sequence[Settings], places: Sequence[int], scores: _Scores
+        self,
+        folding: Folding,
+        share: float,
+        candidates: Sequence[Settings],
+        places: Sequence[int],
+        scores: SearchScores,
     ) -> None:
         """Fit and measure candidates on every fold, as far as that is not known."""
         if all(scores.has(place, share, number) for place in places for number in range(self.folds)):
@@ -171,7 +183,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
                 in_step(train.client.outbox, works[start : start + size])
 
     def _measure_fold(
-        self, fold: Fold, number: int, new: Sequence[tuple[int, Settings]], share: float, scores: _Scores
+        self, fold: Fold, number: int, new: Sequence[tuple[int, Settings]], share: float, scores: SearchScores
     ) -> None:
         """Fit and measure candidates on one fold: a single one, or some that differ in ``l2`` only."""
         if not new:
@@ -203,7 +215,7 @@ class Search(BaseEstimator):  # type: ignore[misc]
 
     def _row(self, settings: Settings, share: float, scores: Sequence[Mapping[str, float]]) -> Settings:
         """One candidate: its settings, means and deviations over folds, and the time it took."""
-        row: Settings = for_people(settings, self._listed("prep"))
+        row = self._shown(settings)
         for name in scores[0]:
             values = np.array([each[name] for each in scores])
             if name == "seconds":
@@ -213,6 +225,10 @@ class Search(BaseEstimator):  # type: ignore[misc]
             if name.startswith("test_"):
                 row[f"std_{name}"] = float(values.std())
         return row
+
+    def _shown(self, settings: Settings) -> Settings:
+        listed = self._given.get(PREP, ())
+        return for_people(settings, listed if _is_list(listed) else ())
 
     def _ordered(self, rows: Mapping[int, Settings]) -> list[int]:
         """Candidates, the best first, of equal ones the first; sets ``metric_``."""
@@ -250,12 +266,6 @@ class Search(BaseEstimator):  # type: ignore[misc]
             raise NotFittedError(f"this {_kind(self)} is not fitted yet: call fit with a relation first")
         raise AttributeError(f"{_kind(self)!r} object has no attribute {name!r}", name=name, obj=self)
 
-    def _check_names(self, names: Sequence[str]) -> None:
-        known = sorted(self.learner.get_params())
-        for name in names:
-            if name not in known and not is_of_prep(name):
-                raise LearnError(f"{_kind(self)}: {name!r} is no setting of the learner{did_you_mean(name, known)}")
-
 
 def _kind(search: Search) -> str:
     return type(search).__name__
@@ -282,11 +292,11 @@ class GridSearch(Search):
         self.learner, self.grid, self.folds, self.seed = learner, grid, folds, seed
         self.groups, self.stratified, self.metric, self.folder = groups, stratified, metric, folder
 
-    def _listed(self, name: str) -> Sequence[Any]:
-        return self.grid.get(name, ())
+    @property
+    def _given(self) -> Mapping[str, Sequence[Any]]:
+        return self.grid
 
     def _candidates(self) -> list[Settings]:
-        self._check_names(list(self.grid))
         for name, values in self.grid.items():
             if not _is_list(values):
                 raise LearnError(f"GridSearch: give a list of values to try for {name!r}, such as [1e-6, 1e-3]")
@@ -315,22 +325,19 @@ class RandomSearch(Search):
         self.halving, self.seed, self.groups, self.stratified = halving, seed, groups, stratified
         self.metric, self.folder = metric, folder
 
-    def _listed(self, name: str) -> Sequence[Any]:
-        found = self.settings.get(name, ())
-        return found if _is_list(found) else ()
+    @property
+    def _given(self) -> Mapping[str, Any]:
+        return self.settings
 
     def _candidates(self) -> list[Settings]:
         """Distinct settings, drawn one after another; fewer if there are not enough."""
-        self._check_names(list(self.settings))
         for name, values in self.settings.items():
             if not _is_list(values) and not hasattr(values, "rvs"):
                 raise LearnError(
                     f"RandomSearch: give a list of values for {name!r}, or a distribution, such as "
                     "scipy.stats.loguniform(1e-6, 1)"
                 )
-        whole = isinstance(self.candidates, Integral) and not isinstance(self.candidates, bool)
-        if not whole or not 1 <= self.candidates <= MOST:
-            raise LearnError(f"RandomSearch: candidates is a whole number from 1 to {MOST:,}, not {self.candidates!r}")
+        check_whole("RandomSearch: candidates", self.candidates, 1, MOST)
         if not self.settings:
             raise LearnError("RandomSearch: there is no setting to try")
         rng = np.random.default_rng(self.seed)
@@ -356,33 +363,10 @@ class RandomSearch(Search):
         return [Rung(rung.candidates, float(KEPT) ** (place + 1 - len(found))) for place, rung in enumerate(found)]
 
     def _row(self, settings: Settings, share: float, scores: Sequence[Mapping[str, float]]) -> Settings:
-        return {**for_people(settings, self._listed("prep")), "share": share, **super()._row({}, share, scores)}
+        return {**self._shown(settings), "share": share, **super()._row({}, share, scores)}
 
 
 def _drawn(values: Any, rng: np.random.Generator) -> Any:
     """One value of a list or a distribution, as a plain Python object."""
     found = values[int(rng.integers(len(values)))] if _is_list(values) else values.rvs(random_state=rng)
     return found.item() if isinstance(found, np.generic) else found
-
-
-class _Scores:
-    """Scores by candidate, share and fold, written down as they come; counts what is done."""
-
-    def __init__(self, folder: SearchFolder | None, done: Any):
-        self._folder, self._done = folder, done
-        self._found: dict[FitKey, dict[str, float]] = {} if folder is None else folder.read()
-
-    def has(self, place: int, share: float, fold: int) -> bool:
-        """Whether a candidate was measured on a fold."""
-        return (place, share, fold) in self._found
-
-    def put(self, place: int, share: float, fold: int, scores: dict[str, float]) -> None:
-        """Keep what was measured."""
-        self._found[place, share, fold] = scores
-        if self._folder is not None:
-            self._folder.write(self._found)
-        self._done(len(self._found))
-
-    def of(self, place: int, share: float) -> list[dict[str, float]]:
-        """Of one candidate, fold by fold."""
-        return [scores for (at, of, _), scores in sorted(self._found.items()) if (at, of) == (place, share)]

@@ -68,25 +68,19 @@ class Scoring:
         return max(self.score(size, min(most.error, size * most.worst)) for size in sizes)
 
 
-@dataclass(frozen=True)
-class Group:
-    """A base table whose different rows are counted: its row of every joined row."""
-
-    index: NDArray[np.integer]
-
-
 @dataclass
 class Lattice:
     """Codes of columns over all rows, and an error per row.
 
-    ``groups`` lists for each column the tables of which a slice with that column must have ``least_rows`` different
-    rows; those at place None are asked of every slice.
+    A slice must have ``least_rows`` different rows of the label's table, ``tables[0]``, and of the tables of its
+    columns: ``owner`` is the place of each column's table. A table is given by its row of every joined row.
     """
 
     codes: Sequence[NDArray[np.integer]]
     sizes: Sequence[int]  # values of each column
     errors: Floats
-    groups: Mapping[int | None, Sequence[Group]]
+    tables: Sequence[NDArray[np.integer]]
+    owner: Sequence[int]
     least_rows: int
     _rows: dict[Pair, Rows] = field(default_factory=dict, init=False)
 
@@ -143,8 +137,8 @@ class Lattice:
         np.maximum.at(worst, codes, errors)
         enough = sizes >= max(scoring.least, 1)
         if self.least_rows > 1:
-            for group in self._involved((*parent, (column, 0))):
-                pairs = np.unique(group.index[rows].astype(np.int64) * values + codes)
+            for table in self._involved((*parent, (column, 0))):
+                pairs = np.unique(table[rows].astype(np.int64) * values + codes)
                 enough &= np.bincount(pairs % values, minlength=values) >= self.least_rows
         return {
             (*parent, (column, value)): Counts(int(sizes[value]), float(sums[value]), float(worst[value]))
@@ -172,15 +166,13 @@ class Lattice:
             if len(rest) == 0:
                 return False  # the same rows under a longer name
             if self.least_rows > 1 and any(
-                len(np.unique(group.index[rest])) < self.least_rows for group in self._involved(key)
+                len(np.unique(table[rest])) < self.least_rows for table in self._involved(key)
             ):
                 return False
         return True
 
-    def _involved(self, key: Key) -> list[Group]:
-        places = [None, *(column for column, _ in key)]
-        found = [group for place in places for group in self.groups.get(place, ())]
-        return list({id(group): group for group in found}.values())
+    def _involved(self, key: Key) -> list[NDArray[np.integer]]:
+        return [self.tables[place] for place in sorted({0, *(self.owner[column] for column, _ in key)})]
 
     def rows(self, key: Key) -> Rows:
         """The rows of a slice."""

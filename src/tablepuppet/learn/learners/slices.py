@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.learner import Learner, label_of
-from tablepuppet.learn.learners.slice_lattice import Found, Group, Lattice, Pair, Scoring
+from tablepuppet.learn.learners.slice_lattice import Found, Lattice, Pair, Scoring
+from tablepuppet.learn.settings import check_whole
 from tablepuppet.operators.client import Client
 from tablepuppet.prep.category_names import Coded, ask_public_names
 from tablepuppet.prep.days import as_date, shown_date
@@ -138,12 +139,10 @@ def _checked_kind(model: Any, error: str | None) -> str:
 
 
 def _check_settings(k: Any, max_columns: Any, min_size: Any, alpha: Any, bins: Any) -> None:
-    whole = {"k": k, "max_columns": max_columns, "min_size": 1 if min_size is None else min_size}
-    for name, value in whole.items():
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-            raise LearnError(f"{STEP}: {name} is a whole number from 1, not {value!r}")
-    if not isinstance(bins, Integral) or isinstance(bins, bool) or not 2 <= int(bins) <= MOST_BINS:
-        raise LearnError(f"{STEP}: bins is a whole number from 2 to {MOST_BINS:,}, not {bins!r}")
+    check_whole(f"{STEP}: k", k, 1)
+    check_whole(f"{STEP}: max_columns", max_columns, 1)
+    check_whole(f"{STEP}: min_size", 1 if min_size is None else min_size, 1)
+    check_whole(f"{STEP}: bins", bins, 2, MOST_BINS)
     if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0 < float(alpha) <= 1:
         raise LearnError(f"{STEP}: alpha is a number above 0, up to 1, not {alpha!r}")
 
@@ -227,11 +226,11 @@ def _is_category(column: OutputColumn, categorical: frozenset[str]) -> bool:
 
 
 def _lattice(client: Client, label: OutputColumn, sliced: Sequence[Sliced], errors: NDArray[np.float64]) -> Lattice:
-    tables = {alias: Group(table.index) for alias, table in client.mapping.tables.items()}
-    groups: dict[int | None, list[Group]] = {None: [tables[label.alias]]}
-    groups |= {place: [tables[each.column.alias]] for place, each in enumerate(sliced)}
+    aliases = list(dict.fromkeys([label.alias, *(each.column.alias for each in sliced)]))
+    tables = [client.mapping.tables[alias].index for alias in aliases]
+    owner = [aliases.index(each.column.alias) for each in sliced]
     least = max((each.least for each in sliced), default=0)
-    return Lattice([each.codes for each in sliced], [each.size for each in sliced], errors, groups, least)
+    return Lattice([each.codes for each in sliced], [each.size for each in sliced], errors, tables, owner, least)
 
 
 class _Conditions:

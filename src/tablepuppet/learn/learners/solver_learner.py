@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 from tablepuppet.errors import LearnError, PrivacyError
-from tablepuppet.learn.learners.learner import Begun, Learner
+from tablepuppet.learn.learners.learner import Learner
+from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.round_promises import new_promise
 from tablepuppet.learn.settings import COUNT, NUMBER, SWITCH, Auto, or_auto, setting
@@ -69,7 +70,14 @@ class SolverLearner(Learner):
 
     @abstractmethod
     def _check_private(self) -> None:
-        """Raise PrivacyError unless all releases that depend on features can have noise."""
+        """Raise PrivacyError unless all releases that depend on features can have noise.
+
+        Each family says so itself; these are the rules for all.
+        """
+        if not self.solving.sums_shards:
+            raise PrivacyError("inner_rounds: consensus releases parameters without noise; leave it at 'auto'")
+        if not self.reduce:
+            raise PrivacyError("reduce=False releases a row as often as it is joined, without noise; leave it at True")
 
     def _takes_noisy_steps(self) -> bool:
         """Whether feature privacy uses noisy steps instead of noisy sums."""
@@ -89,13 +97,13 @@ class SolverLearner(Learner):
         if self.label_correction and (self.privacy is None or not self.privacy.is_label_private):
             raise LearnError("label_correction is for labels with noise: set privacy=tp.Privacy(label_epsilon=...) too")
 
-    def _open_fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Begun:
-        begun = super()._open_fit(relation, validation, may_hold_out)
+    def _open_fit(self, relation: Relation, validation: Relation | None, may_hold_out: bool = False) -> Watch:
+        watch = super()._open_fit(relation, validation, may_hold_out)
         if unused := self._unused():
             given = ", ".join(f"{name}={value!r}" for name, value in unused.items())
             message = f"{type(self).__name__}: solver={self.solver!r} does not use {given}"
             self.emit(relation, "warning", "fit.unused", message, {"solver": self.solver_, "settings": list(unused)})
-        return begun
+        return watch
 
     def _unused(self) -> dict[str, Any]:
         """Settings of other solvers than the one that was named; "auto" may choose any."""
@@ -128,13 +136,6 @@ class SolverLearner(Learner):
         return self.usual_momentum if isinstance(asked, str) else asked
 
     # Noise and rounds
-
-    def _check_noise_settings(self) -> None:
-        """Raise PrivacyError if a setting excludes noise on features."""
-        if not self.solving.sums_shards:
-            raise PrivacyError("inner_rounds: consensus releases parameters without noise; leave it at 'auto'")
-        if not self.reduce:
-            raise PrivacyError("reduce=False releases a row as often as it is joined, without noise; leave it at True")
 
     def promise_for(self, plan: Plan, rows: Mapping[str, int], privacy: Privacy | None) -> FeaturePromise | None:
         """The promise for features, with ``rows`` rows by table; PrivacyError if it cannot be kept."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
 
 import msgspec
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.learners.learner import Learner
-from tablepuppet.learn.learners.network import FEWEST_ROWS, LAYERS
+from tablepuppet.learn.learners.network import LAYERS
 from tablepuppet.learn.learners.planner import tables_of
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
 from tablepuppet.learn.learners.validation import Watched
@@ -25,6 +25,7 @@ from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.registry import learner
+from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.settings import COUNT, RATE, Auto, Kind, or_auto, setting
 from tablepuppet.learn.solve.allowance import Cost, Costs, RoundAllowance
 from tablepuppet.learn.solve.plateau import ended_flat
@@ -32,7 +33,7 @@ from tablepuppet.learn.solve.schedule import Schedule, batches_of
 from tablepuppet.learn.solve.sgd import falling
 from tablepuppet.learn.split.bottom import BOTTOM, mlp, on_pixels
 from tablepuppet.learn.split.exchange import Exchange
-from tablepuppet.learn.split.model import SavedSplitModel, SplitModel
+from tablepuppet.learn.split.model import Embeddings, SavedSplitModel, SplitModel
 from tablepuppet.learn.split.narrow import Narrow
 from tablepuppet.learn.split.top import SideBySide, Top
 from tablepuppet.learn.split.train import learn_by_batches
@@ -44,7 +45,6 @@ from tablepuppet.sql.plan import Plan
 from tablepuppet.wire.engine import Engine
 
 Array = NDArray[np.float64]
-AUTO_LR = 3e-3
 STEPS = 6_000  # of "auto", about
 EPOCHS = (5, 100)  # of "auto", at least and at most
 BATCHES = 40  # of an epoch, with batches from 64 to 4,096 rows
@@ -60,6 +60,8 @@ class SplitLearner(Learner):
     """Learns by mini-batches of joined rows, of which parties release embeddings."""
 
     own_patience: ClassVar[int] = 8
+    usual_lr: ClassVar[float] = 3e-3
+    to_lower: ClassVar[str] = "epochs"  # settings that let rows' embeddings be released less often
     private_instead: ClassVar[str] = "tp.MLPClassifier, tp.MLPRegressor or FedOnce, which have a form with noise,"
 
     bottom: Bottom | Mapping[str, Bottom] = setting(
@@ -185,37 +187,43 @@ class SplitLearner(Learner):
         found.tables = [table for table in found.tables if table.cost.each]
         return found
 
+    def _row_releases(self, relation: Relation, alias: str, often: int, validated: bool, most: int) -> Cost:
+        """How often the embedding of a row is released: once, and in an epoch, of which it is in ``often`` batches.
+
+        Its party allows ``most`` times.
+        """
+        return Cost(0, often + validated)
+
+    def _in_words(self, epochs: int) -> str:
+        """The epochs of a fit, for an error."""
+        return f"{epochs} epochs"
+
     def _fit_embeddings(self, relation: Relation, validated: bool) -> None:
         """Lower the epochs of "auto" to what parties allow; PrivacyError if they do not allow what is asked for."""
         size, epochs = self.schedule_.batch_size, self.schedule_.rounds
         batches = batches_of(len(relation), size)
         for alias in tables_of(relation.query):
             often = min(int(relation.mapping.counts(alias).max(initial=1)), batches)  # in an epoch, of one row
-            each = often + validated
             for shard in relation.plan.tables[alias].shards:
                 most = None if shard.embeddings is None else shard.embeddings[1]
-                if most is None or each * epochs <= most:
+                if most is None:
                     continue
-                fits = most // each
-                if not isinstance(self.epochs, str) or not fits:
+                cost = self._row_releases(relation, alias, often, validated, most)
+                if isinstance(self.epochs, str) and cost.each:
+                    epochs = min(epochs, max((most - cost.once) // cost.each, 0))
+                if not epochs or cost.times(epochs) > most:
                     raise PrivacyError(
                         f"party {shard.party!r}, table {shard.name!r}: the embeddings of a row are released {most} "
-                        f"times in a session; {epochs} epochs need up to {each * epochs}, as a row of it is in up to "
-                        f"{often} batches of an epoch: set epochs to {fits} or less, make batch_size larger than "
-                        f"{size:,}, or ask the party's operator",
+                        f"times in a session; {self._in_words(epochs or 1)} need up to {cost.times(epochs or 1)}, as a "
+                        f"row of it is in up to {often} batches of an epoch: lower {self.to_lower}, make batch_size "
+                        f"larger than {size:,}, or ask the party's operator",
                         rule="embeddings.max_epochs",
                     )
-                epochs = fits
         self.schedule_ = Schedule(epochs, size)
 
     def _holds_out(self, relation: Relation) -> bool:
-        """Whether epochs are "auto" and there are rows enough: such networks overfit."""
-        label = relation.query.label
-        return (
-            label is not None
-            and isinstance(self.epochs, str)
-            and relation.mapping.tables[label.alias].rows >= FEWEST_ROWS
-        )
+        """Whether epochs are "auto": such networks overfit."""
+        return isinstance(self.epochs, str)
 
     @property
     def narrow(self) -> Narrow | None:
@@ -227,25 +235,39 @@ class SplitLearner(Learner):
     def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
         self._fit_embeddings(relation, watch.validation is not None)
         loss, self.unit_ = in_units(loss)
-        model = self._begin_networks(relation, loss)
-        model.narrow = self.narrow
-        report = watch.of(model)
-        rates = falling(AUTO_LR if isinstance(self.lr, str) else self.lr, self.schedule_.rounds)
-        learn_by_batches(
-            Exchange(model), loss, rates, self.schedule_.batch_size, self.seed,
-            lambda done: report(out_of_units(done, self.unit_)),
-        )  # fmt: skip
-        self.converged_ = ended_flat(self.history_, self.most_rounds)
-        return model, np.zeros(loss.outputs)
-
-    def _begin_networks(self, relation: Relation, loss: JoinedLoss) -> SplitModel:
-        double, specs = relation.wire == "float64", self._fitted_specs(relation)
+        specs = self._fitted_specs(relation)
         model = self._new_model(relation, specs)
         if not model.tables:
             raise LearnError(NO_FEATURE)
-        widths = {alias: specs[alias].outputs for alias in model.tables}
-        model.begin(self.seed, self._top(widths, loss.best_constant(), double))
-        return model
+        model.narrow = self.narrow
+        widths = {alias: specs[alias].outputs for alias in self._side_by_side(model)}
+        model.begin(self.seed, self._top(widths, loss.best_constant(), relation.wire == "float64"))
+        self._learn_networks(model, relation, loss, watch)
+        return model, np.zeros(loss.outputs)
+
+    def _learn_networks(self, model: SplitModel, relation: Relation, loss: JoinedLoss, watch: Watch) -> None:
+        """Let all networks learn together."""
+        self._descend(Exchange(model), loss, falling(self._highest_lr, self.schedule_.rounds), watch.of(model))
+        self.converged_ = ended_flat(self.history_, self.most_rounds)
+
+    def _descend(
+        self, exchange: Exchange, loss: JoinedLoss, rates: Sequence[float], report: Callable[[Round], bool],
+        fixed: Embeddings | None = None,
+    ) -> None:  # fmt: skip
+        """Take an epoch of batches for each learning rate, reported in the label's own units."""
+        learn_by_batches(
+            exchange, loss, rates, self.schedule_.batch_size, self.seed,
+            lambda done: report(out_of_units(done, self.unit_)), fixed,
+        )  # fmt: skip
+
+    @property
+    def _highest_lr(self) -> float:
+        """The learning rate of the first epoch."""
+        return self.usual_lr if isinstance(self.lr, str) else self.lr
+
+    def _side_by_side(self, model: SplitModel) -> Sequence[str]:
+        """Tables in the order in which the top network takes their embeddings."""
+        return model.tables
 
     def _fitted_specs(self, relation: Relation) -> dict[str, Bottom]:
         """The bottom network of each table, in the precision of the wire and for the columns that have encoders."""

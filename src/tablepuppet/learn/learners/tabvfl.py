@@ -6,10 +6,9 @@ embeddings that are as wide as its encoded columns.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +16,14 @@ from numpy.typing import NDArray
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.learn.learners.not_fitted import check_fitted
 from tablepuppet.learn.learners.planner import tables_of
-from tablepuppet.learn.learners.split import NO_FEATURE, SplitLearner
+from tablepuppet.learn.learners.split import SplitLearner
 from tablepuppet.learn.learners.tasks import Classifier, Regressor
-from tablepuppet.learn.learners.validation import Watched
 from tablepuppet.learn.learners.watch import Watch
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
-from tablepuppet.learn.loss.units import in_units, out_of_units
 from tablepuppet.learn.registry import learner
-from tablepuppet.learn.settings import COUNT, NUMBER, RATE, Auto, Kind, or_auto, setting
+from tablepuppet.learn.settings import COUNT, NUMBER, RATE, WHOLE, Auto, Kind, or_auto, setting
 from tablepuppet.learn.solve.allowance import Cost, Costs
-from tablepuppet.learn.solve.plateau import ended_flat
-from tablepuppet.learn.solve.schedule import Schedule, batches_of
+from tablepuppet.learn.solve.schedule import Schedule
 from tablepuppet.learn.solve.sgd import falling
 from tablepuppet.learn.split.bottoms import need_tabnet
 from tablepuppet.learn.split.exchange import Exchange
@@ -35,7 +31,6 @@ from tablepuppet.learn.split.flat import seeded
 from tablepuppet.learn.split.model import CHUNK, SavedSplitModel, SplitModel, gathered
 from tablepuppet.learn.split.pretrain import Pretraining
 from tablepuppet.learn.split.top import Top, TorchTop
-from tablepuppet.learn.split.train import learn_by_batches
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.table_mapping import Floats
@@ -46,22 +41,22 @@ from tablepuppet.runs.table_view import Records
 from tablepuppet.spelling import names_checked
 
 Array = NDArray[np.float64]
-AUTO_LR = 0.02  # pytorch-tabnet's
 MOST_PRETRAINED = 40  # epochs of "auto"
 VIRTUAL_BATCH = 128  # joined rows that batch norm within TabNet takes together
 HIDDEN = Kind("a number above 0 and below 1", lambda value: RATE.fits(value) and value < 1)
-EPOCHS = Kind("a whole number, 0 or more", lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0)
 
 
 class TabVFL(SplitLearner):
     """TabNet over the embeddings of tables."""
 
+    usual_lr: ClassVar[float] = 0.02  # pytorch-tabnet's
+    to_lower: ClassVar[str] = "pretrain_epochs and epochs"
     bottom: Any = None  # each table has TabNet's part
 
     latent: int = setting(default=16, kind=COUNT, help="width of the latent vector; at least one per table")
     pretrain_epochs: int | Auto = setting(
         default="auto",
-        kind=or_auto(EPOCHS),
+        kind=or_auto(WHOLE),
         help="passes over the joined rows without labels at most; they end when the reconstruction error has not "
         "fallen for `patience` of them",
     )
@@ -115,19 +110,10 @@ class TabVFL(SplitLearner):
         self.pretraining_epochs_ = self._most_pretrained(self.schedule_.rounds)
 
     def _fit_embeddings(self, relation: Relation, validated: bool) -> None:
-        """Lower "auto" epochs to what parties allow; PrivacyError if they do not allow the width or what is asked for.
-
-        Pretraining releases two vectors of a row for each batch that it is in: its embedding and a gradient.
-        Shards of a table release one more, of sums.
-        """
-        size, epochs, before = self.schedule_.batch_size, self.schedule_.rounds, self.pretraining_epochs_
-        batches = batches_of(len(relation), size)
         for alias in tables_of(relation.query):
             width = len(self.encoding_.names(alias))
-            often = min(int(relation.mapping.counts(alias).max(initial=1)), batches)  # in an epoch, of one row
-            more = len(relation.client.shards(alias)) > 1
             for shard in relation.plan.tables[alias].shards:
-                widest, most = shard.embeddings or (None, None)
+                widest = None if shard.embeddings is None else shard.embeddings[0]
                 if widest is not None and width > widest:
                     raise PrivacyError(
                         f"party {shard.party!r}, table {shard.name!r}: embeddings of its rows have at most {widest} "
@@ -135,57 +121,41 @@ class TabVFL(SplitLearner):
                         "the party's operator",
                         rule="embeddings.max_width",
                     )
-                if most is None:
-                    continue
-                each, pretrained = often * (1 + more) + validated, often * (2 + more)
-                if isinstance(self.pretrain_epochs, str):
-                    before = min(before, most // 2 // pretrained)
-                left = most - pretrained * before - often * (2 + more)  # one batch may be begun and not used
-                if isinstance(self.epochs, str):
-                    epochs = min(epochs, max(left // each, 0))
-                if each * epochs > left or not epochs:
-                    raise PrivacyError(
-                        f"party {shard.party!r}, table {shard.name!r}: the embeddings of a row are released {most} "
-                        f"times in a session; {before} epochs of pretraining and {epochs or 1} after it need up to "
-                        f"{pretrained * before + each * (epochs or 1)}, as a row of it is in up to {often} batches of "
-                        f"an epoch: lower pretrain_epochs and epochs, make batch_size larger than {size:,}, or ask the "
-                        "party's operator",
-                        rule="embeddings.max_epochs",
-                    )
-        self.schedule_, self.pretraining_epochs_ = Schedule(epochs, size), before
+        super()._fit_embeddings(relation, validated)
+
+    def _row_releases(self, relation: Relation, alias: str, often: int, validated: bool, most: int) -> Cost:
+        """Pretraining releases two vectors of a row for each batch that it is in: its embedding and a gradient.
+
+        Shards of a table release one more, of sums. Pretraining of "auto" takes half of what is allowed at most.
+        """
+        more = len(relation.client.shards(alias)) > 1
+        pretrained = often * (2 + more)
+        if isinstance(self.pretrain_epochs, str):
+            self.pretraining_epochs_ = min(self.pretraining_epochs_, most // 2 // pretrained)
+        # one batch may be begun and not used
+        return Cost(pretrained * self.pretraining_epochs_ + pretrained, often * (1 + more) + validated)
+
+    def _in_words(self, epochs: int) -> str:
+        return f"{self.pretraining_epochs_} epochs of pretraining and {epochs} after it"
 
     # The fit
 
-    def _train(self, relation: Relation, loss: JoinedLoss, watch: Watch) -> tuple[Watched, Array]:
-        self._fit_embeddings(relation, watch.validation is not None)
-        loss, self.unit_ = in_units(loss)
-        model = self._begin_networks(relation, loss)
-        model.narrow = self.narrow
-        highest = AUTO_LR if isinstance(self.lr, str) else self.lr
+    def _learn_networks(self, model: SplitModel, relation: Relation, loss: JoinedLoss, watch: Watch) -> None:
         self.pretraining_ = Records()
         if self.pretraining_epochs_:
-            self._pretrain(relation, model, falling(highest, self.pretraining_epochs_), watch)
-        report = watch.of(model)
-        learn_by_batches(
-            Exchange(model), loss, falling(highest, self.schedule_.rounds), self.schedule_.batch_size, self.seed,
-            lambda done: report(out_of_units(done, self.unit_)),
-        )  # fmt: skip
-        self.converged_ = ended_flat(self.history_, self.most_rounds)
-        return model, np.zeros(loss.outputs)
+            self._pretrain(relation, model, falling(self._highest_lr, self.pretraining_epochs_), watch)
+        super()._learn_networks(model, relation, loss, watch)
 
-    def _begin_networks(self, relation: Relation, loss: JoinedLoss) -> SplitModel:
+    def _fitted_specs(self, relation: Relation) -> dict[str, Bottom]:
         double, encoding = relation.wire == "float64", self.encoding_
         known = [alias for alias in relation.mapping.tables if encoding.names(alias) and relation.client.shards(alias)]
-        if not known:
-            raise LearnError(NO_FEATURE)
-        specs: dict[str, Bottom] = {
+        return {
             alias: TabNet(len(encoding.names(alias)), part, _categories(encoding, alias), double)
-            for alias, part in self._parts(known).items()
+            for alias, part in (self._parts(known) if known else {}).items()
         }
-        model = SplitModel(relation.client, encoding, relation.wire, specs, self.l2, self.unit_)
-        widths = {alias: spec.outputs for alias, spec in specs.items()}
-        model.begin(self.seed, self._top(widths, loss.best_constant(), double))
-        return model
+
+    def _side_by_side(self, model: SplitModel) -> Sequence[str]:
+        return list(model.specs)
 
     def _pretrain(self, relation: Relation, model: SplitModel, rates: Sequence[float], watch: Watch) -> None:
         """Alg. 1; then the encoder goes on in the top network."""
@@ -199,20 +169,16 @@ class TabVFL(SplitLearner):
         ends = list(accumulate(spec.part for spec in specs.values()))
         parts = {a: slice(end - spec.part, end) for (a, spec), end in zip(specs.items(), ends, strict=True)}
         exchange = Exchange(model, hide=self.hide, seed=self.seed)
-        before = watch.traffic()
-        since = time.perf_counter()
+        watch.restart()
 
         def report(epoch: int, error: float) -> bool:
-            nonlocal before, since
-            now, seconds = watch.traffic(), time.perf_counter()
-            up, down, messages = (new - old for new, old in zip(now, before, strict=True))
-            lost = sorted(relation.client.outbox.take_missed())
-            entry = {"round": epoch, "seconds": seconds - since, "loss": error, "bytes_up": up, "bytes_down": down}
-            self.pretraining_.append({**entry, "messages": messages, "lost": lost})
-            before, since = now, seconds
-            message = f"pretraining, epoch {epoch}: reconstruction error {error:.6g}, {(up + down) / 1e6:.3g} MB"
-            fields = {**entry, "messages": messages, "lost": lost, "done": epoch, "total": len(rates)}
-            self.emit(relation, "progress", "pretrain", message, fields)
+            cost = watch.cost()
+            entry = {"round": epoch, "seconds": cost.pop("seconds"), "loss": error, **cost}
+            entry["lost"] = sorted(relation.client.outbox.take_missed())
+            self.pretraining_.append(entry)
+            sent = (cost["bytes_up"] + cost["bytes_down"]) / 1e6
+            message = f"pretraining, epoch {epoch}: reconstruction error {error:.6g}, {sent:.3g} MB"
+            self.emit(relation, "progress", "pretrain", message, {**entry, "done": epoch, "total": len(rates)})
             errors = [each["loss"] for each in self.pretraining_]
             return epoch - 1 - int(np.argmin(errors)) >= max(self.patience, self.own_patience)
 

@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.labels.metrics import class_metrics, regression_metrics
 from tablepuppet.learn.labels.noisy import check_label, class_question, kept, number_question
-from tablepuppet.learn.learners.learner import Array, Learner, label_of
-from tablepuppet.learn.learners.predictions import Predictions
+from tablepuppet.learn.learners.learner import Array, Learner
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.loss.logistic import Logistic
 from tablepuppet.learn.loss.losses import Squared
 from tablepuppet.learn.loss.measures import class_measures, number_measures, probabilities
 from tablepuppet.learn.loss.softmax import Softmax
 from tablepuppet.operators.client import Client, Pending
-from tablepuppet.operators.joined_rows import SCORES, Block, JoinedRows
+from tablepuppet.operators.joined_rows import SCORES, Block
 from tablepuppet.prep.label import (
     ask_classes,
     ask_numbers,
@@ -32,7 +31,6 @@ from tablepuppet.prep.label import (
     joined_numbers,
 )
 from tablepuppet.relation import Relation
-from tablepuppet.spelling import names_checked
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import OutputColumn
 
@@ -56,47 +54,27 @@ class Regressor(Learner):
         return ask_numbers(client, label, number_question(self.privacy))
 
     def _prepare(self, client: Client, label: OutputColumn, asked: Pending) -> JoinedLoss:
-        return JoinedLoss(Squared(), client.joined_rows(1, joined_numbers(client, label, asked)))
+        return self._loss(client, joined_numbers(client, label, asked))
 
-    def _held_out(
-        self, client: Client, label: OutputColumn, asked: Pending, where: str = "in the validation relation"
-    ) -> JoinedLoss:
-        return self._prepare(client, label, asked)
+    def _labels(self, client: Client, label: OutputColumn, asked: Pending, where: str) -> Array:
+        return joined_numbers(client, label, asked)
+
+    def _loss(self, client: Client, labels: NDArray[Any]) -> JoinedLoss:
+        return JoinedLoss(Squared(), client.joined_rows(1, labels))
 
     def metric(self, loss: JoinedLoss, value: float) -> float:
         return float(np.sqrt(2 * max(value, 0.0)))
 
-    def predictions(self, relation: Relation) -> Predictions:
-        """The predicted number of every joined row; each party is asked once."""
-        return Predictions(self._scores(relation))
+    def _predicted(self, scores: Array) -> Array:
+        return scores
 
-    @names_checked
-    def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
-        """Root mean squared error and R2; ``at_party``: measured by the label's party, as for classifiers."""
-        self.check_relation(relation, "evaluate")
-        if at_party:
-            self._note_measured_at_party()
-            return regression_metrics(relation.client, label_of(relation), self.predict(relation))
-        return number_measures(*self._beside_labels(relation))
+    def _measured(self, labels: NDArray[Any], predicted: Array, weights: Array | None = None) -> dict[str, float]:
+        return number_measures(labels, predicted, weights)
 
-    def measures(self, rows: JoinedRows) -> dict[str, float]:
-        """The metrics of `evaluate`, for rows with labels and scores."""
-        block = rows.whole()
-        return number_measures(block.labels, block[SCORES], block.weights)
+    def _measured_at_party(self, client: Client, label: OutputColumn, predicted: Array) -> dict[str, float]:
+        return regression_metrics(client, label, predicted)
 
-    def _beside_labels(self, relation: Relation) -> tuple[Array, Array]:
-        """(label, prediction) of every joined row."""
-        self.check_promise(relation)
-        label = label_of(relation)
-        asked = self._ask_labels(relation.client, label)
-        predicted = self.predict(relation)
-        labels = joined_numbers(relation.client, label, asked)
-        self._note_labels(relation)
-        return labels, predicted
-
-    def row_errors(self, relation: Relation, kind: str) -> Array:
-        """The error of every joined row: ``squared`` or ``absolute``."""
-        labels, predicted = self._beside_labels(relation)
+    def _errors(self, labels: NDArray[Any], predicted: Array, kind: str) -> Array:
         away = np.abs(labels - predicted)
         return away**2 if kind == "squared" else away
 
@@ -142,20 +120,15 @@ class Classifier(Learner):
                 f"classes; use a regressor, or make classes of it in SELECT, by CASE {client.owners(label.alias)}"
             )
         self.classes_ = found.values
-        return self._log_loss(client, found.numbers)
+        return self._loss(client, found.numbers)
 
-    def _held_out(
-        self, client: Client, label: OutputColumn, asked: Pending, where: str = "in the validation relation"
-    ) -> JoinedLoss:
-        return self._log_loss(client, self._known(client, label, asked, where))
-
-    def _log_loss(self, client: Client, numbers: NDArray[np.integer]) -> JoinedLoss:
+    def _loss(self, client: Client, labels: NDArray[Any]) -> JoinedLoss:
         keep = kept(self.privacy, len(self.classes_)) if self.label_correction else 1.0
         if len(self.classes_) == 2:
-            return JoinedLoss(Logistic(keep), client.joined_rows(1, numbers))
-        return JoinedLoss(Softmax(len(self.classes_), keep), client.joined_rows(len(self.classes_), numbers))
+            return JoinedLoss(Logistic(keep), client.joined_rows(1, labels))
+        return JoinedLoss(Softmax(len(self.classes_), keep), client.joined_rows(len(self.classes_), labels))
 
-    def _known(self, client: Client, label: OutputColumn, asked: Pending, where: str) -> NDArray[np.integer]:
+    def _labels(self, client: Client, label: OutputColumn, asked: Pending, where: str) -> NDArray[np.integer]:
         """The class number of every joined row; LearnError for a class that the model was not fitted on."""
         found = joined_classes(client, label, asked, least=1)
         new = np.setdiff1d(found.values, self.classes_)
@@ -184,46 +157,19 @@ class Classifier(Learner):
     def predict_proba(self, relation: Relation) -> Array:
         """(joined rows, classes): the probability of each class, in the order of ``classes_``."""
         self.check_relation(relation, "predict_proba")
-        return probabilities(self._scores(relation))
+        return self._predicted(self._scores(relation))
 
-    def predictions(self, relation: Relation) -> Predictions:
-        """The probability of each class for every joined row; each party is asked once."""
-        return Predictions(self.predict_proba(relation), self.classes_)
+    def _predicted(self, scores: Array) -> Array:
+        return probabilities(scores)
 
-    @names_checked
-    def evaluate(self, relation: Relation, *, at_party: bool = False) -> dict[str, float]:
-        """Accuracy, area under the ROC curve (one against the rest for several classes), log loss.
+    def _measured(self, labels: NDArray[Any], predicted: Array, weights: Array | None = None) -> dict[str, float]:
+        return class_measures(labels, predicted, weights)
 
-        The area is NaN where a class has no row. With ``at_party`` the label's party measures on its true labels and
-        returns only the metrics; these have no noise. The area is then also NaN if rows of its table are joined more
-        than once, or if the table has several shards.
-        """
-        self.check_relation(relation, "evaluate")
-        if at_party:
-            self._note_measured_at_party()
-            probability = self.predict_proba(relation)
-            return class_metrics(relation.client, label_of(relation), self.classes_, probability)
-        return class_measures(*self._beside_labels(relation))
+    def _measured_at_party(self, client: Client, label: OutputColumn, predicted: Array) -> dict[str, float]:
+        return class_metrics(client, label, self.classes_, predicted)
 
-    def measures(self, rows: JoinedRows) -> dict[str, float]:
-        """The metrics of `evaluate`, for rows with labels and scores."""
-        block = rows.whole()
-        return class_measures(block.labels, probabilities(block[SCORES]), block.weights)
-
-    def _beside_labels(self, relation: Relation) -> tuple[NDArray[np.integer], Array]:
-        """(class number, probabilities) of every joined row."""
-        self.check_promise(relation)
-        label = label_of(relation)
-        asked = self._ask_labels(relation.client, label)
-        probability = self.predict_proba(relation)
-        numbers = self._known(relation.client, label, asked, "here")
-        self._note_labels(relation)
-        return numbers, probability
-
-    def row_errors(self, relation: Relation, kind: str) -> Array:
-        """The error of every joined row: ``wrong``, 0 or 1, or ``log_loss``."""
-        numbers, probability = self._beside_labels(relation)
+    def _errors(self, labels: NDArray[Any], predicted: Array, kind: str) -> Array:
         if kind == "wrong":
-            return np.asarray(probability.argmax(axis=1) != numbers, np.float64)
-        own = np.take_along_axis(probability, numbers[:, None].astype(np.intp), axis=1)[:, 0]
+            return np.asarray(predicted.argmax(axis=1) != labels, np.float64)
+        own = np.take_along_axis(predicted, labels[:, None].astype(np.intp), axis=1)[:, 0]
         return np.asarray(-np.log(np.clip(own, np.finfo(own.dtype).eps, 1.0)))

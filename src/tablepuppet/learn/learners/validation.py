@@ -43,6 +43,7 @@ class Watched(Model, Protocol):
 
 
 HELD_OUT = 0.1  # of the rows of the label's table, where a learner holds rows out by itself
+FEWEST_ROWS = 100  # of the label's table: a tenth of fewer rows is too small to validate on
 OWN_PATIENCE = 20  # rounds at least: these rows may be few, and the loss of networks has plateaus
 
 

@@ -4,68 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.learn.learners.planner import Planner
 from tablepuppet.learn.learners.validation import Validation, Watched
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
-from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.solve.allowance import RULE, Allowed
-from tablepuppet.learn.solve.schedule import Schedule
 from tablepuppet.relation import Relation
-from tablepuppet.runs.events import Kind
 from tablepuppet.runs.records import RoundRecord
 
 CONVERGED, EARLY, USED_UP, LOST = "converged", "early stop", "rounds used up", "party lost"
 STATES = {
     CONVERGED: "converged", EARLY: "stopped early", USED_UP: "not converged", LOST: "nothing to gain without the lost",
 }  # fmt: skip
-
-
-class Learning(Protocol):
-    """A learner while it is fitted."""
-
-    promise_: FeaturePromise | None
-    schedule_: Schedule
-    solver_: str | None
-    history_: list[dict[str, Any]]
-    converged_: bool
-    stopped_: str
-    best_round_: int
-
-    @property
-    def metric_name(self) -> str:
-        """What `metric` measures."""
-        ...
-
-    @property
-    def most_rounds(self) -> int:
-        """How many rounds there may be."""
-        ...
-
-    @property
-    def epsilon_so_far(self) -> float | None:
-        """The epsilon of the rounds so far."""
-        ...
-
-    def metric(self, loss: JoinedLoss, value: float) -> float:
-        """The metric of the current scores; ``value`` is their mean loss."""
-        ...
-
-    def more_rounds_by(self, rounds: int) -> str:
-        """Advice to a user whose fit has stopped short of the optimum after so many rounds."""
-        ...
-
-    def fewer_replies_by(self) -> list[str]:
-        """The same where parties allow no more replies."""
-        ...
-
-    def emit(self, relation: Relation, kind: Kind, name: str, message: str, fields: dict[str, Any]) -> None:
-        """Send an event to the readers of the federation and of this learner."""
-        ...
 
 
 def counted(rounds: int) -> str:
@@ -85,27 +40,34 @@ class Watch:
 
     def __init__(
         self,
-        learner: Learning,
+        learner: Planner,
         relation: Relation,
         loss: JoinedLoss,
         validation: Validation | None,
         prepared: Callable[[int], None],
     ):
         self.learner, self.relation, self.loss, self.validation = learner, relation, loss, validation
-        self._prepared = prepared
+        self.prepared = prepared
         self._stopped = USED_UP
         self.restart()
 
     def restart(self) -> None:
-        """Count seconds and bytes of the next round from now on."""
-        self.before, self.since = self.traffic(), time.perf_counter()
+        """Count what the next round costs from now on."""
+        self._before, self._since = self._traffic(), time.perf_counter()
 
-    def traffic(self) -> tuple[int, int, int]:
-        """Bytes up, bytes down and messages so far."""
+    def cost(self) -> dict[str, Any]:
+        """Seconds, bytes and messages since the last call."""
+        before, since = self._before, self._since
+        self.restart()
+        costs = {name: total - before[name] for name, total in self._before.items()}
+        return {"seconds": self._since - since, **costs}
+
+    def _traffic(self) -> dict[str, int]:
+        """Bytes and messages so far."""
         entries = self.relation.client.engine.traffic.to_list()
-        up = sum(entry["bytes"] for entry in entries if entry["direction"] == "up")
-        down = sum(entry["bytes"] for entry in entries if entry["direction"] == "down")
-        return up, down, sum(entry["messages"] for entry in entries)
+        sent = {way: sum(entry["bytes"] for entry in entries if entry["direction"] == way) for way in ("up", "down")}
+        messages = sum(entry["messages"] for entry in entries)
+        return {"bytes_up": sent["up"], "bytes_down": sent["down"], "messages": messages}
 
     def of(self, model: Watched) -> Callable[[Round], bool]:
         """The function that a solver calls after each round of this model; it returns True to stop."""
@@ -113,28 +75,23 @@ class Watch:
 
     def _round(self, model: Watched, done: Round) -> bool:
         validation_loss, validation_metric = self._held_out(model, done)
-        traffic, now = self.traffic(), time.perf_counter()
-        up, down, messages = (new - old for new, old in zip(traffic, self.before, strict=True))
+        cost = self.cost()
         record = RoundRecord(
             round=done.number,
-            seconds=now - self.since,
             loss=done.loss,
             objective=done.objective,
             metric=self.learner.metric(self.loss, done.loss),
             validation_loss=validation_loss,
             validation_metric=validation_metric,
-            bytes_up=up,
-            bytes_down=down,
-            messages=messages,
             epsilon=self.learner.epsilon_so_far,
             solver=self.learner.solver_,
             converged=done.converged,
             lost=self._lost(),
+            **cost,
         )
         if not self.learner.history_:
-            self._prepared(1)
+            self.prepared(1)
         self.learner.history_.append(record.to_dict())
-        self.before, self.since = traffic, now
         self._emit_round(record)
         if self.validation is not None and self.validation.is_enough(done):
             self._stopped = EARLY

@@ -13,12 +13,11 @@ Saving is atomic: parties store a new part next to the old one, new files are wr
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 from numpy.typing import NDArray
@@ -110,17 +109,22 @@ def forget(path: str | Path, federation: Connected) -> None:
     shutil.rmtree(path)
 
 
+class WhoKeeps(msgspec.Struct):
+    """The part of ``model.json`` that says which learner it is of, and who keeps what of it."""
+
+    learner: str
+    saved: str
+    part: str
+    content: Annotated[str, msgspec.Meta(pattern=r"^content-[0-9a-f]{16}\Z")]
+    kept: dict[str, KeepingParty]
+
+
 def _check(facts: Mapping[str, Any]) -> None:
     """Raise unless facts say of which learner they are, and who keeps what of it."""
-    texts = [facts[name] for name in ("learner", "saved", "part", "content")]
-    if not all(isinstance(each, str) for each in texts) or not isinstance(facts["kept"], dict):
-        raise TypeError("saved, part, content or kept is missing")
-    msgspec.convert(facts["kept"], dict[str, KeepingParty])
-    if not re.fullmatch(r"content-[0-9a-f]{16}", facts["content"]):
-        raise ValueError("no name of a folder that was written")
-    if facts["learner"] not in LEARNERS:
+    known = msgspec.convert(facts, WhoKeeps)
+    if known.learner not in LEARNERS:
         raise LearnError(
-            f"the model is a {facts['learner']}, which is no learner of this version of tablepuppet: import the module "
+            f"the model is a {known.learner}, which is no learner of this version of tablepuppet: import the module "
             "that has the class, or install the version that saved it"
         )
 
@@ -148,9 +152,8 @@ def _handle(facts: Mapping[str, Any]) -> Stored:
 
 def _stored(facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> Stored:
     thetas = {name.split("/", 1)[1]: array for name, array in arrays.items() if name.startswith("theta/")}
-    handle = _handle(facts)
-    noise = facts["noise"]
-    return Stored(handle.part, thetas, handle.kept, None if noise is None else KeptNoise(**noise))
+    noise = None if facts["noise"] is None else KeptNoise(**facts["noise"])
+    return replace(_handle(facts), thetas=thetas, noise=noise)
 
 
 def _arrays(learner: Fitted, stored: Stored) -> dict[str, NDArray[Any]]:
@@ -181,7 +184,7 @@ def _facts(learner: Fitted, stored: Stored, saved: str) -> dict[str, Any]:
         "parties": learner.parties_,
         "saved": saved,
         "part": stored.part,
-        "kept": {a: {"party": kept.party, "fingerprint": kept.fingerprint} for a, kept in stored.kept.items()},
+        "kept": {alias: asdict(kept) for alias, kept in stored.kept.items()},
         "own": learner.facts(),
         "category_names": learner.categories_,
         "promise": learner.privacy_,

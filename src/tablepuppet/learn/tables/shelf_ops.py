@@ -17,15 +17,11 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import EACH, THETA, ByName, Word
 from tablepuppet.prep.encode import EncodedShard
 
+ASKED = "validation, `save`, `tp.load`, `tp.forget`"
 FINGERPRINT = Word(r"(?:[0-9a-f]{64})?")  # of what is kept; empty if nothing is
 
 
-@op(
-    "parts.store",
-    asked="validation, `save`, `tp.load`, `tp.forget`",
-    releases=Release.COUNTS,
-    returns={"kept": FINGERPRINT},
-)
+@op("parts.store", asked=ASKED, releases=Release.COUNTS, returns={"kept": FINGERPRINT})
 def store(table: LocalTable, view: str, model: str, saved: Name, part: Name, unit: float, encoding: str = "") -> Values:
     """Store the party's parameters as ``part`` of the model that is saved as ``saved``.
 
@@ -46,25 +42,13 @@ def store(table: LocalTable, view: str, model: str, saved: Name, part: Name, uni
     return {"kept": table.shelf.put(kept)}
 
 
-@op(
-    "parts.check",
-    asked="validation, `save`, `tp.load`, `tp.forget`",
-    releases=Release.COUNTS,
-    on_shelf=True,
-    returns={"kept": ByName(FINGERPRINT)},
-)
+@op("parts.check", asked=ASKED, releases=Release.COUNTS, on_shelf=True, returns={"kept": ByName(FINGERPRINT)})
 def check(shelf: Shelf, part: Name) -> Values:
     """Fingerprints of a part by table."""
     return {"kept": {kept.scan.alias: fingerprint for kept, fingerprint in shelf.all(part)}}
 
 
-@op(
-    "parts.copy",
-    asked="validation, `save`, `tp.load`, `tp.forget`",
-    releases=Release.COUNTS,
-    on_shelf=True,
-    returns={"kept": ByName(FINGERPRINT)},
-)
+@op("parts.copy", asked=ASKED, releases=Release.COUNTS, on_shelf=True, returns={"kept": ByName(FINGERPRINT)})
 def copy(shelf: Shelf, part: Name, saved: Name, to: Name) -> Values:
     """Store a copy of a part under another name."""
     for kept, _ in shelf.all(part):
@@ -72,13 +56,7 @@ def copy(shelf: Shelf, part: Name, saved: Name, to: Name) -> Values:
     return check(shelf, to)
 
 
-@op(
-    "parts.settle",
-    asked="validation, `save`, `tp.load`, `tp.forget`",
-    releases=Release.COUNTS,
-    on_shelf=True,
-    returns={},
-)
+@op("parts.settle", asked=ASKED, releases=Release.COUNTS, on_shelf=True, returns={})
 def keep_only(shelf: Shelf, saved: Name, keep: Name | NoName) -> Values:
     """Delete all parts of a saved model except one; "": delete all."""
     shelf.keep_only(saved, keep)
@@ -87,7 +65,7 @@ def keep_only(shelf: Shelf, saved: Name, keep: Name | NoName) -> Values:
 
 @op(
     "parts.parameters",
-    asked="validation, `save`, `tp.load`, `tp.forget`",
+    asked=ASKED,
     releases=Release.PARAMETERS,
     private=("noisy",),
     on_shelf=True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -75,16 +75,11 @@ class Stored:
     def copied(self, engine: Engine, saved: str, part: str) -> Stored:
         """A copy at the parties, as part of another saved model."""
         step = Step("parts.copy", "", {"part": self.part, "saved": saved, "to": part})
-        replies = ask_shelves(engine, self.parties, step)
-        kept = {a: KeepingParty(k.party, str(replies[k.party]["kept"].get(a, ""))) for a, k in self.kept.items()}
-        self._check(kept)
-        return Stored(part, self.thetas, kept, self.noise)
+        return replace(self, part=part, kept=self._kept_after(engine, step))
 
     def check(self, engine: Engine) -> None:
         """LearnError unless every party still keeps its part, and it is the one that was saved."""
-        replies = ask_shelves(engine, self.parties, Step("parts.check", "", {"part": self.part}))
-        found = {a: KeepingParty(k.party, str(replies[k.party]["kept"].get(a, ""))) for a, k in self.kept.items()}
-        self._check(found)
+        found = self._kept_after(engine, Step("parts.check", "", {"part": self.part}))
         for alias, kept in self.kept.items():
             if found[alias] != kept:
                 raise LearnError(
@@ -92,11 +87,15 @@ class Stored:
                     "and save it again"
                 )
 
-    @staticmethod
-    def _check(found: Mapping[str, KeepingParty]) -> None:
-        for alias, kept in found.items():
-            if not kept.fingerprint:
+    def _kept_after(self, engine: Engine, step: Step) -> dict[str, KeepingParty]:
+        """What parties say that they keep; LearnError if one keeps nothing of a table."""
+        replies, found = ask_shelves(engine, self.parties, step), {}
+        for alias, kept in self.kept.items():
+            fingerprint = str(replies[kept.party]["kept"].get(alias, ""))
+            if not fingerprint:
                 raise _gone(alias, kept.party)
+            found[alias] = KeepingParty(kept.party, fingerprint)
+        return found
 
 
 class Storable(Protocol):
