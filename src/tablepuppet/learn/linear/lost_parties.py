@@ -39,7 +39,7 @@ class LostParties:
 
     def instead(self, alias: str, shard: ShardRows) -> dict[str, Any]:
         """The reply used in place of a lost table's direction."""
-        return {"image": self.model.nothing(shard), "products": None}
+        return {"image": self.model.nothing(alias, shard), "products": None}
 
     def ask_missed(self) -> Pending:
         """Ask lost shards for what the scores lack; read the replies after the predictions of this round."""
@@ -47,9 +47,7 @@ class LostParties:
 
         def arguments(alias: str, shard: ShardRows) -> dict[str, Any] | None:
             known = self._since.get((alias, shard.party))
-            if known is None:
-                return None
-            return {"encoding": model.encoding.id, "spec": model.spec, "theta": model.shared[alias].theta - known}
+            return None if known is None else model.sent({alias: model.shared[alias].theta - known})[alias]
 
         return model.lou.client.ask("model.apply", arguments, self.instead)
 

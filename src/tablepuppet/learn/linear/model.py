@@ -118,8 +118,8 @@ class LinearModel(FederatedModel):
         self._bounds: dict[str, float] = {}  # by table with one shard: what its last noisy X p was cut to
         arguments = {a: {} if noise is None else {"noise": noise.of_gram(self.rows(a))} for a in self.alone}
         self.lou.ask(
-            "ridge.start", self.alone, by_alias=arguments, encoding=encoding.id, model=self.name, spec=self.spec,
-            joined_rows=len(client.mapping),
+            "ridge.start", self.alone, by_alias=arguments, spec=self.spec, joined_rows=len(client.mapping),
+            **self.at_party,
         )  # fmt: skip
         self._union: Sums | Consensus
         if inner is None:
@@ -169,7 +169,7 @@ class LinearModel(FederatedModel):
                 }
         return self.lou.ask(
             "ridge.direction", self.alone, rows, arguments, self.lost.instead if noise is None else None,
-            encoding=self.encoding.id, model=self.name, l2=self.l2, curvature=curvature,
+            l2=self.l2, curvature=curvature, **self.at_party,
         )  # fmt: skip
 
     def advance(self, mix: Array, memory: int) -> None:

@@ -111,13 +111,11 @@ class FullBatch:
         self.asked += 1
         memory = 1 if self.changed else MEMORY
         turned = model.lou.ask(
-            "lbfgs.turn", model.alone, rows, instead=lambda *_: {},
-            encoding=model.encoding.id, model=model.name, l2=model.l2, memory=memory,
-        )  # fmt: skip
-        arguments = {alias: {"theta": part.theta} for alias, part in model.shared.items()}
+            "lbfgs.turn", model.alone, rows, instead=lambda *_: {}, l2=model.l2, memory=memory, **model.at_party
+        )
         sums = model.lou.ask(
-            "model.gradient", model.together, rows, arguments, self._left_out,
-            lambda alias: model.gradient_bound(alias, rows[alias]), encoding=model.encoding.id, spec=model.spec,
+            "model.gradient", model.together, rows, model.sent(), self._left_out,
+            lambda alias: model.gradient_bound(alias, rows[alias]),
         )  # fmt: skip
         replies, added = turned.read(), sums.read()
         answers = {alias: replies[alias][0] for alias in model.alone}
@@ -148,9 +146,8 @@ class FullBatch:
         for part in model.shared.values():
             part.theta = part.remembered(Pairs).moved(mix)
         moved = model.lou.ask(
-            "lbfgs.move", self._products, instead=model.instead(model.lou.client),
-            encoding=model.encoding.id, model=model.name, mix=mix,
-        )  # fmt: skip
+            "lbfgs.move", self._products, instead=model.instead(model.lou.client), mix=mix, **model.at_party
+        )
         last = len(mix) + 1
         self._squares |= {alias: _square(each[-last:, -last:], mix) for alias, each in self._products.items()}
         model.gather(moved, self.intercept, self._still)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ from tablepuppet.learn.tables.holders import Holders, parties_of
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.saved import SavedParameters
 from tablepuppet.learn.tables.stored import Stored
-from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
-from tablepuppet.operators.client import Client
+from tablepuppet.mapping.table_mapping import Floats, TableMapping
+from tablepuppet.operators.client import Client, Replies
 from tablepuppet.operators.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.party.spec import Bottom
@@ -34,6 +34,7 @@ Embeddings = Mapping[str, Floats]
 class SplitModel(Holders):
     """Bottom networks by alias, and the top network. ``top`` is there once `begin` has been called."""
 
+    held_op, sent_op = "split.embed", "split.apply"
     top: Top
     narrow: Narrow | None = None  # the precision of embeddings and gradients by them, if not that of the relation
 
@@ -43,15 +44,12 @@ class SplitModel(Holders):
         super().__init__(client, encoding, wire, unit)
         self.specs, self.l2 = specs, l2
         self._networks: dict[str, TorchTable] = {}
-        self._last_embeddings: dict[tuple[str, str, str], Floats] = {}  # by view, alias and party
 
     def begin(self, seed: int, top: Top) -> None:
         """Create the first parameters from the seed."""
         self.top = top
         arguments = {alias: {"spec": self.spec_of(alias), **self.start_of(alias)} for alias in self.alone}
-        self.lou.ask(
-            "split.start", self.alone, by_alias=arguments, encoding=self.encoding.id, model=self.name, seed=seed
-        )
+        self.lou.ask("split.start", self.alone, by_alias=arguments, seed=seed, **self.at_party)
         for alias in self.together:
             network = self.table_model(alias)
             theta = network.start(seed, alias, len(self.encoding.numbers[alias]))
@@ -70,10 +68,6 @@ class SplitModel(Holders):
         if alias not in self._networks:
             self._networks[alias] = TorchTable(self.spec_of(alias), self.width(alias), alias)
         return self._networks[alias]
-
-    def sent(self, alias: str) -> dict[str, Any]:
-        """The arguments with the parameters of a table that the coordinator holds."""
-        return {"encoding": self.encoding.id, "spec": self.spec_of(alias), "theta": self.shared[alias].theta}
 
     def step_shared(self, alias: str, gradient: Array, lr: float) -> None:
         """Take a step of a table whose parameters the coordinator holds."""
@@ -109,62 +103,11 @@ class SplitModel(Holders):
 
     def embeddings(self, client: Client, aliases: Iterable[str], instead: Instead | None = None) -> dict[str, Floats]:
         """The embeddings of all base rows of a relation, by alias."""
-        return self.ask_embeddings(client, aliases, instead)()
+        return self.ask_outputs(client, aliases, instead)()
 
-    def ask_embeddings(
-        self, client: Client, aliases: Iterable[str], instead: Instead | None = None
-    ) -> Callable[[], dict[str, Floats]]:
-        """Ask for them; the function that is returned reads them."""
-        if client.outbox is not self.lou.client.outbox:
-            self.lou.client.outbox.send()  # the last step may still be queued
-        client.models |= {(self.name, alias): (self.encoding.id, self.spec_of(alias)) for alias in self.tables}
-        lou = LearningOverUnion(client, self.lou.wire)
-        present = [alias for alias in aliases if client.shards(alias)]
-        trained = self.lou.client
-        at_home = [a for a in self.alone if a in present and parties_of(client, a) == parties_of(trained, a)]
-        sent = [alias for alias in present if alias not in at_home]  # shards that did not train: theta is sent to them
-        arguments = {
-            alias: {"theta": theta, "spec": self.spec_of(alias)} for alias, theta in self._thetas(sent).items()
-        }
-        arguments = {alias: {**each, **self.noise_of(alias), **self.precision} for alias, each in arguments.items()}
-        noise = {alias: {**self.noise_of(alias), **self.precision} for alias in at_home}
-        held = lou.ask("split.embed", at_home, by_alias=noise, instead=instead, **self._at_party)
-        applied = lou.ask("split.apply", arguments, by_alias=arguments, instead=instead, encoding=self.encoding.id)
-
-        def read() -> dict[str, Floats]:
-            replies = applied.read() | {alias: reply for alias, reply in held.read().items() if alias in at_home}
-            if client.outbox.when_lost.stand_in == "cache":
-                for alias in present:
-                    for shard, reply in zip(client.shards(alias), replies[alias], strict=True):
-                        self._last_embeddings[client.view, alias, shard.party] = reply["image"]
-            return {alias: images(replies[alias]) for alias in present}
-
-        return read
-
-    @property
-    def _at_party(self) -> dict[str, Any]:
-        """The names of what parties hold."""
-        return {"encoding": self.encoding.id, "model": self.name}
-
-    def noise_of(self, alias: str) -> dict[str, Any]:
-        """The arguments for noise on a table's embeddings; none without noise."""
-        return {}
-
-    def _instead(self, client: Client) -> Instead:
-        """The substitute for embeddings of a lost shard: its last ones, or zeros."""
-
-        def stand_in(alias: str, shard: ShardRows) -> dict[str, Any]:
-            rows, width = len(shard.row_ids), self.spec_of(alias).outputs
-            known = self._last_embeddings.get((client.view, alias, shard.party))
-            return {"image": np.zeros(rows if width == 1 else (rows, width)) if known is None else known}
-
-        return stand_in
-
-    def scores(self, client: Client) -> Array:
-        """Scores of the rows of a relation."""
-        rows = client.joined_rows(self.outputs)
-        self.score(client, rows)
-        return rows.hand_over(SCORES)
+    def joined(self, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
+        """The embeddings in replies, (rows, width) by table."""
+        return {alias: images(replies[alias]) for alias in aliases}
 
     @property
     def outputs(self) -> int:
@@ -172,11 +115,8 @@ class SplitModel(Holders):
         return self.top.outputs
 
     def score(self, client: Client, rows: JoinedRows, *, learning: bool = False) -> None:
-        """The same, written into a column of the relation's joined rows.
-
-        While ``learning``, lost parties are replaced by substitutes; otherwise all parties are needed.
-        """
-        found = self.embeddings(client, self.tables, self._instead(client) if learning else None)
+        """Write the scores of a relation's rows, from their embeddings."""
+        found = self.embeddings(client, self.tables, self.instead(client) if learning else None)
         top_scores(self.top, found, rows, self.unit)
 
     def keep(self) -> None:
@@ -265,8 +205,8 @@ def _top_scores(block: Block, top: Top, embeddings: Embeddings, unit: float) -> 
     block.stored(SCORES)[:] = unit * (found if found.ndim == 1 else found.T)
 
 
-def gathered(mapping: TableMapping, embeddings: Embeddings, joined: slice) -> dict[str, Floats]:
-    """Embeddings of base rows at joined rows, by alias."""
+def gathered(mapping: TableMapping, embeddings: Embeddings, joined: slice | NDArray[np.intp]) -> dict[str, Floats]:
+    """Embeddings of base rows at some joined rows, by alias."""
     return {
         alias: values[joined] if mapping.tables[alias].is_identity else values[mapping.tables[alias].index[joined]]
         for alias, values in embeddings.items()

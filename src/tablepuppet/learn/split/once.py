@@ -172,25 +172,13 @@ class Guests:
     def _train_some(self, epochs: Mapping[str, int], settings: NatSettings, seed: int) -> None:
         model, lou = self.model, self.model.lou
         alone = {alias: {"epochs": count} for alias, count in epochs.items() if alias in model.alone}
-        together = {
-            alias: {"epochs": count, "spec": model.spec_of(alias), "theta": model.shared[alias].theta}
-            for alias, count in epochs.items()
-            if alias in model.together
-        }
-        arguments: dict[str, Any] = {
-            "encoding": model.encoding.id,
-            "model": model.name,
-            "seed": seed,
-            "settings": settings,
-        }
+        together = {alias: {"epochs": epochs[alias], **sent} for alias, sent in model.sent().items() if alias in epochs}
+        arguments: dict[str, Any] = {**model.at_party, "seed": seed, "settings": settings}
         trained = lou.ask("nat.train", alone, by_alias=alone, instead=lambda alias, shard: {}, **arguments)
         averaged = lou.ask(
-            "nat.average",
-            together,
-            by_alias=together,
-            instead=lambda a, _: {"theta": model.shared[a].theta},
+            "nat.average", together, by_alias=together, instead=lambda a, _: {"theta": model.shared[a].theta},
             **arguments,
-        )
+        )  # fmt: skip
         trained.read()
         replies = averaged.read()
         for alias in together:
@@ -205,9 +193,8 @@ class Guests:
         model, lou = self.model, self.model.lou
         alone = [alias for alias in self.aliases if alias in model.alone]
         together = [alias for alias in self.aliases if alias in model.together]
-        arguments: dict[str, Any] = {"encoding": model.encoding.id}
-        lou.ask("nat.components", alone, instead=lambda alias, shard: {}, model=model.name, **arguments)
-        grams = lou.ask("matrix.gram", together, joined_rows=len(lou.client.mapping), **arguments)
+        lou.ask("nat.components", alone, instead=lambda alias, shard: {}, **model.at_party)
+        grams = lou.ask("matrix.gram", together, joined_rows=len(lou.client.mapping), encoding=model.encoding.id)
         with self._hurried(time.monotonic()):
             replies = grams.read()
         for alias in together:
@@ -265,7 +252,7 @@ class OnceModel(SplitModel):
         present = [alias for alias in self.guests if alias not in self.absent]
         if self.noise is not None:
             self.noise.images += 1
-        asked = [(client, super(OnceModel, self).ask_embeddings(client, present, self._zeros())) for client in clients]
+        asked = [(client, super(OnceModel, self).ask_outputs(client, present, self._zeros)) for client in clients]
         for client, read in asked:
             self._messages[client.session, client.view] = read()
         self.absent |= frozenset(self._lost())
@@ -282,20 +269,20 @@ class OnceModel(SplitModel):
         """Those that lagged take part again, unless their party is still lost."""
         self.absent = frozenset(self._lost())
 
-    def ask_embeddings(
+    def ask_outputs(
         self, client: Client, aliases: Iterable[str], instead: Instead | None = None
     ) -> Callable[[], dict[str, Floats]]:
         """Ask for embeddings of those tables that have not sent their message."""
         known, listed = self._messages.get((client.session, client.view), {}), list(aliases)
         asked = [alias for alias in listed if alias not in known and alias not in self.absent]
         gone = [alias for alias in listed if alias in self.absent and client.shards(alias)]
-        read = super().ask_embeddings(client, asked, instead)
+        read = super().ask_outputs(client, asked, instead)
         if asked and self.noise is not None:
             self.noise.images += 1
         held = {alias: known[alias] for alias in listed if alias in known}
         return lambda: read() | {alias: self._nothing(client, alias) for alias in gone} | held
 
-    def noise_of(self, alias: str) -> dict[str, Any]:
+    def noise_of(self, alias: str, theta: Array | None = None) -> dict[str, Any]:
         """The arguments for noise on a table's embeddings."""
         if self.noise is not None and self.noise.image is not None:
             return {"noise": self.noise.of_predictions(self.noise.clip)}
@@ -313,12 +300,8 @@ class OnceModel(SplitModel):
     def _nothing(self, client: Client, alias: str) -> Floats:
         return zero_embeddings(client, alias, self.spec_of(alias), self.lou.wire)
 
-    def _zeros(self) -> Instead:
-        def zeros(alias: str, shard: ShardRows) -> Mapping[str, Any]:
-            rows, width = len(shard.row_ids), self.spec_of(alias).outputs
-            return {"image": np.zeros(rows if width == 1 else (rows, width), self.lou.wire)}
-
-        return zeros
+    def _zeros(self, alias: str, shard: ShardRows) -> Mapping[str, Any]:
+        return {"image": self.nothing(alias, shard)}
 
     def _lost(self) -> list[str]:
         """The guests with one shard whose party is lost."""

@@ -1,14 +1,14 @@
-"""Who holds the parameters of a model, and how to get, keep and store them, whatever the model computes.
+"""Who holds the parameters of a model, whatever it computes: how to ask for outputs, and to keep and store parameters.
 
-If a table has one shard, its party holds the parameters; if it has several, the coordinator does (LoU). The party's
-ops are in ops.py and shelf_ops.py.
+If a table has one shard, its party holds the parameters; if it has several, the coordinator does (LoU). Outputs of a
+table are its predictions, or its embeddings (learn/split). The party's ops are in ops.py and shelf_ops.py.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,11 @@ from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.tables.ops import restore_parameters
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.stored import KeepingParty, KeptNoise, Stored
-from tablepuppet.operators.client import Client
-from tablepuppet.operators.lou import LearningOverUnion
+from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.operators.client import Client, Pending, Replies
+from tablepuppet.operators.joined_rows import SCORES, JoinedRows
+from tablepuppet.operators.lou import Instead, LearningOverUnion
+from tablepuppet.party.spec import AnySpec
 from tablepuppet.prep.encode import Encoding
 
 Array = NDArray[np.float64]
@@ -26,6 +29,9 @@ Array = NDArray[np.float64]
 
 class Holders(ABC):
     """Parameters by table, and who holds them. Training uses y / ``unit``; results are multiplied by ``unit``."""
+
+    held_op: ClassVar[str]  # the op for outputs with parameters that the party holds
+    sent_op: ClassVar[str]  # the op for outputs with parameters that the coordinator sends
 
     def __init__(self, client: Client, encoding: Encoding, wire: str, unit: float = 1.0):
         self.encoding, self.unit = encoding, unit
@@ -36,10 +42,27 @@ class Holders(ABC):
         self.together = [alias for alias in tables if alias not in self.alone]
         self._shared: dict[str, TableParameters] = {}
         self._changes = client.outbox.changes
+        self._last_outputs: dict[tuple[str, str, str], Floats] = {}  # by view, alias and party
+
+    @abstractmethod
+    def spec_of(self, alias: str) -> AnySpec:
+        """What the model of a table is."""
 
     @abstractmethod
     def table_model(self, alias: str) -> Any:
         """The model of a table: it can rescale its parameters."""
+
+    @property
+    @abstractmethod
+    def outputs(self) -> int:
+        """Scores per joined row."""
+
+    @abstractmethod
+    def score(self, client: Client, rows: JoinedRows, *, learning: bool = False) -> None:
+        """Write the scores of a relation's rows, without the intercept, into a column of its joined rows.
+
+        While ``learning``, lost parties are replaced by substitutes; otherwise all parties are needed.
+        """
 
     @property
     def are_noisy(self) -> bool:
@@ -67,6 +90,99 @@ class Holders(ABC):
     def rows(self, alias: str) -> int:
         """The number of base rows of a table in the relation."""
         return self.lou.client.mapping.tables[alias].rows
+
+    # Outputs of tables.
+
+    @property
+    def at_party(self) -> dict[str, Any]:
+        """The arguments of an op that uses parameters at the party."""
+        return {"encoding": self.encoding.id, "model": self.name}
+
+    def sent(self, thetas: Mapping[str, Array] | None = None) -> dict[str, dict[str, Any]]:
+        """By table, the arguments of an op with parameters that the coordinator sends: by default those it holds."""
+        given = {alias: part.theta for alias, part in self.shared.items()} if thetas is None else thetas
+        return {
+            alias: {"encoding": self.encoding.id, "spec": self.spec_of(alias), "theta": theta}
+            for alias, theta in given.items()
+        }
+
+    def noise_of(self, alias: str, theta: Array | None = None) -> dict[str, Any]:
+        """The arguments for noise on a table's outputs; ``theta`` is None if the party holds the parameters."""
+        return {}
+
+    @property
+    def precision(self) -> dict[str, Any]:
+        """The argument that asks for outputs in another precision than the relation's."""
+        return {}
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether outputs are corrected for their noise: then there are no substitutes, which would have none."""
+        return False
+
+    def ask_held(
+        self, aliases: Iterable[str], instead: Instead | None = None, lou: LearningOverUnion | None = None
+    ) -> Pending:
+        """Ask for outputs of base rows with parameters that parties hold."""
+        arguments = {alias: self.noise_of(alias) for alias in aliases}
+        instead = None if self.is_noisy else instead
+        return (lou or self.lou).ask(
+            self.held_op, arguments, by_alias=arguments, instead=instead, **self.at_party, **self.precision
+        )
+
+    def ask_applied(
+        self, thetas: Mapping[str, Array], instead: Instead | None = None, lou: LearningOverUnion | None = None
+    ) -> Pending:
+        """Ask for outputs of base rows with parameters that the coordinator sends."""
+        arguments = {alias: given | self.noise_of(alias, thetas[alias]) for alias, given in self.sent(thetas).items()}
+        instead = None if self.is_noisy else instead
+        return (lou or self.lou).ask(self.sent_op, arguments, by_alias=arguments, instead=instead, **self.precision)
+
+    def ask_outputs(
+        self, client: Client, aliases: Iterable[str], instead: Instead | None = None
+    ) -> Callable[[], dict[str, Floats]]:
+        """Ask for the outputs of all base rows of a relation; the function that is returned reads them."""
+        if client.outbox is not self.lou.client.outbox:
+            self.lou.client.outbox.send()  # the last step may still be queued
+        client.models |= {(self.name, alias): (self.encoding.id, self.spec_of(alias)) for alias in self.tables}
+        lou, trained = LearningOverUnion(client, self.lou.wire), self.lou.client
+        present = [alias for alias in aliases if client.shards(alias)]
+        at_home = [a for a in present if a in self.alone and parties_of(client, a) == parties_of(trained, a)]
+        thetas = self._thetas(alias for alias in present if alias not in at_home)  # sent to shards that did not train
+        held, applied = self.ask_held(at_home, instead, lou), self.ask_applied(thetas, instead, lou)
+        return lambda: self.read(client, applied.read(), thetas) | self.read(client, held.read(), at_home)
+
+    def read(self, client: Client, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
+        """The outputs in replies, over the rows of each table; they are stored in case a party is lost."""
+        if client.outbox.when_lost.stand_in == "cache":
+            for alias in aliases:
+                for shard, reply in zip(client.shards(alias), replies[alias], strict=True):
+                    self._last_outputs[client.view, alias, shard.party] = reply["image"]
+        return self.joined(replies, aliases)
+
+    def joined(self, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
+        """The outputs in replies, over the rows of each table."""
+        return {alias: self.lou.concatenate(replies[alias], "image") for alias in aliases}
+
+    def nothing(self, alias: str, shard: ShardRows) -> Array:
+        """Zero outputs for the rows of a shard."""
+        rows, outputs = len(shard.row_ids), self.spec_of(alias).outputs
+        return np.zeros(rows if outputs == 1 else (rows, outputs))
+
+    def instead(self, client: Client) -> Instead:
+        """The substitute for outputs of a lost shard: its last ones, or zeros."""
+
+        def stand_in(alias: str, shard: ShardRows) -> dict[str, Any]:
+            last = self._last_outputs.get((client.view, alias, shard.party))
+            return {"image": self.nothing(alias, shard) if last is None else last}
+
+        return stand_in
+
+    def scores(self, client: Client) -> Array:
+        """Scores of the rows of a relation, without the intercept."""
+        rows = client.joined_rows(self.outputs)
+        self.score(client, rows)
+        return rows.hand_over(SCORES)
 
     # Who is lost.
 
