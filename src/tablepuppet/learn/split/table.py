@@ -18,8 +18,7 @@ from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.learn.split.bottoms import build
 from tablepuppet.learn.split.flat import FlatModule, check_size, seeded
 from tablepuppet.learn.split.hiding import draw_mask
-from tablepuppet.learn.split.layers import Dense
-from tablepuppet.learn.split.row_gradients import MlpRows
+from tablepuppet.learn.tables.layers import Dense, DenseRows
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
@@ -115,11 +114,11 @@ class TorchTable:
         return theta
 
     @property
-    def by_row(self) -> MlpRows:
+    def by_row(self) -> DenseRows:
         """The same network with a bound on each row's gradient; PrivacyError if it has no such form."""
         if self._dense is None:
             raise PrivacyError("only tp.bottom.mlp networks have a form with noise", rule="require_dp")
-        return MlpRows(self._dense.sizes, self._dense.activation)
+        return DenseRows(self._dense)
 
     def _cells(self) -> int:
         """Numbers per row that a forward pass holds in memory."""

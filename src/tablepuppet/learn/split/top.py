@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.split.flat import Adam, FlatModule, seeded
-from tablepuppet.learn.split.layers import Dense, Passed
+from tablepuppet.learn.tables.layers import Dense, Passed
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 
@@ -168,7 +168,7 @@ class SideBySide(Top):
             here = slice(start, start := start + width)
             if alias not in wanted:
                 continue
-            found[alias] = slopes @ weights[:, here]  # (rows, width)
+            found[alias] = slopes @ weights[here].T  # (rows, width)
             if alias in self.unit:
                 unit = beside[:, here]
                 along = np.einsum("ij,ij->i", found[alias], unit)[:, None]
