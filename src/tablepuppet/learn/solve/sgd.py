@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.learn.linear.ridge import ConditionedRates, ridge_of
+from tablepuppet.learn.linear.ridge import ridge_of
 from tablepuppet.learn.loss.divergence import Divergence
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
@@ -69,8 +69,7 @@ def take_step(
     if curvature is None:
         part.descend(sums, lr, momentum, l2)
     else:
-        rates = ConditionedRates(lr, momentum, l2, curvature, damping)
-        part.theta = ridge_of(part).descended(part.theta, sums, total, rates)
+        part.theta = ridge_of(part).descended(part.theta, sums, total, lr, momentum, l2, curvature, damping)
 
 
 @dataclass(frozen=True)
