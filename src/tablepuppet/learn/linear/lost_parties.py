@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.tables.federated import FederatedModel
-from tablepuppet.learn.tables.products import check_products
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Pending
 
@@ -90,7 +89,7 @@ class LostParties:
             ends = np.ix_([0, -1], [0, -1])
             products, steps = [each[ends] for each in products], 0
         else:
-            check_products(self.model.lou.client, by_table, steps + 2)
+            self.model.check_products(by_table, steps + 2)
         found = np.sum([np.zeros((steps + 2, steps + 2)), *products], axis=0)
         found[-1, -1] += sum(self._squares.get(alias, 0.0) for alias in self.still)
         return np.asarray(found)

@@ -197,7 +197,7 @@ class ThetaUpdates:
         pull = AUTO_INNER_RHO * rho + L2_SHARE * model.l2 if isinstance(self.inner.rho, str) else self.inner.rho
         for number in range(self.inner.rounds):
             replies = model.lou.ask(
-                "proximal.consensus", model.together, None if number else rows, model.sent(), self._own_before,
+                "proximal.consensus", model.together, None if number else rows, model.sent_shared(), self._own_before,
                 self._bounds, inner_rho=pull, **common,
             ).read()  # fmt: skip
             for alias, part in model.shared.items():

@@ -147,7 +147,7 @@ class Stochastic:
         )  # fmt: skip
         if batch is not None:
             replies = model.lou.ask(
-                "model.gradient", model.together, by_alias=model.sent(), by_shard=gradients,
+                "model.gradient", model.together, by_alias=model.sent_shared(), by_shard=gradients,
                 instead=lambda alias, _: {"sums": np.zeros_like(model.shared[alias].theta)},
                 bounds=lambda alias: model.gradient_bound(alias, sums[alias]),
             ).read()  # fmt: skip
@@ -157,7 +157,7 @@ class Stochastic:
             self._learn_numbers(alone.read())
             return {}
         together = model.lou.ask(
-            "model.apply", model.together, by_alias=model.sent(), instead=as_before,
+            "model.apply", model.together, by_alias=model.sent_shared(), instead=as_before,
             by_shard=lambda alias, shard: {"places": following.within(alias, shard.slice)},
         )  # fmt: skip
         replies = alone.read()

@@ -77,7 +77,7 @@ class Exchange:
             return {}
         self._note_moments(following, normed)
         together = model.lou.ask(
-            "split.apply", self.together, by_alias=model.sent(), instead=as_before, **model.precision,
+            "split.apply", self.together, by_alias=model.sent_shared(), instead=as_before, **model.precision,
             by_shard=lambda a, s: {**self.shown(following, a, s), "places": following.within(a, s.slice)},
         )  # fmt: skip
         found = {alias: images(replies) for alias, replies in alone.read().items() if alias in self.alone}
@@ -105,7 +105,7 @@ class Exchange:
             return {**self.shown(done, alias, shard), "places": done.within(alias, shard.slice), **given}
 
         replies = model.lou.ask(
-            "split.gradient", self.together, by_alias=model.sent(), by_shard=arguments,
+            "split.gradient", self.together, by_alias=model.sent_shared(), by_shard=arguments,
             instead=lambda alias, _: {"sums": np.zeros_like(model.shared[alias].theta)},
         ).read()  # fmt: skip
         for alias in self.together:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,15 @@ from tablepuppet.learn.split.narrow import Narrow, narrowed
 from tablepuppet.learn.split.ops import wide
 from tablepuppet.learn.split.table import TorchTable
 from tablepuppet.learn.split.top import Top
-from tablepuppet.learn.tables.holders import Holders, parties_of
+from tablepuppet.learn.tables.holders import Holders
+from tablepuppet.learn.tables.outputs import TableOutputs
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.saved import SavedParameters
 from tablepuppet.learn.tables.stored import Stored
 from tablepuppet.mapping.table_mapping import Floats, TableMapping
 from tablepuppet.operators.client import Client, Replies
 from tablepuppet.operators.joined_rows import SCORES, Block, JoinedRows
-from tablepuppet.operators.lou import Instead, LearningOverUnion
+from tablepuppet.operators.lou import Instead
 from tablepuppet.party.spec import Bottom
 from tablepuppet.prep.encode import Encoding
 from tablepuppet.wire.engine import Engine
@@ -31,12 +32,55 @@ Embeddings = Mapping[str, Floats]
 """By alias: (base rows, width)."""
 
 
-class SplitModel(Holders):
-    """Bottom networks by alias, and the top network. ``top`` is there once `begin` has been called."""
+class TableEmbeddings(TableOutputs):
+    """Tables whose outputs are embeddings, from which a top network computes scores."""
 
     held_op, sent_op = "split.embed", "split.apply"
+    specs: Mapping[str, Bottom]
     top: Top
+    unit: float
     narrow: Narrow | None = None  # the precision of embeddings and gradients by them, if not that of the relation
+    absent: frozenset[str] = frozenset()  # tables that took no part in training: their embeddings are zeros
+
+    def spec_of(self, alias: str) -> Bottom:
+        """The bottom network of a table."""
+        return self.specs[alias]
+
+    @property
+    def outputs(self) -> int:
+        """Scores per joined row."""
+        return self.top.outputs
+
+    @property
+    def precision(self) -> dict[str, Any]:
+        """The argument that asks for embeddings in another precision."""
+        return {} if self.narrow is None else {"wire": self.narrow}
+
+    def embeddings(
+        self, client: Client, aliases: Iterable[str] | None = None, instead: Instead | None = None
+    ) -> dict[str, Floats]:
+        """The embeddings of all base rows of a relation, by alias; of all tables, or some."""
+        return self.ask_outputs(client, self.tables if aliases is None else aliases, instead)()
+
+    def ask_outputs(
+        self, client: Client, aliases: Iterable[str], instead: Instead | None = None
+    ) -> Callable[[], dict[str, Floats]]:
+        """Ask for the embeddings of tables that are not absent."""
+        listed = list(aliases)
+        read = super().ask_outputs(client, [alias for alias in listed if alias not in self.absent], instead)
+        return lambda: read() | {alias: self.zeros(client, alias) for alias in listed if alias in self.absent}
+
+    def zeros(self, client: Client, alias: str) -> Floats:
+        """Zero embeddings of all base rows of a table."""
+        return np.zeros((client.mapping.tables[alias].rows, self.spec_of(alias).outputs), self.wire)
+
+    def joined(self, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
+        """The embeddings in replies, (rows, width) by table."""
+        return {alias: images(replies[alias]) for alias in aliases}
+
+
+class SplitModel(TableEmbeddings, Holders):
+    """Bottom networks by alias, and the top network. ``top`` is there once `begin` has been called."""
 
     def __init__(
         self, client: Client, encoding: Encoding, wire: str, specs: Mapping[str, Bottom], l2: float, unit: float = 1.0
@@ -54,10 +98,6 @@ class SplitModel(Holders):
             network = self.table_model(alias)
             theta = network.start(seed, alias, len(self.encoding.numbers[alias]))
             self._shared[alias] = TableParameters(network, theta, memory=Adam.over(len(theta)))
-
-    def spec_of(self, alias: str) -> Bottom:
-        """The bottom network of a table."""
-        return self.specs[alias]
 
     def start_of(self, alias: str) -> dict[str, Any]:
         """Further arguments with which the network of a table begins."""
@@ -94,26 +134,6 @@ class SplitModel(Holders):
         unit = min(max(float(np.abs(found).max(initial=0.0)), 1e-60), 1e60)
         return {"rows": narrowed(found.astype(np.float64) / unit, self.narrow), "unit": unit}
 
-    @property
-    def precision(self) -> dict[str, Any]:
-        """The argument that asks for embeddings in another precision."""
-        return {} if self.narrow is None else {"wire": self.narrow}
-
-    # Embeddings and scores.
-
-    def embeddings(self, client: Client, aliases: Iterable[str], instead: Instead | None = None) -> dict[str, Floats]:
-        """The embeddings of all base rows of a relation, by alias."""
-        return self.ask_outputs(client, aliases, instead)()
-
-    def joined(self, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
-        """The embeddings in replies, (rows, width) by table."""
-        return {alias: images(replies[alias]) for alias in aliases}
-
-    @property
-    def outputs(self) -> int:
-        """Scores per joined row."""
-        return self.top.outputs
-
     def score(self, client: Client, rows: JoinedRows, *, learning: bool = False) -> None:
         """Write the scores of a relation's rows, from their embeddings."""
         found = self.embeddings(client, self.tables, self.instead(client) if learning else None)
@@ -130,7 +150,7 @@ class SplitModel(Holders):
         self.top.restore()
 
 
-class SavedSplitModel(SavedParameters):
+class SavedSplitModel(TableEmbeddings, SavedParameters):
     """A loaded model: bottom networks that the coordinator holds or parties have stored, and the top network."""
 
     def __init__(
@@ -140,49 +160,46 @@ class SavedSplitModel(SavedParameters):
         super().__init__(encoding, stored, engine, wire)
         self.specs, self.top, self.unit = specs, top, unit
         self.noise: dict[str, dict[str, Any]] = {}  # by alias: the arguments for noise on embeddings
-        self.narrow: Narrow | None = None  # the precision of embeddings, if not that of the relation
         self.spent: Noise | None = None  # counts embeddings with noise
-        self.absent: frozenset[str] = frozenset()  # tables that took no part in training: their embeddings are zeros
 
-    def embeddings(self, client: Client) -> dict[str, Floats]:
-        """The embeddings of all base rows of a relation, by alias."""
-        learned = [*self.stored.thetas, *self.stored.kept]
-        known = [alias for alias in learned if client.shards(alias) and alias not in self.absent]
-        client.models |= {(self.stored.part, alias): (self.encoding.id, self.specs[alias]) for alias in known}
-        lou = LearningOverUnion(client, self.wire)
-        homes = self.stored.kept.items()
-        at_home = [a for a, kept in homes if a in known and parties_of(client, a) == [kept.party]]
-        thetas = dict(self.stored.thetas)
-        if set(known) - set(at_home) - set(thetas):  # shards that did not train: theta is sent to them
+    @property
+    def name(self) -> str:
+        """The name under which parties have stored their parameters."""
+        return self.stored.part
+
+    @property
+    def tables(self) -> list[str]:
+        """Tables that have parameters."""
+        return [*self.stored.thetas, *self.stored.kept]
+
+    def home_of(self, alias: str) -> list[str]:
+        """The party that has stored the parameters of a table."""
+        return [self.stored.kept[alias].party] if alias in self.stored.kept else []
+
+    def _thetas(self, aliases: Iterable[str]) -> dict[str, Array]:
+        listed, thetas = list(aliases), dict(self.stored.thetas)
+        if set(listed) - set(thetas):
             thetas |= self.stored.fetched(self.engine, self._shape)
-        arguments = {
-            alias: {"theta": theta, "spec": self.specs[alias], **self.noise.get(alias, {})}
-            for alias, theta in thetas.items()
-            if alias in known and alias not in at_home
-        }
-        names: dict[str, Any] = {"encoding": self.encoding.id} | ({"wire": self.narrow} if self.narrow else {})
+        return {alias: thetas[alias] for alias in listed}
+
+    def noise_of(self, alias: str, theta: Array | None = None) -> dict[str, Any]:
+        """Embeddings get noise as in the run that fitted the model."""
+        return self.noise.get(alias, {})
+
+    def ask_outputs(
+        self, client: Client, aliases: Iterable[str], instead: Instead | None = None
+    ) -> Callable[[], dict[str, Floats]]:
+        """Ask for embeddings, and count those with noise."""
         if self.spent is not None:
             self.spent.images += 1
-        held = lou.ask("split.embed", at_home, by_alias=self.noise, model=self.stored.part, **names)
-        applied = lou.ask("split.apply", arguments, by_alias=arguments, **names)
-        replies = applied.read() | {alias: reply for alias, reply in held.read().items() if alias in at_home}
-        found = {alias: images(replies[alias]) for alias in known}
-        gone = [alias for alias in learned if alias in self.absent]
-        return found | {alias: zero_embeddings(client, alias, self.specs[alias], self.wire) for alias in gone}
+        return super().ask_outputs(client, aliases, instead)
 
-    def scores(self, client: Client) -> Array:
-        """Scores of the rows of a relation."""
-        rows = client.joined_rows(self.top.outputs)
+    def score(self, client: Client, rows: JoinedRows, *, learning: bool = False) -> None:
+        """Write the scores of a relation's rows, from their embeddings."""
         top_scores(self.top, self.embeddings(client), rows, self.unit)
-        return rows.hand_over(SCORES)
 
     def _shape(self, alias: str) -> tuple[int, ...]:
         return (TorchTable(self.specs[alias], len(self.encoding.names(alias)), alias).flat.size,)
-
-
-def zero_embeddings(client: Client, alias: str, spec: Bottom, wire: str) -> Floats:
-    """Zeros for all base rows of a table."""
-    return np.zeros((client.mapping.tables[alias].rows, spec.outputs), wire)
 
 
 def images(replies: Sequence[Mapping[str, Any]]) -> Floats:

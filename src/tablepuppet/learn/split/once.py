@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tablepuppet.algebra.ops import joined_counts
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.noise.plan import Noise
-from tablepuppet.learn.split.model import Embeddings, SplitModel, zero_embeddings
+from tablepuppet.learn.split.model import Embeddings, SplitModel
 from tablepuppet.learn.split.nat import NatSettings, NatTraining, own_seed, principal_components, targets_of
 from tablepuppet.learn.split.ops import Training, bottom_parameters, check_shape
 from tablepuppet.learn.split.table import Batched, TorchTable
@@ -172,7 +172,9 @@ class Guests:
     def _train_some(self, epochs: Mapping[str, int], settings: NatSettings, seed: int) -> None:
         model, lou = self.model, self.model.lou
         alone = {alias: {"epochs": count} for alias, count in epochs.items() if alias in model.alone}
-        together = {alias: {"epochs": epochs[alias], **sent} for alias, sent in model.sent().items() if alias in epochs}
+        together = {
+            alias: {"epochs": epochs[alias], **sent} for alias, sent in model.sent_shared().items() if alias in epochs
+        }
         arguments: dict[str, Any] = {**model.at_party, "seed": seed, "settings": settings}
         trained = lou.ask("nat.train", alone, by_alias=alone, instead=lambda alias, shard: {}, **arguments)
         averaged = lou.ask(
@@ -232,11 +234,10 @@ def _multiplications(network: TorchTable) -> int:
 class OnceModel(SplitModel):
     """A model whose ``guests`` send one message: while they do not learn, it stands for their embeddings.
 
-    ``absent`` are guests that lagged: their embeddings are zeros, in training as in predictions (Appendix C).
+    Guests that lagged are ``absent``, in training as in predictions (Appendix C).
     """
 
     blur: float = 0.0
-    absent: frozenset[str] = frozenset()
     noise: Noise | None = None  # of FedOnce-L1
 
     def __init__(self, host: str, *values: Any):
@@ -249,16 +250,15 @@ class OnceModel(SplitModel):
 
         Zeros stand in for a guest that is lost.
         """
-        present = [alias for alias in self.guests if alias not in self.absent]
         if self.noise is not None:
             self.noise.images += 1
-        asked = [(client, super(OnceModel, self).ask_outputs(client, present, self._zeros)) for client in clients]
+        asked = [(client, super(OnceModel, self).ask_outputs(client, self.guests, self._zeros)) for client in clients]
         for client, read in asked:
             self._messages[client.session, client.view] = read()
         self.absent |= frozenset(self._lost())
         for client, _ in asked:
             found = self._messages[client.session, client.view]
-            found |= {alias: self._nothing(client, alias) for alias in self.absent}
+            found |= {alias: self.zeros(client, alias) for alias in self.absent}
         return self._messages[clients[0].session, clients[0].view]
 
     def forget(self) -> None:
@@ -274,13 +274,12 @@ class OnceModel(SplitModel):
     ) -> Callable[[], dict[str, Floats]]:
         """Ask for embeddings of those tables that have not sent their message."""
         known, listed = self._messages.get((client.session, client.view), {}), list(aliases)
-        asked = [alias for alias in listed if alias not in known and alias not in self.absent]
-        gone = [alias for alias in listed if alias in self.absent and client.shards(alias)]
+        asked = [alias for alias in listed if alias not in known]
         read = super().ask_outputs(client, asked, instead)
         if asked and self.noise is not None:
             self.noise.images += 1
         held = {alias: known[alias] for alias in listed if alias in known}
-        return lambda: read() | {alias: self._nothing(client, alias) for alias in gone} | held
+        return lambda: read() | held
 
     def noise_of(self, alias: str, theta: Array | None = None) -> dict[str, Any]:
         """The arguments for noise on a table's embeddings."""
@@ -296,9 +295,6 @@ class OnceModel(SplitModel):
     def are_noisy(self) -> bool:
         """Whether parameters come from noisy values only."""
         return self.noise is not None
-
-    def _nothing(self, client: Client, alias: str) -> Floats:
-        return zero_embeddings(client, alias, self.spec_of(alias), self.lou.wire)
 
     def _zeros(self, alias: str, shard: ShardRows) -> Mapping[str, Any]:
         return {"image": self.nothing(alias, shard)}

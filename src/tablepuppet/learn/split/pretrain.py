@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.errors import PartyError
 from tablepuppet.learn.split.exchange import WHOLE, Exchange
 from tablepuppet.learn.split.flat import Adam
 from tablepuppet.learn.split.hiding import draw_mask
-from tablepuppet.learn.split.ops import BatchNumber, Training, bottom_parameters, check_shape, sums_of
-from tablepuppet.learn.split.table import TorchTable
+from tablepuppet.learn.split.ops import BatchNumber, Training, bottom_parameters, check_counts, network_for, sums_of
 from tablepuppet.learn.split.top import TorchTop
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
@@ -81,10 +79,8 @@ def shard_error(
     ``sums`` are those of whole columns over the ``joined`` rows of the batch.
     """
     data = encoded(table, view, encoding)
-    network = TorchTable(spec, data.width, table.snapshot.scan.alias)
-    check_shape(theta, network)
-    if len(counts) != len(places):
-        raise PartyError("as many counts as places of rows are needed")
+    network = network_for(table, data, spec, theta)
+    check_counts(counts, places)
     chosen, known = data.rows(places), sums_of(network, sums, joined)
     table.count_embeddings(view, _width(decoded), places)
     loss, pulled, gradient = network.error(theta, network.batched(chosen, counts, hiding), decoded, known)
@@ -217,5 +213,5 @@ class Pretraining:
             return {"image": np.zeros_like(decoded), "loss": 0.0, "gradient": np.zeros_like(theta)}
 
         return model.lou.ask(
-            "tabvfl.shard_error", exchange.together, by_alias=model.sent(), by_shard=arguments, instead=nothing
+            "tabvfl.shard_error", exchange.together, by_alias=model.sent_shared(), by_shard=arguments, instead=nothing
         )

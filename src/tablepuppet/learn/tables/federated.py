@@ -5,12 +5,13 @@ Who holds which parameters is in holders.py; the party's ops are in ops.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.errors import PartyError
 from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.noise.predictions import calmed
 from tablepuppet.learn.tables.holders import Holders
@@ -69,6 +70,17 @@ class FederatedModel(Holders):
         largest = self.lou.bound(rows) * self.encoding.largest(alias)
         return {"sums": largest * self.table_model(alias).gradient_bound(self.shared[alias].theta)}
 
+    def check_products(self, by_table: Mapping[str, Array], size: int) -> None:
+        """PartyError unless each table, by alias, returned the inner products of ``size`` stored vectors."""
+        client = self.lou.client
+        for alias, products in by_table.items():
+            if len(products) != size:
+                raise PartyError(
+                    f"party {client.shards(alias)[0].party!r}, table {client.plan.tables[alias].name!r}: it returns "
+                    f"inner products of {len(products)} vectors, not of {size}; ask its operator, and whether it runs "
+                    "the same version"
+                )
+
     # Predictions.
 
     @property
@@ -94,7 +106,7 @@ class FederatedModel(Holders):
         ``pending`` are the replies of tables in `alone`, except for those that are ``still`` lost.
         """
         client, instead = self.lou.client, self.instead(self.lou.client)
-        shared = self.ask_applied({alias: part.theta for alias, part in self.shared.items()}, instead)
+        shared = self.ask_applied(self.lou, {alias: part.theta for alias, part in self.shared.items()}, instead)
         asked = [alias for alias in self.alone if alias not in still]
         found = self.read(client, shared.read(), self.together) | self.read(client, pending.read(), asked)
         found |= {alias: instead(alias, client.shards(alias)[0])["image"] for alias in still}
@@ -103,7 +115,7 @@ class FederatedModel(Holders):
     def predict(self, constant: Array) -> None:
         """Set the scores of the training rows to the current predictions plus a constant."""
         self._count_predictions()
-        self.gather(self.ask_held(self.alone, self.instead(self.lou.client)), constant)
+        self.gather(self.ask_held(self.lou, self.alone, self.instead(self.lou.client)), constant)
 
     def _count_predictions(self) -> None:
         """Count one noisy prediction of all tables, whoever holds the parameters."""

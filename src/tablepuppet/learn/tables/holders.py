@@ -1,41 +1,37 @@
-"""Who holds the parameters of a model, whatever it computes: how to ask for outputs, and to keep and store parameters.
+"""Who holds the parameters of a model, and how to get, keep and store them, whatever the model computes.
 
-If a table has one shard, its party holds the parameters; if it has several, the coordinator does (LoU). Outputs of a
-table are its predictions, or its embeddings (learn/split). The party's ops are in ops.py and shelf_ops.py.
+If a table has one shard, its party holds the parameters; if it has several, the coordinator does (LoU). The party's
+ops are in ops.py and shelf_ops.py.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.tables.ops import restore_parameters
+from tablepuppet.learn.tables.outputs import TableOutputs, parties_of
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.stored import KeepingParty, KeptNoise, Stored
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
-from tablepuppet.operators.client import Client, Pending, Replies
-from tablepuppet.operators.joined_rows import SCORES, JoinedRows
+from tablepuppet.operators.client import Client, Replies
 from tablepuppet.operators.lou import Instead, LearningOverUnion
-from tablepuppet.party.spec import AnySpec
 from tablepuppet.prep.encode import Encoding
 
 Array = NDArray[np.float64]
 
 
-class Holders(ABC):
+class Holders(TableOutputs):
     """Parameters by table, and who holds them. Training uses y / ``unit``; results are multiplied by ``unit``."""
 
-    held_op: ClassVar[str]  # the op for outputs with parameters that the party holds
-    sent_op: ClassVar[str]  # the op for outputs with parameters that the coordinator sends
-
     def __init__(self, client: Client, encoding: Encoding, wire: str, unit: float = 1.0):
-        self.encoding, self.unit = encoding, unit
-        self.name = client.new_name()
+        self.encoding, self.wire, self.unit = encoding, wire, unit
+        self._name = client.new_name()
         self.lou = LearningOverUnion(client, wire)
         tables = [alias for alias in client.mapping.tables if encoding.names(alias) and client.shards(alias)]
         self.alone = [alias for alias in tables if self.lou.shards(alias) == 1]
@@ -44,25 +40,14 @@ class Holders(ABC):
         self._changes = client.outbox.changes
         self._last_outputs: dict[tuple[str, str, str], Floats] = {}  # by view, alias and party
 
-    @abstractmethod
-    def spec_of(self, alias: str) -> AnySpec:
-        """What the model of a table is."""
+    @property
+    def name(self) -> str:
+        """The name under which parties hold their parameters in the session."""
+        return self._name
 
     @abstractmethod
     def table_model(self, alias: str) -> Any:
         """The model of a table: it can rescale its parameters."""
-
-    @property
-    @abstractmethod
-    def outputs(self) -> int:
-        """Scores per joined row."""
-
-    @abstractmethod
-    def score(self, client: Client, rows: JoinedRows, *, learning: bool = False) -> None:
-        """Write the scores of a relation's rows, without the intercept, into a column of its joined rows.
-
-        While ``learning``, lost parties are replaced by substitutes; otherwise all parties are needed.
-        """
 
     @property
     def are_noisy(self) -> bool:
@@ -93,64 +78,21 @@ class Holders(ABC):
 
     # Outputs of tables.
 
-    @property
-    def at_party(self) -> dict[str, Any]:
-        """The arguments of an op that uses parameters at the party."""
-        return {"encoding": self.encoding.id, "model": self.name}
+    def home_of(self, alias: str) -> list[str]:
+        """The party of a table with one shard."""
+        return parties_of(self.lou.client, alias) if alias in self.alone else []
 
-    def sent(self, thetas: Mapping[str, Array] | None = None) -> dict[str, dict[str, Any]]:
-        """By table, the arguments of an op with parameters that the coordinator sends: by default those it holds."""
-        given = {alias: part.theta for alias, part in self.shared.items()} if thetas is None else thetas
-        return {
-            alias: {"encoding": self.encoding.id, "spec": self.spec_of(alias), "theta": theta}
-            for alias, theta in given.items()
-        }
-
-    def noise_of(self, alias: str, theta: Array | None = None) -> dict[str, Any]:
-        """The arguments for noise on a table's outputs; ``theta`` is None if the party holds the parameters."""
-        return {}
-
-    @property
-    def precision(self) -> dict[str, Any]:
-        """The argument that asks for outputs in another precision than the relation's."""
-        return {}
-
-    @property
-    def is_noisy(self) -> bool:
-        """Whether outputs are corrected for their noise: then there are no substitutes, which would have none."""
-        return False
-
-    def ask_held(
-        self, aliases: Iterable[str], instead: Instead | None = None, lou: LearningOverUnion | None = None
-    ) -> Pending:
-        """Ask for outputs of base rows with parameters that parties hold."""
-        arguments = {alias: self.noise_of(alias) for alias in aliases}
-        instead = None if self.is_noisy else instead
-        return (lou or self.lou).ask(
-            self.held_op, arguments, by_alias=arguments, instead=instead, **self.at_party, **self.precision
-        )
-
-    def ask_applied(
-        self, thetas: Mapping[str, Array], instead: Instead | None = None, lou: LearningOverUnion | None = None
-    ) -> Pending:
-        """Ask for outputs of base rows with parameters that the coordinator sends."""
-        arguments = {alias: given | self.noise_of(alias, thetas[alias]) for alias, given in self.sent(thetas).items()}
-        instead = None if self.is_noisy else instead
-        return (lou or self.lou).ask(self.sent_op, arguments, by_alias=arguments, instead=instead, **self.precision)
+    def sent_shared(self) -> dict[str, dict[str, Any]]:
+        """By table in `together`, the arguments of an op with the parameters that the coordinator holds."""
+        return self.sent({alias: part.theta for alias, part in self.shared.items()})
 
     def ask_outputs(
         self, client: Client, aliases: Iterable[str], instead: Instead | None = None
     ) -> Callable[[], dict[str, Floats]]:
-        """Ask for the outputs of all base rows of a relation; the function that is returned reads them."""
+        """Ask for the outputs of all base rows of a relation; the last step, which may be queued, is sent first."""
         if client.outbox is not self.lou.client.outbox:
-            self.lou.client.outbox.send()  # the last step may still be queued
-        client.models |= {(self.name, alias): (self.encoding.id, self.spec_of(alias)) for alias in self.tables}
-        lou, trained = LearningOverUnion(client, self.lou.wire), self.lou.client
-        present = [alias for alias in aliases if client.shards(alias)]
-        at_home = [a for a in present if a in self.alone and parties_of(client, a) == parties_of(trained, a)]
-        thetas = self._thetas(alias for alias in present if alias not in at_home)  # sent to shards that did not train
-        held, applied = self.ask_held(at_home, instead, lou), self.ask_applied(thetas, instead, lou)
-        return lambda: self.read(client, applied.read(), thetas) | self.read(client, held.read(), at_home)
+            self.lou.client.outbox.send()
+        return super().ask_outputs(client, aliases, instead)
 
     def read(self, client: Client, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
         """The outputs in replies, over the rows of each table; they are stored in case a party is lost."""
@@ -158,11 +100,7 @@ class Holders(ABC):
             for alias in aliases:
                 for shard, reply in zip(client.shards(alias), replies[alias], strict=True):
                     self._last_outputs[client.view, alias, shard.party] = reply["image"]
-        return self.joined(replies, aliases)
-
-    def joined(self, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
-        """The outputs in replies, over the rows of each table."""
-        return {alias: self.lou.concatenate(replies[alias], "image") for alias in aliases}
+        return super().read(client, replies, aliases)
 
     def nothing(self, alias: str, shard: ShardRows) -> Array:
         """Zero outputs for the rows of a shard."""
@@ -177,12 +115,6 @@ class Holders(ABC):
             return {"image": self.nothing(alias, shard) if last is None else last}
 
         return stand_in
-
-    def scores(self, client: Client) -> Array:
-        """Scores of the rows of a relation, without the intercept."""
-        rows = client.joined_rows(self.outputs)
-        self.score(client, rows)
-        return rows.hand_over(SCORES)
 
     # Who is lost.
 
@@ -261,8 +193,3 @@ class Holders(ABC):
                 rule=error.rule,
             ) from error
         return Stored(part, thetas, kept, self._noise_to_keep())
-
-
-def parties_of(client: Client, alias: str) -> list[str]:
-    """The parties whose shards of a table take part."""
-    return [shard.party for shard in client.shards(alias)]
