@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tablepuppet.learn.split.layers import Dense
 from tablepuppet.learn.split.nat import (
     NatSettings,
     NatTraining,
@@ -19,8 +18,8 @@ from tablepuppet.learn.split.nat import (
     principal_components,
     targets_of,
 )
-from tablepuppet.learn.split.row_gradients import MlpRows
 from tablepuppet.learn.split.table import Batched, TorchTable
+from tablepuppet.learn.tables.layers import Dense, DenseRows
 from tablepuppet.party.spec import Mlp
 from tablepuppet.prep.encoded_table import EncodedTable
 
@@ -132,7 +131,7 @@ def test_gradients_of_layers_are_those_of_autograd(activation: Any, layer: Any) 
     gradient, slopes = passed.backward(given)
     by_theta = np.concatenate([part.grad.numpy().ravel() for part in module.parameters()])
     np.testing.assert_allclose(gradient, by_theta, atol=1e-12)
-    np.testing.assert_allclose(slopes @ passed.layers[0][0], rows.grad.numpy(), atol=1e-12)
+    np.testing.assert_allclose(slopes @ passed.layers[0][0].T, rows.grad.numpy(), atol=1e-12)
 
 
 def test_training_lowers_the_loss_and_is_the_same_in_pieces() -> None:
@@ -185,7 +184,7 @@ def test_clipped_sums_are_those_of_autograd_row_by_row(activation: Any, layer: A
     table, row_gradients = encoded(rng, 12), rng.standard_normal((12, 2))
     module = network(7, 5, 4, 2, activation=layer).double()
     theta = np.concatenate([each.detach().numpy().ravel() for each in module.parameters()])
-    rows = MlpRows((7, 5, 4, 2), activation)
+    rows = DenseRows(Dense((7, 5, 4, 2), activation))
     inputs = torch.from_numpy(table.matrix())
     np.testing.assert_allclose(rows.predict(theta, table), module(inputs).detach().numpy(), atol=1e-12)
     expected = np.zeros(len(theta))
@@ -201,7 +200,7 @@ def _largest_change(assigns: bool) -> float:
     """By how much the sum of clipped gradients changes at most when one row of 32 becomes a null record."""
     rng = np.random.default_rng(7)
     table = EncodedTable(rng.standard_normal((32, 6)), (), ())
-    rows, clip = MlpRows((6, 16, 2)), 1.0
+    rows, clip = DenseRows(Dense((6, 16, 2))), 1.0
     parts = [part.detach().numpy().ravel() for part in network(6, 16, 2).parameters()]
     theta = 0.3 * np.concatenate(parts).astype(np.float64)  # short outputs: every row is clipped
     targets = targets_of(np.arange(32), 2, 1).astype(np.float64)

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tablepuppet.learn.tables.layers import DenseRows
 from tablepuppet.learn.tables.linear import LinearRows
 from tablepuppet.learn.tables.model import RowModel
-from tablepuppet.learn.tables.network import NetworkRows, NetworkTable
+from tablepuppet.learn.tables.network import NetworkTable
 from tablepuppet.learn.tables.noisy import predicted
 from tablepuppet.prep.encoded_table import EncodedTable
 
@@ -37,14 +38,18 @@ def models(outputs: int, rng: np.random.Generator) -> list[tuple[RowModel, Array
     found: list[tuple[RowModel, Array]] = [(LinearRows(), rng.normal(size=shape))]
     for hidden in ((4,), (4, 3)):
         network = NetworkTable.over(WIDTH, hidden, outputs)
-        found.append((NetworkRows(network), rng.normal(size=len(network.start(0, "t", NUMBERS)))))
+        found.append((network.by_row, rng.normal(size=len(network.start(0, "t", NUMBERS)))))
     return found
+
+
+def network_of(model: DenseRows) -> NetworkTable:
+    return NetworkTable(tuple(model.dense.sizes))
 
 
 def autograd(model: RowModel, theta: Array, table: EncodedTable, wanted: Array) -> Array:
     """The sum over rows of J_r^T Y_r, by torch where the model is a network."""
-    if isinstance(model, NetworkRows):
-        return model.network.pull_back(theta, table, wanted)
+    if isinstance(model, DenseRows):
+        return network_of(model).pull_back(theta, table, wanted)
     return table.transposed_times(wanted)
 
 
@@ -74,8 +79,8 @@ def test_predictions_are_those_of_the_network(outputs: int) -> None:
     rng = np.random.default_rng(2)
     table = table_of(rng, 50)
     for model, theta in models(outputs, rng)[1:]:
-        assert isinstance(model, NetworkRows)
-        whole = model.network.predict(theta, table)
+        assert isinstance(model, DenseRows)
+        whole = network_of(model).predict(theta, table)
         np.testing.assert_allclose(predicted(model, theta, table), whole, rtol=1e-12)
         np.testing.assert_allclose(model.predict(theta, table.rows(slice(3, 9))), whole[3:9], rtol=1e-12)
 

@@ -345,9 +345,9 @@ def test_cached_embeddings_stand_in_with_their_masks(tmp_path: Path) -> None:
 
     def watched(self: Pretraining, batch: Any) -> Any:
         masks = drawn(self, batch)
-        places = batch.batch.places["i"]
+        places = batch.places["i"]
         seen.extend(
-            ("i" in self.exchange.missed, int(place), masks["i"][k], self.exchange._last["i"][place])
+            ("i" in self.exchange.missed, int(place), masks["i"][k], self.exchange.last.of("i")[place])
             for k, place in enumerate(places)
         )
         return masks

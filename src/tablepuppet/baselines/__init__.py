@@ -148,7 +148,8 @@ def _train_linear(
 
 def _minimise(table: Array, joined: JoinedLoss, l2: float) -> tuple[Array, Array, bool]:
     """theta and intercept with the least mean loss plus l2 / 2 |theta|^2; whether they were found."""
-    loss, labels, outputs = joined.pointwise, joined.rows.whole().labels, joined.outputs
+    loss, outputs = joined.pointwise, joined.outputs
+    labels = joined.rows.labels_of(np.arange(len(joined.rows)))
     if isinstance(loss, Squared):
         return *_ridge(table, labels, l2), True
     basis = _preconditioner(table, l2, loss)

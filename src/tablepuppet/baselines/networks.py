@@ -88,7 +88,7 @@ def _minimise_networks(
     report: Callable[[Round], bool],
 ) -> Array:  # fmt: skip
     """Some iterations of L-BFGS on all parameters at once; the intercept."""
-    parts, labels = model.parts, loss.rows.whole().labels
+    parts, labels = model.parts, loss.rows.labels_of(np.arange(rows))
     ends = np.cumsum([len(part.theta) for part in parts.values()], dtype=int)
 
     def objective(point: Array) -> tuple[float, Array]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.mapping.table_mapping import Floats, TableMapping
+from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
+from tablepuppet.operators.client import Client
 from tablepuppet.privacy.secure_sum import FEWEST
 
 Array = NDArray[np.float64]
@@ -19,9 +20,25 @@ Places = NDArray[np.int32]
 class Batch:
     """Some joined rows: for each table the distinct base rows, and the index of each joined row among them."""
 
+    number: int  # in the run: it rises from batch to batch
+    epoch: int  # from 1
+    is_last: bool  # of its epoch
     rows: NDArray[np.intp]
     places: Mapping[str, Places]  # distinct base rows, ascending
     index: Mapping[str, NDArray[np.intp]]  # joined row of the batch -> which of them
+
+    def mine(self, alias: str, part: slice) -> NDArray[np.bool_]:
+        """Which of the batch's base rows of a table a shard holds."""
+        places = self.places[alias]
+        return np.asarray((places >= part.start) & (places < part.stop))
+
+    def within(self, alias: str, part: slice) -> Places:
+        """The base rows of the batch that a shard holds, counted from its start."""
+        return np.asarray(self.places[alias][self.mine(alias, part)] - np.int32(part.start), np.int32)
+
+    def counts(self, alias: str) -> Places:
+        """How often each of its base rows is joined in the batch."""
+        return np.bincount(self.index[alias], minlength=len(self.places[alias])).astype(np.int32)
 
     def gather(self, predictions: Mapping[str, Floats], intercept: Array) -> Array:
         """Scores of the batch's joined rows."""
@@ -38,6 +55,38 @@ class Batch:
         return sums
 
 
+def no_rows(tables: Iterable[str]) -> Batch:
+    """A batch without rows: what is before the first, and after the last."""
+    nothing = np.zeros(0, np.intp)
+    places = dict.fromkeys(tables, np.zeros(0, np.int32))
+    return Batch(-1, 0, False, nothing, places, dict.fromkeys(places, nothing))
+
+
+class LastValues:
+    """The last value of every base row by table, for the rows of lost parties; zeros where there is none."""
+
+    def __init__(self, client: Client, shapes: Mapping[str, tuple[int, ...]], wire: str):
+        """``shapes`` are those of a row's value, by table."""
+        self._client, self._shapes, self._wire = client, shapes, wire
+        self._values: dict[str, Floats] = {}
+
+    def of(self, alias: str) -> Floats:
+        """The last values of a table, by base row."""
+        if alias not in self._values:
+            self._values[alias] = np.zeros((self._client.mapping.tables[alias].rows, *self._shapes[alias]), self._wire)
+        return self._values[alias]
+
+    def at(self, batch: Batch, alias: str, shard: ShardRows) -> Floats:
+        """Those of the base rows of a batch that a shard holds."""
+        return self.of(alias)[shard.slice][batch.within(alias, shard.slice)]
+
+    def keep(self, batch: Batch, values: Mapping[str, Floats]) -> None:
+        """Store the values of a batch, unless zeros are to stand in for lost parties."""
+        if self._client.outbox.when_lost.stand_in == "cache":
+            for alias, found in values.items():
+                self.of(alias)[batch.places[alias]] = found
+
+
 def batches(
     mapping: TableMapping, tables: list[str], size: int, seed: int, epoch: int, secured: Iterable[str] = ()
 ) -> Iterator[Batch]:
@@ -48,13 +97,22 @@ def batches(
     """
     order = np.random.default_rng([seed, epoch]).permutation(len(mapping))
     owners = [mapping.tables[alias].owners[order] for alias in secured]
-    start, ends = 0, []
-    for end in [*range(size, len(order), size), len(order)]:
+    cuts, start, ends = [*range(size, len(order), size), len(order)], 0, []
+    for end in cuts:
         if all(len(np.unique(owner[start:end])) >= FEWEST for owner in owners):
             ends.append(end)
             start = end
-    for rows in np.split(order, ends[:-1]) if len(order) else ():
+    parts = np.split(order, ends[:-1]) if len(order) else []
+    for place, rows in enumerate(parts):
         found = {alias: np.unique(mapping.tables[alias].index[rows], return_inverse=True) for alias in tables}
-        yield Batch(
-            rows, {a: places for a, (places, _) in found.items()}, {a: index for a, (_, index) in found.items()}
-        )
+        places = {alias: distinct for alias, (distinct, _) in found.items()}
+        index = {alias: which for alias, (_, which) in found.items()}
+        yield Batch((epoch - 1) * len(cuts) + place, epoch, place == len(parts) - 1, rows, places, index)
+
+
+def batches_of_epochs(
+    mapping: TableMapping, tables: list[str], size: int, seed: int, epochs: int, secured: Iterable[str] = ()
+) -> Iterator[Batch]:
+    """The batches of all epochs, one after the other."""
+    for epoch in range(1, epochs + 1):
+        yield from batches(mapping, tables, size, seed, epoch, secured)

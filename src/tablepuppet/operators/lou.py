@@ -37,20 +37,23 @@ class LearningOverUnion:
         by_alias: Mapping[str, Mapping[str, Any]] | None = None,
         instead: Instead | None = None,
         bounds: Bounds | None = None,
+        by_shard: Callable[[str, ShardRows], Mapping[str, Any]] | None = None,
         **values: Any,
     ) -> Pending:
         """Ask ``op`` of the shards of ``aliases``.
 
-        ``rows`` are arrays over the rows of tables: each shard gets its part. ``by_alias`` are arguments for one table,
-        ``values`` for all. ``instead`` returns substitutes for lost shards. ``bounds`` are for an op whose replies are
-        only added up (see `Client.ask`).
+        ``rows`` are arrays over the rows of tables: each shard gets its part. ``by_shard`` returns arguments for one
+        shard, ``by_alias`` are those for one table, ``values`` for all. ``instead`` returns substitutes for lost
+        shards. ``bounds`` are for an op whose replies are only added up (see `Client.ask`).
         """
         chosen = set(aliases)
 
         def arguments(alias: str, shard: ShardRows) -> Mapping[str, Any] | None:
             if alias not in chosen:
                 return None
-            given = dict(values) | dict((by_alias or {}).get(alias, {}))
+            given = {**values, **(by_alias or {}).get(alias, {})}
+            if by_shard is not None:
+                given |= by_shard(alias, shard)
             if rows is not None:
                 given["rows"] = rows[alias][shard.slice].astype(self.wire, copy=False)
             return given

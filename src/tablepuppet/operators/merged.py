@@ -10,7 +10,7 @@ changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -100,7 +100,7 @@ def merged(rows: JoinedRows, alike: Mapping[str, Places] | None) -> JoinedRows:
     """The rows merged where base rows of all tables are ``alike`` and labels are equal; themselves if few are."""
     if not alike:
         return rows
-    values, codes = _coded(rows.whole().labels)
+    values, codes = _coded(rows.each(lambda block: block.labels))
     found = merge(rows.mapping, alike, codes, len(values)) if values.size else None
     if found is None:
         return rows
@@ -111,11 +111,12 @@ def merged(rows: JoinedRows, alike: Mapping[str, Places] | None) -> JoinedRows:
     return JoinedRows(TableMapping(tables, len(found)), rows.outputs, values[found.codes], found.weights)
 
 
-def _coded(labels: NDArray[np.generic]) -> tuple[NDArray[np.generic], NDArray[np.integer]]:
+def _coded(blocks: Sequence[NDArray[np.generic]]) -> tuple[NDArray[np.generic], NDArray[np.integer]]:
     """(the different labels, the place of each row's label among them); no labels if they are too many."""
-    some = labels[:: max(1, len(labels) // (4 * MOST_LABELS))]
+    every = max(1, sum(map(len, blocks)) // (4 * MOST_LABELS))
+    some = np.concatenate([labels[::every] for labels in blocks])
     if len(np.unique(some)) > MOST_LABELS:  # a look at some of them is cheap
-        return labels[:0], np.zeros(0, np.int32)
-    coded = pa.array(labels).dictionary_encode()
+        return some[:0], np.zeros(0, np.int32)
+    coded = pa.chunked_array([pa.array(labels) for labels in blocks]).dictionary_encode().combine_chunks()
     values: NDArray[np.generic] = coded.dictionary.to_numpy()
     return (values if len(values) <= MOST_LABELS else values[:0]), coded.indices.to_numpy()

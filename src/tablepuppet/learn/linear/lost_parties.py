@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.tables.federated import FederatedModel
-from tablepuppet.learn.tables.products import check_products
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.operators.client import Pending
 
@@ -39,7 +38,7 @@ class LostParties:
 
     def instead(self, alias: str, shard: ShardRows) -> dict[str, Any]:
         """The reply used in place of a lost table's direction."""
-        return {"image": self.model.nothing(shard), "products": None}
+        return {"image": self.model.nothing(alias, shard), "products": None}
 
     def ask_missed(self) -> Pending:
         """Ask lost shards for what the scores lack; read the replies after the predictions of this round."""
@@ -47,9 +46,7 @@ class LostParties:
 
         def arguments(alias: str, shard: ShardRows) -> dict[str, Any] | None:
             known = self._since.get((alias, shard.party))
-            if known is None:
-                return None
-            return {"encoding": model.encoding.id, "spec": model.spec, "theta": model.shared[alias].theta - known}
+            return None if known is None else model.sent({alias: model.shared[alias].theta - known})[alias]
 
         return model.lou.client.ask("model.apply", arguments, self.instead)
 
@@ -92,7 +89,7 @@ class LostParties:
             ends = np.ix_([0, -1], [0, -1])
             products, steps = [each[ends] for each in products], 0
         else:
-            check_products(self.model.lou.client, by_table, steps + 2)
+            self.model.check_products(by_table, steps + 2)
         found = np.sum([np.zeros((steps + 2, steps + 2)), *products], axis=0)
         found[-1, -1] += sum(self._squares.get(alias, 0.0) for alias in self.still)
         return np.asarray(found)

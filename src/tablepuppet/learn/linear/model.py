@@ -46,19 +46,17 @@ class Sums:
         arguments = {alias: {} if noise is None else {"noise": noise.of_gram(self._rows(alias))} for alias in aliases}
         self._grams = lou.ask(
             "matrix.gram", aliases, by_alias=arguments, encoding=encoding.id, joined_rows=len(lou.client.mapping),
-            bounds=lambda alias: {"gram": self._largest(alias, noise)},
+            bounds=lambda alias: {"gram": self._largest(alias)},
         )  # fmt: skip
 
     def _rows(self, alias: str) -> int:
         return self.lou.client.mapping.tables[alias].rows
 
-    def _largest(self, alias: str, noise: FeatureNoise | None) -> float:
-        """Bound of the entries of a Gram matrix."""
-        return self.encoding.largest_square(alias) if noise is None else self._noisy_gram(alias, noise)
-
-    def _noisy_gram(self, alias: str, noise: FeatureNoise) -> float:
-        """The same of a noisy one, almost surely; without noise standardised columns have entries of at most 1."""
-        return self.encoding.columns(alias) * self._with_noise(alias, noise.gram)
+    def _largest(self, alias: str) -> float:
+        """Bound of the entries of a Gram matrix, almost surely if it has noise: without, they are at most 1."""
+        if self.noise is None:
+            return self.encoding.largest_square(alias)
+        return self.encoding.columns(alias) * self._with_noise(alias, self.noise.gram)
 
     def _with_noise(self, alias: str, multiplier: float) -> float:
         """Bound of a noisy sum over a table's rows: the number of rows times the bound of one row; almost surely."""
@@ -118,8 +116,8 @@ class LinearModel(FederatedModel):
         self._bounds: dict[str, float] = {}  # by table with one shard: what its last noisy X p was cut to
         arguments = {a: {} if noise is None else {"noise": noise.of_gram(self.rows(a))} for a in self.alone}
         self.lou.ask(
-            "ridge.start", self.alone, by_alias=arguments, encoding=encoding.id, model=self.name, spec=self.spec,
-            joined_rows=len(client.mapping),
+            "ridge.start", self.alone, by_alias=arguments, spec=self.spec, joined_rows=len(client.mapping),
+            **self.at_party,
         )  # fmt: skip
         self._union: Sums | Consensus
         if inner is None:
@@ -145,7 +143,7 @@ class LinearModel(FederatedModel):
         turned = self._ask_directions(rows, curvature)
         self.disagreement = self._union.turn(rows, curvature)
         directions = {alias: ridge_of(part).direction for alias, part in self.shared.items()}
-        moved, missed = self.ask_applied(directions, self.lost.instead), self.lost.ask_missed()
+        moved, missed = self.ask_applied(self.lou, directions, self.lost.instead), self.lost.ask_missed()
         predictions, replies = self.joined(moved.read(), self.together), turned.read()
         predictions |= self.joined(replies, self.alone)
         self.lost.learn(turned, moved, missed)
@@ -162,14 +160,11 @@ class LinearModel(FederatedModel):
         if noise is not None:
             noise.steps += 1
             noise.images += 1
-            arguments = {a: {"noise": noise.of_sums(self.rows(a))} for a in self.alone}
-            if noise.image is not None:
-                arguments = {
-                    a: {**each, "prediction_noise": noise.of_predictions(None)} for a, each in arguments.items()
-                }
+            images = {} if noise.image is None else {"prediction_noise": noise.of_predictions(None)}
+            arguments = {a: {"noise": noise.of_sums(self.rows(a)), **images} for a in self.alone}
         return self.lou.ask(
             "ridge.direction", self.alone, rows, arguments, self.lost.instead if noise is None else None,
-            encoding=self.encoding.id, model=self.name, l2=self.l2, curvature=curvature,
+            l2=self.l2, curvature=curvature, **self.at_party,
         )  # fmt: skip
 
     def advance(self, mix: Array, memory: int) -> None:

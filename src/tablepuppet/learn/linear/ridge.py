@@ -61,25 +61,28 @@ class Ridge:
         vectors = np.stack([v.ravel() for v in (self.direction, *self.steps, theta)])
         return vectors @ vectors.T
 
-    def descended(self, theta: Array, sums: Array, total: Array, rates: ConditionedRates) -> Array:
+    def descended(
+        self, theta: Array, sums: Array, total: Array, lr: float, momentum: float, l2: float, curvature: float,
+        damping: float,
+    ) -> Array:  # fmt: skip
         """theta after a step of SGD by the gradient of centred columns; the direction is the velocity.
 
-        ``total`` is the sum of Y over all rows.
+        ``total`` is the sum of Y over all rows, ``curvature`` a bound of the loss's second derivative by one score.
         """
         centred = sums - np.multiply.outer(self._centres, total).reshape(sums.shape)
-        step = self._conditioned(centred + rates.l2 * theta, rates)
-        self.direction = rates.momentum * self.direction + step
+        step = self._conditioned(centred + l2 * theta, lr, l2, curvature, damping)
+        self.direction = momentum * self.direction + step
         return theta - without_mean(self.direction)
 
-    def _conditioned(self, gradient: Array, rates: ConditionedRates) -> Array:
+    def _conditioned(self, gradient: Array, lr: float, l2: float, curvature: float, damping: float) -> Array:
         """The gradient, preconditioned so that one learning rate fits every column.
 
         With eigenvalues k and learning rate r, the gradient along an eigenvector is divided by
         curvature * k / r + damping * curvature * sum(k). The first term alone would give r times a Newton step. The
         second damps columns that few rows of a batch have, such as rare categories.
         """
-        scale = (rates.curvature * self.values + rates.l2) / max(rates.lr, 1e-300)
-        scale = scale + rates.damping * rates.curvature * self.values.sum()
+        scale = (curvature * self.values + l2) / max(lr, 1e-300)
+        scale = scale + damping * curvature * self.values.sum()
         kept = (self.values > FLOOR * self.values.max(initial=0.0)) & (scale > 0)
         scale = np.where(kept, scale, np.inf).reshape(-1, *[1] * (gradient.ndim - 1))
         if self.vectors is None:
@@ -105,17 +108,6 @@ class Ridge:
     def bound(self, theta: Array) -> float:
         """The clipping bound of noisy predictions: `LARGE` times their usual size, always a finite positive number."""
         return float(np.clip(np.nan_to_num(LARGE * self.size(theta), nan=SMALLEST), SMALLEST, LARGEST))
-
-
-@dataclass(frozen=True)
-class ConditionedRates:
-    """Learning rates of a preconditioned SGD step."""
-
-    lr: float
-    momentum: float
-    l2: float
-    curvature: float  # a bound of the loss's second derivative by one score
-    damping: float
 
 
 def ridge_of(part: TableParameters) -> Ridge:

@@ -71,9 +71,9 @@ class Loss(ABC):
     ) -> Evaluation:
         """Value and derivatives; what derivatives need is written to ``kept``, (numbers per row, rows), if given."""
 
-    @abstractmethod
     def evaluated(self, scores: Scores, labels: Labels, kept: Scores, weights: Weights | None = None) -> Evaluation:
-        """The evaluation that stored ``kept`` at these scores, without its value."""
+        """The evaluation that stored ``kept`` at these scores; its value may be missing."""
+        return self.evaluate(scores, labels, weights=weights)
 
     @abstractmethod
     def proximal_step(
@@ -173,12 +173,6 @@ class Squared(Loss):
 
     def evaluate(
         self, scores: Scores, labels: Labels, kept: Scores | None = None, weights: Weights | None = None
-    ) -> SquaredEvaluation:
-        """Value and derivatives from the errors."""
-        return SquaredEvaluation(scores - labels, weights)
-
-    def evaluated(
-        self, scores: Scores, labels: Labels, kept: Scores, weights: Weights | None = None
     ) -> SquaredEvaluation:
         """Value and derivatives from the errors."""
         return SquaredEvaluation(scores - labels, weights)

@@ -177,12 +177,7 @@ class ThetaUpdates:
         """Run the theta-updates; set the scores to new predictions plus intercept; return |theta|^2."""
         model = self.model
         rows = model.loj.scatter(RESIDUAL, model.tables)
-        common: dict[str, Any] = {
-            "encoding": model.encoding.id,
-            "model": model.name,
-            "pull": rho / len(model.loj.rows),
-            "steps": self.inner.steps,
-        }
+        common: dict[str, Any] = {**model.at_party, "pull": rho / len(model.loj.rows), "steps": self.inner.steps}
         solved = model.lou.ask("proximal.solve", model.alone, rows, instead=self._as_before, l2=model.l2, **common)
         if model.together:
             self._agree(rows, rho, common)
@@ -201,13 +196,10 @@ class ThetaUpdates:
         model = self.model
         pull = AUTO_INNER_RHO * rho + L2_SHARE * model.l2 if isinstance(self.inner.rho, str) else self.inner.rho
         for number in range(self.inner.rounds):
-            arguments = {alias: {"theta": part.theta} for alias, part in model.shared.items()}
-            pending = model.lou.ask(
-                "proximal.consensus", model.together, None if number else rows, arguments, self._own_before,
-                self._bounds,
-                inner_rho=pull, spec=model.spec, **common,
-            )  # fmt: skip
-            replies = pending.read()
+            replies = model.lou.ask(
+                "proximal.consensus", model.together, None if number else rows, model.sent_shared(), self._own_before,
+                self._bounds, inner_rho=pull, **common,
+            ).read()  # fmt: skip
             for alias, part in model.shared.items():
                 shards = zip(model.lou.client.shards(alias), replies[alias], strict=True)
                 self._sums |= {(alias, shard.party): reply["sum"] for shard, reply in shards}

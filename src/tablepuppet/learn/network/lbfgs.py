@@ -22,7 +22,6 @@ from tablepuppet.learn.solve.plateau import Plateau
 from tablepuppet.learn.solve.schedule import MOST_OF_A_ROUND
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
-from tablepuppet.learn.tables.products import check_products
 from tablepuppet.mapping.table_mapping import ShardRows
 from tablepuppet.party.arguments import List, SomeOrNone
 from tablepuppet.party.local_table import LocalTable
@@ -111,13 +110,11 @@ class FullBatch:
         self.asked += 1
         memory = 1 if self.changed else MEMORY
         turned = model.lou.ask(
-            "lbfgs.turn", model.alone, rows, instead=lambda *_: {},
-            encoding=model.encoding.id, model=model.name, l2=model.l2, memory=memory,
-        )  # fmt: skip
-        arguments = {alias: {"theta": part.theta} for alias, part in model.shared.items()}
+            "lbfgs.turn", model.alone, rows, instead=lambda *_: {}, l2=model.l2, memory=memory, **model.at_party
+        )
         sums = model.lou.ask(
-            "model.gradient", model.together, rows, arguments, self._left_out,
-            lambda alias: model.gradient_bound(alias, rows[alias]), encoding=model.encoding.id, spec=model.spec,
+            "model.gradient", model.together, rows, model.sent_shared(), self._left_out,
+            lambda alias: model.gradient_bound(alias, rows[alias]),
         )  # fmt: skip
         replies, added = turned.read(), sums.read()
         answers = {alias: replies[alias][0] for alias in model.alone}
@@ -131,7 +128,7 @@ class FullBatch:
         if self.changed:
             products, own = [each[-2:, -2:] for each in products], own[-2:, -2:]
         else:
-            check_products(model.lou.client, self._products, len(own))
+            model.check_products(self._products, len(own))
         tables = np.sum([np.zeros_like(own), *products], axis=0)
         tables[-1, -1] += sum(self._squares.get(alias, 0.0) for alias in self._still)
         return tables, tables + own
@@ -148,9 +145,8 @@ class FullBatch:
         for part in model.shared.values():
             part.theta = part.remembered(Pairs).moved(mix)
         moved = model.lou.ask(
-            "lbfgs.move", self._products, instead=model.instead(model.lou.client),
-            encoding=model.encoding.id, model=model.name, mix=mix,
-        )  # fmt: skip
+            "lbfgs.move", self._products, instead=model.instead(model.lou.client), mix=mix, **model.at_party
+        )
         last = len(mix) + 1
         self._squares |= {alias: _square(each[-last:, -last:], mix) for alias, each in self._products.items()}
         model.gather(moved, self.intercept, self._still)

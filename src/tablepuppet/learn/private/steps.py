@@ -21,17 +21,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.tables.model import RowModel, model_of
-from tablepuppet.learn.tables.noisy import noisy_predictions, predicted
+from tablepuppet.learn.tables.noisy import predicted, released_predictions, sampled_gradient, take_noisy_steps
 from tablepuppet.learn.tables.parameters import noisy_parameters, unchanged_if_refused
 from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
-from tablepuppet.party.allowance import check_time
 from tablepuppet.party.arguments import NotNegative, Rates
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
@@ -80,16 +79,12 @@ class NoisySteps:
 
     def gradient(self, theta: Array) -> Array:
         """The noisy gradient of the mean loss, from a new sample."""
-        noise = self.noise
         if theta.shape != self.begin.shape:  # or NumPy could broadcast predictions of one row to others
             raise PartyError(
                 f"party {self.table.grant.party!r}: parameters of another shape than those that the round began with"
             )
-        chosen = self.table.sample(len(self.data.dense), noise.sampling, self.given + theta.tobytes())
-        noisy = self.table.noisy(
-            lambda: self.parts(theta, chosen), theta.shape, noise.clip, noise.multiplier, "gradient", noise.sampling
-        )
-        return np.asarray(noisy / (noise.sampling * noise.table_rows))
+        rows, given = len(self.data.dense), self.given + theta.tobytes()
+        return sampled_gradient(self.table, rows, theta, self.noise, given, partial(self.parts, theta))
 
     def parts(self, theta: Array, chosen: NDArray[np.int64]) -> Iterator[Array]:
         """The sum over chosen rows before noise, block by block: no row adds more than ``clip``."""
@@ -119,15 +114,8 @@ def descend(
         raise PartyError("predictions with noise need a bound")
     steps = NoisySteps.of(table, view, encoding, part.model.by_row, part.theta, rows, pull, noise)
     with unchanged_if_refused(part):
-        for rate in rates:
-            check_time()
-            part.descend(steps.gradient(part.theta), float(rate), momentum, l2)
-        if prediction_noise is None or prediction_noise.bound is None:
-            image = predicted(steps.rows, part.theta, steps.data).astype(table.wire)
-        else:
-            image = noisy_predictions(
-                table, steps.data, steps.rows, part.theta, prediction_noise.bound, prediction_noise.multiplier
-            )
+        take_noisy_steps(part, steps.gradient, rates, momentum, l2)
+        image = released_predictions(table, steps.data, steps.rows, part.theta, prediction_noise)
         return {"image": image, "square": part.square}
 
 

@@ -7,10 +7,11 @@ the first round. Earlier replies of the session count too. Databases in the anal
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.operators.client import Client
+from tablepuppet.sql.catalog import Shard
 from tablepuppet.sql.plan import Plan
 
 RESERVE = 20  # replies that "auto" leaves for calls after the fit: evaluate, predict, coef_
@@ -38,6 +39,10 @@ class Costs:
 
     alone: Cost
     together: Cost
+
+    def of(self, shards: int) -> Cost:
+        """Those of each shard of a table with this number of shards."""
+        return self.alone if shards == 1 else self.together
 
 
 VALIDATION = Costs(Cost(0, 1), Cost(0, 1))
@@ -67,26 +72,16 @@ class RoundAllowance:
     """The limits of all parties of some relations; ``asked`` are clients with the replies needed of their tables."""
 
     def __init__(self, asked: Iterable[tuple[Client, Iterable[str], Costs]]):
-        found: dict[tuple[str, str, str], Allowed] = {}
-        for client, aliases, costs in asked:
-            for key, one in _allowed(client, aliases, costs):
-                before = found.get(key)
-                total = one.cost if before is None else one.cost + before.cost
-                found[key] = Allowed(one.party, one.table, one.limit, one.used, total)
-        self.tables = list(found.values())
+        self.tables = _by_table(each for client, aliases, costs in asked for each in _allowed(client, aliases, costs))
 
     @classmethod
     def of_plan(cls, plan: Plan, costs: Costs) -> RoundAllowance:
         """The limits for a new session."""
-        found: dict[tuple[str, str], Allowed] = {}
-        for alias in dict.fromkeys(column.alias for column in plan.query.features):
-            shards = plan.tables[alias].shards
-            for shard in (shard for shard in shards if shard.max_rounds is not None):
-                cost, key = costs.alone if len(shards) == 1 else costs.together, (shard.party, shard.name.lower())
-                total = found[key].cost + cost if key in found else cost
-                found[key] = Allowed(shard.party, shard.name, shard.max_rounds or 0, 0, total)
         made = cls([])
-        made.tables = list(found.values())
+        made.tables = _by_table(
+            ("", Allowed(shard.party, shard.name, limit, 0, costs.of(len(plan.tables[alias].shards))))
+            for alias, shard, limit in _limited(plan)
+        )
         return made
 
     def most_rounds(self) -> int | None:
@@ -115,16 +110,31 @@ class RoundAllowance:
 
 def counts_replies(plan: Plan) -> bool:
     """Whether a party limits the replies that a session gets of a table with features."""
-    aliases = dict.fromkeys(column.alias for column in plan.query.features)
-    return any(shard.max_rounds is not None for alias in aliases for shard in plan.tables[alias].shards)
+    return any(True for _ in _limited(plan))
 
 
-def _allowed(client: Client, aliases: Iterable[str], costs: Costs) -> Iterator[tuple[tuple[str, str, str], Allowed]]:
-    """The limits of the tables that a client asks; a table that is joined twice is counted once for all its uses."""
+def _limited(plan: Plan) -> Iterator[tuple[str, Shard, int]]:
+    """The shards of tables with features whose replies are limited: (alias, shard, limit)."""
+    for alias in dict.fromkeys(column.alias for column in plan.query.features):
+        for shard in plan.tables[alias].shards:
+            if shard.max_rounds is not None:
+                yield alias, shard, shard.max_rounds
+
+
+def _by_table(found: Iterable[tuple[str, Allowed]]) -> list[Allowed]:
+    """The limits by session, party and table: a table that is joined twice has the costs of all its uses."""
+    tables: dict[tuple[str, str, str], Allowed] = {}
+    for session, each in found:
+        key = (session, each.party, each.table.lower())
+        tables[key] = replace(each, cost=each.cost + tables[key].cost) if key in tables else each
+    return list(tables.values())
+
+
+def _allowed(client: Client, aliases: Iterable[str], costs: Costs) -> Iterator[tuple[str, Allowed]]:
+    """The session, and the limits of the tables that a client asks."""
     plan, replies = client.plan, client.outbox.replies
     for alias in aliases:
         shards = client.shards(alias)
-        cost = costs.alone if len(shards) == 1 else costs.together
         names = {shard.party: shard for shard in plan.tables[alias].shards}
         for party in (shard.party for shard in shards):
             limit, table = names[party].max_rounds, names[party].name
@@ -132,7 +142,7 @@ def _allowed(client: Client, aliases: Iterable[str], costs: Costs) -> Iterator[t
                 continue
             uses = [scan.alias for scan in plan.of_party(party) if scan.table.lower() == table.lower()]
             used = sum(replies[party, each] for each in uses)
-            yield (client.session, party, table.lower()), Allowed(party, table, limit, used, cost)
+            yield client.session, Allowed(party, table, limit, used, costs.of(len(shards)))
 
 
 def _refusal(table: Allowed, need: int, count: str, setting: str, settings: Mapping[str, object], advice: str) -> str:

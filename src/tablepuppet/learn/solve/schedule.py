@@ -63,22 +63,14 @@ def schedule_of(
     if isinstance(solver, SGD):
         settings["batch_size"] = solver.batch_size
         return epochs_that_fit(rows, rounds, solver.batch_size, usual, allowed, settings)
-    advice = "" if solver.sums_shards else "lower inner_rounds"
-    planned = rounds_that_fit(rounds, usual_rounds, allowed(1), settings, advice)
-    most, left = allowed(1).most_rounds(), allowed(1).left()
+    allowance = allowed(1)
+    planned = _within(usual_rounds, allowance) if isinstance(rounds, str) else rounds
+    allowance.check(planned, settings, "" if solver.sums_shards else "lower inner_rounds")
+    most, left = allowance.most_rounds(), allowance.left()
     if most is None or left is None:
         return Schedule(planned, rows)
     replies = max(2 * max(most, planned), min(MOST_OF_A_ROUND, left - BESIDE_A_ROUND))
-    return Schedule(planned, rows, replies, allowed(1).tightest(), _is_full(planned, rounds, allowed(1)))
-
-
-def rounds_that_fit(
-    rounds: int | Auto, usual: int, allowance: RoundAllowance, settings: dict[str, object], advice: str
-) -> int:
-    """The number of rounds of a solver without batches."""
-    planned = _within(usual, allowance) if isinstance(rounds, str) else rounds
-    allowance.check(planned, settings, advice)
-    return planned
+    return Schedule(planned, rows, replies, allowance.tightest(), _is_full(planned, rounds, allowance))
 
 
 def _within(usual: int, allowance: RoundAllowance) -> int:

@@ -8,25 +8,23 @@ table with several shards needs one more, to add its shards' gradients (Eq. 17).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.learn.linear.ridge import ConditionedRates, ridge_of
+from tablepuppet.learn.linear.ridge import ridge_of
 from tablepuppet.learn.loss.divergence import Divergence
 from tablepuppet.learn.loss.joined_loss import JoinedLoss
 from tablepuppet.learn.rounds import Round
 from tablepuppet.learn.tables.federated import FederatedModel
 from tablepuppet.learn.tables.parameters import TableParameters, parameters_of
 from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
-from tablepuppet.operators.batches import Batch, Places, batches
-from tablepuppet.operators.client import Pending, Replies
+from tablepuppet.operators.batches import Batch, LastValues, Places, batches_of_epochs, no_rows
+from tablepuppet.operators.client import Replies
 from tablepuppet.operators.joined_rows import SCORES
-from tablepuppet.operators.lou import Instead
-from tablepuppet.operators.secure_sum import Bounds
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
@@ -71,8 +69,7 @@ def take_step(
     if curvature is None:
         part.descend(sums, lr, momentum, l2)
     else:
-        rates = ConditionedRates(lr, momentum, l2, curvature, damping)
-        part.theta = ridge_of(part).descended(part.theta, sums, total, rates)
+        part.theta = ridge_of(part).descended(part.theta, sums, total, lr, momentum, l2, curvature, damping)
 
 
 @dataclass(frozen=True)
@@ -113,7 +110,8 @@ class Stochastic:
         self.mapping, self.tables = model.loj.mapping, model.tables
         self.secured = [alias for alias in model.together if alias in model.lou.client.secured.parties]
         self.penalty, self.centre = 0.0, np.zeros(model.outputs)
-        self._last_predictions: dict[str, Array] = {}  # by table: the last prediction of every base row
+        shape = () if model.outputs == 1 else (model.outputs,)
+        self._last = LastValues(model.lou.client, dict.fromkeys(self.tables, shape), model.lou.wire)
         self._numbers: dict[str, dict[str, Any]] = {}  # by table: its squared norm and its mean prediction
 
     def exchange(
@@ -124,55 +122,49 @@ class Stochastic:
         The parameters of a lost table do not change, and the gradient of a lost shard is left out. Their last
         predictions are used again, or zeros.
         """
-        model = self.model
-
-        def as_before(alias: str, shard: ShardRows) -> dict[str, Any]:
-            image = self._known(alias)[shard.slice][_within(following, alias, shard.slice)]
-            known = self._numbers.get(alias, {"square": 0.0})
-            if model.lou.client.outbox.when_lost.stand_in == "zeros":  # their mean is zero too
-                known = {"square": known["square"]}
-            return {**known, "image": image}
-
-        sums = (
-            {} if batch is None or row_gradients is None else {a: batch.scatter(a, row_gradients) for a in self.tables}
-        )
+        model, nothing = self.model, no_rows(self.tables)
+        done, upcoming = batch or nothing, following or nothing
+        given = np.zeros(0) if row_gradients is None else row_gradients
+        sums = {alias: done.scatter(alias, given) for alias in self.tables}
         rates: dict[str, Any] = {"lr": lr, "momentum": self.momentum, "l2": model.l2}
         if self.conditioned is not None:
             rates |= {"curvature": self.conditioned.curvature, "damping": self.conditioned.damping}
-        alone = self._ask(
-            "sgd.step", model.alone,
-            lambda alias, part: self._sums(batch, sums, alias, part)
-            | {"next_places": _within(following, alias, part), "model": model.name, **rates},
-            as_before,
+
+        def gradients(alias: str, shard: ShardRows) -> dict[str, Any]:
+            rows = sums[alias][done.mine(alias, shard.slice)].astype(model.lou.wire)
+            return {"places": done.within(alias, shard.slice), "rows": rows}
+
+        def as_before(alias: str, shard: ShardRows) -> dict[str, Any]:
+            known = self._numbers.get(alias, {"square": 0.0})
+            if model.lou.client.outbox.when_lost.stand_in == "zeros":  # their mean is zero too
+                known = {"square": known["square"]}
+            return {**known, "image": self._last.at(upcoming, alias, shard)}
+
+        alone = model.lou.ask(
+            "sgd.step", model.alone, instead=as_before,
+            by_shard=lambda a, shard: {**gradients(a, shard), "next_places": upcoming.within(a, shard.slice)},
+            **model.at_party, **rates,
         )  # fmt: skip
-        if batch is not None and row_gradients is not None:
-            replies = self._ask(
-                "model.gradient", model.together,
-                lambda alias, part: self._sums(batch, sums, alias, part) | self._shared_theta(alias),
-                lambda alias, _: {"sums": np.zeros_like(model.shared[alias].theta)},
-                lambda alias: model.gradient_bound(alias, sums[alias]),
+        if batch is not None:
+            replies = model.lou.ask(
+                "model.gradient", model.together, by_alias=model.sent_shared(), by_shard=gradients,
+                instead=lambda alias, _: {"sums": np.zeros_like(model.shared[alias].theta)},
+                bounds=lambda alias: model.gradient_bound(alias, sums[alias]),
             ).read()  # fmt: skip
             for alias, part in model.shared.items():
-                take_step(part, model.lou.add(replies[alias], "sums"), row_gradients.sum(axis=0), **rates)
+                take_step(part, model.lou.add(replies[alias], "sums"), given.sum(axis=0), **rates)
         if following is None:
             self._learn_numbers(alone.read())
             return {}
-        together = self._ask(
-            "model.apply", model.together,
-            lambda alias, part: {"places": _within(following, alias, part), **self._shared_theta(alias)},
-            as_before,
+        together = model.lou.ask(
+            "model.apply", model.together, by_alias=model.sent_shared(), instead=as_before,
+            by_shard=lambda alias, shard: {"places": following.within(alias, shard.slice)},
         )  # fmt: skip
         replies = alone.read()
         found = model.joined(replies, model.alone) | model.joined(together.read(), model.together)
         self._learn_numbers(replies)
-        if model.lou.client.outbox.when_lost.stand_in == "cache":
-            for alias, values in found.items():
-                self._known(alias)[following.places[alias]] = values
+        self._last.keep(following, found)
         return found
-
-    def _shared_theta(self, alias: str) -> dict[str, Any]:
-        """The argument with the parameters that are sent to the shards of a table."""
-        return {"spec": self.model.spec, "theta": self.model.shared[alias].theta}
 
     def _learn_numbers(self, alone: Replies) -> None:
         """Update the penalty and the mean prediction from the replies."""
@@ -187,39 +179,6 @@ class Stochastic:
             centres = [numbers.get("centre", np.zeros(model.outputs)) for numbers in self._numbers.values()]
             centres += [ridge_of(part).centre(part.theta) for part in model.shared.values()]
             self.centre = np.sum([np.zeros(model.outputs), *centres], axis=0)
-
-    def _known(self, alias: str) -> Array:
-        """The last prediction of every base row of a table; zeros where there is none."""
-        if alias not in self._last_predictions:
-            rows, outputs = self.mapping.tables[alias].rows, self.model.outputs
-            self._last_predictions[alias] = np.zeros(rows if outputs == 1 else (rows, outputs))
-        return self._last_predictions[alias]
-
-    def _ask(
-        self, name: str, aliases: list[str], arguments: Callable[[str, slice], dict[str, Any]], instead: Instead,
-        bounds: Bounds | None = None,
-    ) -> Pending:  # fmt: skip
-        model, chosen = self.model, set(aliases)
-        return model.lou.client.ask(
-            name,
-            lambda a, shard: arguments(a, shard.slice) | {"encoding": model.encoding.id} if a in chosen else None,
-            instead,
-            bounds,
-        )
-
-    def _sums(self, batch: Batch | None, sums: Mapping[str, Array], alias: str, part: slice) -> dict[str, Any]:
-        """The arguments for a shard: its rows in the batch, and the gradients by their predictions."""
-        here = np.zeros(0, np.int32) if batch is None else batch.places[alias]
-        mine = (here >= part.start) & (here < part.stop)
-        wire = self.model.lou.wire
-        rows = sums[alias][mine].astype(wire) if alias in sums else np.zeros(0, wire)
-        return {"places": here[mine] - np.int32(part.start), "rows": rows}
-
-
-def _within(batch: Batch | None, alias: str, part: slice) -> Places:
-    """The base rows of a batch that a shard holds, counted from its start."""
-    places = np.zeros(0, np.int32) if batch is None else batch.places[alias]
-    return np.asarray(places[(places >= part.start) & (places < part.stop)] - np.int32(part.start))
 
 
 def falling(lr: float, epochs: int) -> list[float]:
@@ -239,13 +198,12 @@ def descend_by_batches(
     total = penalty = 0.0
     divergence = Divergence(loss)
     rows.reserve(SCORES)
-    upcoming = _epochs(steps, size, seed, len(rates))
-    batch: Batch | None
-    epoch, batch, is_last = next(upcoming)
+    upcoming = batches_of_epochs(steps.mapping, steps.tables, size, seed, len(rates), steps.secured)
+    batch: Batch | None = next(upcoming)
     predictions = steps.exchange(None, None, batch, rates[0])
     while batch is not None:
-        number, following, ends = next(upcoming, (epoch, None, True))
-        lr, scores = rates[epoch - 1], batch.gather(predictions, intercept)
+        following = next(upcoming, None)
+        epoch, lr, scores = batch.epoch, rates[batch.epoch - 1], batch.gather(predictions, intercept)
         rows.put(SCORES, batch.rows, scores)
         here = loss.pointwise.evaluate(scores, rows.labels_of(batch.rows))
         total += here.value
@@ -257,20 +215,9 @@ def descend_by_batches(
         free = free - outside * velocity
         predictions = steps.exchange(batch, row_gradients, following, lr)
         intercept = free - steps.centre
-        if is_last:
+        if batch.is_last:
             if report(Round(epoch, (total + penalty) / len(rows), total / len(rows), intercept, converged=False)):
                 break
             total = penalty = 0.0
-        epoch, batch, is_last = number, following, ends
+        batch = following
     return intercept
-
-
-def _epochs(steps: Steps, size: int, seed: int, epochs: int) -> Iterator[tuple[int, Batch, bool]]:
-    """The batches of all epochs: (number of the epoch, the batch, whether it is the epoch's last)."""
-    for epoch in range(1, epochs + 1):
-        order = batches(steps.mapping, steps.tables, size, seed, epoch, steps.secured)
-        batch = next(order)
-        for following in order:
-            yield epoch, batch, False
-            batch = following
-        yield epoch, batch, True

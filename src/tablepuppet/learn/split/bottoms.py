@@ -1,16 +1,16 @@
 """The torch modules of bottom networks, by spec. They need torch, which is imported on first use.
 
-A module takes the encoded columns of rows, (rows, width), and ``counts``, how often each row is joined in the batch,
-which only batch norm needs. It returns (rows, outputs).
+A module takes the encoded columns of rows, (rows, width), and returns (rows, outputs). That of TabNet also takes what
+its batch norm needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.tables.network import need_torch
@@ -44,7 +44,10 @@ def register(name: str, factory: Factory) -> None:
 def build(spec: Bottom, width: int, table: str) -> nn.Module:
     """The module of a spec for a table with ``width`` encoded columns, with torch's own first parameters."""
     if isinstance(spec, Mlp):
-        return _mlp(spec, width)
+        module: nn.Module = need_torch().nn.Sequential(
+            *linear_layers((width, *spec.hidden, spec.outputs), spec.activation)
+        )
+        return module
     if isinstance(spec, Cnn):
         return _cnn(spec, width, table)
     if isinstance(spec, Registered):
@@ -52,12 +55,13 @@ def build(spec: Bottom, width: int, table: str) -> nn.Module:
     return _tabnet(spec, width, table)
 
 
-def _mlp(spec: Mlp, width: int) -> nn.Module:
+def linear_layers(sizes: Sequence[int], activation: Literal["relu", "tanh"] = "relu") -> list[nn.Module]:
+    """Fully connected layers of these sizes, with the activation between them."""
     torch = need_torch()
     layers: list[Any] = []
-    for into, out in pairwise((width, *spec.hidden, spec.outputs)):
-        layers += [torch.nn.Linear(into, out), torch.nn.ReLU() if spec.activation == "relu" else torch.nn.Tanh()]
-    return _of_rows(torch.nn.Sequential(*layers[:-1]))
+    for into, out in pairwise(sizes):
+        layers += [torch.nn.Linear(into, out), torch.nn.ReLU() if activation == "relu" else torch.nn.Tanh()]
+    return layers[:-1]
 
 
 def _cnn(spec: Cnn, width: int, table: str) -> nn.Module:
@@ -81,10 +85,8 @@ def _cnn(spec: Cnn, width: int, table: str) -> nn.Module:
     for into, out in pairwise((channels, *spec.channels)):
         layers += [torch.nn.Conv2d(into, out, spec.kernel, padding="same"), torch.nn.ReLU(), torch.nn.MaxPool2d(2)]
     left = (channels, *spec.channels)[-1] * spec.left[0] * spec.left[1]
-    layers.append(torch.nn.Flatten())
-    for into, out in pairwise((left, *spec.hidden, spec.outputs)):
-        layers += [torch.nn.Linear(into, out), torch.nn.ReLU()]
-    return _of_rows(torch.nn.Sequential(*layers[:-1]))
+    layers += [torch.nn.Flatten(), *linear_layers((left, *spec.hidden, spec.outputs))]
+    return torch.nn.Sequential(*layers)  # type: ignore[no-any-return]
 
 
 def _placed(spec: Cnn, size: int) -> nn.Module:
@@ -135,7 +137,7 @@ def _registered(spec: Registered, width: int) -> nn.Module:
         raise LearnError(f"{where}, cannot be made of ({width}, {spec.outputs}): {type(error).__name__}") from error
     if not isinstance(made, need_torch().nn.Module):
         raise LearnError(f"{where}, is no torch module but {type(made).__name__}")
-    return _of_rows(made, where, spec.outputs)
+    return _checked(made, where, spec.outputs)
 
 
 def _installed() -> Mapping[str, Factory]:
@@ -147,31 +149,26 @@ def _installed() -> Mapping[str, Factory]:
     return {point.name: load(point) for point in entry_points(group=ENTRY_POINTS)}
 
 
-def _of_rows(inner: nn.Module, foreign: str = "", outputs: int = 0) -> nn.Module:
-    """A module that takes counts too, and does not need them.
-
-    ``foreign`` names code of an operator: LearnError if it fails, or does not return ``outputs`` numbers for each row.
-    """
+def _checked(inner: nn.Module, where: str, outputs: int) -> nn.Module:
+    """Code of an operator's own: LearnError if it fails, or does not return ``outputs`` numbers for each row."""
     torch = need_torch()
 
-    class OfRows(torch.nn.Module):  # type: ignore[misc, name-defined]
-        """A network that sees each row by itself."""
+    class Checked(torch.nn.Module):  # type: ignore[misc, name-defined]
+        """A module whose outputs are checked."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.rows = inner
+            self.inner = inner
 
-        def forward(self, rows: Any, counts: Any = None) -> Any:
+        def forward(self, rows: Any) -> Any:
             """The outputs of rows."""
-            if not foreign:
-                return self.rows(rows)
             try:
-                found = self.rows(rows)
+                found = self.inner(rows)
             except Exception as error:  # whatever an operator's own code raises
-                raise LearnError(f"{foreign}, fails on rows: {type(error).__name__}") from error
+                raise LearnError(f"{where}, fails on rows: {type(error).__name__}") from error
             if found.shape != (len(rows), outputs):
-                raise LearnError(f"{foreign}, returns {tuple(found.shape)} for {len(rows)} rows, not (rows, {outputs})")
+                raise LearnError(f"{where}, returns {tuple(found.shape)} for {len(rows)} rows, not (rows, {outputs})")
             return found
 
-    module: nn.Module = OfRows()
+    module: nn.Module = Checked()
     return module

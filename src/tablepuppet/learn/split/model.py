@@ -14,14 +14,15 @@ from tablepuppet.learn.split.narrow import Narrow, narrowed
 from tablepuppet.learn.split.ops import wide
 from tablepuppet.learn.split.table import TorchTable
 from tablepuppet.learn.split.top import Top
-from tablepuppet.learn.tables.holders import Holders, parties_of
+from tablepuppet.learn.tables.holders import Holders
+from tablepuppet.learn.tables.outputs import TableOutputs
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.saved import SavedParameters
 from tablepuppet.learn.tables.stored import Stored
-from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
-from tablepuppet.operators.client import Client
+from tablepuppet.mapping.table_mapping import Floats, TableMapping
+from tablepuppet.operators.client import Client, Replies
 from tablepuppet.operators.joined_rows import SCORES, Block, JoinedRows
-from tablepuppet.operators.lou import Instead, LearningOverUnion
+from tablepuppet.operators.lou import Instead
 from tablepuppet.party.spec import Bottom
 from tablepuppet.prep.encode import Encoding
 from tablepuppet.wire.engine import Engine
@@ -31,11 +32,55 @@ Embeddings = Mapping[str, Floats]
 """By alias: (base rows, width)."""
 
 
-class SplitModel(Holders):
-    """Bottom networks by alias, and the top network. ``top`` is there once `begin` has been called."""
+class TableEmbeddings(TableOutputs):
+    """Tables whose outputs are embeddings, from which a top network computes scores."""
 
+    held_op, sent_op = "split.embed", "split.apply"
+    specs: Mapping[str, Bottom]
     top: Top
+    unit: float
     narrow: Narrow | None = None  # the precision of embeddings and gradients by them, if not that of the relation
+    absent: frozenset[str] = frozenset()  # tables that took no part in training: their embeddings are zeros
+
+    def spec_of(self, alias: str) -> Bottom:
+        """The bottom network of a table."""
+        return self.specs[alias]
+
+    @property
+    def outputs(self) -> int:
+        """Scores per joined row."""
+        return self.top.outputs
+
+    @property
+    def precision(self) -> dict[str, Any]:
+        """The argument that asks for embeddings in another precision."""
+        return {} if self.narrow is None else {"wire": self.narrow}
+
+    def embeddings(
+        self, client: Client, aliases: Iterable[str] | None = None, instead: Instead | None = None
+    ) -> dict[str, Floats]:
+        """The embeddings of all base rows of a relation, by alias; of all tables, or some."""
+        return self.ask_outputs(client, self.tables if aliases is None else aliases, instead)()
+
+    def ask_outputs(
+        self, client: Client, aliases: Iterable[str], instead: Instead | None = None
+    ) -> Callable[[], dict[str, Floats]]:
+        """Ask for the embeddings of tables that are not absent."""
+        listed = list(aliases)
+        read = super().ask_outputs(client, [alias for alias in listed if alias not in self.absent], instead)
+        return lambda: read() | {alias: self.zeros(client, alias) for alias in listed if alias in self.absent}
+
+    def zeros(self, client: Client, alias: str) -> Floats:
+        """Zero embeddings of all base rows of a table."""
+        return np.zeros((client.mapping.tables[alias].rows, self.spec_of(alias).outputs), self.wire)
+
+    def joined(self, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
+        """The embeddings in replies, (rows, width) by table."""
+        return {alias: images(replies[alias]) for alias in aliases}
+
+
+class SplitModel(TableEmbeddings, Holders):
+    """Bottom networks by alias, and the top network. ``top`` is there once `begin` has been called."""
 
     def __init__(
         self, client: Client, encoding: Encoding, wire: str, specs: Mapping[str, Bottom], l2: float, unit: float = 1.0
@@ -43,23 +88,16 @@ class SplitModel(Holders):
         super().__init__(client, encoding, wire, unit)
         self.specs, self.l2 = specs, l2
         self._networks: dict[str, TorchTable] = {}
-        self._last_embeddings: dict[tuple[str, str, str], Floats] = {}  # by view, alias and party
 
     def begin(self, seed: int, top: Top) -> None:
         """Create the first parameters from the seed."""
         self.top = top
         arguments = {alias: {"spec": self.spec_of(alias), **self.start_of(alias)} for alias in self.alone}
-        self.lou.ask(
-            "split.start", self.alone, by_alias=arguments, encoding=self.encoding.id, model=self.name, seed=seed
-        )
+        self.lou.ask("split.start", self.alone, by_alias=arguments, seed=seed, **self.at_party)
         for alias in self.together:
             network = self.table_model(alias)
             theta = network.start(seed, alias, len(self.encoding.numbers[alias]))
             self._shared[alias] = TableParameters(network, theta, memory=Adam.over(len(theta)))
-
-    def spec_of(self, alias: str) -> Bottom:
-        """The bottom network of a table."""
-        return self.specs[alias]
 
     def start_of(self, alias: str) -> dict[str, Any]:
         """Further arguments with which the network of a table begins."""
@@ -70,10 +108,6 @@ class SplitModel(Holders):
         if alias not in self._networks:
             self._networks[alias] = TorchTable(self.spec_of(alias), self.width(alias), alias)
         return self._networks[alias]
-
-    def sent(self, alias: str) -> dict[str, Any]:
-        """The arguments with the parameters of a table that the coordinator holds."""
-        return {"encoding": self.encoding.id, "spec": self.spec_of(alias), "theta": self.shared[alias].theta}
 
     def step_shared(self, alias: str, gradient: Array, lr: float) -> None:
         """Take a step of a table whose parameters the coordinator holds."""
@@ -100,83 +134,9 @@ class SplitModel(Holders):
         unit = min(max(float(np.abs(found).max(initial=0.0)), 1e-60), 1e60)
         return {"rows": narrowed(found.astype(np.float64) / unit, self.narrow), "unit": unit}
 
-    @property
-    def precision(self) -> dict[str, Any]:
-        """The argument that asks for embeddings in another precision."""
-        return {} if self.narrow is None else {"wire": self.narrow}
-
-    # Embeddings and scores.
-
-    def embeddings(self, client: Client, aliases: Iterable[str], instead: Instead | None = None) -> dict[str, Floats]:
-        """The embeddings of all base rows of a relation, by alias."""
-        return self.ask_embeddings(client, aliases, instead)()
-
-    def ask_embeddings(
-        self, client: Client, aliases: Iterable[str], instead: Instead | None = None
-    ) -> Callable[[], dict[str, Floats]]:
-        """Ask for them; the function that is returned reads them."""
-        if client.outbox is not self.lou.client.outbox:
-            self.lou.client.outbox.send()  # the last step may still be queued
-        client.models |= {(self.name, alias): (self.encoding.id, self.spec_of(alias)) for alias in self.tables}
-        lou = LearningOverUnion(client, self.lou.wire)
-        present = [alias for alias in aliases if client.shards(alias)]
-        trained = self.lou.client
-        at_home = [a for a in self.alone if a in present and parties_of(client, a) == parties_of(trained, a)]
-        sent = [alias for alias in present if alias not in at_home]  # shards that did not train: theta is sent to them
-        arguments = {
-            alias: {"theta": theta, "spec": self.spec_of(alias)} for alias, theta in self._thetas(sent).items()
-        }
-        arguments = {alias: {**each, **self.noise_of(alias), **self.precision} for alias, each in arguments.items()}
-        noise = {alias: {**self.noise_of(alias), **self.precision} for alias in at_home}
-        held = lou.ask("split.embed", at_home, by_alias=noise, instead=instead, **self._at_party)
-        applied = lou.ask("split.apply", arguments, by_alias=arguments, instead=instead, encoding=self.encoding.id)
-
-        def read() -> dict[str, Floats]:
-            replies = applied.read() | {alias: reply for alias, reply in held.read().items() if alias in at_home}
-            if client.outbox.when_lost.stand_in == "cache":
-                for alias in present:
-                    for shard, reply in zip(client.shards(alias), replies[alias], strict=True):
-                        self._last_embeddings[client.view, alias, shard.party] = reply["image"]
-            return {alias: images(replies[alias]) for alias in present}
-
-        return read
-
-    @property
-    def _at_party(self) -> dict[str, Any]:
-        """The names of what parties hold."""
-        return {"encoding": self.encoding.id, "model": self.name}
-
-    def noise_of(self, alias: str) -> dict[str, Any]:
-        """The arguments for noise on a table's embeddings; none without noise."""
-        return {}
-
-    def _instead(self, client: Client) -> Instead:
-        """The substitute for embeddings of a lost shard: its last ones, or zeros."""
-
-        def stand_in(alias: str, shard: ShardRows) -> dict[str, Any]:
-            rows, width = len(shard.row_ids), self.spec_of(alias).outputs
-            known = self._last_embeddings.get((client.view, alias, shard.party))
-            return {"image": np.zeros(rows if width == 1 else (rows, width)) if known is None else known}
-
-        return stand_in
-
-    def scores(self, client: Client) -> Array:
-        """Scores of the rows of a relation."""
-        rows = client.joined_rows(self.outputs)
-        self.score(client, rows)
-        return rows.hand_over(SCORES)
-
-    @property
-    def outputs(self) -> int:
-        """Scores per joined row."""
-        return self.top.outputs
-
     def score(self, client: Client, rows: JoinedRows, *, learning: bool = False) -> None:
-        """The same, written into a column of the relation's joined rows.
-
-        While ``learning``, lost parties are replaced by substitutes; otherwise all parties are needed.
-        """
-        found = self.embeddings(client, self.tables, self._instead(client) if learning else None)
+        """Write the scores of a relation's rows, from their embeddings."""
+        found = self.embeddings(client, self.tables, self.instead(client) if learning else None)
         top_scores(self.top, found, rows, self.unit)
 
     def keep(self) -> None:
@@ -190,7 +150,7 @@ class SplitModel(Holders):
         self.top.restore()
 
 
-class SavedSplitModel(SavedParameters):
+class SavedSplitModel(TableEmbeddings, SavedParameters):
     """A loaded model: bottom networks that the coordinator holds or parties have stored, and the top network."""
 
     def __init__(
@@ -200,49 +160,46 @@ class SavedSplitModel(SavedParameters):
         super().__init__(encoding, stored, engine, wire)
         self.specs, self.top, self.unit = specs, top, unit
         self.noise: dict[str, dict[str, Any]] = {}  # by alias: the arguments for noise on embeddings
-        self.narrow: Narrow | None = None  # the precision of embeddings, if not that of the relation
         self.spent: Noise | None = None  # counts embeddings with noise
-        self.absent: frozenset[str] = frozenset()  # tables that took no part in training: their embeddings are zeros
 
-    def embeddings(self, client: Client) -> dict[str, Floats]:
-        """The embeddings of all base rows of a relation, by alias."""
-        learned = [*self.stored.thetas, *self.stored.kept]
-        known = [alias for alias in learned if client.shards(alias) and alias not in self.absent]
-        client.models |= {(self.stored.part, alias): (self.encoding.id, self.specs[alias]) for alias in known}
-        lou = LearningOverUnion(client, self.wire)
-        homes = self.stored.kept.items()
-        at_home = [a for a, kept in homes if a in known and parties_of(client, a) == [kept.party]]
-        thetas = dict(self.stored.thetas)
-        if set(known) - set(at_home) - set(thetas):  # shards that did not train: theta is sent to them
+    @property
+    def name(self) -> str:
+        """The name under which parties have stored their parameters."""
+        return self.stored.part
+
+    @property
+    def tables(self) -> list[str]:
+        """Tables that have parameters."""
+        return [*self.stored.thetas, *self.stored.kept]
+
+    def home_of(self, alias: str) -> list[str]:
+        """The party that has stored the parameters of a table."""
+        return [self.stored.kept[alias].party] if alias in self.stored.kept else []
+
+    def _thetas(self, aliases: Iterable[str]) -> dict[str, Array]:
+        listed, thetas = list(aliases), dict(self.stored.thetas)
+        if set(listed) - set(thetas):
             thetas |= self.stored.fetched(self.engine, self._shape)
-        arguments = {
-            alias: {"theta": theta, "spec": self.specs[alias], **self.noise.get(alias, {})}
-            for alias, theta in thetas.items()
-            if alias in known and alias not in at_home
-        }
-        names: dict[str, Any] = {"encoding": self.encoding.id} | ({"wire": self.narrow} if self.narrow else {})
+        return {alias: thetas[alias] for alias in listed}
+
+    def noise_of(self, alias: str, theta: Array | None = None) -> dict[str, Any]:
+        """Embeddings get noise as in the run that fitted the model."""
+        return self.noise.get(alias, {})
+
+    def ask_outputs(
+        self, client: Client, aliases: Iterable[str], instead: Instead | None = None
+    ) -> Callable[[], dict[str, Floats]]:
+        """Ask for embeddings, and count those with noise."""
         if self.spent is not None:
             self.spent.images += 1
-        held = lou.ask("split.embed", at_home, by_alias=self.noise, model=self.stored.part, **names)
-        applied = lou.ask("split.apply", arguments, by_alias=arguments, **names)
-        replies = applied.read() | {alias: reply for alias, reply in held.read().items() if alias in at_home}
-        found = {alias: images(replies[alias]) for alias in known}
-        gone = [alias for alias in learned if alias in self.absent]
-        return found | {alias: zero_embeddings(client, alias, self.specs[alias], self.wire) for alias in gone}
+        return super().ask_outputs(client, aliases, instead)
 
-    def scores(self, client: Client) -> Array:
-        """Scores of the rows of a relation."""
-        rows = client.joined_rows(self.top.outputs)
+    def score(self, client: Client, rows: JoinedRows, *, learning: bool = False) -> None:
+        """Write the scores of a relation's rows, from their embeddings."""
         top_scores(self.top, self.embeddings(client), rows, self.unit)
-        return rows.hand_over(SCORES)
 
     def _shape(self, alias: str) -> tuple[int, ...]:
         return (TorchTable(self.specs[alias], len(self.encoding.names(alias)), alias).flat.size,)
-
-
-def zero_embeddings(client: Client, alias: str, spec: Bottom, wire: str) -> Floats:
-    """Zeros for all base rows of a table."""
-    return np.zeros((client.mapping.tables[alias].rows, spec.outputs), wire)
 
 
 def images(replies: Sequence[Mapping[str, Any]]) -> Floats:
@@ -265,8 +222,8 @@ def _top_scores(block: Block, top: Top, embeddings: Embeddings, unit: float) -> 
     block.stored(SCORES)[:] = unit * (found if found.ndim == 1 else found.T)
 
 
-def gathered(mapping: TableMapping, embeddings: Embeddings, joined: slice) -> dict[str, Floats]:
-    """Embeddings of base rows at joined rows, by alias."""
+def gathered(mapping: TableMapping, embeddings: Embeddings, joined: slice | NDArray[np.intp]) -> dict[str, Floats]:
+    """Embeddings of base rows at some joined rows, by alias."""
     return {
         alias: values[joined] if mapping.tables[alias].is_identity else values[mapping.tables[alias].index[joined]]
         for alias, values in embeddings.items()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +24,9 @@ from tablepuppet.learn.private.steps import NoisySteps
 from tablepuppet.learn.split.nat import derivatives, own_seed, targets_of
 from tablepuppet.learn.split.ops import EMBEDDED, bottom_parameters, shaped, wide
 from tablepuppet.learn.tables.model import RowModel
-from tablepuppet.learn.tables.noisy import noisy_predictions, predicted
+from tablepuppet.learn.tables.noisy import released_predictions, sampled_gradient, take_noisy_steps
 from tablepuppet.learn.tables.parameters import check_noisy, unchanged_if_refused
 from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
-from tablepuppet.party.allowance import check_time
 from tablepuppet.party.arguments import NotNegative, Rates, Seed
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
@@ -59,15 +59,11 @@ class NoisyNat:
 
     def gradient(self, theta: Array) -> Array:
         """The noisy gradient of the mean loss, from a new sample."""
-        noise = self.noise
         if self.rows.predict(theta, self.data.rows(slice(0))).shape[1:] != self.targets.shape[1:]:
             raise PartyError(f"party {self.table.grant.party!r}: targets and outputs have different widths")
         given = hashlib.sha256(theta.tobytes()).digest()
-        chosen = self.table.sample(len(self.data.dense), noise.sampling, given)
-        noisy = self.table.noisy(
-            lambda: self.parts(theta, chosen), theta.shape, noise.clip, noise.multiplier, "gradient", noise.sampling
-        )
-        return np.asarray(noisy / (noise.sampling * noise.table_rows))
+        rows = len(self.data.dense)
+        return sampled_gradient(self.table, rows, theta, self.noise, given, partial(self.parts, theta))
 
     def parts(self, theta: Array, chosen: NDArray[np.int64]) -> Iterator[Array]:
         """The sum over chosen rows before noise, block by block: no row adds more than ``clip``."""
@@ -86,9 +82,7 @@ def steps(
     check_noisy(table.grant.party, part)
     work = NoisyNat.of(table, view, encoding, network.by_row, network.spec.outputs, seed, noise)
     with unchanged_if_refused(part):
-        for rate in rates:
-            check_time()
-            part.descend(work.gradient(part.theta), float(rate), 0.0, 0.0)
+        take_noisy_steps(part, work.gradient, rates, 0.0, 0.0)
     return {}
 
 
@@ -114,11 +108,6 @@ def descend(
     work = NoisySteps.of(table, view, encoding, network.by_row, part.theta, wide(rows), pull, noise)
     table.count_embeddings(view, network.spec.outputs)
     with unchanged_if_refused(part):
-        for rate in rates:
-            check_time()
-            part.descend(work.gradient(part.theta), float(rate), momentum, 0.0)
-        if prediction_noise is None or prediction_noise.bound is None:
-            return {"image": shaped(predicted(work.rows, part.theta, work.data), table.wire)}
-        bound, multiplier = prediction_noise.bound, prediction_noise.multiplier
-        image = noisy_predictions(table, work.data, work.rows, part.theta, bound, multiplier)
+        take_noisy_steps(part, work.gradient, rates, momentum, 0.0)
+        image = released_predictions(table, work.data, work.rows, part.theta, prediction_noise)
         return {"image": shaped(image, table.wire)}

@@ -53,7 +53,7 @@ class NoisyOnce:
             arguments = {
                 alias: {"rates": rates[alias][start : start + AT_ONCE], "noise": self._of(alias)} for alias in rates
             }
-            self.model.lou.ask("nat.steps", arguments, by_alias=arguments, seed=seed, **self._names).read()
+            self.model.lou.ask("nat.steps", arguments, by_alias=arguments, seed=seed, **self.model.at_party).read()
             report(min(start + AT_ONCE, self.steps))
 
     def learn(
@@ -66,27 +66,25 @@ class NoisyOnce:
         falling = (1 - np.arange(self.steps) / self.steps).reshape(self.rounds, -1)
         rate = self._rate(host, HOST_RATE, 1 - MOMENTUM)
         for number, shares in enumerate(falling, start=1):
-            self._learn_top(known, loss, lr, size, seed + 2 * number, lambda done: False)
+            self._learn_top(known, loss, lr, size, seed + 2 * number)
             asked = {"rates": rate * shares, "noise": self._of(host), **self._image()}
             rows = {host: model.on_wire(self._gradient(host, known, loss))["rows"]}
             pending = model.lou.ask(
                 "split.descend", [host], rows, {host: asked}, momentum=MOMENTUM,
-                pull=loss.most_curvature / len(loss.rows), **self._names,
+                pull=loss.most_curvature / len(loss.rows), **self.model.at_party,
             )  # fmt: skip
             found = model.lou.concatenate(pending.read()[host], "image")
             known[host] = found[:, None] if found.ndim == 1 else found
             self.noise.steps += len(shares)
             self.noise.images += 1
-            done: list[Round] = []
-            self._learn_top(known, loss, lr, size, seed + 2 * number + 1, _kept(done))
-            if report(replace(done[-1], number=number)):
+            done = self._learn_top(known, loss, lr, size, seed + 2 * number + 1)
+            if report(replace(done, number=number)):
                 break
 
-    def _learn_top(
-        self, known: Embeddings, loss: JoinedLoss, lr: float, size: int, seed: int, report: Callable[[Round], bool]
-    ) -> None:
-        epochs = math.ceil(TOP_STEPS * size / len(loss.rows))
-        learn_by_batches(Exchange(self.model, []), loss, [lr] * epochs, size, seed, report, fixed=known)
+    def _learn_top(self, known: Embeddings, loss: JoinedLoss, lr: float, size: int, seed: int) -> Round:
+        """Some epochs of the top network alone; the last of them."""
+        rates = [lr] * math.ceil(TOP_STEPS * size / len(loss.rows))
+        return learn_by_batches(Exchange(self.model, []), loss, rates, size, seed, lambda _: False, fixed=known)
 
     def _gradient(self, host: str, known: Embeddings, loss: JoinedLoss) -> Floats:
         """The gradient of the mean loss by the host's embeddings, summed at base rows."""
@@ -100,10 +98,6 @@ class NoisyOnce:
         np.add.at(sums, mapping.tables[host].index, joined)
         return sums
 
-    @property
-    def _names(self) -> dict[str, Any]:
-        return {"encoding": self.model.encoding.id, "model": self.model.name}
-
     def _of(self, alias: str) -> Any:
         return self.noise.of_sums(alias, self.model.rows(alias))
 
@@ -114,13 +108,3 @@ class NoisyOnce:
         """A learning rate, lower where noise would move parameters by more than `WALK` over all steps."""
         length = self.noise.length(alias, self.model.table_model(alias).flat.size, self.model.rows(alias))
         return min(usual * rest, rest * WALK / (length * math.sqrt(self.steps)))
-
-
-def _kept(done: list[Round]) -> Callable[[Round], bool]:
-    """A report that keeps rounds, and never asks to stop."""
-
-    def keep(each: Round) -> bool:
-        done.append(each)
-        return False
-
-    return keep

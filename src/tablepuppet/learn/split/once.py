@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tablepuppet.algebra.ops import joined_counts
 from tablepuppet.errors import PartyError
 from tablepuppet.learn.noise.plan import Noise
-from tablepuppet.learn.split.model import Embeddings, SplitModel, zero_embeddings
+from tablepuppet.learn.split.model import Embeddings, SplitModel
 from tablepuppet.learn.split.nat import NatSettings, NatTraining, own_seed, principal_components, targets_of
 from tablepuppet.learn.split.ops import Training, bottom_parameters, check_shape
 from tablepuppet.learn.split.table import Batched, TorchTable
@@ -173,24 +173,14 @@ class Guests:
         model, lou = self.model, self.model.lou
         alone = {alias: {"epochs": count} for alias, count in epochs.items() if alias in model.alone}
         together = {
-            alias: {"epochs": count, "spec": model.spec_of(alias), "theta": model.shared[alias].theta}
-            for alias, count in epochs.items()
-            if alias in model.together
+            alias: {"epochs": epochs[alias], **sent} for alias, sent in model.sent_shared().items() if alias in epochs
         }
-        arguments: dict[str, Any] = {
-            "encoding": model.encoding.id,
-            "model": model.name,
-            "seed": seed,
-            "settings": settings,
-        }
+        arguments: dict[str, Any] = {**model.at_party, "seed": seed, "settings": settings}
         trained = lou.ask("nat.train", alone, by_alias=alone, instead=lambda alias, shard: {}, **arguments)
         averaged = lou.ask(
-            "nat.average",
-            together,
-            by_alias=together,
-            instead=lambda a, _: {"theta": model.shared[a].theta},
+            "nat.average", together, by_alias=together, instead=lambda a, _: {"theta": model.shared[a].theta},
             **arguments,
-        )
+        )  # fmt: skip
         trained.read()
         replies = averaged.read()
         for alias in together:
@@ -205,9 +195,8 @@ class Guests:
         model, lou = self.model, self.model.lou
         alone = [alias for alias in self.aliases if alias in model.alone]
         together = [alias for alias in self.aliases if alias in model.together]
-        arguments: dict[str, Any] = {"encoding": model.encoding.id}
-        lou.ask("nat.components", alone, instead=lambda alias, shard: {}, model=model.name, **arguments)
-        grams = lou.ask("matrix.gram", together, joined_rows=len(lou.client.mapping), **arguments)
+        lou.ask("nat.components", alone, instead=lambda alias, shard: {}, **model.at_party)
+        grams = lou.ask("matrix.gram", together, joined_rows=len(lou.client.mapping), encoding=model.encoding.id)
         with self._hurried(time.monotonic()):
             replies = grams.read()
         for alias in together:
@@ -245,11 +234,10 @@ def _multiplications(network: TorchTable) -> int:
 class OnceModel(SplitModel):
     """A model whose ``guests`` send one message: while they do not learn, it stands for their embeddings.
 
-    ``absent`` are guests that lagged: their embeddings are zeros, in training as in predictions (Appendix C).
+    Guests that lagged are ``absent``, in training as in predictions (Appendix C).
     """
 
     blur: float = 0.0
-    absent: frozenset[str] = frozenset()
     noise: Noise | None = None  # of FedOnce-L1
 
     def __init__(self, host: str, *values: Any):
@@ -262,16 +250,15 @@ class OnceModel(SplitModel):
 
         Zeros stand in for a guest that is lost.
         """
-        present = [alias for alias in self.guests if alias not in self.absent]
         if self.noise is not None:
             self.noise.images += 1
-        asked = [(client, super(OnceModel, self).ask_embeddings(client, present, self._zeros())) for client in clients]
+        asked = [(client, super(OnceModel, self).ask_outputs(client, self.guests, self._zeros)) for client in clients]
         for client, read in asked:
             self._messages[client.session, client.view] = read()
         self.absent |= frozenset(self._lost())
         for client, _ in asked:
             found = self._messages[client.session, client.view]
-            found |= {alias: self._nothing(client, alias) for alias in self.absent}
+            found |= {alias: self.zeros(client, alias) for alias in self.absent}
         return self._messages[clients[0].session, clients[0].view]
 
     def forget(self) -> None:
@@ -282,20 +269,19 @@ class OnceModel(SplitModel):
         """Those that lagged take part again, unless their party is still lost."""
         self.absent = frozenset(self._lost())
 
-    def ask_embeddings(
+    def ask_outputs(
         self, client: Client, aliases: Iterable[str], instead: Instead | None = None
     ) -> Callable[[], dict[str, Floats]]:
         """Ask for embeddings of those tables that have not sent their message."""
         known, listed = self._messages.get((client.session, client.view), {}), list(aliases)
-        asked = [alias for alias in listed if alias not in known and alias not in self.absent]
-        gone = [alias for alias in listed if alias in self.absent and client.shards(alias)]
-        read = super().ask_embeddings(client, asked, instead)
+        asked = [alias for alias in listed if alias not in known]
+        read = super().ask_outputs(client, asked, instead)
         if asked and self.noise is not None:
             self.noise.images += 1
         held = {alias: known[alias] for alias in listed if alias in known}
-        return lambda: read() | {alias: self._nothing(client, alias) for alias in gone} | held
+        return lambda: read() | held
 
-    def noise_of(self, alias: str) -> dict[str, Any]:
+    def noise_of(self, alias: str, theta: Array | None = None) -> dict[str, Any]:
         """The arguments for noise on a table's embeddings."""
         if self.noise is not None and self.noise.image is not None:
             return {"noise": self.noise.of_predictions(self.noise.clip)}
@@ -310,15 +296,8 @@ class OnceModel(SplitModel):
         """Whether parameters come from noisy values only."""
         return self.noise is not None
 
-    def _nothing(self, client: Client, alias: str) -> Floats:
-        return zero_embeddings(client, alias, self.spec_of(alias), self.lou.wire)
-
-    def _zeros(self) -> Instead:
-        def zeros(alias: str, shard: ShardRows) -> Mapping[str, Any]:
-            rows, width = len(shard.row_ids), self.spec_of(alias).outputs
-            return {"image": np.zeros(rows if width == 1 else (rows, width), self.lou.wire)}
-
-        return zeros
+    def _zeros(self, alias: str, shard: ShardRows) -> Mapping[str, Any]:
+        return {"image": self.nothing(alias, shard)}
 
     def _lost(self) -> list[str]:
         """The guests with one shard whose party is lost."""

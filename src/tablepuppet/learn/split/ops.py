@@ -122,8 +122,7 @@ def step(
     data = encoded(table, view, encoding)
     network, part = bottom_parameters(table, model, data)
     training = part.remembered(Training)
-    if next_counts is not None and len(next_counts) != len(next_places):
-        raise PartyError("as many counts as places of rows are needed")
+    check_counts(next_counts, next_places)
     given, chosen = wide(rows), data.rows(next_places)
     table.count_embeddings(view, network.spec.outputs, next_places)
     if batch >= 0 and training.batch == batch and training.forward is not None:
@@ -180,8 +179,7 @@ def apply(
     Batch norm then needs ``sums`` over the ``joined`` rows of the batch (`moments`).
     """
     data = encoded(table, view, encoding) if noise is None else encoded_for_noise(table, view, encoding)
-    network = TorchTable(spec, data.width, table.snapshot.scan.alias)
-    check_shape(theta, network)
+    network = network_for(table, data, spec, theta)
     if places is not None and not (blur is None and noise is None):
         raise PartyError("embeddings with noise are those of all rows")
     chosen = data if places is None else data.rows(places)
@@ -223,8 +221,7 @@ def gradient(
 ) -> Values:  # fmt: skip
     """A shard's summand of its table's gradient, for a batch."""
     data = encoded(table, view, encoding)
-    network = TorchTable(spec, data.width, table.snapshot.scan.alias)
-    check_shape(theta, network)
+    network = network_for(table, data, spec, theta)
     known = sums_of(network, sums, joined)
     if not len(places):
         return {"sums": np.zeros(network.flat.size)}
@@ -248,8 +245,7 @@ def moments(
     """
     data = encoded(table, view, encoding)
     network = TorchTable(spec, data.width, table.snapshot.scan.alias)
-    if len(counts) != len(places):
-        raise PartyError("as many counts as places of rows are needed")
+    check_counts(counts, places)
     chosen = data.rows(places)
     table.count_embeddings(view, max(spec.outputs, data.width), places)
     batch = network.batched(chosen, counts, hiding)
@@ -266,6 +262,19 @@ def sums_of(network: TorchTable, sums: Array | None, joined: int) -> BatchSums |
     if sums.shape != (2, network.width):
         raise PartyError(f"sums of shape {sums.shape} do not fit {(2, network.width)}")
     return BatchSums(joined, sums)
+
+
+def network_for(table: LocalTable, data: EncodedTable, spec: Bottom, theta: Array) -> TorchTable:
+    """The network of parameters that the coordinator sends; PartyError if they do not fit."""
+    network = TorchTable(spec, data.width, table.snapshot.scan.alias)
+    check_shape(theta, network)
+    return network
+
+
+def check_counts(counts: Places | None, places: Places) -> None:
+    """PartyError unless there are as many counts, if any, as places of rows."""
+    if counts is not None and len(counts) != len(places):
+        raise PartyError("as many counts as places of rows are needed")
 
 
 def check_shape(theta: Array, network: TorchTable) -> None:

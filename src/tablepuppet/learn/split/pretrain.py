@@ -17,17 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tablepuppet.errors import PartyError
-from tablepuppet.learn.split.exchange import Exchange, Numbered
+from tablepuppet.learn.split.exchange import WHOLE, Exchange
 from tablepuppet.learn.split.flat import Adam
 from tablepuppet.learn.split.hiding import draw_mask
-from tablepuppet.learn.split.ops import BatchNumber, Training, bottom_parameters, check_shape, sums_of
-from tablepuppet.learn.split.table import TorchTable
+from tablepuppet.learn.split.ops import BatchNumber, Training, bottom_parameters, check_counts, network_for, sums_of
 from tablepuppet.learn.split.top import TorchTop
-from tablepuppet.learn.split.train import numbered_batches
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.operators.batches import Batch, batches_of_epochs
 from tablepuppet.operators.client import Pending
 from tablepuppet.party.arguments import Positive
 from tablepuppet.party.local_table import LocalTable
@@ -81,10 +79,8 @@ def shard_error(
     ``sums`` are those of whole columns over the ``joined`` rows of the batch.
     """
     data = encoded(table, view, encoding)
-    network = TorchTable(spec, data.width, table.snapshot.scan.alias)
-    check_shape(theta, network)
-    if len(counts) != len(places):
-        raise PartyError("as many counts as places of rows are needed")
+    network = network_for(table, data, spec, theta)
+    check_counts(counts, places)
     chosen, known = data.rows(places), sums_of(network, sums, joined)
     table.count_embeddings(view, _width(decoded), places)
     loss, pulled, gradient = network.error(theta, network.batched(chosen, counts, hiding), decoded, known)
@@ -119,38 +115,36 @@ class Pretraining:
         """Epochs of mini-batches, one for each rate, until ``report(epoch, error)`` says to stop."""
         with one_thread(need_torch()):
             self._run(rates, size, seed, report)
-        self.model.lou.ask("tabvfl.finetune", self.model.alone, model=self.model.name, encoding=self.model.encoding.id)
+        self.model.lou.ask("tabvfl.finetune", self.model.alone, **self.model.at_party)
         for part in self.model.shared.values():
             part.memory = Adam.over(len(part.theta))
 
     def _run(self, rates: Sequence[float], size: int, seed: int, report: Callable[[int, float], bool]) -> None:
         exchange, mapping = self.exchange, self.model.lou.client.mapping
-        upcoming = numbered_batches(mapping, exchange.tables, size, seed, len(rates))
-        epoch, current, is_last = next(upcoming)
-        batch: Numbered | None = current
+        upcoming = batches_of_epochs(mapping, exchange.tables, size, seed, len(rates))
+        batch: Batch | None = next(upcoming)
         found, total = exchange(None, {}, batch, rates[0]), 0.0
         while batch is not None:
-            number, following, ends = next(upcoming, (epoch, None, True))
-            lr = rates[epoch - 1]
+            following, lr = next(upcoming, None), rates[batch.epoch - 1]
             value, gradients = self._learn_batch(batch, found)
-            total += value * len(batch.batch.rows)
+            total += value * len(batch.rows)
             self.top.step(lr, self.model.l2)
             found = exchange(batch, gradients, following, lr)
-            if is_last:
-                if report(epoch, total / len(mapping)):
+            if batch.is_last:
+                if report(batch.epoch, total / len(mapping)):
                     break
                 total = 0.0
-            epoch, batch, is_last = number, following, ends
+            batch = following
 
-    def _learn_batch(self, batch: Numbered, found: Mapping[str, Floats]) -> tuple[float, dict[str, Floats]]:
+    def _learn_batch(self, batch: Batch, found: Mapping[str, Floats]) -> tuple[float, dict[str, Floats]]:
         """(The sum of the tables' errors, gradients by embeddings of distinct base rows) of a batch."""
         torch = need_torch()
-        here, top = batch.batch, self.top
+        top = self.top
         leaves = {alias: top.leaf(values) for alias, values in found.items()}
-        index = {alias: torch.from_numpy(here.index[alias]) for alias in leaves}
+        index = {alias: torch.from_numpy(batch.index[alias]) for alias in leaves}
         gathered = {alias: leaf.index_select(0, index[alias]) for alias, leaf in leaves.items()}
         prior = {
-            alias: torch.from_numpy(1.0 - mask[here.index[alias]]).to(top.flat.dtype)
+            alias: torch.from_numpy(1.0 - mask[batch.index[alias]]).to(top.flat.dtype)
             for alias, mask in self._drawn(batch).items()
         }
         decoded = top.run(gathered, prior)
@@ -161,19 +155,19 @@ class Pretraining:
         )
         return value, {alias: leaf.grad.numpy() for alias, leaf in leaves.items()}
 
-    def _mean(self, batch: Numbered, alias: str, index: Any, decoded: Any) -> Any:
+    def _mean(self, batch: Batch, alias: str, index: Any, decoded: Any) -> Any:
         """A table's part of the decoder's output: for each base row, the mean over its joined rows."""
         from tablepuppet.learn.split.tabnet import mean_at_base_rows
 
         counts = need_torch().from_numpy(batch.counts(alias))
         return mean_at_base_rows(decoded[:, self.parts[alias]], index, counts)
 
-    def _drawn(self, batch: Numbered) -> dict[str, NDArray[np.bool_]]:
+    def _drawn(self, batch: Batch) -> dict[str, NDArray[np.bool_]]:
         """The mask of every base row by table; of rows whose embeddings are used again, the one they came with."""
         exchange, drawn = self.exchange, {}
         hiding = Hiding(exchange.hide, exchange.seed, batch.number)
         for alias in self.parts:
-            spec, places = self.model.spec_of(alias), batch.batch.places[alias]
+            spec, places = self.model.spec_of(alias), batch.places[alias]
             sizes = spec.categories if isinstance(spec, TabNet) else ()
             mask = draw_mask(hiding, alias, len(places), self.model.width(alias) - sum(sizes), sizes).astype(bool)
             if self.model.lou.client.outbox.when_lost.stand_in == "cache":
@@ -185,48 +179,39 @@ class Pretraining:
             drawn[alias] = mask
         return drawn
 
-    def _errors(self, batch: Numbered, means: Mapping[str, Floats]) -> tuple[float, dict[str, Floats]]:
+    def _errors(self, batch: Batch, means: Mapping[str, Floats]) -> tuple[float, dict[str, Floats]]:
         """(The sum of errors, their gradients by the means) over all tables."""
-        model, wire = self.model, self.model.lou.wire
+        model, exchange, wire = self.model, self.exchange, self.model.lou.wire
         sent = {alias: each.astype(wire, copy=False) for alias, each in means.items()}
-        alone, together = self._ask_alone(batch, sent), self._ask_together(batch, sent)
-        replies = alone.read() | {a: each for a, each in together.read().items() if a in self.exchange.together}
+        asked = [alias for alias in exchange.alone if alias not in exchange.missed]
+        alone = model.lou.ask(
+            "tabvfl.error", asked, by_alias={alias: {"decoded": sent[alias]} for alias in asked}, batch=batch.number,
+            instead=lambda alias, _: {"image": np.zeros_like(sent[alias]), "loss": 0.0}, **model.at_party,
+        )  # fmt: skip
+        together = self._ask_together(batch, sent)
+        replies = alone.read() | {a: each for a, each in together.read().items() if a in exchange.together}
         value, pulled = 0.0, {alias: np.zeros(each.shape, wire) for alias, each in means.items()}
         for alias in (alias for alias in self.parts if replies[alias]):
             pulled[alias] = model.lou.concatenate(replies[alias], "image")
             value += sum(reply["loss"] for reply in replies[alias])
-            if alias in self.exchange.together:
-                self.exchange.rebuilt[alias] = model.lou.add(replies[alias], "gradient")
+            if alias in exchange.together:
+                exchange.rebuilt[alias] = model.lou.add(replies[alias], "gradient")
         return value, pulled
 
-    def _ask_alone(self, batch: Numbered, sent: Mapping[str, Floats]) -> Pending:
-        model = self.model
-
-        def arguments(alias: str, shard: ShardRows) -> Mapping[str, Any] | None:
-            if alias not in self.exchange.alone or alias in self.exchange.missed:
-                return None
-            found = {"encoding": model.encoding.id, "model": model.name, "batch": batch.number}
-            return found | {"decoded": sent[alias]}
-
-        def nothing(alias: str, shard: ShardRows) -> dict[str, Any]:
-            return {"image": np.zeros_like(sent[alias]), "loss": 0.0}
-
-        return model.lou.client.ask("tabvfl.error", arguments, nothing)
-
-    def _ask_together(self, batch: Numbered, sent: Mapping[str, Floats]) -> Pending:
+    def _ask_together(self, batch: Batch, sent: Mapping[str, Floats]) -> Pending:
+        """Ask the shards of tables that have several."""
         model, exchange = self.model, self.exchange
 
-        def arguments(alias: str, shard: ShardRows) -> Mapping[str, Any] | None:
-            if alias not in exchange.together:
-                return None
-            mine, sums = batch.mine(alias, shard.slice), exchange.sums[alias]
-            found = model.sent(alias) | exchange.hiding(batch, alias, shard)
-            found |= {"places": batch.within(alias, shard.slice), "counts": batch.counts(alias)[mine]}
-            return found | {"decoded": sent[alias][mine], "sums": sums.whole, "joined": sums.joined}
+        def arguments(alias: str, shard: ShardRows) -> dict[str, Any]:
+            mine = batch.mine(alias, shard.slice)
+            found = exchange.shown(batch, alias, shard, WHOLE) | {"decoded": sent[alias][mine]}
+            return found | {"places": batch.within(alias, shard.slice), "counts": batch.counts(alias)[mine]}
 
         def nothing(alias: str, shard: ShardRows) -> dict[str, Any]:
             decoded = sent[alias][batch.mine(alias, shard.slice)]
             theta = model.shared[alias].theta
             return {"image": np.zeros_like(decoded), "loss": 0.0, "gradient": np.zeros_like(theta)}
 
-        return model.lou.client.ask("tabvfl.shard_error", arguments, nothing)
+        return model.lou.ask(
+            "tabvfl.shard_error", exchange.together, by_alias=model.sent_shared(), by_shard=arguments, instead=nothing
+        )

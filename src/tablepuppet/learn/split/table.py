@@ -18,8 +18,7 @@ from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.learn.split.bottoms import build
 from tablepuppet.learn.split.flat import FlatModule, check_size, seeded
 from tablepuppet.learn.split.hiding import draw_mask
-from tablepuppet.learn.split.layers import Dense
-from tablepuppet.learn.split.row_gradients import MlpRows
+from tablepuppet.learn.tables.layers import Dense, DenseRows
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
@@ -115,11 +114,11 @@ class TorchTable:
         return theta
 
     @property
-    def by_row(self) -> MlpRows:
+    def by_row(self) -> DenseRows:
         """The same network with a bound on each row's gradient; PrivacyError if it has no such form."""
         if self._dense is None:
             raise PrivacyError("only tp.bottom.mlp networks have a form with noise", rule="require_dp")
-        return MlpRows(self._dense.sizes, self._dense.activation)
+        return DenseRows(self._dense)
 
     def _cells(self) -> int:
         """Numbers per row that a forward pass holds in memory."""
@@ -165,7 +164,7 @@ class TorchTable:
                     passed.outputs, batch, lambda given: passed.backward(given.astype(self._number, copy=False))[0]
                 )
             flat = self.flat.tensor(theta, training=True)
-            outputs = self.flat(flat, batch.rows, batch.counts, **self._shown(batch, sums), training=True)
+            outputs = self.flat(flat, batch.rows, **self._shown(batch, sums), training=True)
 
         def gradient(given: Floats) -> Array:
             outputs.backward(torch.from_numpy(np.ascontiguousarray(given)).to(outputs.dtype))
@@ -189,22 +188,23 @@ class TorchTable:
         with one_thread(torch):
             flat = self.flat.tensor(theta, training=True)
             point = torch.tensor(decoded, dtype=self.flat.dtype, requires_grad=True)
-            named = {**self._shown(batch, sums), "decoded": point}
-            error = self.flat(flat, batch.rows, batch.counts, **named, training=True)
+            error = self.flat(flat, batch.rows, **self._shown(batch, sums), decoded=point, training=True)
             error.backward()
             assert flat.grad is not None, "the last layer has parameters"
             return float(error.detach()), point.grad.numpy(), flat.grad.numpy().astype(np.float64)
 
     def _shown(self, batch: Batched, sums: BatchSums | None) -> dict[str, Any]:
+        """What TabNet's part takes beside rows; other networks see each row by itself."""
         if not isinstance(self.spec, TabNet):
             return {}
+        shown = {"counts": batch.counts, "mask": batch.mask}
         if sums is None:
-            return {"mask": batch.mask}
+            return shown
         from tablepuppet.learn.split.tabnet import BatchMoments
 
         torch = need_torch()
         values, squares = (torch.from_numpy(each) for each in np.ascontiguousarray(sums.values))
-        return {"mask": batch.mask, "moments": BatchMoments(float(sums.joined), values, squares)}
+        return {**shown, "moments": BatchMoments(float(sums.joined), values, squares)}
 
     def predict(self, theta: Array, table: EncodedTable) -> Floats:
         """The embeddings of rows after training: (rows, outputs)."""

@@ -61,9 +61,6 @@ class BatchMoments:
         weights, wide = counts.double(), columns.double()
         return cls(float(weights.sum()), weights @ wide, weights @ wide**2)
 
-    def __add__(self, other: BatchMoments) -> BatchMoments:
-        return BatchMoments(self.rows + other.rows, self.sums + other.sums, self.squares + other.squares)
-
     @property
     def mean(self) -> Tensor:
         """By column."""
@@ -280,12 +277,3 @@ def mean_at_base_rows(values: Tensor, index: Tensor, counts: Tensor) -> Tensor:
     """Means over the joined rows of each base row; ``index`` says which one a joined row has."""
     sums = torch.zeros(len(counts), values.shape[1], dtype=values.dtype).index_add(0, index, values)
     return sums / counts.to(values.dtype)[:, None]
-
-
-def by_column(attention: Tensor, mix: Tensor) -> Tensor:
-    """Attention at the embeddings of a table, shared out among its columns by the size of their weights.
-
-    ``mix`` (embeddings, columns) is the guest's layer: embedding k gives column j the share |w_kj| / sum_j |w_kj|.
-    """
-    sizes = mix.abs().to(attention.dtype)
-    return attention @ (sizes / sizes.sum(dim=1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.learn.split.bottoms import linear_layers
 from tablepuppet.learn.split.flat import Adam, FlatModule, seeded
-from tablepuppet.learn.split.layers import Dense, Passed
+from tablepuppet.learn.tables.layers import Dense, Passed
 from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 
@@ -147,11 +147,7 @@ class SideBySide(Top):
 
     def _module(self) -> nn.Module:
         """The layers in torch, whose first parameters we take."""
-        torch = need_torch()
-        layers: list[Any] = []
-        for into, out in pairwise(self._dense.sizes):
-            layers += [torch.nn.Linear(into, out), torch.nn.ReLU()]
-        return torch.nn.Sequential(*layers[:-1])  # type: ignore[no-any-return]
+        return need_torch().nn.Sequential(*linear_layers(self._dense.sizes))  # type: ignore[no-any-return]
 
     def forward(self, embeddings: Mapping[str, Floats]) -> Floats:
         """The scores of the joined rows of a batch."""
@@ -168,7 +164,7 @@ class SideBySide(Top):
             here = slice(start, start := start + width)
             if alias not in wanted:
                 continue
-            found[alias] = slopes @ weights[:, here]  # (rows, width)
+            found[alias] = slopes @ weights[here].T  # (rows, width)
             if alias in self.unit:
                 unit = beside[:, here]
                 along = np.einsum("ij,ij->i", found[alias], unit)[:, None]

@@ -6,8 +6,8 @@ ops are in ops.py and shelf_ops.py.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,27 +15,35 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.tables.ops import restore_parameters
+from tablepuppet.learn.tables.outputs import TableOutputs, parties_of
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.stored import KeepingParty, KeptNoise, Stored
-from tablepuppet.operators.client import Client
-from tablepuppet.operators.lou import LearningOverUnion
+from tablepuppet.mapping.table_mapping import Floats, ShardRows
+from tablepuppet.operators.client import Client, Replies
+from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.prep.encode import Encoding
 
 Array = NDArray[np.float64]
 
 
-class Holders(ABC):
+class Holders(TableOutputs):
     """Parameters by table, and who holds them. Training uses y / ``unit``; results are multiplied by ``unit``."""
 
     def __init__(self, client: Client, encoding: Encoding, wire: str, unit: float = 1.0):
-        self.encoding, self.unit = encoding, unit
-        self.name = client.new_name()
+        self.encoding, self.wire, self.unit = encoding, wire, unit
+        self._name = client.new_name()
         self.lou = LearningOverUnion(client, wire)
         tables = [alias for alias in client.mapping.tables if encoding.names(alias) and client.shards(alias)]
         self.alone = [alias for alias in tables if self.lou.shards(alias) == 1]
         self.together = [alias for alias in tables if alias not in self.alone]
         self._shared: dict[str, TableParameters] = {}
         self._changes = client.outbox.changes
+        self._last_outputs: dict[tuple[str, str, str], Floats] = {}  # by view, alias and party
+
+    @property
+    def name(self) -> str:
+        """The name under which parties hold their parameters in the session."""
+        return self._name
 
     @abstractmethod
     def table_model(self, alias: str) -> Any:
@@ -67,6 +75,46 @@ class Holders(ABC):
     def rows(self, alias: str) -> int:
         """The number of base rows of a table in the relation."""
         return self.lou.client.mapping.tables[alias].rows
+
+    # Outputs of tables.
+
+    def home_of(self, alias: str) -> list[str]:
+        """The party of a table with one shard."""
+        return parties_of(self.lou.client, alias) if alias in self.alone else []
+
+    def sent_shared(self) -> dict[str, dict[str, Any]]:
+        """By table in `together`, the arguments of an op with the parameters that the coordinator holds."""
+        return self.sent({alias: part.theta for alias, part in self.shared.items()})
+
+    def ask_outputs(
+        self, client: Client, aliases: Iterable[str], instead: Instead | None = None
+    ) -> Callable[[], dict[str, Floats]]:
+        """Ask for the outputs of all base rows of a relation; the last step, which may be queued, is sent first."""
+        if client.outbox is not self.lou.client.outbox:
+            self.lou.client.outbox.send()
+        return super().ask_outputs(client, aliases, instead)
+
+    def read(self, client: Client, replies: Replies, aliases: Iterable[str]) -> dict[str, Floats]:
+        """The outputs in replies, over the rows of each table; they are stored in case a party is lost."""
+        if client.outbox.when_lost.stand_in == "cache":
+            for alias in aliases:
+                for shard, reply in zip(client.shards(alias), replies[alias], strict=True):
+                    self._last_outputs[client.view, alias, shard.party] = reply["image"]
+        return super().read(client, replies, aliases)
+
+    def nothing(self, alias: str, shard: ShardRows) -> Array:
+        """Zero outputs for the rows of a shard."""
+        rows, outputs = len(shard.row_ids), self.spec_of(alias).outputs
+        return np.zeros(rows if outputs == 1 else (rows, outputs))
+
+    def instead(self, client: Client) -> Instead:
+        """The substitute for outputs of a lost shard: its last ones, or zeros."""
+
+        def stand_in(alias: str, shard: ShardRows) -> dict[str, Any]:
+            last = self._last_outputs.get((client.view, alias, shard.party))
+            return {"image": self.nothing(alias, shard) if last is None else last}
+
+        return stand_in
 
     # Who is lost.
 
@@ -145,8 +193,3 @@ class Holders(ABC):
                 rule=error.rule,
             ) from error
         return Stored(part, thetas, kept, self._noise_to_keep())
-
-
-def parties_of(client: Client, alias: str) -> list[str]:
-    """The parties whose shards of a table take part."""
-    return [shard.party for shard in client.shards(alias)]

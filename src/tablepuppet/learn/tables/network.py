@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError
+from tablepuppet.learn.tables.layers import Dense, DenseRows
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
 from tablepuppet.party.spec import Network
 from tablepuppet.prep.encoded_table import EncodedTable, check_length
-from tablepuppet.privacy.clip import clipped_layers, lengths_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,26 +75,22 @@ class NetworkTable:
         return Network(self.sizes[1:-1], self.outputs)
 
     @property
-    def by_row(self) -> NetworkRows:
+    def dense(self) -> Dense:
+        """Its layers."""
+        return Dense(self.sizes, "tanh", by_output=False, last_bias=False)
+
+    @property
+    def by_row(self) -> DenseRows:
         """The same network with a bound on each row's gradient."""
-        return NetworkRows(self)
+        return DenseRows(self.dense, flat_scores=True)
 
     def gradient_bound(self, theta: Array) -> float:
         """The product of the layers' norms: tanh and its slope are at most 1."""
         return math.prod(max(1.0, float(np.linalg.norm(weights))) for weights, _ in self.layers(theta)[1:])
 
     def layers(self, theta: Any) -> list[tuple[Any, Any]]:
-        """(weights, bias) of each layer, as slices of the flat parameters; the last layer has no bias."""
-        if tuple(theta.shape) != (self.parameters,):
-            raise LearnError(f"parameters of shape {tuple(theta.shape)} do not fit: {self.parameters:,} are needed")
-        cut, start = [], 0
-        for into, out in pairwise(self.sizes):
-            weights = theta[start : start + into * out].reshape(into, out)
-            start += into * out
-            last = start == len(theta)
-            cut.append((weights, None if last else theta[start : start + out]))
-            start += 0 if last else out
-        return cut
+        """(weights (in, out), bias) of each layer, as slices of the flat parameters; the last layer has no bias."""
+        return self.dense.layers(theta)
 
     def start(self, seed: int, alias: str, numbers: int) -> Array:
         """First parameters, from the seed and the name of the table: the same for all its shards.
@@ -172,56 +168,3 @@ class NetworkTable:
             values = torch.tanh(values + bias) @ weights
             bias = following
         return values[:, 0] if self.outputs == 1 else values
-
-
-@dataclass(frozen=True)
-class NetworkRows:
-    """Sums of a network's gradients with a bound on each row's contribution.
-
-    No gradient of a single row is stored: by the weights of a layer, it is the outer product of the layer's input a and
-    the derivative d by its output. So its norm follows from the norms of both, and rows are clipped before they are
-    added:
-
-        |J_r^T Y_r|^2 = sum over layers of (|a_r|^2 + 1) |d_r|^2        (the 1 is the bias; the last layer has none)
-    """
-
-    network: NetworkTable
-
-    @property
-    def width(self) -> int:
-        """The total width of all layers."""
-        return sum(self.network.sizes)
-
-    def predict(self, theta: Array, table: EncodedTable) -> Array:
-        """The output of the last layer."""
-        found = self._forward(theta, table)[-1]
-        return found[:, 0] if self.network.outputs == 1 else found
-
-    def clipped_sums(self, theta: Array, table: EncodedTable, row_gradients: Array, clip: float) -> Array:
-        """The sum of clipped gradients: each row's derivatives are scaled by the same factor in every layer."""
-        inputs, slopes = self._backward(theta, table, row_gradients.reshape(len(row_gradients), self.network.outputs))
-        norms, biases = [table.norms(), *map(lengths_of, inputs)], [1.0] * len(inputs) + [0.0]
-        sizes = [np.hypot(norm, bias) for norm, bias in zip(norms, biases, strict=True)]
-        inputs, cut = clipped_layers(inputs, slopes, sizes, norms[0] > 0, clip)
-        parts = [table.transposed_times(cut[0]), *(into.T @ slope for into, slope in zip(inputs, cut[1:], strict=True))]
-        flat = [parts[0].ravel()]
-        for slope, part in zip(cut, parts[1:], strict=False):
-            flat += [slope.sum(axis=0), part.ravel()]
-        return np.concatenate(flat)
-
-    def _forward(self, theta: Array, table: EncodedTable) -> list[Array]:
-        """By row: the input of each layer after the first, then the output of the last."""
-        (weights, bias), *others = self.network.layers(theta)
-        found, values = [], table.times(weights)
-        for weights, following in others:
-            found.append(np.tanh(values + bias))
-            values, bias = found[-1] @ weights, following
-        return [*found, values]
-
-    def _backward(self, theta: Array, table: EncodedTable, row_gradients: Array) -> tuple[list[Array], list[Array]]:
-        """By row: (the input of each layer after the first, the derivative by the output of each layer)."""
-        layers, inputs = self.network.layers(theta), self._forward(theta, table)[:-1]
-        slopes = [row_gradients]
-        for (weights, _), into in zip(layers[:0:-1], inputs[::-1], strict=True):
-            slopes.append(slopes[-1] @ weights.T * (1 - into**2))
-        return inputs, slopes[::-1]

@@ -10,13 +10,15 @@ the same as for a single table:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.learn.tables.model import RowModel
-from tablepuppet.party.added_noise import SumNoise
+from tablepuppet.learn.tables.parameters import TableParameters
+from tablepuppet.party.added_noise import PredictionNoise, SampleNoise, SumNoise
+from tablepuppet.party.allowance import check_time
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.prep.encoded_table import EncodedTable, check_length
 from tablepuppet.privacy.clip import blocks, clipped, zeroed
@@ -39,6 +41,39 @@ def noisy_gradient(
             yield model.clipped_sums(theta, data.rows(block), row_gradients, noise.clip) / noise.table_rows
 
     return table.noisy(parts, theta.shape, noise.clip / noise.table_rows, noise.multiplier, "gradient")
+
+
+def sampled_gradient(
+    table: LocalTable, rows: int, theta: Array, noise: SampleNoise, given: bytes,
+    parts: Callable[[NDArray[np.int64]], Iterable[Array]],
+) -> Array:  # fmt: skip
+    """The noisy gradient of the mean loss over a new sample of the ``rows`` of a shard.
+
+    ``parts`` are summands of the sum over sampled rows, to which no row adds more than the clipping bound. ``given`` is
+    what the sample may depend on: a request that is repeated draws the same one.
+    """
+    chosen = table.sample(rows, noise.sampling, given)
+    noisy = table.noisy(lambda: parts(chosen), theta.shape, noise.clip, noise.multiplier, "gradient", noise.sampling)
+    return np.asarray(noisy / (noise.sampling * noise.table_rows))
+
+
+def take_noisy_steps(
+    part: TableParameters, gradient: Callable[[Array], Array], rates: Iterable[float], momentum: float, l2: float
+) -> None:
+    """A step by a noisy gradient for each learning rate."""
+    for rate in rates:
+        check_time()
+        part.descend(gradient(part.theta), float(rate), momentum, l2)
+
+
+def released_predictions(
+    table: LocalTable, data: EncodedTable, model: RowModel, theta: Array, noise: PredictionNoise | None
+) -> Array:
+    """Predictions of all rows as they leave, with noise if there is any; its bound must be given."""
+    if noise is None:
+        return predicted(model, theta, data).astype(table.wire)
+    assert noise.bound is not None, "checked before the first step: noise is charged when it is drawn"
+    return noisy_predictions(table, data, model, theta, noise.bound, noise.multiplier)
 
 
 def noisy_predictions(

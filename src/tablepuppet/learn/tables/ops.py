@@ -53,12 +53,10 @@ def start(
 )
 def predict(table: LocalTable, view: str, encoding: str, model: str, noise: PredictionNoise | None = None) -> Values:
     """Predictions with parameters that the party holds or has stored; with noise, these must be noisy too."""
-    if noise is None:
-        data = encoded(table, view, encoding)
-        part = parameters_for_predictions(table, model, data)
-        return {"image": part.model.predict(part.theta, data).astype(table.wire)}
-    data = encoded_for_noise(table, view, encoding)
+    data = encoded(table, view, encoding) if noise is None else encoded_for_noise(table, view, encoding)
     part = parameters_for_predictions(table, model, data)
+    if noise is None:
+        return {"image": part.model.predict(part.theta, data).astype(table.wire)}
     check_noisy(table.grant.party, part)
     bound = noise.bound if noise.bound is not None else part.bound
     return {"image": noisy_predictions(table, data, part.model.by_row, part.theta, bound, noise.multiplier)}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.noise.predictions import calmed
-from tablepuppet.learn.tables.holders import parties_of
+from tablepuppet.learn.tables.outputs import parties_of
 from tablepuppet.learn.tables.stored import KeptNoise, Stored
 from tablepuppet.operators.client import Client
 from tablepuppet.operators.joined_rows import SCORES
