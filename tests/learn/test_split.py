@@ -344,7 +344,7 @@ def test_a_run_that_would_exceed_the_limit_is_refused_before_it_begins(tmp_path:
     with pytest.raises(tp.PrivacyError, match="at most 4 numbers, not 8"):
         tp.SplitNNRegressor(epochs=1).fit(relation)
     narrow = tp.bottom.mlp(hidden=(4,), embedding=4)
-    with pytest.raises(tp.PrivacyError, match="released 3 times in a session; 4 epochs need up to 4"):
+    with pytest.raises(tp.PrivacyError, match=r"released 3 times in a session; 4 epochs need up to 4.*epochs to 3 or"):
         tp.SplitNNRegressor(epochs=4, bottom=narrow).fit(relation)
     assert not [line for line in fed.traffic if "EMBEDDINGS" in str(line["release"])]
     model = tp.SplitNNRegressor(epochs=2, bottom=narrow).fit(relation)

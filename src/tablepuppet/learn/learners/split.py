@@ -209,14 +209,16 @@ class SplitLearner(Learner):
                 if most is None:
                     continue
                 cost = self._row_releases(relation, alias, often, validated, most)
+                fitting = max((most - cost.once) // cost.each, 0) if cost.each else 0
                 if isinstance(self.epochs, str) and cost.each:
-                    epochs = min(epochs, max((most - cost.once) // cost.each, 0))
+                    epochs = min(epochs, fitting)
                 if not epochs or cost.times(epochs) > most:
+                    lower = f"set epochs to {fitting} or less" if fitting else f"lower {self.to_lower}"
                     raise PrivacyError(
                         f"party {shard.party!r}, table {shard.name!r}: the embeddings of a row are released {most} "
                         f"times in a session; {self._in_words(epochs or 1)} need up to {cost.times(epochs or 1)}, as a "
-                        f"row of it is in up to {often} batches of an epoch: lower {self.to_lower}, make batch_size "
-                        f"larger than {size:,}, or ask the party's operator",
+                        f"row of it is in up to {often} batches of an epoch: {lower}, make batch_size larger than "
+                        f"{size:,}, or ask the party's operator",
                         rule="embeddings.max_epochs",
                     )
         self.schedule_ = Schedule(epochs, size)
