@@ -17,6 +17,7 @@ import tablepuppet as tp
 from tablepuppet.algebra import distinct
 from tablepuppet.algebra.distinct import DistinctRows
 from tablepuppet.party.config import Limits
+from tablepuppet.party.limits import CallerLimits
 from tablepuppet.party.policy import EVERY_USE, ColumnRule, Policy, TableRule, Use
 from tablepuppet.prep import alike
 from tests.party.policed import ROWS, open_party, write_file
@@ -223,7 +224,7 @@ def test_services(tmp_path: Path, plan: Any, most: int | None, monkeypatch: pyte
     parties = films(2)
     federation(tmp_path, parties)
     urls = {name: f"parquet:///{tmp_path / name}" for name in parties}
-    with served(urls, limits=Limits(), policy=Policy(max_prediction_rounds=most)) as servers:
+    with served(urls, limits=Limits(), policy=Policy(limits=CallerLimits(max_prediction_rounds=most))) as servers:
         x, messages = calling(servers, wire="float64").sql(SQL).matrix(plan=plan), record_wire(monkeypatch)
         found = tp.linalg.kmeans(x, k=4, runs=2, max_iter=5)
         assert ("rows.alike" in {each.request.op for each in messages}) == (plan == "heuristic" and most is None)

@@ -208,7 +208,7 @@ def test_files_say_it(tmp_path: Path) -> None:
     policy = PartyFile.load(write_file(tmp_path)).policy()
     rules = policy.table("cards")
     assert rules is not None
-    assert (rules.matrix, policy.max_matrix_columns) == (False, 10_000)
+    assert (rules.matrix, policy.limits.max_matrix_columns) == (False, 10_000)
     rules = PartyFile.load(write_file(tmp_path, table="matrix = true")).policy().table("cards")
     assert rules is not None
     assert rules.matrix

@@ -13,6 +13,7 @@ from scipy import stats
 
 import tablepuppet as tp
 from tablepuppet.party.config import Limits
+from tablepuppet.party.limits import CallerLimits
 from tablepuppet.party.policy import Policy, TableRule
 from tests.learn.materialised import ALL, JOIN, Array, shop
 from tests.party.policed import COLUMNS, open_party, write_file
@@ -194,7 +195,7 @@ def test_limits_leave_errors_out(tmp_path: Path) -> None:
     """A Gram matrix that is larger than a party's replies may be does not cost the coefficients."""
     in_process = federation(tmp_path, {"bank": {"t": wide_table()}}, wire="float64")
     sql = f"SELECT {', '.join(f'x{number}' for number in range(60))}, y FROM t"
-    policy = Policy(others=TableRule(matrix=True), reply_bytes=8 * 60 * 59)
+    policy = Policy(others=TableRule(matrix=True), limits=CallerLimits(reply_bytes=8 * 60 * 59))
     with served({"bank": f"parquet:///{tmp_path / 'bank'}"}, limits=Limits(), policy=policy) as servers:
         relation = calling(servers, wire="float64").sql(sql, label="y")
         model = tp.linalg.lm(relation.matrix(plan="heuristic"), relation.label(), solver="cg")

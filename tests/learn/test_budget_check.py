@@ -20,6 +20,7 @@ from tablepuppet.learn.private.budget_check import funds_of
 from tablepuppet.learn.private.planned_releases import PlannedFit, Planning
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.ledger import FILE, Budget, Ledger
+from tablepuppet.party.limits import CallerLimits
 from tablepuppet.party.policy import ColumnRule, Policy, TableRule
 from tablepuppet.party.service import Party
 from tablepuppet.privacy.accountant import Spending
@@ -58,7 +59,7 @@ class World:
             (folder / f"{name}-state").mkdir(exist_ok=True)
             rules = {table: TableRule((columns or {}).get(name, {}), budget=budget) for table in found}
             self.parties[name] = Party(
-                name, open_database(name, url), KEY, Policy(rules, max_prediction_rounds=rounds),
+                name, open_database(name, url), KEY, Policy(rules, limits=CallerLimits(max_prediction_rounds=rounds)),
                 row_secret=b"row secret", state_dir=folder / f"{name}-state",
             )  # fmt: skip
 

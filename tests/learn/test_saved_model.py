@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tablepuppet as tp
+from tablepuppet.party.limits import CallerLimits
 from tablepuppet.party.policy import LEVELS, Level, Policy
 from tablepuppet.party.release import Release
 from tests.learn.materialised import ALL, JOIN, predictions, shop
@@ -78,7 +79,7 @@ def test_every_family(urls: dict[str, str], tmp_path: Path, kind: Any) -> None:
 
 def test_limits_in_memory(urls: dict[str, str], tmp_path: Path) -> None:
     """A caller that announces relations or begins models for ever is told the limit; a new session begins anew."""
-    with served(urls, policy=Policy(views=3, fits=4)) as servers:
+    with served(urls, policy=Policy(limits=CallerLimits(views=3, fits=4))) as servers:
         fed = calling(servers)
         relation = relation_of(fed)
         for seed in range(2):  # the relation itself is one too

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -66,6 +68,12 @@ def write_file(
         f"[tables.cards.columns]\n{columns}\n{more}\n"
     )
     return file
+
+
+def limit(party: Party, **limits: float | None) -> None:
+    """Give a party that is open other limits."""
+    policy = party._guard.policy
+    party._guard.policy = replace(policy, limits=msgspec.structs.replace(policy.limits, **limits))
 
 
 def open_party(file: Path) -> Party:

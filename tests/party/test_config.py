@@ -81,7 +81,11 @@ def test_the_policy_of_a_file(tmp_path: Path) -> None:
     """Uses, levels, callers and limits become a policy; what is not named is hidden, and aggregate is the default."""
     policy = load(tmp_path, WHOLE, BANK_PASSWORD="").policy()
     assert policy.allow == frozenset({"analyst", "auditor"})
-    assert (policy.max_filters, policy.max_prediction_rounds, policy.max_expressions) == (0, 1000, 100)
+    assert (policy.limits.max_filters, policy.limits.max_prediction_rounds, policy.limits.max_expressions) == (
+        0,
+        1000,
+        100,
+    )
     table = policy.table("CARDS")
     assert table is not None
     assert (table.allow, table.min_rows, table.min_group) == (frozenset({"auditor"}), 100, 0)

@@ -18,6 +18,7 @@ from tablepuppet import prep
 from tablepuppet.federation import PartyEntry
 from tablepuppet.jobs import Run
 from tablepuppet.party.ledger import Budget
+from tablepuppet.party.limits import CallerLimits
 from tablepuppet.party.policy import Policy, TableRule
 from tablepuppet.prep.fit import PipelineSettings, foresee
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
@@ -390,7 +391,7 @@ def test_refinements_are_counted(tmp_path: Path) -> None:
     federation(tmp_path, {"p0": {"t": table}})
     fed = tp.Federation({"p0": PartyEntry(f"parquet://{tmp_path / 'p0'}", {"t.x": "aggregate"})})
     party = party_of(fed.engine, "p0")
-    party._guard.policy = replace(party._guard.policy, max_refinements=2)
+    party._guard.policy = replace(party._guard.policy, limits=CallerLimits(max_refinements=2))
 
     def fit(column: str, high: float) -> None:
         steps = [prep.Clip(0.2, high, columns=[column]), prep.Standardize()]

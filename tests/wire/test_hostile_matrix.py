@@ -14,6 +14,7 @@ import tablepuppet as tp
 import tablepuppet.learn.party_ops
 from tablepuppet.algebra.row_ops import largest_of_rows
 from tablepuppet.party.allowance import Allowance, allowed
+from tablepuppet.party.limits import CallerLimits
 from tablepuppet.prep.encoded_table import EncodedTable
 from tests.wire.hostile import Attacker, accounts, write_bank
 
@@ -82,7 +83,7 @@ def test_time_is_looked_at_between_columns() -> None:
     """Columns may be asked for many times: no loop over them is longer than the limit."""
     codes = tuple(np.zeros(3, np.int32) for _ in range(2))
     data = EncodedTable(np.ones((3, 1)), codes, (1, 1))
-    with allowed(Allowance("bank", seconds=0.0)):
+    with allowed(Allowance("bank", CallerLimits(request_seconds=0.0))):
         with pytest.raises(tp.PartyError, match="request_seconds"):
             largest_of_rows(data, np.zeros(2, np.int64), np.ones(2), np.ones(2))
         with pytest.raises(tp.PartyError, match="request_seconds"):

@@ -21,6 +21,7 @@ from tablepuppet.party.spec import Linear
 from tablepuppet.wire.codec import encode
 from tablepuppet.wire.in_flight import AS_OBJECTS, InFlight
 from tablepuppet.wire.protocol import BusyError
+from tests.party.policed import limit
 from tests.wire.hostile import Attacker, accounts, write_bank
 
 EVERY, ONCE = np.arange(60), np.ones(60, np.uint8)
@@ -153,11 +154,10 @@ def test_waiting_takes_time_of_the_request(tmp_path: Path) -> None:
     """Whoever waits for too long is told so."""
     attacker = encoded(tmp_path, "work_per_caller = 1")
     party = attacker.desk.party
-    settings = party._guard.policy.__dict__
-    settings["request_seconds"] = 0.1
+    limit(party, request_seconds=0.1)
     with party._at_work("analyst"), pytest.raises(tp.PartyError, match=r"limits\.request_seconds"):
         attacker.send(Request("describe"))
-    settings["request_seconds"] = None
+    limit(party, request_seconds=None)
     attacker.send(Request("describe"))
 
 

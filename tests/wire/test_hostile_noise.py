@@ -17,6 +17,7 @@ from tablepuppet.party.added_noise import GramNoise, PredictionNoise, SampleNois
 from tablepuppet.party.request import Request, Step
 from tablepuppet.party.spec import Linear
 from tablepuppet.wire.journal import Journal
+from tests.party.policed import limit
 from tests.wire.hostile import Attacker, write_bank
 
 ROWS = 60
@@ -102,10 +103,10 @@ def test_a_restart_goes_on_with_the_names_as_they_were(tmp_path: Path, refused: 
         with pytest.raises(TablePuppetError, match="a budget of epsilon"):
             attacker.send(Request("run", "s", {}, tuple(steps), attacker.sent["s"]))
     else:
-        attacker.desk.party._guard.policy.__dict__["request_seconds"] = -1.0
+        limit(attacker.desk.party, request_seconds=-1.0)
         with pytest.raises(TablePuppetError, match="more than -1 s"):
             attacker.image("s")
-        attacker.desk.party._guard.policy.__dict__["request_seconds"] = 300.0
+        limit(attacker.desk.party, request_seconds=300.0)
     second, spent = attacker.image("s", 0.5), attacker.spent
     write_bank(tmp_path, table=STRICT % 1e9)
     for _ in range(2):

@@ -12,6 +12,7 @@ import pytest
 import tablepuppet as tp
 import tablepuppet.learn.party_ops
 from tablepuppet.party.allowance import Allowance, allowed
+from tablepuppet.party.limits import CallerLimits
 from tablepuppet.prep.frame import Frame
 from tablepuppet.prep.specs import Scale
 from tests.wire.hostile import Attacker, accounts, write_bank
@@ -35,7 +36,10 @@ def test_time_is_looked_at_between_the_steps_of_a_pipeline(tmp_path: Path) -> No
     frame = Frame(attacker.desk.party.table("s", "cards", "analyst"), "v", "b", {})
     steps = [Scale("amount", 0.0, 1.0)]
     frame.run(steps)
-    with allowed(Allowance("bank", seconds=0.0)), pytest.raises(tp.PartyError, match="request_seconds"):
+    with (
+        allowed(Allowance("bank", CallerLimits(request_seconds=0.0))),
+        pytest.raises(tp.PartyError, match="request_seconds"),
+    ):
         frame.run(steps)
 
 

@@ -23,7 +23,7 @@ from tablepuppet.wire.codec import decode
 from tablepuppet.wire.desk import Desk
 from tablepuppet.wire.journal import Journal
 from tablepuppet.wire.protocol import BusyError, read_reply
-from tests.party.policed import ROWS, open_party, write_file
+from tests.party.policed import ROWS, limit, open_party, write_file
 
 NAMES = {"view": "v", "encoding": "e", "model": "of the caller's choice"}
 ENCODED: list[tuple[str, dict[str, Any]]] = [
@@ -237,7 +237,7 @@ def test_time_of_a_request(tmp_path: Path) -> None:
     calls.open()
     calls.run(*ENCODED)
     calls.run(("model.start", {**NAMES, "seed": 1, "spec": Network([400, 400], 1)}))
-    calls.party._guard.policy.__dict__["request_seconds"] = 0.2
+    limit(calls.party, request_seconds=0.2)
     solve = {**NAMES, "rows": np.ones(ROWS), "pull": 0.1, "l2": 0.1, "steps": 10_000}
     for request in (
         [("proximal.solve", solve)],

@@ -28,7 +28,7 @@ from tablepuppet.wire.flight_server import FlightServer
 from tablepuppet.wire.flight_transport import FlightTransport
 from tablepuppet.wire.journal import Journal
 from tablepuppet.wire.protocol import VERSION
-from tests.party.policed import CANARY, PIN, ROWS, audit_lines, write_file
+from tests.party.policed import CANARY, PIN, ROWS, audit_lines, limit, write_file
 from tests.wire.services import Certificates
 from tests.wire.test_limits import ENCODED, NAMES, Calls
 
@@ -146,7 +146,7 @@ def long_replies(calls: Watched) -> None:
 @scene("request_seconds")
 def slow(calls: Watched) -> None:
     calls.encoded()
-    calls.party._guard.policy.__dict__["request_seconds"] = -1.0
+    limit(calls.party, request_seconds=-1.0)
     calls.run(APPLY)
 
 

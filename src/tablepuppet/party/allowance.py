@@ -19,6 +19,7 @@ import duckdb
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.bounded import MemoryAccount
+from tablepuppet.party.limits import UNLIMITED, CallerLimits
 
 
 class TooMuchError(PartyError):
@@ -27,27 +28,25 @@ class TooMuchError(PartyError):
 
 @dataclass
 class Allowance:
-    """The limits of one request of a party; None: there is none."""
+    """What one request of a party may use, and has used."""
 
     party: str
-    seconds: float | None = None
-    expression_bytes: int | None = None
-    reply_bytes: int | None = None
+    limits: CallerLimits = UNLIMITED
     account: MemoryAccount = field(default_factory=MemoryAccount)  # what the caller holds in memory
-    releases: int | None = None  # with noise: each is charged on disk
-    made: int = field(default=0, init=False)  # of them so far
+    releases: int = field(default=0, init=False)  # with noise, so far
     began: float = field(default_factory=time.monotonic)
 
     @property
     def left(self) -> float | None:
         """Seconds that are left."""
-        return None if self.seconds is None else self.began + self.seconds - time.monotonic()
+        most = self.limits.request_seconds
+        return None if most is None else self.began + most - time.monotonic()
 
     def too_long(self) -> PartyError:
         """The error for a request that took too long."""
         return PartyError(
-            f"party {self.party!r}: the request takes more than {self.seconds:g} s, the limit of the party "
-            "(limits.request_seconds); ask for less at once, or ask the party's operator",
+            f"party {self.party!r}: the request takes more than {self.limits.request_seconds:g} s, the limit of the "
+            "party (limits.request_seconds); ask for less at once, or ask the party's operator",
             limit="request_seconds",
         )
 
@@ -55,7 +54,7 @@ class Allowance:
         """The error for expressions that need too much memory."""
         where = f"table {table!r}" if table else "its database"
         return TooMuchError(
-            f"party {self.party!r}: what is read of {where} takes more than {self.expression_bytes:,} bytes, "
+            f"party {self.party!r}: what is read of {where} takes more than {self.limits.expression_bytes:,} bytes, "
             "the limit of the party (limits.expression_bytes); select less, filter, or ask the party's operator",
             limit="expression_bytes",
         )
@@ -96,10 +95,11 @@ def check_memory(size: int) -> None:
 def check_reply(size: int) -> None:
     """Raise PartyError if a reply of this many bytes may not be sent; call it before it is computed."""
     allowance = _CURRENT.get()
-    if allowance is not None and allowance.reply_bytes is not None and size > allowance.reply_bytes:
+    most = None if allowance is None else allowance.limits.reply_bytes
+    if allowance is not None and most is not None and size > most:
         raise PartyError(
-            f"party {allowance.party!r}: the reply would have more than the {allowance.reply_bytes:,} bytes that the "
-            "party sends at once (limits.reply_bytes); ask for less, or ask the party's operator",
+            f"party {allowance.party!r}: the reply would have more than the {most:,} bytes that the party sends at "
+            "once (limits.reply_bytes); ask for less, or ask the party's operator",
             limit="reply_bytes",
         )
 
@@ -107,16 +107,16 @@ def check_reply(size: int) -> None:
 def count_release() -> None:
     """Count a release with noise; PartyError if the request has had as many as it may."""
     allowance = _CURRENT.get()
-    if allowance is None or allowance.releases is None:
+    if allowance is None:
         return
-    if allowance.made >= allowance.releases:
+    most = allowance.limits.releases_per_request
+    if most is not None and allowance.releases >= most:
         raise PartyError(
-            f"party {allowance.party!r}: the request asks for more than {allowance.releases:,} releases with noise, "
-            "the limit of the party (limits.releases_per_request); ask for fewer steps or columns at once, or ask the "
-            "party's operator",
+            f"party {allowance.party!r}: the request asks for more than {most:,} releases with noise, the limit of the "
+            "party (limits.releases_per_request); ask for fewer steps or columns at once, or ask the party's operator",
             limit="releases_per_request",
         )
-    allowance.made += 1
+    allowance.releases += 1
 
 
 @contextmanager

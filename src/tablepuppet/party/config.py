@@ -22,16 +22,14 @@ from tablepuppet.errors import ConfigError
 from tablepuppet.party.databases.urls import anchored
 from tablepuppet.party.delivery import Target
 from tablepuppet.party.ledger import Budget
+from tablepuppet.party.limits import CallerLimits, Positive, Seconds
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.settings_file import as_settings, read_toml
-from tablepuppet.party.table_entry import Count, TableEntry
+from tablepuppet.party.table_entry import TableEntry
 from tablepuppet.privacy.secure_sum import FEWEST
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-
-Positive = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(ge=0)]
 
 
 class TlsPaths(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -42,7 +40,7 @@ class TlsPaths(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     ca: Annotated[str, Meta(description="certificates of the authorities of callers")]
 
 
-class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+class Limits(CallerLimits, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """How much callers may take."""
 
     sessions: Annotated[Positive, Meta(description="sessions open at once; a further one must try again")] = 32
@@ -58,29 +56,9 @@ class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     calls_per_caller: Annotated[
         Positive, Meta(description="requests of one caller that are answered at once; a further one must try again")
     ] = 32
-    work_per_caller: Annotated[
-        Positive, Meta(description="requests of one caller that are computed at once; the others wait")
-    ] = 2
     message_bytes: Annotated[
         Positive, Meta(description="bytes of one request, and of all that one caller sends at once")
     ] = 512 << 20
-    reply_bytes: Annotated[Positive, Meta(description="bytes of one reply")] = 512 << 20
-    request_seconds: Annotated[
-        Seconds, Meta(description="seconds that one request may take, reading and evaluating included")
-    ] = 300.0
-    releases_per_request: Annotated[
-        Positive, Meta(description="releases with noise, each charged to the ledger, that one request may ask for")
-    ] = 2000
-    ledger_releases: Annotated[
-        Positive, Meta(description="different noisy labels that the ledger knows by name, per caller and table")
-    ] = 1000
-    expression_bytes: Annotated[
-        Positive, Meta(description="bytes of memory in which one table is read and its expressions are evaluated")
-    ] = 1 << 30
-    memory_bytes: Annotated[
-        Positive, Meta(description="bytes of memory that one caller's tables, encoded rows and models take")
-    ] = 1 << 30
-    kept_bytes: Annotated[Positive, Meta(description="bytes of saved models in `state_dir`, per caller")] = 1 << 30
     journal_bytes: Annotated[Positive, Meta(description="bytes of stored requests in `state_dir`, per caller")] = (
         4 << 30
     )
@@ -90,35 +68,6 @@ class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     resume_window: Annotated[Seconds, Meta(description="seconds for which the state of an interrupted run is kept")] = (
         86400.0
     )
-    max_prediction_rounds: Annotated[
-        Positive,
-        Meta(description="replies with predictions, gradient sums or parameters, per session and table"),
-    ] = 1000
-    max_matrix_columns: Annotated[
-        Positive,
-        Meta(description="vectors of a caller's choice that a table is multiplied with, per session and table"),
-    ] = 10_000
-    max_filters: Annotated[Count, Meta(description="distinct filters, per caller and table")] = 20
-    max_expressions: Annotated[
-        Count, Meta(description="distinct selected expressions other than plain columns, per caller and table")
-    ] = 100
-    max_splits: Annotated[
-        Count, Meta(description="distinct splits per caller and table, until its number of rows changes")
-    ] = 20
-    max_refinements: Annotated[
-        Count,
-        Meta(description="refined histograms of columns that are not public, over distinct rows, per caller and table"),
-    ] = 1000
-    max_failures: Annotated[
-        Positive, Meta(description="distinct queries whose expressions fail on rows, per caller and table")
-    ] = 10
-    max_models: Annotated[
-        Count, Meta(description="saved models of which the party keeps its part in `state_dir`, per caller")
-    ] = 100
-    fits: Annotated[Positive, Meta(description="models that one caller has in memory at once")] = 1000
-    views: Annotated[
-        Positive, Meta(description="relations, and encodings of their rows, in memory per session and table")
-    ] = 1000
 
 
 class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -179,24 +128,7 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
             {name.lower(): table.rule(name, self.deliver) for name, table in self.tables.items()},
             others=None,
             allow=frozenset(self.allow),
-            max_filters=self.limits.max_filters,
-            max_expressions=self.limits.max_expressions,
-            max_prediction_rounds=self.limits.max_prediction_rounds,
-            max_matrix_columns=self.limits.max_matrix_columns,
-            max_splits=self.limits.max_splits,
-            max_refinements=self.limits.max_refinements,
-            max_failures=self.limits.max_failures,
-            max_models=self.limits.max_models,
-            fits=self.limits.fits,
-            views=self.limits.views,
-            memory_bytes=self.limits.memory_bytes,
-            kept_bytes=self.limits.kept_bytes,
-            reply_bytes=self.limits.reply_bytes,
-            expression_bytes=self.limits.expression_bytes,
-            request_seconds=self.limits.request_seconds,
-            work_per_caller=self.limits.work_per_caller,
-            releases_per_request=self.limits.releases_per_request,
-            ledger_releases=self.limits.ledger_releases,
+            limits=self.limits,
             peers=frozenset(self.peers),
         )
 

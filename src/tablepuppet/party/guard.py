@@ -86,14 +86,14 @@ class Guard:
         _check_sums(op, grant, arguments, bound=bound)
         if op.directions:
             self._count_directions(caller, session, grant, arguments.get(op.directions))
-        most = self.policy.max_prediction_rounds
+        most = self.policy.limits.max_prediction_rounds
         if is_round(op) and not self._counters.use("rounds", caller, session, grant.table, most):
             reason = f"the session has had its {most} rounds; open the relation again, or ask the party's operator"
             raise grant.refusal("max_prediction_rounds", reason)
 
     def _count_directions(self, caller: str, session: str, grant: Grant, given: object) -> None:
         """Count the columns of vectors that the caller chose."""
-        most = self.policy.max_matrix_columns
+        most = self.policy.limits.max_matrix_columns
         columns = int(given) if isinstance(given, Integral) else 1  # as many as the op says it releases
         if isinstance(given, np.ndarray):  # vectors, or places of columns that a function is applied to
             columns = given.shape[1] if given.ndim == 2 else given.size if given.dtype.kind in "iu" else 1
@@ -106,28 +106,25 @@ class Guard:
 
     def split(self, caller: str, grant: Grant, chosen: str, rows: int) -> None:
         """Count a choice of rows by their places in the source, of which the table has ``rows`` now."""
-        most = self.policy.max_splits
-        if not self._counters.use_texts("splits", caller, grant.table, [chosen], most, f"{rows} rows "):
-            reason = (
-                f"caller {caller!r} has used {most} distinct splits, which reveal the order of rows; split with a "
-                "seed and share that were used, over the same rows, or ask the party's operator"
-            )
-            raise grant.refusal("max_splits", reason)
+        reason = (
+            "used {most} distinct splits, which reveal the order of rows; split with a seed and share that were used, "
+            "over the same rows, or ask the party's operator"
+        )
+        self._use("max_splits", caller, grant.table, [chosen], reason, state=f"{rows} rows ")
 
     def refine(self, caller: str, grant: Grant, refined: Sequence[str]) -> None:
         """Count columns of some rows whose histogram is refined: over rows that differ by one, it reveals that one."""
-        most = self.policy.max_refinements
-        if not self._counters.use_texts("refinements", caller, grant.table, refined, most):
-            reason = (
-                f"caller {caller!r} has had {most} refined histograms of columns that are not public, or would with "
-                "these; ask for columns and rows that were asked for before, or ask the party's operator"
-            )
-            raise grant.refusal("max_refinements", reason)
+        reason = (
+            "had {most} refined histograms of columns that are not public, or would with these; ask for columns and "
+            "rows that were asked for before, or ask the party's operator"
+        )
+        self._use("max_refinements", caller, grant.table, refined, reason)
 
     @contextmanager
     def evaluating(self, caller: str, scans: Sequence[Scan]) -> Iterator[None]:
         """Refuse a caller with too many failed queries; at the same time, only as many run as may still fail."""
-        most, tables = self.policy.max_failures, sorted({scan.table.lower() for scan in scans if _may_fail(scan)})
+        most = self.policy.limits.max_failures
+        tables = sorted({scan.table.lower() for scan in scans if _may_fail(scan)})
         with ExitStack() as begun:
             for table in tables if most is not None else ():
                 self._begin(caller, table, most or 0)
@@ -157,7 +154,8 @@ class Guard:
     def failed(self, caller: str, scan: Scan, beside: int = 0) -> None:
         """Count a scan that failed because of row values: the failure itself reveals something about them."""
         if _may_fail(scan):
-            self._counters.use_texts("failures", caller, scan.table, [f"{scan!r} {beside}"], self.policy.max_failures)
+            most = self.policy.limits.max_failures
+            self._counters.use_texts("failures", caller, scan.table, [f"{scan!r} {beside}"], most)
 
     def close(self, caller: str, session: str) -> None:
         """Free what is remembered of a session."""
@@ -175,18 +173,19 @@ class Guard:
 
     def _count(self, caller: str, table: str, scans: Sequence[Scan]) -> None:
         """Count the filters, and the expressions over features, that the caller has not used before."""
-        policy = self.policy
         filters = [text for scan in scans for text in filter(None, scan.filters)]
-        if not self._counters.use_texts("filters", caller, table, filters, policy.max_filters):
-            reason = f"caller {caller!r} has used {policy.max_filters} distinct filters, or would with this one"
-            raise refusal(self.party, "max_filters", reason, table)
-        if policy.max_expressions is not None:
+        self._use("max_filters", caller, table, filters, "used {most} distinct filters, or would with this one")
+        if self.policy.limits.max_expressions is not None:
             outputs = [text for scan in scans for text in scan.outputs.values() if _computes(text)]
-            if not self._counters.use_texts("expressions", caller, table, outputs, policy.max_expressions):
-                reason = (
-                    f"caller {caller!r} has used {policy.max_expressions} distinct expressions, or would with these"
-                )
-                raise refusal(self.party, "max_expressions", reason, table)
+            self._use(
+                "max_expressions", caller, table, outputs, "used {most} distinct expressions, or would with these"
+            )
+
+    def _use(self, rule: str, caller: str, table: str, texts: Iterable[str], reason: str, state: str = "") -> None:
+        """Count texts that the caller has not used before; PrivacyError if there are then more than a limit allows."""
+        most = getattr(self.policy.limits, rule)
+        if not self._counters.use_texts(rule.removeprefix("max_"), caller, table, texts, most, state):
+            raise refusal(self.party, rule, f"caller {caller!r} has {reason.format(most=most)}", table)
 
     def _check_names(self, tables: Sequence[SourceTable]) -> None:
         known = {table.name.lower() for table in tables}

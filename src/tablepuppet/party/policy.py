@@ -16,6 +16,7 @@ from functools import cached_property
 
 from tablepuppet.errors import ConfigError
 from tablepuppet.party.ledger import Budget
+from tablepuppet.party.limits import UNLIMITED, CallerLimits
 from tablepuppet.party.release import Release
 
 ANONYMOUS = "anonymous"  # the caller of a service without TLS
@@ -170,24 +171,7 @@ class Policy:
     tables: Mapping[str, TableRule] = field(default_factory=dict)
     others: TableRule | None = TableRule()  # of tables that are not named; None: they are hidden
     allow: frozenset[str] | None = None  # callers; None: everybody
-    max_filters: int | None = None  # distinct ones per caller and table
-    max_expressions: int | None = None  # distinct ones over features and labels, per caller and table
-    max_prediction_rounds: int | None = None  # per caller, session and table
-    max_matrix_columns: int | None = None  # of vectors that the caller chose, per caller, session and table
-    max_splits: int | None = None  # distinct ones per caller and table, of one state of it
-    max_refinements: int | None = None  # columns over distinct rows whose histograms are refined, per caller and table
-    max_failures: int | None = None  # distinct scans whose expressions fail on rows, per caller and table
-    max_models: int | None = None  # saved ones of which the party keeps its part, per caller
-    fits: int | None = None  # models in memory, per caller
-    views: int | None = None  # relations, and encodings of their rows, per session and table
-    memory_bytes: int | None = None  # that one caller's sessions and models hold
-    kept_bytes: int | None = None  # of saved models on disk, per caller
-    reply_bytes: int | None = None
-    expression_bytes: int | None = None  # of what one table use reads and evaluates
-    request_seconds: float | None = None
-    work_per_caller: int | None = None  # requests that are computed at once
-    releases_per_request: int | None = None  # with noise
-    ledger_releases: int | None = None  # that cost once and are known by name, per caller and table
+    limits: CallerLimits = UNLIMITED
     peers: frozenset[str] | None = None  # parties to sum with; None: whoever has a certificate of the authority
     named: frozenset[str] = frozenset()  # ``table`` or ``table.column`` as somebody spelled them: they must exist
 

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 import tablepuppet.party.rows  # noqa: F401 - registers its ops
@@ -81,15 +82,16 @@ class Party:
         self._database = database
         self._blinding_key = blinding_key
         self._guard = Guard(name, policy or Policy(), state_dir)
+        limits = self._guard.policy.limits
         self._audit = audit or AuditLog(None)
         self._row_secret, self._identity, self._deliveries = row_secret, identity, deliveries
         self._noise_secret = hmac.digest(row_secret or secrets.token_bytes(32), b"noise", "sha256")
-        self._ledger = None if state_dir is None else Ledger(state_dir / FILE, name, self._guard.policy.ledger_releases)
+        self._ledger = None if state_dir is None else Ledger(state_dir / FILE, name, limits.ledger_releases)
         self._sessions: dict[tuple[str, str], dict[str, LocalTable]] = {}
         self._models: dict[str, tuple[Bounded, dict[str, str]]] = {}  # by caller, and the sessions that made them
         self._accounts: dict[str, MemoryAccount] = {}  # by caller
         self._turns: dict[str, threading.BoundedSemaphore] = {}  # by caller: requests that are computed now
-        self._shelves = Shelves(name, state_dir, self._guard.policy.max_models, self._guard.policy.kept_bytes)
+        self._shelves = Shelves(name, state_dir, limits.max_models, limits.kept_bytes)
         self._category_secrets: dict[str, bytes] = {}
         self._openings = Openings(name)
         self._row_counts: dict[str, int] = {}  # of tables, as last described
@@ -144,20 +146,14 @@ class Party:
 
     def _allowance(self, caller: str, outcome: Outcome) -> Allowance:
         """What one request may take; what was computed in time before may take longer now."""
-        policy = self._guard.policy
-        again = outcome == "restored"
-        return Allowance(
-            self.name,
-            None if again else policy.request_seconds,
-            policy.expression_bytes,
-            policy.reply_bytes,
-            self._account(caller),
-            None if again else policy.releases_per_request,
-        )
+        limits = self._guard.policy.limits
+        if outcome == "restored":
+            limits = msgspec.structs.replace(limits, request_seconds=None, releases_per_request=None)
+        return Allowance(self.name, limits, self._account(caller))
 
     def _account(self, caller: str) -> MemoryAccount:
         with self._lock:
-            return self._accounts.setdefault(caller, MemoryAccount(self.name, self._guard.policy.memory_bytes))
+            return self._accounts.setdefault(caller, MemoryAccount(self.name, self._guard.policy.limits.memory_bytes))
 
     def hold_reply(self, caller: str, session: str, size: int) -> None:
         """Count the bytes of a session's last reply, which is kept until the next; PartyError if there is no room."""
@@ -167,7 +163,7 @@ class Party:
     @contextmanager
     def _at_work(self, caller: str) -> Iterator[None]:
         """Compute this number of a caller's requests at once; the others wait, since each takes memory."""
-        most = self._guard.policy.work_per_caller
+        most = self._guard.policy.limits.work_per_caller
         if most is None:
             yield
             return
@@ -243,7 +239,7 @@ class Party:
             rows=table.rows,
             require_dp=require_dp,
             secure_sum=rules.secure_sum,
-            max_rounds=policy.max_prediction_rounds,
+            max_rounds=policy.limits.max_prediction_rounds,
             public=() if require_dp else public,
             funds=() if self._ledger is None else self._ledger.funds(table.name, caller, rules.budget),
             bounds={name: rule.bounds for name, rule in known.items() if rule.bounds and rule.uses & LEARNED},
@@ -359,7 +355,7 @@ class Party:
     def _split(self, caller: str, grant: Grant, chosen: str) -> None:
         """Count a split; if the rows of a table have changed, counting starts again, since their order is new."""
         name = grant.table.lower()
-        if name not in self._row_counts and self._guard.policy.max_splits is not None:
+        if name not in self._row_counts and self._guard.policy.limits.max_splits is not None:
             self._row_counts |= {table.name.lower(): table.rows for table in self._database.tables()}
         self._guard.split(caller, grant, chosen, self._row_counts.get(name, 0))
 
@@ -373,7 +369,7 @@ class Party:
             self._ledger.charge(grant.table, caller, cost, budget, purpose=purpose, release=release, line=line)
 
     def _bounded(self, what: str, limit: str, account: MemoryAccount) -> Bounded:
-        return Bounded(f"party {self.name!r}, {what}", limit, getattr(self._guard.policy, limit), account)
+        return Bounded(f"party {self.name!r}, {what}", limit, getattr(self._guard.policy.limits, limit), account)
 
     def _snapshots(self, caller: str, scans: tuple[Scan, ...]) -> list[Snapshot]:
         """What the scans read, as of one moment; what this caller read a short time ago may do."""

@@ -20,7 +20,7 @@ from tablepuppet.spelling import did_you_mean
 Settings = TypeVar("Settings")
 _WORDS = {
     "str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false", "object": "a section",
-    "array": "a list", "null": "nothing",
+    "array": "a list",
 }  # fmt: skip
 
 
@@ -59,23 +59,32 @@ def _wrong(raw: Any, kind: Any, place: str = "") -> tuple[str, str] | None:
     try:
         msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        inner = (_wrong(value, type_, f"{place}{name}.") for name, value, type_ in _fields(raw, kind))
+        known = _fields(raw, kind)
+        inner = (_wrong(raw[name], known[name], f"{place}{name}.") for name in known if name in raw)
         return next(filter(None, inner), None) or (place, _in_words(str(error), kind))
     return None
 
 
-def _fields(raw: Any, kind: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(name, value, type) of what a section says."""
+def _unknown(raw: Any, kind: Any, place: str) -> Iterator[tuple[str, list[str]]]:
+    """Fields that no type of settings has, each with those it has there."""
+    known = _fields(raw, kind)
+    for name in raw if known else ():
+        if name not in known:
+            yield f"{place}{name}", list(known)
+        else:
+            yield from _unknown(raw[name], known[name], f"{place}{name}.")
+
+
+def _fields(raw: Any, kind: Any) -> dict[str, Any]:
+    """The fields that a section may have, with their types; none if this is no section, or the type has none."""
     if not isinstance(raw, dict):
-        return
+        return {}
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
-        yield from ((name, value, known[name]) for name, value in raw.items() if name in known)
-    elif get_origin(kind) is dict:
-        yield from ((name, value, get_args(kind)[1]) for name, value in raw.items())
-    else:  # Annotated, a union: the part of it that is a section
-        sections = [part for part in get_args(kind) if next(_fields(raw, part), None)]
-        yield from _fields(raw, sections[0]) if len(sections) == 1 else ()
+        return {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    if get_origin(kind) is dict:
+        return dict.fromkeys(raw, get_args(kind)[1])
+    sections = (_fields(raw, part) for part in get_args(kind))  # of Annotated, of a union
+    return next(filter(None, sections), {})
 
 
 def _in_words(text: str, kind: Any) -> str:
@@ -91,29 +100,13 @@ def _in_words(text: str, kind: Any) -> str:
         return f"it must be one of {', '.join(choices)}"
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", said):
         return f"{missing[1]} is missing"
-    said = re.sub(
-        r"`([^`]*)`", lambda kinds: " or ".join(_WORDS.get(each, each) for each in kinds[1].split(" | ")), said
-    )
+    said = re.sub(r"`([^`]*)`", lambda kinds: _types(kinds[1].split(" | ")), said)
     return said.replace("Expected ", "it must be ").replace(", got ", ", not ")
 
 
-def _unknown(raw: Any, kind: Any, place: str) -> Iterator[tuple[str, list[str]]]:
-    """Fields that no type of settings has, each with those it has there."""
-    if not isinstance(raw, dict):
-        return
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
-        for name, value in raw.items():
-            if name not in known:
-                yield f"{place}{name}", list(known)
-            else:
-                yield from _unknown(value, known[name], f"{place}{name}.")
-    elif get_origin(kind) is dict:
-        for name, value in raw.items():
-            yield from _unknown(value, get_args(kind)[1], f"{place}{name}.")
-    else:  # Annotated, a union: whatever of it may be a section
-        for part in get_args(kind):
-            yield from _unknown(raw, part, place)
+def _types(names: list[str]) -> str:
+    """Types in words; a file has no null."""
+    return " or ".join(_WORDS.get(name, name) for name in names if name != "null")
 
 
 def _choices(kind: Any) -> list[str]:

@@ -239,7 +239,7 @@ def _read(source: Source, scan: Scan, total: bool, hides: bool) -> pa.Table:
 def _check_growth(scan: Scan, texts: Sequence[str]) -> None:
     """All expressions are evaluated at once: together their results for a row must not be too long."""
     allowance = current()
-    bounded = allowance is not None and allowance.expression_bytes is not None
+    bounded = allowance is not None and allowance.limits.expression_bytes is not None
     if bounded and letters_of_all(map(checked, texts)) > MOST_IN_SCAN:
         raise PartyError(
             f"party {scan.party!r}: the expressions over table {scan.table!r} make more than {MOST_IN_SCAN:,} letters "
@@ -250,14 +250,14 @@ def _check_growth(scan: Scan, texts: Sequence[str]) -> None:
 def _within_bytes(rows: duckdb.DuckDBPyRelation, scan: Scan, hides: bool) -> pa.Table:
     """All rows, if they do not take more memory than the request may, by what they are counted as too."""
     allowance = current()
-    if allowance is None or allowance.expression_bytes is None:
+    if allowance is None or allowance.limits.expression_bytes is None:
         return rows.to_arrow_table()
     reader, batches, size, counted = rows.to_arrow_reader(BATCH), [], 0, 0
     types = [field.type for kind in "ok" for field in reader.schema if field.name.startswith(kind)]
     each = row_bytes(scan, types) if hides else 0
     for batch in reader:
         size, counted = size + batch.nbytes, counted + each * len(batch)
-        if max(size, counted) > allowance.expression_bytes:
+        if max(size, counted) > allowance.limits.expression_bytes:
             raise allowance.too_much(scan.table)
         batches.append(batch)
     return pa.Table.from_batches(batches, reader.schema)

@@ -13,10 +13,9 @@ from tablepuppet.errors import ConfigError, QueryError
 from tablepuppet.party.delivery import Target
 from tablepuppet.party.key_rule import named_key
 from tablepuppet.party.ledger import Budget
+from tablepuppet.party.limits import Count
 from tablepuppet.party.policy import ColumnRule, Embeddings, Level, TableRule, Use, check_values
 from tablepuppet.sql.expression import columns_of
-
-Count = Annotated[int, Meta(ge=0)]
 
 
 class ColumnEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

@@ -167,9 +167,9 @@ def sandbox(*setup: str, begin: Sequence[str] = (), end: Sequence[str] = ()) -> 
 def _memory_settings() -> dict[str, str | bool]:
     """DuckDB's own limits; texts that grow within one step are not in them, see `sql/growth.py`."""
     allowance = current()
-    if allowance is None or allowance.expression_bytes is None:
+    if allowance is None or allowance.limits.expression_bytes is None:
         return {}
-    most = max(allowance.expression_bytes, LEAST)
+    most = max(allowance.limits.expression_bytes, LEAST)
     threads = min(MOST_THREADS, cores())  # each holds a step of its own
     return {"memory_limit": f"{most}B", "max_temp_directory_size": f"{SPILL * most}B", "threads": str(threads)}
 
