@@ -16,8 +16,15 @@ import duckdb
 from tablepuppet.errors import PartyError
 from tablepuppet.party.config import PartyFile
 from tablepuppet.party.database import POSITION, Database, Reader, Source, SourceTable
-from tablepuppet.party.databases.names import UnknownNameError, find_columns, find_names, find_table, identifier, select
-from tablepuppet.party.databases.positions import numbered_by
+from tablepuppet.party.databases.names import (
+    UnknownNameError,
+    find_columns,
+    find_names,
+    find_table,
+    identifier,
+    numbered_by,
+    select,
+)
 from tablepuppet.party.databases.sandbox import count, describe
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.delivery import Deliveries

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import duckdb
 
-from tablepuppet.party.databases.names import AskedColumn, select, text_literal
-from tablepuppet.party.databases.positions import numbered_by
+from tablepuppet.party.databases.names import AskedColumn, numbered_by, select, text_literal
 from tablepuppet.party.databases.sandbox import count, describe, new_name
 
 # Nothing is skipped: DuckDB would take rows above a malformed one for a preamble.

@@ -14,9 +14,16 @@ import duckdb
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.database import Source, SourceTable
-from tablepuppet.party.databases.names import AskedColumn, find_columns, find_table, identifier, select, text_literal
+from tablepuppet.party.databases.names import (
+    AskedColumn,
+    find_columns,
+    find_table,
+    identifier,
+    numbered_by,
+    select,
+    text_literal,
+)
 from tablepuppet.party.databases.paths import existing
-from tablepuppet.party.databases.positions import numbered_by
 from tablepuppet.party.databases.sandbox import allow, count, describe, sandbox
 from tablepuppet.sql.query import Comparison
 

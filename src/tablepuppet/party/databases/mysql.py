@@ -20,14 +20,12 @@ from pymysql.cursors import SSCursor
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.database import SourceTable
-from tablepuppet.party.databases.loading import SENT_POSITION, Loader, sent_name
+from tablepuppet.party.databases.foreign import SENT_POSITION, ForeignReader, ForeignTable, sent_name
 from tablepuppet.party.databases.mysql_types import MySQLType
 from tablepuppet.party.databases.mysql_url import connection_options
-from tablepuppet.party.databases.names import AskedColumn, identifier, text_literal
-from tablepuppet.party.databases.positions import numbered_by
-from tablepuppet.party.databases.pushdown import Value, condition
+from tablepuppet.party.databases.names import AskedColumn, identifier, numbered_by, text_literal
+from tablepuppet.party.databases.pushdown import Value
 from tablepuppet.party.databases.sandbox import sandbox
-from tablepuppet.party.databases.server_reader import ServerReader, ServerTable
 from tablepuppet.party.databases.server_urls import masked
 from tablepuppet.sql.query import Comparison
 
@@ -52,15 +50,13 @@ _COLUMNS = """
     ORDER BY table_name, ordinal_position
 """
 _KEYS = """
-    SELECT table_name, column_name FROM information_schema.statistics
+    SELECT table_name, column_name, seq_in_index FROM information_schema.statistics
     WHERE table_schema = DATABASE() AND index_name = 'PRIMARY'
-    ORDER BY table_name, seq_in_index
 """
 _BATCH_ROWS = 65536
 
 
-_Table = ServerTable[MySQLType, list[str]]
-_Reader = ServerReader[MySQLType, list[str]]
+_Table = ForeignTable[MySQLType]
 
 
 class MySQL:
@@ -73,15 +69,15 @@ class MySQL:
     def tables(self) -> list[SourceTable]:
         """Every table and view that can be read; the others are logged and left out."""
         with self._connected() as (connection, catalog):
-            tables = [self._published(connection, name, table) for name, table in catalog.items()]
+            tables = [self._published(connection, table) for table in catalog.values()]
             return [table for table in tables if table is not None]
 
     @contextmanager
-    def reader(self) -> Iterator[_Reader]:
+    def reader(self) -> Iterator[ForeignReader[_Table]]:
         """Open one transaction that sees the database as it is now, as far as its engines have transactions."""
         with self._connected() as (connection, catalog), sandbox() as duck:
             readable = {name: table for name, table in catalog.items() if table.types}
-            yield _Reader(self.party, readable, Loader(self.party, duck), _query, partial(self._read, connection))
+            yield ForeignReader(self.party, duck, readable, catalog.__getitem__, partial(self._read, connection))
 
     @contextmanager
     def _connected(self) -> Iterator[tuple[Any, dict[str, _Table]]]:
@@ -97,13 +93,15 @@ class MySQL:
             yield connection, catalog
 
     @contextmanager
-    def _read(self, connection: Any, table: str, sql: str) -> Iterator[Any]:
+    def _read(
+        self, connection: Any, table: _Table, asked: Sequence[AskedColumn], where: Sequence[Comparison]
+    ) -> Iterator[Any]:
         with connection.cursor(SSCursor) as cursor:  # which does not hold the whole answer
             try:
-                cursor.execute(sql)
+                cursor.execute(_query(table, asked, where))
             except pymysql.Error as error:
                 reason = f"its database could not read it (error {error.args[0]}); try SELECT there"
-                raise PartyError(f"Party {self.party!r}: table {table!r}: {reason}") from None
+                raise PartyError(f"Party {self.party!r}: table {table.name!r}: {reason}") from None
             names = [name for name, *_ in cursor.description if name != SENT_POSITION]
             schema = pa.schema([*((name, pa.large_string()) for name in names), (SENT_POSITION, pa.int64())])
             yield pa.RecordBatchReader.from_batches(schema, _batches(cursor, schema))
@@ -119,15 +117,15 @@ class MySQL:
                 reason = "the server that answers there is not MySQL; check host and port"
         return masked(reason, self._options["password"].decode())
 
-    def _published(self, connection: Any, name: str, table: _Table) -> SourceTable | None:
+    def _published(self, connection: Any, table: _Table) -> SourceTable | None:
         try:
             if table.types:
                 [(rows,)] = _rows(connection, f"SELECT count(*) FROM {table.sql}")
-                return SourceTable(name, table.columns, int(rows))
+                return SourceTable(table.name, table.columns, int(rows))
         except pymysql.Error as error:
             if not connection.open:
                 raise PartyError(f"Party {self.party!r}: MySQL: {self._reason(error)}") from None
-        logger.warning("Party %r: %r cannot be read and is not published", self.party, name)
+        logger.warning("Party %r: %r cannot be read and is not published", self.party, table.name)
         return None
 
 
@@ -139,13 +137,13 @@ def _rows(connection: Any, sql: str) -> list[tuple[Any, ...]]:
 
 def _catalog(connection: Any) -> dict[str, _Table]:
     """Every table and view; one that this user cannot read, or nobody, has no columns."""
-    tables = {name: _Table(identifier(name), []) for (name,) in _rows(connection, _TABLES)}
+    tables = {name: _Table(name, identifier(name)) for (name,) in _rows(connection, _TABLES)}
     for name, column, data_type, column_type, octets in _rows(connection, _COLUMNS):
         if name in tables:
             tables[name].types[column] = MySQLType(data_type.lower(), column_type.lower(), int(octets))
-    for name, column in _rows(connection, _KEYS):
+    for name, column, place in _rows(connection, _KEYS):
         if name in tables:
-            tables[name].key.append(column)
+            tables[name].key.append((int(place), column))
     return tables
 
 
@@ -164,28 +162,18 @@ def _batches(cursor: SSCursor, schema: Any) -> Iterator[Any]:
 
 def _query(table: _Table, asked: Sequence[AskedColumn], where: Sequence[Comparison]) -> str:
     """The SELECT to send. Rows are numbered before they are filtered; all rows are only sorted, which is faster."""
-    types = [table.types[column.stored] for column in asked]
-    names = [sent_name(index) for index in range(len(asked))]
-    comparables = {
-        column.name.lower(): comparable
-        for column, name, type_ in zip(asked, names, types, strict=True)
-        if (comparable := type_.comparable(name))
-    }
-    pushed = condition(where, comparables, _literal)
-    order = _order(table, asked)
+    pushed, order = table.condition(asked, where, _literal), _order(table, asked)
     stored = [_stored(column.stored) for column in asked]
-    if asked and not pushed:
-        sent = [f"{type_.sent(sql)} AS {name}" for type_, sql, name in zip(types, stored, names, strict=True)]
-        return f"SELECT {', '.join(sent)} FROM {table.sql} AS t ORDER BY {', '.join(order)}"
-    inner = [f"{sql} AS {name}" for sql, name in zip(stored, names, strict=True)]
-    numbered = f"SELECT {', '.join([*inner, f'{numbered_by(order)} AS {SENT_POSITION}'])} FROM {table.sql} AS t"
-    sent = [f"{type_.sent(name)} AS {name}" for type_, name in zip(types, names, strict=True)]
-    return f"SELECT {', '.join([*sent, SENT_POSITION])} FROM ({numbered}) AS n {pushed}"
+    if not asked or pushed:
+        return table.numbered(asked, stored, numbered_by(order), pushed)
+    types = table.asked_types(asked)
+    sent = [f"{type_.sent(sql)} AS {sent_name(i)}" for i, (type_, sql) in enumerate(zip(types, stored, strict=True))]
+    return f"SELECT {', '.join(sent)} FROM {table.sql} AS t ORDER BY {', '.join(order)}"
 
 
 def _order(table: _Table, asked: Sequence[AskedColumn]) -> list[str]:
-    if table.key and set(table.key) <= set(table.types):  # and not hidden from this user
-        return [_stored(column) for column in table.key]
+    if table.key and set(table.key_columns) <= set(table.types):  # and not hidden from this user
+        return [_stored(column) for column in table.key_columns]
     stored = sorted(column.stored for column in asked)
     return [sql for column in stored for sql in table.types[column].ordered(_stored(column))]
 

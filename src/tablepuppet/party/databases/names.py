@@ -1,12 +1,14 @@
-"""Names: how asked tables and columns are found in a database, and how names are written into SQL.
+"""Names: how asked tables and columns are found in a database, and how they are written into SQL with their positions.
 
-Every name that reaches a database was first found in its catalog, and is quoted; every type has a checked form.
+Every name that reaches a database was first found in its catalog, and is quoted; every type has a checked form. A
+row's position is its place among all rows of its table, in an order that is the same at every reading. Rows that tie
+are equal in everything that is read, so any order of them is the same order.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tablepuppet.errors import PartyError
@@ -52,6 +54,16 @@ def select(columns: Iterable[AskedColumn], position: str, relation: str) -> str:
     """The subquery that yields asked columns and their position, from a relation that has the stored ones."""
     items = [column.cast(identifier(column.stored)) for column in columns]
     return f"(SELECT {', '.join([*items, f'CAST({position} AS BIGINT) AS {POSITION}'])} FROM {relation})"
+
+
+def numbered_by(order: Sequence[str]) -> str:
+    """The SQL that numbers rows from 0 in the order of some expressions; without any, in the order of the scan.
+
+    >>> numbered_by(["rowid"])
+    'row_number() OVER (ORDER BY rowid) - 1'
+    """
+    ordering = f"ORDER BY {', '.join(order)}" if order else ""
+    return f"row_number() OVER ({ordering}) - 1"
 
 
 def find_table(party: str, tables: Iterable[str], wanted: str) -> str:

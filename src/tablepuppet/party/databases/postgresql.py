@@ -16,13 +16,11 @@ from adbc_driver_postgresql import dbapi
 
 from tablepuppet.errors import PartyError
 from tablepuppet.party.database import SourceTable
-from tablepuppet.party.databases.loading import SENT_POSITION, Loader, sent_name
-from tablepuppet.party.databases.names import AskedColumn, identifier, text_literal
-from tablepuppet.party.databases.positions import numbered_by
+from tablepuppet.party.databases.foreign import ForeignReader, ForeignTable
+from tablepuppet.party.databases.names import AskedColumn, identifier, numbered_by, text_literal
 from tablepuppet.party.databases.postgresql_types import PostgresType
-from tablepuppet.party.databases.pushdown import Comparable, Value, condition, kind_of
+from tablepuppet.party.databases.pushdown import Value
 from tablepuppet.party.databases.sandbox import sandbox
-from tablepuppet.party.databases.server_reader import ServerReader, ServerTable
 from tablepuppet.party.databases.server_urls import check_escapes, check_hosts, masked
 from tablepuppet.sql.query import Comparison
 
@@ -51,8 +49,7 @@ _CATALOG = """
 """
 
 
-_Table = ServerTable[PostgresType, dict[int, str]]
-_Reader = ServerReader[PostgresType, dict[int, str]]
+_Table = ForeignTable[PostgresType]
 
 
 class PostgreSQL:
@@ -66,17 +63,16 @@ class PostgreSQL:
         """Every table and view of the current schema that the user may read."""
         with self._connected() as connection:
             return [
-                SourceTable(name, table.columns, self._count(connection, name, table))
-                for name, table in _catalog(connection).items()
+                SourceTable(table.name, table.columns, self._count(connection, table))
+                for table in _catalog(connection).values()
             ]
 
     @contextmanager
-    def reader(self) -> Iterator[_Reader]:
+    def reader(self) -> Iterator[ForeignReader[_Table]]:
         """Open one transaction that sees the database as it is now."""
         with self._connected() as connection, sandbox() as duck:
-            yield _Reader(
-                self.party, _catalog(connection), Loader(self.party, duck), _query, partial(_read, connection)
-            )
+            catalog = _catalog(connection)
+            yield ForeignReader(self.party, duck, catalog, catalog.__getitem__, partial(_read, connection))
 
     @contextmanager
     def _connected(self) -> Iterator[Any]:
@@ -89,12 +85,14 @@ class PostgreSQL:
                 raise PartyError(f"Party {self.party!r}: PostgreSQL: {_reason(error, self._url)}") from None
             yield connection
 
-    def _count(self, connection: Any, name: str, table: _Table) -> int:
+    def _count(self, connection: Any, table: _Table) -> int:
         try:
             return int(_rows(connection, f"SELECT count(*) AS rows FROM {table.sql}")[0]["rows"])
         except (DriverError, OSError) as error:
             state = getattr(error, "sqlstate", None)
-            raise PartyError(f"Party {self.party!r}: PostgreSQL cannot read {name!r} (SQLSTATE {state})") from None
+            raise PartyError(
+                f"Party {self.party!r}: PostgreSQL cannot read {table.name!r} (SQLSTATE {state})"
+            ) from None
 
 
 def _checked(party: str, url: str) -> str:
@@ -128,48 +126,24 @@ def _catalog(connection: Any) -> dict[str, _Table]:
     tables: dict[str, _Table] = {}
     for row in _rows(connection, _CATALOG):
         sql = f"{identifier(row['schema'])}.{identifier(row['table'])}"
-        table = tables.setdefault(row["table"], _Table(sql, {}))
+        table = tables.setdefault(row["table"], _Table(row["table"], sql))
         table.types[row["column"]] = PostgresType(row["type"], row["modifier"], row["is_enum"])
         if row["key_place"] is not None:
-            table.key[row["key_place"]] = row["column"]
+            table.key.append((row["key_place"], row["column"]))
     return tables
 
 
 @contextmanager
-def _read(connection: Any, table: str, sql: str) -> Iterator[Any]:
+def _read(connection: Any, table: _Table, asked: Sequence[AskedColumn], where: Sequence[Comparison]) -> Iterator[Any]:
+    stored = [identifier(column.stored) for column in asked]
+    order = [identifier(column) for column in table.key_columns]
+    if not order:
+        order = sorted(type_.ordered(sql) for type_, sql in zip(table.asked_types(asked), stored, strict=True))
+    pushed = table.condition(asked, where, _literal)
     with connection.cursor() as cursor:
-        cursor.execute(sql)
+        cursor.execute(table.numbered(asked, stored, numbered_by(order), pushed))
         with cursor.fetch_record_batch() as batches:
             yield batches
-
-
-def _query(table: _Table, asked: Sequence[AskedColumn], where: Sequence[Comparison]) -> str:
-    """The SELECT to send: rows are numbered before they are filtered."""
-    types = [table.types[column.stored] for column in asked]
-    names = [sent_name(index) for index in range(len(asked))]
-    if table.key:
-        order = [identifier(table.key[place]) for place in sorted(table.key)]
-    else:
-        order = sorted(type_.ordered(identifier(column.stored)) for column, type_ in zip(asked, types, strict=True))
-    position = numbered_by(order)
-    inner = [f"{identifier(column.stored)} AS {name}" for column, name in zip(asked, names, strict=True)]
-    sent = [f"{type_.sent(name)} AS {name}" for type_, name in zip(types, names, strict=True)]
-    comparables = {
-        column.name.lower(): _comparable(name, type_) for column, name, type_ in zip(asked, names, types, strict=True)
-    }
-    return (
-        f"SELECT {', '.join([*sent, SENT_POSITION])} "
-        f"FROM (SELECT {', '.join([*inner, f'{position} AS {SENT_POSITION}'])} FROM {table.sql}) AS numbered "
-        f"{condition(where, comparables, _literal)}"
-    )
-
-
-def _comparable(column: str, type_: PostgresType) -> Comparable:
-    kind = kind_of(type_.duckdb)
-    if type_.name == "numeric" and kind == "double":  # exact there, rounded here
-        kind = "other"
-    digits = int(type_.duckdb[len("DECIMAL(") :].partition(",")[0]) if kind == "decimal" else 0
-    return Comparable(f"({type_.ordered(column)})", kind, digits)
 
 
 def _literal(value: Value) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tablepuppet.party.databases.pushdown import Comparable, kind_of
+
 _TYPES = {
     "bool": "BOOLEAN",
     "int2": "SMALLINT",
@@ -74,6 +76,14 @@ class PostgresType:
     def ordered(self, column: str) -> str:
         """PostgreSQL's expression by which rows are sorted; text by bytes, whatever the locale."""
         return f'{column}::text COLLATE "C"' if self.duckdb == "VARCHAR" else column
+
+    def comparable(self, column: str) -> Comparable:
+        """How the column compares in PostgreSQL."""
+        kind = kind_of(self.duckdb)
+        if self.name == "numeric" and kind == "double":  # exact there, rounded here
+            kind = "other"
+        digits = int(self.duckdb[len("DECIMAL(") :].partition(",")[0]) if kind == "decimal" else 0
+        return Comparable(f"({self.ordered(column)})", kind, digits)
 
 
 def _decimal(modifier: int) -> str:

@@ -7,9 +7,9 @@ that does not agree with it is an error. Position: rowid; the primary key withou
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -18,14 +18,13 @@ from adbc_driver_manager import Error as DriverError
 from adbc_driver_sqlite import StatementOptions, dbapi
 
 from tablepuppet.errors import PartyError
-from tablepuppet.party.database import Source, SourceTable
-from tablepuppet.party.databases.loading import SENT_POSITION, ForeignColumn, Loader, misfit, sent_name
-from tablepuppet.party.databases.names import AskedColumn, find_columns, find_table, identifier
+from tablepuppet.party.database import SourceTable
+from tablepuppet.party.databases.foreign import SENT_POSITION, ForeignReader, ForeignTable, misfit, sent_name
+from tablepuppet.party.databases.names import AskedColumn, identifier, numbered_by
 from tablepuppet.party.databases.paths import existing
-from tablepuppet.party.databases.positions import numbered_by
-from tablepuppet.party.databases.pushdown import Comparable, Value, condition, kind_of
+from tablepuppet.party.databases.pushdown import Value
 from tablepuppet.party.databases.sandbox import sandbox
-from tablepuppet.party.databases.sqlite_types import duckdb_type, storage_of, type_of_values
+from tablepuppet.party.databases.sqlite_types import SQLiteType, duckdb_type, type_of_values
 from tablepuppet.sql.query import Comparison
 
 logger = logging.getLogger(__name__)
@@ -36,7 +35,17 @@ _CATALOG = """
     ORDER BY name
 """
 _COLUMNS = "SELECT name, type, pk FROM pragma_table_xinfo(?) WHERE hidden <> 1 ORDER BY cid"
+_ROWIDS = ("rowid", "_rowid_", "oid")  # names of it, of which a column may take some
 _BATCH_ROWS = {StatementOptions.BATCH_ROWS.value: "65536"}
+
+
+@dataclass(frozen=True)
+class _Table(ForeignTable[SQLiteType]):
+    """A table or view; ``rowid`` is the name by which its rows have numbers, if they do. A key is that of a table
+    without such numbers.
+    """
+
+    rowid: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,14 +58,20 @@ class SQLite:
     def tables(self) -> list[SourceTable]:
         """Every table and view; a view that cannot be evaluated is logged and left out."""
         with self._connected() as connection:
-            tables = [self._published(connection, name) for name in _catalog(connection)]
+            tables = [self._published(connection, *entry) for entry in _rows(connection, _CATALOG)]
             return [table for table in tables if table is not None]
 
     @contextmanager
-    def reader(self) -> Iterator[_Reader]:
+    def reader(self) -> Iterator[ForeignReader[_Table]]:
         """Open one read transaction; SQLite keeps its moment until it ends."""
         with self._connected() as connection, sandbox() as duck:
-            yield _Reader(self.party, connection, Loader(self.party, duck))
+            catalog = {entry[0]: entry for entry in _rows(connection, _CATALOG)}
+
+            def find(name: str) -> _Table:
+                with self._evaluating(name):
+                    return _table(connection, *catalog[name])
+
+            yield ForeignReader(self.party, duck, catalog, find, partial(self._read, connection))
 
     @contextmanager
     def _connected(self) -> Iterator[Any]:
@@ -70,14 +85,44 @@ class SQLite:
                 raise PartyError(f"Party {self.party!r}: {_why_closed(str(error), str(path))}") from None
             yield connection
 
-    def _published(self, connection: Any, name: str) -> SourceTable | None:
+    def _published(self, connection: Any, name: str, *kind: Any) -> SourceTable | None:
         try:
-            columns = _types(connection, name, _rows(connection, _COLUMNS, name))
-            [(rows,)] = _rows(connection, f"SELECT count(*) FROM {identifier(name)}")
+            table = _table(connection, name, *kind)
+            [(rows,)] = _rows(connection, f"SELECT count(*) FROM {table.sql}")
         except (DriverError, OSError):
             logger.warning("Party %r: %r cannot be read and is not published", self.party, name)
             return None
-        return SourceTable(name, columns, rows)
+        return SourceTable(name, table.columns, rows)
+
+    @contextmanager
+    def _evaluating(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (DriverError, OSError):
+            raise PartyError(f"Party {self.party!r}: SQLite cannot evaluate {name!r}; try SELECT there") from None
+
+    @contextmanager
+    def _read(
+        self, connection: Any, table: _Table, asked: Sequence[AskedColumn], where: Sequence[Comparison]
+    ) -> Iterator[Any]:
+        """The answer as Arrow batches; raises `PartyError` when a column turns out to hold values of another class."""
+        with self._evaluating(table.name):
+            position = _position(connection, table, asked)
+        parameters: list[Value] = []
+        sql = _query(table, asked, position, where, parameters)
+        expected = [type_.storage.arrow for type_ in table.asked_types(asked)]
+        try:
+            with connection.cursor() as cursor:
+                cursor.adbc_statement.set_options(**_BATCH_ROWS)
+                cursor.execute(sql, parameters or None)
+                with cursor.fetch_record_batch() as batches:
+                    if batches.schema.types[: len(asked)] != expected:
+                        raise TypeError("a column changed its type on the way")
+                    yield batches
+        except Exception:
+            if column := _misfit(connection, table, asked):
+                raise misfit(self.party, table.name, column) from None
+            raise
 
 
 def _why_closed(message: str, path: str) -> str:
@@ -95,15 +140,20 @@ def _rows(connection: Any, sql: str, *parameters: str) -> list[tuple[Any, ...]]:
         return rows
 
 
-def _types(connection: Any, name: str, details: list[tuple[Any, ...]]) -> dict[str, str]:
-    """The DuckDB types of a table's columns; one without a declared type, as of a view, has that of its values."""
-    types = {}
-    for column, declared, _ in details:
-        if declared:
-            types[column] = duckdb_type(declared)
-        else:
-            types[column] = _type_of_values(connection, name, column)
-    return types
+def _table(connection: Any, name: str, kind: str, without_rowid: int) -> _Table:
+    """A table or view; a column without a declared type, as of a view, has that of its values."""
+    types: dict[str, SQLiteType] = {}
+    key = []
+    for column, declared, place in _rows(connection, _COLUMNS, name):
+        types[column] = SQLiteType(duckdb_type(declared) if declared else _type_of_values(connection, name, column))
+        key += [(place, column)] if place else []
+    found = _Table(name, identifier(name), types)
+    if kind != "table":
+        return found
+    if without_rowid:
+        return replace(found, key=key)
+    taken = {column.lower() for column in types}
+    return replace(found, rowid=next((alias for alias in _ROWIDS if alias not in taken), None))
 
 
 def _type_of_values(connection: Any, name: str, column: str) -> str:
@@ -114,103 +164,39 @@ def _type_of_values(connection: Any, name: str, column: str) -> str:
     return type_of_values({kind for (kind,) in classes})
 
 
-def _catalog(connection: Any) -> dict[str, tuple[str, bool]]:
-    """For every table and view: what it is, and whether it has no rowid."""
-    return {name: (kind, bool(without_rowid)) for name, kind, without_rowid in _rows(connection, _CATALOG)}
+def _position(connection: Any, table: _Table, asked: Sequence[AskedColumn]) -> str:
+    if table.rowid is None:
+        order = [identifier(column) for column in table.key_columns]
+        return numbered_by(order or sorted(f"{identifier(column.stored)} COLLATE BINARY" for column in asked))
+    bounds = f"SELECT min({table.rowid}), max({table.rowid}), count(*) FROM {table.sql}"
+    [(first, last, rows)] = _rows(connection, bounds)
+    if rows and last - first + 1 == rows:  # nothing was deleted: no need to number the rows
+        return f"{table.rowid} - ({first})"
+    return numbered_by([table.rowid])
 
 
-@dataclass(frozen=True)
-class _Reader:
-    party: str
-    connection: Any
-    loader: Loader
-
-    def source(self, table: str, columns: Mapping[str, str], where: Sequence[Comparison] = ()) -> Source:
-        """The columns, copied into DuckDB."""
-        catalog = _catalog(self.connection)
-        name = find_table(self.party, catalog, table)
-        try:
-            details = _rows(self.connection, _COLUMNS, name)
-            stored = _types(self.connection, name, details)
-            asked = find_columns(self.party, name, stored, columns)
-            position = self._position(name, catalog[name], details, asked)
-        except (DriverError, OSError):
-            raise PartyError(f"Party {self.party!r}: SQLite cannot evaluate {name!r}; try SELECT there") from None
-        parameters: list[Value] = []
-        sql = _query(name, asked, position, where, parameters)
-        sent = [ForeignColumn(column, sent_name(index)) for index, column in enumerate(asked)]
-        return self.loader.load(name, sent, partial(self._read, name, asked, sql, parameters))
-
-    def _position(
-        self, name: str, entry: tuple[str, bool], details: list[tuple[Any, ...]], asked: Sequence[AskedColumn]
-    ) -> str:
-        kind, without_rowid = entry
-        taken = {column.lower() for column, _, _ in details}
-        rowid = next((alias for alias in ("rowid", "_rowid_", "oid") if alias not in taken), None)
-        if kind == "table" and not without_rowid and rowid:
-            bounds = f"SELECT min({rowid}), max({rowid}), count(*) FROM {identifier(name)}"
-            [(first, last, rows)] = _rows(self.connection, bounds)
-            if rows and last - first + 1 == rows:  # nothing was deleted: no need to number the rows
-                return f"{rowid} - ({first})"
-            order = [rowid]
-        elif kind == "table" and without_rowid:
-            key = sorted((place, column) for column, _, place in details if place)
-            order = [identifier(column) for _, column in key]
-        else:
-            order = sorted(f"{identifier(column.stored)} COLLATE BINARY" for column in asked)
-        return numbered_by(order)
-
-    @contextmanager
-    def _read(self, table: str, asked: Sequence[AskedColumn], sql: str, parameters: list[Value]) -> Iterator[Any]:
-        """The answer as Arrow batches; raises `PartyError` when a column turns out to hold values of another class."""
-        expected = [storage_of(column.declared).arrow for column in asked]
-        try:
-            with self.connection.cursor() as cursor:
-                cursor.adbc_statement.set_options(**_BATCH_ROWS)
-                cursor.execute(sql, parameters or None)
-                with cursor.fetch_record_batch() as batches:
-                    if batches.schema.types[: len(asked)] != expected:
-                        raise TypeError("a column changed its type on the way")
-                    yield batches
-        except Exception:
-            if column := self._misfit(table, asked):
-                raise misfit(self.party, table, column) from None
-            raise
-
-    def _misfit(self, table: str, asked: Sequence[AskedColumn]) -> AskedColumn | None:
-        for column in asked:
-            classes = ", ".join(f"'{name}'" for name in (*storage_of(column.declared).classes, "null"))
-            check = f"FROM {identifier(table)} WHERE typeof({identifier(column.stored)}) NOT IN ({classes})"
-            if _rows(self.connection, f"SELECT EXISTS (SELECT 1 {check})") == [(1,)]:
-                return column
-        return None
+def _misfit(connection: Any, table: _Table, asked: Sequence[AskedColumn]) -> AskedColumn | None:
+    for column, type_ in zip(asked, table.asked_types(asked), strict=True):
+        classes = ", ".join(f"'{name}'" for name in (*type_.storage.classes, "null"))
+        check = f"FROM {table.sql} WHERE typeof({identifier(column.stored)}) NOT IN ({classes})"
+        if _rows(connection, f"SELECT EXISTS (SELECT 1 {check})") == [(1,)]:
+            return column
+    return None
 
 
 def _query(
-    table: str, asked: Sequence[AskedColumn], position: str, where: Sequence[Comparison], parameters: list[Value]
+    table: _Table, asked: Sequence[AskedColumn], position: str, where: Sequence[Comparison], parameters: list[Value]
 ) -> str:
     """The SELECT to send. Its first row is an example from which the driver learns the types; its position is -1.
 
     The driver guesses a column's type from the first batch, and takes one of NULLs for integers.
     """
-    names = [sent_name(index) for index in range(len(asked))]
-    storages = [storage_of(column.declared) for column in asked]
-    sent = [storage.sent.format(column=name) for storage, name in zip(storages, names, strict=True)]
-    comparables = {
-        column.name.lower(): Comparable(f"({sql}) COLLATE BINARY", kind_of(column.declared), digits=99)
-        for column, sql in zip(asked, sent, strict=True)
-        if not column.declared.startswith("DECIMAL")  # sent as text, which SQLite would compare as text
-    }
 
     def bound(value: Value) -> str:
         parameters.append(value)
         return "?"
 
-    examples = [f"{storage.example} AS {name}" for storage, name in zip(storages, names, strict=True)]
-    inner = [f"{identifier(column.stored)} AS {name}" for column, name in zip(asked, names, strict=True)]
-    return (
-        f"SELECT {', '.join([*examples, f'-1 AS {SENT_POSITION}'])} UNION ALL "
-        f"SELECT {', '.join([*sent, SENT_POSITION])} "
-        f"FROM (SELECT {', '.join([*inner, f'{position} AS {SENT_POSITION}'])} FROM {identifier(table)}) "
-        f"{condition(where, comparables, bound)}"
-    )
+    types, stored = table.asked_types(asked), [identifier(column.stored) for column in asked]
+    examples = [f"{type_.storage.example} AS {sent_name(index)}" for index, type_ in enumerate(types)]
+    numbered = table.numbered(asked, stored, position, table.condition(asked, where, bound))
+    return f"SELECT {', '.join([*examples, f'-1 AS {SENT_POSITION}'])} UNION ALL {numbered}"

@@ -11,6 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from tablepuppet.party.databases.pushdown import Comparable, kind_of
+
 _RULES = (
     (r"BOOL.*", "BOOLEAN"),
     (r"DATE", "DATE"),
@@ -77,6 +79,27 @@ def type_of_values(classes: set[str]) -> str:
     return "BIGINT" if some == {"integer"} else "DOUBLE"
 
 
-def storage_of(type_name: str) -> Storage:
-    """The storage class in which values of a DuckDB type are sent."""
-    return {"BIGINT": _INTEGER, "DOUBLE": _REAL}.get(type_name, _TEXT)
+@dataclass(frozen=True)
+class SQLiteType:
+    """A column's type, as a DuckDB type."""
+
+    duckdb: str
+
+    @property
+    def storage(self) -> Storage:
+        """The storage class in which values are sent."""
+        return {"BIGINT": _INTEGER, "DOUBLE": _REAL}.get(self.duckdb, _TEXT)
+
+    def sent(self, column: str) -> str:
+        """SQLite's expression for what is sent."""
+        return self.storage.sent.format(column=column)
+
+    def restored(self, column: str) -> str:
+        """The same: DuckDB casts it."""
+        return column
+
+    def comparable(self, column: str) -> Comparable | None:
+        """How the column compares in SQLite; decimals are sent as text, and SQLite would compare them as text."""
+        if self.duckdb.startswith("DECIMAL"):
+            return None
+        return Comparable(f"({self.sent(column)}) COLLATE BINARY", kind_of(self.duckdb), digits=99)
