@@ -7,7 +7,8 @@ with it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections import UserDict
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ class MemoryAccount:
             self.total -= self._sizes.pop(key, 0)
 
 
-class Bounded(MutableMapping[str, Any]):
+class Bounded(UserDict[str, Any]):
     """A mapping that refuses a new name once it has ``most``, and bytes once the account is full.
 
     ``what`` says in words what it holds, and where.
@@ -67,76 +68,56 @@ class Bounded(MutableMapping[str, Any]):
     """
 
     def __init__(self, what: str = "", limit: str = "", most: int | None = None, account: MemoryAccount | None = None):
-        self._held: dict[str, Any] = {}
+        super().__init__()
         self._what, self._limit, self._most, self._account = what, limit, most, account or MemoryAccount()
         self._used: set[str] = set()  # since they were last measured
 
     def __getitem__(self, name: str) -> Any:
-        found = self._held[name]
+        found = self.data[name]
         self._used.add(name)
         return found
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if self._most is not None and name not in self._held and len(self._held) >= self._most:
+        if self._most is not None and name not in self.data and len(self.data) >= self._most:
             raise PartyError(
                 f"{self._what}: there are {self._most}, as many as the party allows (limits.{self._limit}); del what "
                 "you no longer use, go on with a new relation of fed.sql, or ask the party's operator",
                 limit=self._limit,
             )
         self._account.put((id(self), name), size_of(value))
-        self._held[name] = value
+        self.data[name] = value
 
     def __delitem__(self, name: str) -> None:
-        del self._held[name]
+        del self.data[name]
         self._account.drop((id(self), name))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._held
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._held)
-
-    def __len__(self) -> int:
-        return len(self._held)
 
     def measure(self) -> None:
         """Count objects again that were used since the last call. If there is no room for one, it is freed, and
         PartyError raised.
         """
         used, self._used = self._used, set()
-        for name in used & self._held.keys():
+        for name in used & self.data.keys():
             try:
-                self._account.put((id(self), name), size_of(self._held[name]))
+                self._account.put((id(self), name), size_of(self.data[name]))
             except PartyError:
                 del self[name]
                 raise
 
 
-class Owned(MutableMapping[str, Any]):
+class Owned(UserDict[str, Any]):
     """All objects of a caller, as one session sees them; those that the session creates are freed when it ends."""
 
     def __init__(self, held: Bounded, owners: dict[str, str], session: str):
         self._held, self._owners, self._session = held, owners, session
-
-    def __getitem__(self, name: str) -> Any:
-        return self._held[name]
+        self.data = held  # type: ignore[assignment] # any mapping will do
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._held[name] = value
+        self.data[name] = value
         self._owners[name] = self._session
 
     def __delitem__(self, name: str) -> None:
-        del self._held[name]
+        del self.data[name]
         self._owners.pop(name, None)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._held
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._held)
-
-    def __len__(self) -> int:
-        return len(self._held)
 
     def measure(self) -> None:
         """Count what was used since again; see `Bounded.measure`."""
