@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -71,10 +71,17 @@ Rates = Annotated[NDArray[np.float64], Within(dimensions=(1,), size=10_000)]
 List = Annotated[NDArray[np.float64], Within(dimensions=(1,))]
 """An array of one dimension."""
 
-Check = Callable[[Any], bool]
 _PLAIN: Mapping[Any, tuple[type, ...]] = {
     str: (str,), bytes: (bytes,), int: (int,), float: (int, float), bool: (bool,), NoneType: (NoneType,),
 }  # fmt: skip
+_WORDS = {NoneType: "nothing", str: "a text", bytes: "bytes", bool: "true or false"}
+
+
+class Kind(NamedTuple):
+    """What a declared type takes: whether it takes a value, and in words."""
+
+    takes: Callable[[Any], bool]
+    words: str
 
 
 @dataclass(frozen=True)
@@ -95,8 +102,8 @@ class Parameters:
         return {name: found[name] for name in list(self._signature.parameters)[1:]}
 
     @cached_property
-    def _checks(self) -> dict[str, Check]:
-        return {name: checker(hint) for name, hint in self.hints.items()}
+    def _kinds(self) -> dict[str, Kind]:
+        return {name: kind_of(hint) for name, hint in self.hints.items()}
 
     @cached_property
     def _structs(self) -> dict[str, Any]:
@@ -131,8 +138,8 @@ class Parameters:
             self._bind(arguments)
         for name, value in arguments.items():
             declared = name if name in known else self.others
-            if declared is None or not self._checks[declared](value):
-                takes = "" if declared is None else f": it takes {described(self.hints[declared])}"
+            if declared is None or not self._kinds[declared].takes(value):
+                takes = "" if declared is None else f": it takes {self._kinds[declared].words}"
                 raise PartyError(f"op {self.op!r}: argument {name!r} is not of the kind or size that it takes{takes}")
 
     def _bind(self, arguments: Mapping[str, Any]) -> None:
@@ -149,33 +156,7 @@ def fits(value: Any, hint: Any) -> bool:
     >>> fits([3, 4], Sequence[Some]), fits([3, 0], Sequence[Some]), fits(True, float), fits(1e300, float)
     (True, False, False, False)
     """
-    return checker(hint)(value)
-
-
-def checker(hint: Any) -> Check:
-    """A function that checks whether a value has a declared type and is within its limits."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _annotated(inner[0], inner[1])
-    if origin is Literal:
-        return lambda value: isinstance(value, str) and value in inner
-    if origin in (Union, UnionType):
-        any_of = [checker(each) for each in inner]
-        return lambda value: any(check(value) for check in any_of)
-    if origin is np.ndarray:
-        return _array(get_args(inner[1])[0], Within())
-    if origin is tuple:
-        each_of = [checker(each) for each in inner]
-        return lambda value: (
-            _is_list(value, len(inner), len(inner)) and all(check(v) for check, v in zip(each_of, value, strict=True))
-        )
-    if origin is Sequence:
-        return _list(inner[0], 0, MOST_ITEMS)
-    if _is_struct(hint):
-        return _struct(hint)
-    if hint not in _PLAIN:
-        raise TypeError(f"an op takes no {hint}: annotate it by Sequence, tuple, a Struct, an array or a plain type")
-    return partial(_is_plain, hint)
+    return kind_of(hint).takes(value)
 
 
 def described(hint: Any) -> str:
@@ -184,28 +165,32 @@ def described(hint: Any) -> str:
     >>> described(Multiplier | None), described(Layers)
     ('a number from 1e-06 to 1e+06, or nothing', 'at most 16 of: a number from 1 to 10000')
     """
+    return kind_of(hint).words
+
+
+def kind_of(hint: Any) -> Kind:
+    """What a declared type takes."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        limits = inner[1]
-        if isinstance(limits, Within):
-            return f"an array of finite numbers from {limits.least:g} to {limits.most:g}"
-        if limits.pattern is not None:
-            return f"a text such as {limits.pattern}"
-        if limits.max_length is not None:
-            return f"at most {limits.max_length} of: {described(get_args(inner[0])[0])}"
-        return f"a number from {limits.ge:g} to {limits.le:g}"
-    if origin in (Union, UnionType):
-        return ", or ".join(described(each) for each in inner)
+        return _annotated(inner[0], inner[1])
     if origin is Literal:
-        return f"one of {', '.join(map(repr, inner))}"
+        return Kind(lambda value: isinstance(value, str) and value in inner, f"one of {', '.join(map(repr, inner))}")
+    if origin in (Union, UnionType):
+        kinds = [kind_of(each) for each in inner]
+        return Kind(lambda value: any(kind.takes(value) for kind in kinds), ", or ".join(kind.words for kind in kinds))
     if origin is np.ndarray:
-        return f"an array of finite numbers up to {LARGEST:g}"
-    if origin in (tuple, Sequence):
-        return f"a list of: {', '.join(described(each) for each in inner)}"
+        return Kind(_array(get_args(inner[1])[0], Within()), f"an array of finite numbers up to {LARGEST:g}")
+    if origin is tuple:
+        parts = [kind_of(each) for each in inner]
+        return Kind(partial(_is_tuple, parts), f"a list of: {', '.join(part.words for part in parts)}")
+    if origin is Sequence:
+        item = kind_of(inner[0])
+        return Kind(partial(_is_list, item, 0, MOST_ITEMS), f"a list of: {item.words}")
     if _is_struct(hint):
-        return f"{hint.__name__} with {', '.join(field.name for field in msgspec.structs.fields(hint))}"
-    plain = {NoneType: "nothing", str: "a text", bytes: "bytes", bool: "true or false"}
-    return plain.get(hint, f"a number up to {LARGEST:g}")
+        return Kind(_struct(hint), f"{hint.__name__} with {', '.join(hint.__struct_fields__)}")
+    if hint not in _PLAIN:
+        raise TypeError(f"an op takes no {hint}: annotate it by Sequence, tuple, a Struct, an array or a plain type")
+    return Kind(partial(_is_plain, hint), _WORDS.get(hint, f"a number up to {LARGEST:g}"))
 
 
 def _is_struct(hint: Any) -> bool:
@@ -222,11 +207,11 @@ def _holds_mapping(value: Any) -> bool:
     return isinstance(value, Mapping) or (isinstance(value, list | tuple) and any(map(_holds_mapping, value)))
 
 
-def _struct(hint: type[Struct]) -> Check:
+def _struct(hint: type[Struct]) -> Callable[[Any], bool]:
     """A mapping with the fields of a Struct and its tag, or such a Struct itself."""
     config = hint.__struct_config__
     tag = {} if config.tag is None else {config.tag_field: config.tag}
-    checks = {field.name: checker(field.type) for field in msgspec.structs.fields(hint)}
+    checks = {field.name: kind_of(field.type).takes for field in msgspec.structs.fields(hint)}
 
     def check(value: Any) -> bool:
         if isinstance(value, Struct):
@@ -241,26 +226,38 @@ def _struct(hint: type[Struct]) -> Check:
     return check
 
 
-def _annotated(hint: Any, limits: Within | Meta) -> Check:
+def _annotated(hint: Any, limits: Within | Meta) -> Kind:
     if isinstance(limits, Within):
-        return _array(get_args(get_args(hint)[1])[0], limits)
+        words = f"an array of finite numbers from {limits.least:g} to {limits.most:g}"
+        return Kind(_array(get_args(get_args(hint)[1])[0], limits), words)
     if get_origin(hint) is Sequence:
-        return _list(get_args(hint)[0], limits.min_length or 0, limits.max_length or MOST_ITEMS)
+        item, longest = kind_of(get_args(hint)[0]), limits.max_length or MOST_ITEMS
+        return Kind(partial(_is_list, item, limits.min_length or 0, longest), f"at most {longest} of: {item.words}")
     if limits.pattern is not None:
         pattern = re.compile(limits.pattern)
-        return lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None
+        return Kind(
+            lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None,
+            f"a text such as {limits.pattern}",
+        )
     plain, least, most = _PLAIN[hint], limits.ge, limits.le
-    assert None not in (least, most), "numbers have limits at both ends"
-    return lambda value: _is_of(plain, hint, value) and bool(least <= value <= most)
+    assert least is not None, "numbers have limits at both ends"
+    assert most is not None, "numbers have limits at both ends"
+    return Kind(
+        lambda value: _is_of(plain, hint, value) and bool(least <= value <= most),
+        f"a number from {least:g} to {most:g}",
+    )
 
 
-def _list(item: Any, least: int, most: int) -> Check:
-    check = checker(item)
-    return lambda value: _is_list(value, least, most) and all(map(check, value))
+def _is_list(item: Kind, least: int, most: int, value: Any) -> bool:
+    return isinstance(value, list | tuple) and least <= len(value) <= most and all(map(item.takes, value))
 
 
-def _is_list(value: Any, least: int, most: int) -> bool:
-    return isinstance(value, list | tuple) and least <= len(value) <= most
+def _is_tuple(parts: Sequence[Kind], value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and len(value) == len(parts)
+        and all(part.takes(each) for part, each in zip(parts, value, strict=True))
+    )
 
 
 def _is_plain(hint: Any, value: Any) -> bool:
@@ -277,7 +274,7 @@ def _is_of(kinds: tuple[type, ...], hint: Any, value: Any) -> bool:
     return plain and (not isinstance(value, float) or math.isfinite(value))
 
 
-def _array(declared: Any, limits: Within) -> Check:
+def _array(declared: Any, limits: Within) -> Callable[[Any], bool]:
     """Numbers of the same kind in any precision, within limits; bytes must be bytes."""
     number: Any = get_origin(declared) or declared
     kinds = "f" if issubclass(number, np.floating) else "iu"
