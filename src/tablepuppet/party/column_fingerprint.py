@@ -7,7 +7,6 @@ over the same data get the same fingerprint; changed data gets another.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from tablepuppet.errors import PartyError
-from tablepuppet.party.snapshot import Snapshot, add_column
+from tablepuppet.party.snapshot import Snapshot, content_hash
 from tablepuppet.sql.plan import Scan
 
 Read = Callable[[Scan], Snapshot]  # takes a snapshot of the party's database as it is now
@@ -38,10 +37,8 @@ def column_fingerprint(snapshot: Snapshot, output: str, read: Read) -> str:
 
 
 def _fingerprint(snapshot: Snapshot, output: str) -> str:
-    digest = hashlib.sha256(repr((snapshot.scan.table.lower(), snapshot.scan.outputs[output], snapshot.rows)).encode())
-    digest.update(b"" if snapshot.positions is None else snapshot.positions.tobytes())
-    add_column(digest, snapshot.outputs[output])
-    return digest.hexdigest()
+    about = (snapshot.scan.table.lower(), snapshot.scan.outputs[output], snapshot.rows)
+    return content_hash([snapshot.outputs[output]], about, snapshot.positions)
 
 
 def _holds(whole: Snapshot, part: Snapshot, output: str) -> bool:
@@ -52,10 +49,4 @@ def _holds(whole: Snapshot, part: Snapshot, output: str) -> bool:
     if len(places) and (places[-1] >= len(known) or not np.array_equal(known[places], wanted)):
         return False
     found = whole.outputs[output].take(pa.array(places))
-    return _digest(found) == _digest(part.outputs[output])
-
-
-def _digest(column: pa.ChunkedArray) -> bytes:
-    digest = hashlib.sha256()
-    add_column(digest, column)
-    return digest.digest()
+    return content_hash([found]) == content_hash([part.outputs[output]])

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import duckdb
 import numpy as np
@@ -34,13 +34,6 @@ from tablepuppet.privacy.noise import SecureStream
 from tablepuppet.sql.expression import checked, columns_of, is_column, render
 from tablepuppet.sql.growth import MOST_IN_SCAN, letters, letters_of_all
 from tablepuppet.sql.plan import KeySpec, Scan, conjuncts
-
-
-class Digest(Protocol):
-    """A hash that more bytes can be added to."""
-
-    def update(self, data: Any, /) -> None:
-        """Add bytes."""
 
 
 class EvaluationError(PartyError):
@@ -163,18 +156,21 @@ def _keys(scan: Scan) -> list[str]:
 
 
 def _hash(scan: Scan, tables: Sequence[pa.Table], positions: NDArray[np.int64] | None) -> str:
-    digest = hashlib.sha256(repr((scan.outputs, scan.filters, [len(table) for table in tables])).encode())
+    about = (scan.outputs, scan.filters, [len(table) for table in tables])
+    return content_hash([column for table in tables for column in table.columns], about, positions)
+
+
+def content_hash(
+    columns: Iterable[pa.ChunkedArray], about: object = None, positions: NDArray[np.int64] | None = None
+) -> str:
+    """A hash of what columns hold, however they are cut into chunks, and of what else is said about them."""
+    digest = hashlib.sha256(repr(about).encode())
     digest.update(b"" if positions is None else positions.tobytes())
-    for column in (column for table in tables for column in table.columns):
-        add_column(digest, column)
+    for column in columns:
+        digest.update(np.packbits(column.is_valid().to_numpy()).tobytes())
+        for batch in pa.table({"it": column.drop_null().combine_chunks()}).to_batches():
+            digest.update(batch.serialize())
     return digest.hexdigest()
-
-
-def add_column(digest: Digest, column: pa.ChunkedArray) -> None:
-    """Add what a column holds to a hash, however it is cut into chunks."""
-    digest.update(np.packbits(column.is_valid().to_numpy()).tobytes())
-    for batch in pa.table({"it": column.drop_null().combine_chunks()}).to_batches():
-        digest.update(batch.serialize())
 
 
 def take_snapshot(
