@@ -28,7 +28,7 @@ BUCKETS = (0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 300.0)  # seconds
 Values = Iterable[tuple[tuple[str, ...], float]]  # of labels
 
 
-class Metrics:
+class Metrics(Collector):
     """The counters and gauges of one party; ``limits`` are those of the party file by name."""
 
     def __init__(self, party: str, policy: Policy, limits: Mapping[str, float]):
@@ -53,8 +53,9 @@ class Metrics:
         )
         info: dict[tuple[str, ...], float] = {(party, version("tablepuppet")): 1.0}
         self._constant("build_info", "The party, and the version that it runs.", info, "party", "version")
-        self._readings = _Readings(self._named)
-        self.registry.register(self._readings)
+        self._gauges: dict[str, tuple[str, tuple[str, ...], Callable[[], Values]]] = {}  # read when somebody looks
+        self._failed: set[str] = set()  # of them, when they were last read
+        self.registry.register(self)
         ProcessCollector(registry=self.registry)  # memory, descriptors and CPU of the process, where there is /proc
 
     def ended(
@@ -82,7 +83,7 @@ class Metrics:
 
     def gauge(self, name: str, text: str, read: Callable[[], Values], *labels: str) -> None:
         """Have values read whenever somebody looks; values of equal labels are added up."""
-        self._readings.add(f"tablepuppet_{name}", text, labels, read)
+        self._gauges[f"tablepuppet_{name}"] = (text, labels, read)
 
     def budgets(self, ledger: Ledger) -> None:
         """Have read what was spent of privacy budgets, and what is left, for all callers and for each that is named."""
@@ -114,21 +115,8 @@ class Metrics:
         """A label's value that no caller can have chosen."""
         return value if label != "caller" or not value or self._is_named(value) else OTHER
 
-
-class _Readings(Collector):
-    """Gauges that are read when somebody looks; what cannot be read now is left out, and said once."""
-
-    def __init__(self, named: Callable[[str, str], str]):
-        self._named = named
-        self._gauges: dict[str, tuple[str, tuple[str, ...], Callable[[], Values]]] = {}
-        self._failed: set[str] = set()
-
-    def add(self, name: str, text: str, labels: tuple[str, ...], read: Callable[[], Values]) -> None:
-        """One more gauge."""
-        self._gauges[name] = (text, labels, read)
-
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The gauges as they are now."""
+        """The gauges as they are now; one that cannot be read is left out, and said once."""
         for name, (text, labels, read) in self._gauges.items():
             found, total = GaugeMetricFamily(name, text, labels=labels), Tally[tuple[str, ...]]()
             try:

@@ -13,10 +13,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Flag, IntEnum, auto
 from functools import cached_property
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from tablepuppet.errors import ConfigError
 from tablepuppet.party.ledger import Budget
-from tablepuppet.party.limits import UNLIMITED, CallerLimits
+from tablepuppet.party.limits import UNLIMITED, CallerLimits, Count
 from tablepuppet.party.release import Release
 
 ANONYMOUS = "anonymous"  # the caller of a service without TLS
@@ -113,12 +117,14 @@ class ColumnRule:
         return ColumnRule(self.uses & other.uses, max(self.level, other.level))
 
 
-@dataclass(frozen=True)
-class Embeddings:
-    """How much of a table's rows may be released as embeddings: their width, and how often that of one row."""
+class Embeddings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much of a table's rows may be released as embeddings; None: there is no limit."""
 
-    max_width: int | None = None  # numbers per row
-    max_epochs: int | None = None  # embeddings of one row in a session
+    max_width: Annotated[Count | None, Meta(description="numbers per row, at most")]
+    max_epochs: Annotated[Count | None, Meta(description="embeddings of one row in a session, at most")]
+
+
+ALL_EMBEDDINGS = Embeddings(None, None)
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,7 @@ class TableRule:
     matrix: bool = True  # whether callers may multiply it with vectors of their own choice
     deliver: frozenset[str] | None = None  # parties that may get predictions made with its features; None: all
     cross_statistics: bool = True  # columns may be sent, one number per row, for statistics across tables
-    embeddings: Embeddings | None = Embeddings()  # of its rows; None: none are released
+    embeddings: Embeddings | None = ALL_EMBEDDINGS  # of its rows; None: none are released
     label_means: bool = True  # means of its labels may reach other parties, as numbers that stand for categories
 
     def column(self, name: str) -> ColumnRule | None:

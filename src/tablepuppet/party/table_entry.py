@@ -50,13 +50,6 @@ class PredictionsEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, 
         return msgspec.structs.replace(self, file=file)
 
 
-class EmbeddingsEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What may be released of a table's rows as embeddings."""
-
-    max_width: Annotated[Count, Meta(description="numbers per row, at most")]
-    max_epochs: Annotated[Count, Meta(description="embeddings of one row in a session, at most")]
-
-
 class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A published table."""
 
@@ -84,7 +77,7 @@ class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
         ),
     ] = False
     embeddings: Annotated[
-        EmbeddingsEntry | None,
+        Embeddings | None,
         Meta(
             description="embeddings of its rows may be released, for networks across parties: `max_width` numbers per "
             "row, that of one row at most `max_epochs` times in a session; absent: none"
@@ -137,9 +130,7 @@ class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
             deliver=frozenset(deliver if self.deliver is None else self.deliver),
             cross_statistics=self.cross_statistics,
             label_means=self.label_means,
-            embeddings=None
-            if self.embeddings is None
-            else Embeddings(self.embeddings.max_width, self.embeddings.max_epochs),
+            embeddings=self.embeddings,
         )
 
 
