@@ -52,15 +52,56 @@ class Grant:
     def of(cls, party: str, rules: TableRule, scan: Scan) -> Grant:
         """The grant for a scan; PrivacyError where it uses a column as the policy does not allow."""
         _check_pushed(party, scan)
-        judge = _Judge(party, scan.table, rules)
-        judge.published(scan.columns)
+        grant = cls(party, scan.table, rules, {})
+        grant._check_published(scan.columns)
         for text in filter(None, scan.filters):
-            judge.output(text, Use.FILTER)
+            grant._output(text, Use.FILTER)
         for text in (text for key in scan.keys for text in key.expressions):
-            judge.output(text, Use.KEY)
-            judge.key(text, scan.columns)
-        outputs = {name: judge.output(text, Use.FEATURE | Use.LABEL) for name, text in scan.outputs.items()}
-        return cls(party, scan.table, rules, outputs)
+            grant._output(text, Use.KEY)
+            grant._check_key(text, scan.columns)
+        outputs = {name: grant._output(text, Use.FEATURE | Use.LABEL) for name, text in scan.outputs.items()}
+        return replace(grant, outputs=outputs)
+
+    def _check_published(self, columns: Iterable[str]) -> None:
+        hidden = [name for name in columns if self.rules.column(name) is None]
+        if hidden:
+            raise self.refusal("columns", "is not published", hidden[:1])
+
+    def _output(self, text: str, use: Use) -> Output:
+        """An expression of a scan; PrivacyError unless the columns that it reads may be used so."""
+        if not self.rules.columns and self.rules.others == ColumnRule():  # nothing is forbidden: no need to parse
+            columns: tuple[str, ...] = ()
+        else:
+            columns = columns_of(text)
+        self._check_published(columns)
+        for name in columns:
+            rule = self.rules.column(name)
+            if rule and not rule.uses & use:
+                reason = f"may not be used as {_either(use)}; its uses: {rule.uses.label}"
+                raise self.refusal("uses", reason, [name])
+        whole = self.rules.expression(columns)
+        if whole is None or not whole.uses & use:
+            reason = f"have no use as {_either(use)} in common, so no expression may hold them all"
+            raise self.refusal("uses", reason, columns)
+        # the size of a private column in memory alone reveals something about it
+        if use & (Use.FEATURE | Use.LABEL) and whole.level is Level.PRIVATE:
+            private = [name for name in columns if (rule := self.rules.column(name)) and rule.level is Level.PRIVATE]
+            reason = "at level private it may be joined and filtered by, and is neither a label nor a feature"
+            raise self.refusal("level", reason, private[:1])
+        only = self.rules.column(columns[0]) if len(columns) == 1 else None
+        if only is not None and isinstance(checked(text).unnest(), exp.Column):
+            whole = replace(whole, bounds=only.bounds, categories=only.categories)
+        return Output(columns, whole)
+
+    def _check_key(self, text: str, columns: Mapping[str, str]) -> None:
+        """Refuse to blind an expression that is neither a column nor one that the operator named."""
+        if self.rules.keys is None or keeps_keys_apart(text, columns) or named_key(text) in self.rules.keys:
+            return
+        reason = (
+            f"the join key {text[:_MOST_TEXT]!r} is an expression; join by a plain column, or ask the party's operator "
+            f"to publish it as a column or to name it under keys of the table"
+        )
+        raise self.refusal("keys", reason)
 
     def check(self, op: Op, arguments: Mapping[str, Any]) -> None:
         """Raise PrivacyError unless the policy allows the op's releases for every column that it works on."""
@@ -73,7 +114,7 @@ class Grant:
         self._check_columns(op, arguments)
         if op.releases & Release.COLUMNS and not self.rules.cross_statistics:
             reason = "is not sent, one number per row, for statistics across tables"
-            raise refusal(self.party, "cross_statistics", reason, self.table, self._involved(op, arguments)[:1])
+            raise self.refusal("cross_statistics", reason, self._involved(op, arguments)[:1])
         if op.receiver:
             self._check_receiver(arguments.get(op.receiver))
 
@@ -100,15 +141,15 @@ class Grant:
     def _hold(self, op: Op, rule: ColumnRule | None, columns: Iterable[str]) -> None:
         """Raise PrivacyError unless a rule allows the op's use and releases of these columns."""
         if rule is None:
-            raise refusal(self.party, "columns", "is not published", self.table, columns)
+            raise self.refusal("columns", "is not published", columns)
         if op.use is not None and not rule.uses & op.use:
             reason = f"may not be used as {_either(op.use)}; its uses: {rule.uses.label}"
-            raise refusal(self.party, "uses", reason, self.table, columns)
+            raise self.refusal("uses", reason, columns)
         if not rule.allows(op.releases):
             too_much = op.releases & ~rule.releases
             broken = "uses" if too_much & LEVELS[rule.level] else "level"
             reason = f"as {rule.uses.label} at level {rule.level.name.lower()} it does not release {too_much.label}"
-            raise refusal(self.party, broken, reason, self.table, columns)
+            raise self.refusal(broken, reason, columns)
 
     def _check_directions(self, has_noise: bool) -> None:
         """Raise PrivacyError unless the caller may multiply the table with vectors of its own choice.
@@ -159,9 +200,9 @@ class Grant:
         """Whether statistics of a group of this number of rows may be released; those of an empty group may."""
         return np.asarray((rows == 0) | (np.asarray(rows) >= self.rules.min_group))
 
-    def refusal(self, rule: str, reason: str) -> PrivacyError:
+    def refusal(self, rule: str, reason: str, columns: Iterable[str] = ()) -> PrivacyError:
         """The error for what a rule of the table forbids."""
-        return refusal(self.party, rule, reason, self.table)
+        return refusal(self.party, rule, reason, self.table, columns)
 
     def _involved(self, op: Op, arguments: Mapping[str, Any]) -> list[str]:
         """The outputs that an op names in its arguments; every feature, if it names no column of any kind."""
@@ -182,56 +223,6 @@ class Grant:
     @cached_property
     def _features(self) -> list[str]:
         return [name for name, output in self.outputs.items() if output.rule.uses & Use.FEATURE]
-
-
-@dataclass(frozen=True)
-class _Judge:
-    """Holds expressions against the rules of one table."""
-
-    party: str
-    table: str
-    rules: TableRule
-
-    def published(self, columns: Iterable[str]) -> None:
-        hidden = [name for name in columns if self.rules.column(name) is None]
-        if hidden:
-            raise refusal(self.party, "columns", "is not published", self.table, hidden[:1])
-
-    def output(self, text: str, use: Use) -> Output:
-        if not self.rules.columns and self.rules.others == ColumnRule():  # nothing is forbidden: no need to parse
-            columns: tuple[str, ...] = ()
-        else:
-            columns = columns_of(text)
-        self.published(columns)
-        for name in columns:
-            rule = self.rules.column(name)
-            if rule and not rule.uses & use:
-                reason = f"may not be used as {_either(use)}; its uses: {rule.uses.label}"
-                raise refusal(self.party, "uses", reason, self.table, [name])
-        whole = self.rules.expression(columns)
-        if whole is None or not whole.uses & use:
-            reason = f"have no use as {_either(use)} in common, so no expression may hold them all"
-            raise refusal(self.party, "uses", reason, self.table, columns)
-        if (
-            use & (Use.FEATURE | Use.LABEL) and whole.level is Level.PRIVATE
-        ):  # its size in memory alone reveals something about it
-            private = [name for name in columns if (rule := self.rules.column(name)) and rule.level is Level.PRIVATE]
-            reason = "at level private it may be joined and filtered by, and is neither a label nor a feature"
-            raise refusal(self.party, "level", reason, self.table, private[:1])
-        only = self.rules.column(columns[0]) if len(columns) == 1 else None
-        if only is not None and isinstance(checked(text).unnest(), exp.Column):
-            whole = replace(whole, bounds=only.bounds, categories=only.categories)
-        return Output(columns, whole)
-
-    def key(self, text: str, columns: Mapping[str, str]) -> None:
-        """Refuse to blind an expression that is neither a column nor one that the operator named."""
-        if self.rules.keys is None or keeps_keys_apart(text, columns) or named_key(text) in self.rules.keys:
-            return
-        reason = (
-            f"the join key {text[:_MOST_TEXT]!r} is an expression; join by a plain column, or ask the party's operator "
-            f"to publish it as a column or to name it under keys of the table"
-        )
-        raise refusal(self.party, "keys", reason, self.table)
 
 
 def refusal(party: str, rule: str, reason: str, table: str = "", columns: Iterable[str] = ()) -> PrivacyError:
