@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,8 +71,19 @@ class Asked:
     def _ends(self, length: Length, reply: Mapping[str, Any]) -> list[tuple[int | None, ...]]:
         if isinstance(length, int):
             return [(length,)]
+        if length in self._known:
+            return self._known[length]
+        given = self.arguments.get(length, reply.get(length))
+        if isinstance(given, np.ndarray) and length in self.arguments and length not in LISTS:
+            return [given.shape]  # the same shape as an argument
+        sized = isinstance(given, list | tuple) or (isinstance(given, np.ndarray) and given.ndim)
+        return [(len(given) if sized else None,)]
+
+    @cached_property
+    def _known(self) -> dict[str, list[tuple[int | None, ...]]]:
+        """What each word for a length may add to a shape."""
         places = self.arguments.get("places")
-        known: dict[str, list[tuple[int | None, ...]]] = {
+        return {
             ROWS: [(self.rows,)],
             ROWS_ASKED: [(self.rows if places is None else len(places),)],
             BITS: [(None if self.rows is None else -(-self.rows // 8),)],
@@ -81,13 +93,6 @@ class Asked:
             PARAMETERS: [(None,), (None, None)] if self.parameters is None else [self.parameters],
             ANY: [(None,)],
         }
-        if length in known:
-            return known[length]
-        given = self.arguments.get(length, reply.get(length))
-        if isinstance(given, np.ndarray) and length in self.arguments and length not in LISTS:
-            return [given.shape]  # the same shape as an argument
-        sized = isinstance(given, list | tuple) or (isinstance(given, np.ndarray) and given.ndim)
-        return [(len(given) if sized else None,)]
 
 
 LISTS = ("places", "next_places", "ranks")  # arguments that are lists of rows: their length counts
