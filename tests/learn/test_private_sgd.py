@@ -16,8 +16,11 @@ from tablepuppet.learn.private import steps as noisy_steps
 from tablepuppet.learn.tables import ops as model_ops
 from tablepuppet.learn.tables.parameters import parameters_of
 from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
+from tablepuppet.party.bounded import Bounded, Owned
+from tablepuppet.party.kept import Shelf
 from tablepuppet.party.ledger import Budget, Ledger
 from tablepuppet.party.local_table import Charge, LocalTable, RelationRows
+from tablepuppet.party.release_log import Unlogged
 from tablepuppet.party.spec import Linear, Network
 from tablepuppet.prep.encode import EncodedShard
 from tablepuppet.prep.encoded_table import EncodedTable
@@ -42,9 +45,12 @@ def local_table(nonce: str = "session", charges: list[Any] | None = None, charge
     stand_in: Any = SimpleNamespace(scan=SimpleNamespace(alias="t", party="p"), party="p", must_mask=False)
     stand_in.rules = SimpleNamespace(secure_sum=False, budget=Budget())
     stand_in.is_bound, stand_in.refusal = False, lambda rule, reason: PrivacyError(reason, rule=rule)
+    unused: Any = None
     table = LocalTable(
-        snapshot=stand_in, grant=stand_in, secret=b"", secure=stand_in, noise_secret=b"known to the party",
-        nonce=nonce, wire="float64",
+        snapshot=stand_in, caller="analyst", grant=stand_in, secure=stand_in, wire="float64", secret=b"", run_key=b"",
+        category_secrets={}, noise_secret=b"known to the party", nonce=nonce, views=Bounded(), state=Bounded(),
+        models=Owned(Bounded(), {}, ""), shelf=Shelf(""), made=Unlogged(), charged=unused, split_by=unused,
+        refine=unused, read=unused, beside=unused, deliveries=unused,
     )  # fmt: skip
 
     def charge(cost: Spending, purpose: str, release: str | None, line: str) -> None:

@@ -60,7 +60,7 @@ def write(table: LocalTable, view: str, run: str, values: NDArray[np.float64], c
     if table.is_repeat:
         return {}
     places = table.snapshot.place(rows.row_ids)
-    name = table.deliveries.write(run, table.snapshot, places, _columns(values, classes))
+    name = table.deliveries.write(table.caller, run, table.snapshot, places, _columns(values, classes))
     return {"run": name, "written": len(places), "without": table.snapshot.rows - len(places)}
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tablepuppet.errors import PartyError, PrivacyError
+from tablepuppet.errors import PartyError
 from tablepuppet.party.beside import columns_beside
 from tablepuppet.party.database import Database
 from tablepuppet.party.databases.delivering import replace_rows
@@ -123,25 +123,3 @@ class Deliveries:
                 f"party {self.party!r} cannot write down that predictions were delivered ({error.strerror}); its "
                 "operator must make room"
             ) from error
-
-
-@dataclass(frozen=True)
-class CallersDeliveries:
-    """The deliveries of one caller of a party; ``deliveries`` is None where nothing can be delivered."""
-
-    party: str
-    caller: str = ""
-    deliveries: Deliveries | None = None
-
-    def check(self, table: str) -> None:
-        """PrivacyError or PartyError unless predictions about a table can be delivered."""
-        self._known(table).check(table)
-
-    def write(self, run: str, snapshot: Snapshot, places: NDArray[np.integer], predictions: pa.Table) -> str:
-        """Write predictions for the rows at ``places`` of a snapshot; the name of the delivery."""
-        return self._known(snapshot.scan.table).write(self.caller, run, snapshot, places, predictions)
-
-    def _known(self, table: str) -> Deliveries:
-        if self.deliveries is None:
-            raise PrivacyError(f"party {self.party!r}, table {table!r}: nothing can be delivered here", rule=RULE)
-        return self.deliveries

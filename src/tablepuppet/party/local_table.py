@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,11 +19,11 @@ from tablepuppet.errors import PartyError, PrivacyError
 from tablepuppet.party.allowance import check_memory, check_reply, check_time, count_release
 from tablepuppet.party.blind import derive_key
 from tablepuppet.party.bounded import Bounded, Owned
-from tablepuppet.party.delivery import CallersDeliveries
+from tablepuppet.party.delivery import Deliveries
 from tablepuppet.party.grant import Grant
 from tablepuppet.party.kept import Shelf
 from tablepuppet.party.policy import Level
-from tablepuppet.party.release_log import ReleaseLog, Unlogged
+from tablepuppet.party.release_log import ReleaseLog
 from tablepuppet.party.secure_table import SecureTable
 from tablepuppet.party.snapshot import Snapshot
 from tablepuppet.privacy.accountant import Spending
@@ -44,26 +43,6 @@ _NUMBERS = 6  # that an op has in memory for each row of a column
 _COPIES = 4  # of a release in memory: its sum, its noise, both together, and the copy for the log
 _EMBEDDED = "embeddings of rows"  # the state that counts them
 Place = tuple[int, int]  # of an op in its session: the number of its request, and of its step
-
-
-def _uncharged(cost: Spending, purpose: str, release: str | None, line: str) -> None:
-    """For tables without a ledger: nothing is charged."""
-
-
-def _uncounted(chosen: str) -> None:
-    """For tables whose splits are not counted."""
-
-
-def _unrefined(refined: Sequence[str]) -> None:
-    """For tables whose refined histograms are not counted."""
-
-
-def _unread(scan: Scan) -> Snapshot:
-    raise PartyError(f"party {scan.party!r}: its database is not there to be read again")
-
-
-def _nothing_beside(snapshot: Snapshot, columns: Sequence[str]) -> pa.Table:
-    return _unread(snapshot.scan).outputs
 
 
 @dataclass(frozen=True)
@@ -101,39 +80,34 @@ class RefusedRows:
     rule: str
 
 
-@dataclass
+@dataclass(kw_only=True)
 class LocalTable:
-    """What an op sees: one shard of one table use, within one session."""
+    """What an op sees: one shard of one table use, within one session of a caller."""
 
     counted_elsewhere: ClassVar[bool] = True  # what refers to it does not hold it
 
     snapshot: Snapshot
+    caller: str
     grant: Grant  # what the caller may do with it
-    secret: bytes  # for blinding
     secure: SecureTable  # whether and how sums over its rows are masked
-    wire: str = "float64"  # precision of row arrays on the wire
-    run_key: bytes = b""  # for blinding join keys in this run only
-    views: Bounded = field(
-        default_factory=Bounded
-    )  # `RelationRows`, or why none, by the name of the relation (its view)
-    state: Bounded = field(default_factory=Bounded)  # of this session
-    models: Owned = field(default_factory=lambda: Owned(Bounded(), {}, ""))  # of all sessions of the caller
-    category_secrets: dict[str, bytes] = field(default_factory=dict)  # of the party: those of loaded models
-    shelf: Shelf = field(default_factory=lambda: Shelf(""))  # of the caller: its parts of saved models
+    wire: str  # precision of row arrays on the wire
+    secret: bytes  # for blinding
+    run_key: bytes  # for blinding join keys in this run only
+    category_secrets: dict[str, bytes]  # of the party: those of loaded models
+    noise_secret: bytes  # of the party, unknown to others: for noise that is the same whenever it is asked for
+    nonce: str  # of the session: no two draw the same noise
+    views: Bounded  # `RelationRows`, or why none, by the name of the relation (its view)
+    state: Bounded  # of this session
+    models: Owned  # of all sessions of the caller
+    shelf: Shelf  # of the caller: its parts of saved models
+    made: ReleaseLog  # releases with noise of this session, as they were sent
+    charged: Charge
+    split_by: Callable[[str], None]  # called with a choice of rows by position, before it is released
+    refine: Callable[[Sequence[str]], None]  # called with columns and rows, before their histogram is refined
+    read: Callable[[Scan], Snapshot]  # what a scan reads now
+    beside: Callable[[Sequence[str]], pa.Table]  # other columns, for the snapshot's rows in its order; see beside.py
+    deliveries: Deliveries  # predictions that the party takes home
     is_repeat: bool = False  # the request was answered before: what it did outside of the session is done
-    noise_secret: bytes = b""  # of the party, unknown to others: for noise that is the same whenever it is asked for
-    nonce: str = field(default_factory=lambda: secrets.token_hex(16))  # of the session: no two draw the same noise
-    charged: Charge = _uncharged
-    made: ReleaseLog = field(default_factory=Unlogged)  # releases with noise of this session, as they were sent
-    split_by: Callable[[str], None] = _uncounted  # called with a choice of rows by position, before it is released
-    refine: Callable[[Sequence[str]], None] = (
-        _unrefined  # called with columns and rows, before their histogram is refined
-    )
-    read: Callable[[Scan], Snapshot] = _unread
-    read_beside: Callable[[Snapshot, Sequence[str]], pa.Table] = _nothing_beside
-    deliveries: CallersDeliveries = field(
-        default_factory=lambda: CallersDeliveries("")
-    )  # of the caller: predictions that the party takes home
     _place: Place = field(default=(0, -1), init=False)  # of the op that runs
     _releases: int = field(default=0, init=False)  # with noise, of this op so far
 
@@ -209,10 +183,6 @@ class LocalTable:
             longest = max(_longest(column), 8 * _NUMBERS)
             self.rows_once(view) if self.must_hide else check_memory(len(found.row_ids) * longest)
         return column.take(pa.array(self.snapshot.place(found.row_ids)))
-
-    def beside(self, columns: Sequence[str]) -> pa.Table:
-        """Other columns of the table, for the rows of the snapshot in its own order; see beside.py."""
-        return self.read_beside(self.snapshot, columns)
 
     def count_embeddings(self, view: str, width: int, places: NDArray[np.integer] | None = None) -> None:
         """Count embeddings of rows, of all that take part or those at ``places``; PrivacyError if there are too many.

@@ -11,14 +11,13 @@ import hmac
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 import tablepuppet.party.rows  # noqa: F401 - registers its ops
 from tablepuppet.errors import PartyError
@@ -28,7 +27,7 @@ from tablepuppet.party.beside import columns_beside
 from tablepuppet.party.blind import derive_key
 from tablepuppet.party.bounded import Bounded, MemoryAccount, Owned, size_of
 from tablepuppet.party.database import Database, Reader, SourceTable
-from tablepuppet.party.delivery import CallersDeliveries, Deliveries
+from tablepuppet.party.delivery import Deliveries
 from tablepuppet.party.grant import Grant
 from tablepuppet.party.guard import Guard
 from tablepuppet.party.kept import Shelves
@@ -84,7 +83,8 @@ class Party:
         self._guard = Guard(name, policy or Policy(), state_dir)
         limits = self._guard.policy.limits
         self._audit = audit or AuditLog(None)
-        self._row_secret, self._identity, self._deliveries = row_secret, identity, deliveries
+        self._row_secret, self._identity = row_secret, identity
+        self._deliveries = deliveries or Deliveries(name, {}, database, None)
         self._noise_secret = hmac.digest(row_secret or secrets.token_bytes(32), b"noise", "sha256")
         self._ledger = None if state_dir is None else Ledger(state_dir / FILE, name, limits.ledger_releases)
         self._sessions: dict[tuple[str, str], dict[str, LocalTable]] = {}
@@ -280,36 +280,31 @@ class Party:
             if not again:
                 self._openings.check(caller, session, given, blinds=blinds)
             for scan, snapshot in zip(listed, self._held(caller, session, listed), strict=True):
+                grant, peers = grants[scan.alias], self._guard.policy.peers
                 tables[scan.alias] = LocalTable(
-                    snapshot,
-                    grants[scan.alias],
-                    self._blinding_key,
-                    SecureTable(
-                        self.name,
-                        scan.table,
-                        scan.alias,
-                        session,
-                        caller,
-                        self._identity,
-                        self._guard.policy.peers,
-                        rosters,
+                    snapshot=snapshot,
+                    caller=caller,
+                    grant=grant,
+                    secure=SecureTable(
+                        self.name, scan.table, scan.alias, session, caller, self._identity, peers, rosters
                     ),
-                    wire,
-                    run_key,
-                    views=self._bounded(f"table {scan.table!r}: relations of this session", "views", account),
-                    state=self._bounded(f"table {scan.table!r}: encoded relations of this session", "views", account),
-                    models=self._models_of(caller, session),
+                    wire=wire,
+                    secret=self._blinding_key,
+                    run_key=run_key,
                     category_secrets=self._category_secrets,
                     noise_secret=self._noise_secret,
                     nonce=nonce,
-                    charged=partial(self._charge, caller, grants[scan.alias]),
-                    made=made or Unlogged(),
-                    split_by=partial(self._split, caller, grants[scan.alias]),
-                    refine=partial(self._guard.refine, caller, grants[scan.alias]),
-                    read=self._whole,
-                    read_beside=self._beside,
-                    deliveries=CallersDeliveries(self.name, caller, self._deliveries),
+                    views=self._bounded(f"table {scan.table!r}: relations of this session", "views", account),
+                    state=self._bounded(f"table {scan.table!r}: encoded relations of this session", "views", account),
+                    models=self._models_of(caller, session),
                     shelf=self._shelves.of(caller),
+                    made=made or Unlogged(),
+                    charged=partial(self._charge, caller, grant),
+                    split_by=partial(self._split, caller, grant),
+                    refine=partial(self._guard.refine, caller, grant),
+                    read=self._whole,
+                    beside=partial(columns_beside, snapshot, database=self._database),
+                    deliveries=self._deliveries,
                 )
             if caller != HERE:
                 self._openings.use(caller, session, given, blinds=blinds, again=again)
@@ -358,10 +353,6 @@ class Party:
         if name not in self._row_counts and self._guard.policy.limits.max_splits is not None:
             self._row_counts |= {table.name.lower(): table.rows for table in self._database.tables()}
         self._guard.split(caller, grant, chosen, self._row_counts.get(name, 0))
-
-    def _beside(self, snapshot: Snapshot, columns: Sequence[str]) -> pa.Table:
-        """Published columns beside a snapshot."""
-        return columns_beside(snapshot, columns, self._database)
 
     def _charge(self, caller: str, grant: Grant, cost: Spending, purpose: str, release: str | None, line: str) -> None:
         if self._ledger is not None:
