@@ -109,27 +109,27 @@ class Grant:
             self._check_noise(op)
         if op.directions:
             self._check_directions(op.is_private(arguments))
-        if op.releases & Release.EMBEDDINGS:
-            self._check_embeddings()
-        self._check_columns(op, arguments)
-        if op.releases & Release.COLUMNS and not self.rules.cross_statistics:
-            reason = "is not sent, one number per row, for statistics across tables"
-            raise self.refusal("cross_statistics", reason, self._involved(op, arguments)[:1])
+        if op.name not in self._allowed:
+            self._check_releases(op, arguments)
         if op.receiver:
             self._check_receiver(arguments.get(op.receiver))
 
-    def _check_columns(self, op: Op, arguments: Mapping[str, Any]) -> None:
-        """Raise PrivacyError unless every column that the op works on allows its use and its releases.
+    def _check_releases(self, op: Op, arguments: Mapping[str, Any]) -> None:
+        """Raise PrivacyError unless the table, and every column that the op works on, allows its use and its releases.
 
         An op that names no columns works on every feature, whatever its arguments: it is checked once.
         """
-        if op.name in self._allowed:
-            return
+        if op.releases & Release.EMBEDDINGS and self.rules.embeddings is None:
+            reason = "does not release EMBEDDINGS, several numbers per row; use tp.MLP*, or ask its operator to set"
+            raise self.refusal("embeddings", f"{reason} embeddings = {{ max_width = ..., max_epochs = ... }}")
         for name in self._fields(op, arguments):
             self._hold(op, self.rules.column(name), [name])
         for name in self._involved(op, arguments):
             output = self.outputs[name]
             self._hold(op, output.rule, self._strictest(output))
+        if op.releases & Release.COLUMNS and not self.rules.cross_statistics:
+            reason = "is not sent, one number per row, for statistics across tables"
+            raise self.refusal("cross_statistics", reason, self._involved(op, arguments)[:1])
         if not op.columns and not op.fields:
             self._allowed.add(op.name)
 
@@ -163,12 +163,6 @@ class Grant:
         if not self.rules.matrix:
             reason = "may not be multiplied with vectors of the caller's choice; use a learner, or ask its operator"
             raise self.refusal("matrix", f"{reason} to set matrix = true")
-
-    def _check_embeddings(self) -> None:
-        """Raise PrivacyError unless embeddings of the table's rows may be released."""
-        if self.rules.embeddings is None:
-            reason = "does not release EMBEDDINGS, several numbers per row; use tp.MLP*, or ask its operator to set"
-            raise self.refusal("embeddings", f"{reason} embeddings = {{ max_width = ..., max_epochs = ... }}")
 
     def _check_receiver(self, receiver: object) -> None:
         """Raise PrivacyError unless predictions made with the table's features may go to a party."""

@@ -201,12 +201,14 @@ class Guard:
 def _check_sums(op: Op, grant: Grant, arguments: Mapping[str, Any], *, bound: bool) -> None:
     """PrivacyError if an op would release a sum unmasked that must be masked, or cells, of which sums can be made."""
     demanded = grant.rules.secure_sum
-    cells = op.releases & (CELLS if demanded else Release.VALUES if bound else Release(0))
+    if not demanded and not bound:
+        return
+    cells = op.releases & (CELLS if demanded else Release.VALUES)
     if cells:
         raise grant.refusal(
             RULE, f"sums over its rows leave only within a sum over shards, so that it does not release {cells.label}"
         )
-    if (demanded or bound) and op.releases & SUMS and not (op.summed and SECURE in arguments):
+    if op.releases & SUMS and not (op.summed and SECURE in arguments):
         raise grant.refusal(
             RULE,
             "sums over its rows leave only within a sum over three or more shards; learn with "
