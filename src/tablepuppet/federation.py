@@ -21,12 +21,11 @@ from tablepuppet.errors import ConfigError, NotPickledError, QueryError
 from tablepuppet.party.blinding_key import read_blinding_key
 from tablepuppet.party.config import TlsPaths
 from tablepuppet.party.databases.urls import anchored, open_database
-from tablepuppet.party.delivery import Deliveries
+from tablepuppet.party.delivery import Deliveries, PredictionsEntry
 from tablepuppet.party.policy import Category, Policy
 from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
 from tablepuppet.party.settings_file import read_settings
-from tablepuppet.party.table_entry import PredictionsEntry
 from tablepuppet.party.tls_files import read_tls_files
 from tablepuppet.prep.fit import PipelineSettings, foresee, selecting
 from tablepuppet.prep.pipeline import DEFAULT, Pipeline
@@ -392,11 +391,10 @@ def _blinding_key(entries: Mapping[str, PartyEntry], key_file: str | Path | None
 def _open_party(name: str, entry: PartyEntry, blinding_key: bytes, trial: TrialAuthority) -> Party:
     policy = Policy.from_names(entry.levels, name, entry.bounds, entry.categories)
     database = open_database(name, entry.url, "grpc+tls://host:port")
-    targets = {table: place.target(entry.url) for table, place in entry.predictions.items()}
-    for table, target in targets.items():
+    for table, target in entry.predictions.items():
         if target.problem:
             raise ConfigError(f"party {name!r}, predictions.{table}.{target.problem}")
-    deliveries = Deliveries(name, targets, database, None)
+    deliveries = Deliveries(name, entry.predictions, database, url=entry.url)
     identity = partial(trial.identity, name)
     return Party(name, database, blinding_key, policy, identity=identity, deliveries=deliveries)
 

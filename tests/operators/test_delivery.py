@@ -17,8 +17,8 @@ import pytest
 import tablepuppet as tp
 from tablepuppet.federation import PartyEntry
 from tablepuppet.party.config import PartyFile
+from tablepuppet.party.delivery import PredictionsEntry
 from tablepuppet.party.request import Request, Step
-from tablepuppet.party.table_entry import PredictionsEntry
 from tests.operators.shop import CANARY, ORDER_COLUMNS, SQL, called, items, log, opened, orders, party_file, shop
 from tests.relations import write_party
 

@@ -11,9 +11,10 @@ import pytest
 
 import tablepuppet as tp
 from tablepuppet.party.config import Limits, PartyFile, TlsPaths, is_loopback
+from tablepuppet.party.delivery import PredictionsEntry
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import ColumnRule, Level, Use
-from tablepuppet.party.table_entry import ColumnEntry, PredictionsEntry, TableEntry
+from tablepuppet.party.table_entry import ColumnEntry, TableEntry
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "policy.md"
 SMALL = """
@@ -185,7 +186,7 @@ def test_places_for_predictions_that_cannot_be(tmp_path: Path, place: str, messa
     with pytest.raises(tp.ConfigError, match=re.escape(message)):
         load(tmp_path, text)
     good = SMALL + "[tables.cards]\npredictions = { keys = ['a'], file = 'p.csv' }\ncolumns.card_id = 'key'\n"
-    assert load(tmp_path, good).targets()["cards"].file == tmp_path / "p.csv"
+    assert load(tmp_path, good).targets()["cards"].file == str(tmp_path / "p.csv")
 
 
 def test_peers_and_secure_sums(tmp_path: Path) -> None:

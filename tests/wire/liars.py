@@ -15,7 +15,7 @@ import tablepuppet as tp
 import tablepuppet.learn.party_ops
 from tablepuppet.errors import TablePuppetError
 from tablepuppet.party.databases.urls import open_database
-from tablepuppet.party.delivery import Deliveries, Target
+from tablepuppet.party.delivery import Deliveries, PredictionsEntry
 from tablepuppet.party.request import Reply, Request
 from tablepuppet.party.service import Party
 from tablepuppet.privacy.trial_identity import TrialAuthority
@@ -81,12 +81,12 @@ class World:
         self.parties = {}
         for name, published in tables().items():
             database = open_database(name, write_party(folder, name, published))
-            target = Target(("item",), file=folder / f"{name}-predictions.parquet")
+            target = PredictionsEntry(keys=["item"], file=str(folder / f"{name}-predictions.parquet"))
             (folder / f"{name}-state").mkdir()
             self.parties[name] = Party(
                 name, database, b"k" * 32, row_secret=name.encode(), state_dir=folder / f"{name}-state",
                 identity=partial(trial.identity, name),
-                deliveries=Deliveries(name, {"orders": target}, database, None),
+                deliveries=Deliveries(name, {"orders": target}, database),
             )  # fmt: skip
 
     def federation(self, lies: Mapping[tuple[str, str], Lie]) -> tuple[tp.Federation, dict[str, tuple[str, Any]]]:

@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from tablepuppet.errors import ConfigError
 from tablepuppet.party.databases.urls import anchored
-from tablepuppet.party.delivery import Target
+from tablepuppet.party.delivery import PredictionsEntry
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.limits import CallerLimits, Positive, Seconds
 from tablepuppet.party.policy import Policy
@@ -132,10 +132,9 @@ class PartyFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
             peers=frozenset(self.peers),
         )
 
-    def targets(self) -> dict[str, Target]:
+    def targets(self) -> dict[str, PredictionsEntry]:
         """Where predictions are written, by table."""
-        named = {name: table.predictions for name, table in self.tables.items()}
-        return {name: entry.target(self.database) for name, entry in named.items() if entry is not None}
+        return {name: table.predictions for name, table in self.tables.items() if table.predictions is not None}
 
 
 def _decoded(raw: dict[str, Any]) -> PartyFile:
@@ -173,7 +172,7 @@ def _check(settings: PartyFile) -> None:
         if strange:
             raise ConfigError(f"tables.{name}.allow: {strange[0]!r} is not in the party's own allow list")
         table.rule(name, settings.deliver)
-        if table.predictions is not None and (problem := table.predictions.target("").problem):
+        if table.predictions is not None and (problem := table.predictions.problem):
             raise ConfigError(f"tables.{name}.predictions.{problem}")
         _check_secure_sum(name, table, settings)
         _check_budget(name, table.budget, settings.state_dir)

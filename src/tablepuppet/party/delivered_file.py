@@ -20,15 +20,13 @@ SUFFIXES = (".parquet", ".csv")
 _MARK = b"tablepuppet.run"
 
 
-def check_place(party: str, file: Path, keys: Sequence[str]) -> None:
-    """PartyError unless a file can be written there, and replaces nothing but an earlier delivery."""
+def check_place(party: str, file: Path, keys: Sequence[str]) -> str | None:
+    """The run that a file holds; PartyError unless a file can be written there, and replaces an earlier delivery only.
+
+    None: there is no file.
+    """
     if not file.parent.is_dir() or not os.access(file.parent, os.W_OK | os.X_OK):
         raise _unable(party, "its folder is not there, or cannot be written")
-    run_of(party, file, keys)
-
-
-def run_of(party: str, file: Path, keys: Sequence[str]) -> str | None:
-    """The run that a file holds; None if there is no file. PartyError if no delivery wrote it."""
     if not file.exists() and not file.is_symlink():
         return None
     found = None
@@ -57,8 +55,7 @@ def _run_of_csv(file: Path, keys: Sequence[str]) -> str | None:
 
 def replace_file(party: str, file: Path, keys: Sequence[str], rows: pa.Table, run: str) -> None:
     """Replace an earlier delivery by new rows, unless they are the same delivery."""
-    check_place(party, file, keys)
-    if run_of(party, file, keys) == run:
+    if check_place(party, file, keys) == run:
         return
     try:
         mode = stat.S_IMODE(file.stat().st_mode) if file.exists() else 0o600

@@ -11,11 +11,13 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from tablepuppet.errors import PartyError
@@ -33,14 +35,19 @@ REMEMBERED = 1000  # runs of each table
 RECORD = "delivered.txt"
 
 
-@dataclass(frozen=True)
-class Target:
-    """Where predictions about a table's rows go: a file, or a table of the database at ``url``."""
+class PredictionsEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Where predictions about a table's rows are written, if callers deliver some."""
 
-    keys: tuple[str, ...]
-    file: Path | None = None
-    table: str | None = None
-    url: str = ""
+    keys: Annotated[list[str], Meta(description="columns to write beside predictions; they need not be published")]
+    file: Annotated[str | None, Meta(description="a .parquet or .csv file, replaced by every delivery")] = None
+    table: Annotated[
+        str | None, Meta(description="or a table of the database, emptied and filled by every delivery")
+    ] = None
+
+    def anchored(self, folder: Path) -> PredictionsEntry:
+        """The same with a path that starts at a folder."""
+        file = None if self.file is None else str(folder / Path(self.file).expanduser())
+        return msgspec.structs.replace(self, file=file)
 
     @property
     def problem(self) -> str:
@@ -54,7 +61,7 @@ class Target:
             return f"keys: {taken[0]!r} is the name of a column that a delivery adds; rename it in sql"
         if (self.file is None) == (self.table is None):
             return "file: name one place, a file or a table"
-        if self.file is not None and self.file.suffix not in SUFFIXES:
+        if self.file is not None and Path(self.file).suffix not in SUFFIXES:
             return f"file: it must end in {' or '.join(SUFFIXES)}"
         if self.table is not None and not (self.table.isidentifier() and self.table.isascii() and len(self.table) < 64):
             return "table: a name has letters, digits and _ only"
@@ -62,10 +69,20 @@ class Target:
 
 
 class Deliveries:
-    """What a party writes down of predictions; ``database`` shows the key columns of every target."""
+    """What a party writes down of predictions; ``database`` shows the key columns of every target.
 
-    def __init__(self, party: str, targets: Mapping[str, Target], database: Database, state_dir: Path | None):
-        self.party, self.database = party, database
+    Tables for predictions are in the database at ``url``.
+    """
+
+    def __init__(
+        self,
+        party: str,
+        targets: Mapping[str, PredictionsEntry],
+        database: Database,
+        state_dir: Path | None = None,
+        url: str = "",
+    ):
+        self.party, self.database, self.url = party, database, url
         self.targets = {name.lower(): target for name, target in targets.items()}
         self._record = None if state_dir is None else state_dir / RECORD
         self._done = self._read()
@@ -75,9 +92,9 @@ class Deliveries:
         """PrivacyError if the operator named no place for predictions about a table, PartyError if it is no good."""
         target = self._target(table)
         if target.file is not None:
-            check_place(self.party, target.file, target.keys)
+            check_place(self.party, Path(target.file), target.keys)
 
-    def _target(self, table: str) -> Target:
+    def _target(self, table: str) -> PredictionsEntry:
         if table.lower() not in self.targets:
             raise refusal(self.party, RULE, "its operator has named no place for predictions about its rows", table)
         return self.targets[table.lower()]
@@ -98,9 +115,9 @@ class Deliveries:
                 rows = rows.append_column(column, predictions[column].take(pa.array(order)))
             rows = rows.append_column(RUN, pa.array([name]).take(pa.array(np.zeros(len(rows), np.int32))))
             if target.file is not None:
-                replace_file(self.party, target.file, target.keys, rows, name)
+                replace_file(self.party, Path(target.file), target.keys, rows, name)
             elif target.table is not None:
-                replace_rows(self.party, target.url, target.table, rows, name)
+                replace_rows(self.party, self.url, target.table, rows, name)
             self._remember(table.lower(), name)
         return name
 

@@ -158,7 +158,8 @@ class _Reader:
 def open_deliveries(settings: PartyFile) -> Deliveries:
     """Where a party file lets predictions be written."""
     state = None if settings.state_dir is None else Path(settings.state_dir)
-    return Deliveries(settings.name, settings.targets(), open_published(settings, with_keys=True), state)
+    database = open_published(settings, with_keys=True)
+    return Deliveries(settings.name, settings.targets(), database, state, settings.database)
 
 
 def open_published(settings: PartyFile, *, with_keys: bool = False) -> Published:

@@ -22,10 +22,10 @@ from tablepuppet.party.counters import Counters
 from tablepuppet.party.database import SourceTable
 from tablepuppet.party.databases.delivering import check_database
 from tablepuppet.party.delivered_file import check_place
+from tablepuppet.party.delivery import PredictionsEntry
 from tablepuppet.party.ledger import FILE, Account, Budget, Ledger
 from tablepuppet.party.policy import ANONYMOUS, ColumnRule, Embeddings, Level, Policy, Use
 from tablepuppet.party.published import SEE_MORE, open_published
-from tablepuppet.party.table_entry import PredictionsEntry
 from tablepuppet.party.tls_files import TlsFiles, read_tls_files
 from tablepuppet.sql.types import Family, family
 
@@ -145,10 +145,10 @@ def _check_deliveries(settings: PartyFile, problems: list[str]) -> None:
     for name, target in targets.items():
         own: list[str] = []
         if target.file is not None:
-            _attempt(own, partial(check_place, settings.name, target.file, target.keys))
+            _attempt(own, partial(check_place, settings.name, Path(target.file), target.keys))
         elif target.table is not None:
             taken = target.table.lower() in {table.lower() for table in settings.tables}
-            _attempt(own, partial(check_database, settings.name, target.url, target.table, published=taken))
+            _attempt(own, partial(check_database, settings.name, settings.database, target.table, published=taken))
         problems += [f"tables.{name}.predictions: {text}" for text in own]
 
 

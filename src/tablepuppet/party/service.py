@@ -84,7 +84,7 @@ class Party:
         limits = self._guard.policy.limits
         self._audit = audit or AuditLog(None)
         self._row_secret, self._identity = row_secret, identity
-        self._deliveries = deliveries or Deliveries(name, {}, database, None)
+        self._deliveries = deliveries or Deliveries(name, {}, database)
         self._noise_secret = hmac.digest(row_secret or secrets.token_bytes(32), b"noise", "sha256")
         self._ledger = None if state_dir is None else Ledger(state_dir / FILE, name, limits.ledger_releases)
         self._sessions: dict[tuple[str, str], dict[str, LocalTable]] = {}

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from tablepuppet.errors import ConfigError, QueryError
-from tablepuppet.party.delivery import Target
+from tablepuppet.party.delivery import PredictionsEntry
 from tablepuppet.party.key_rule import named_key
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.limits import Count
@@ -29,25 +29,6 @@ class ColumnEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     categories: Annotated[
         list[str | int | float | bool] | None, Meta(description="all values that are allowed, for noise")
     ] = None
-
-
-class PredictionsEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Where predictions about a table's rows are written, if callers deliver some."""
-
-    keys: Annotated[list[str], Meta(description="columns to write beside predictions; they need not be published")]
-    file: Annotated[str | None, Meta(description="a .parquet or .csv file, replaced by every delivery")] = None
-    table: Annotated[
-        str | None, Meta(description="or a table of the database, emptied and filled by every delivery")
-    ] = None
-
-    def target(self, url: str) -> Target:
-        """The place, in the database at a URL or as a file."""
-        return Target(tuple(self.keys), None if self.file is None else Path(self.file), self.table, url)
-
-    def anchored(self, folder: Path) -> PredictionsEntry:
-        """The same with a path that starts at a folder."""
-        file = None if self.file is None else str(folder / Path(self.file).expanduser())
-        return msgspec.structs.replace(self, file=file)
 
 
 class TableEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
