@@ -10,7 +10,7 @@ policy's ``min_group``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -200,7 +200,7 @@ class _Pairs:
         for alias, own in places.items():
             sums[:, np.array(own)[:, None], own] = np.sum([reply["sums"] for reply in replies[alias]], axis=0)
         if across:
-            standard = [(sent.numbers(c).values - means[c.name]) / scales[c.name] for c in columns]
+            standard = ((sent.numbers(c).values - means[c.name]) / scales[c.name] for c in columns)
             least = {column.alias: sent.numbers(column).least for column in columns}
             _fill_across(client, standard, least, places, sums)
         return cls(columns, known, np.array(list(scales.values())), sums)
@@ -236,21 +236,23 @@ def _scale(known: NumberSummary) -> float:
 
 
 def _fill_across(
-    client: Client, standard: Sequence[Floats], least: Mapping[str, int], places: Mapping[str, list[int]], sums: Floats
+    client: Client, standard: Iterable[Floats], least: Mapping[str, int], places: Mapping[str, list[int]], sums: Floats
 ) -> None:
     """The sums of pairs of columns of two tables, from standardised columns over base rows with NaN for no value.
 
     With Z the values, 0 where there is none, M whether there is one, and C how often rows of both tables are joined
     with each other: M'CM, Z'CM, Z^2'CM and Z'CZ. C times a column is a gather and a scatter over the mapping.
     """
-    present = [(~np.isnan(values)).astype(np.float64) for values in standard]
-    filled = [np.where(np.isnan(values), 0.0, values) for values in standard]
+    present, filled = [], []
+    for values in standard:
+        present.append(~np.isnan(values))
+        filled.append(np.where(present[-1], values, 0.0))
     for one, other in combinations(places, 2):
         near, far = sorted((one, other), key=lambda alias: len(places[alias]))
         through = partial(_through, client, near, far)
-        z, m = (np.stack([each[place] for place in places[far]]) for each in (filled, present))
+        z, m = (np.stack([each[place] for place in places[far]]).astype(np.float64) for each in (filled, present))
         for place in places[near]:
-            values, there = filled[place], present[place]
+            values, there = filled[place], present[place].astype(np.float64)
             moved, rows, squares = through(values), through(there), through(values**2)
             found = np.stack([m @ rows, m @ moved, m @ squares, z @ moved])  # of the near column
             mirrored = np.stack([found[COUNT], z @ rows, z**2 @ rows, found[PRODUCT]])  # of the far ones
