@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -25,15 +24,13 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import Numbers, Returns, Texts
-from tablepuppet.prep.statistics import key_family
+from tablepuppet.prep.statistics import check_family, key_family
 from tablepuppet.sql.query import OutputColumn
 
 Blinding = Literal["text", "uuid", "number", "boolean", "date", "timestamp"]
 Digests = Annotated[NDArray[np.uint8], Within(dimensions=(2,))]
 MOST = 100_000  # categories at once
 MOST_TEXT = 1000  # characters of a name; longer ones are cut
-
-
 NAMED: Returns = {"places": Numbers(("names",), "iu", least=0, places_in="digests"), "names": Texts(MOST_TEXT)}
 
 
@@ -50,9 +47,8 @@ def category_names(
     """The names of the categories with these ``digests``, each with its position among them."""
     if digests.shape[1] != 16 or len(digests) > MOST:
         raise PartyError(f"party {table.grant.party!r}: name up to {MOST:,} categories by digests of 16 bytes")
+    check_family(table, column, family)
     values = table.column(column, view)
-    if family not in _families(values.type):
-        raise PartyError(f"party {table.grant.party!r}: column {column!r} is not blinded as {family}")
     blinded = blind([values], [family], table.category_key(blinding, column))
     rows = np.bincount(blinded.codes[table.view(view).firsts], minlength=len(blinded.digests) + 1)[:-1]
     first = np.full(len(blinded.digests) + 1, -1)
@@ -60,16 +56,6 @@ def category_names(
     places, codes = _meeting(digests, blinded.digests)
     kept = (rows[codes] > 0) & table.grant.is_group(rows[codes])
     return {"places": places[kept].astype(np.int32), "names": names_of(values.take(pa.array(first[codes[kept]])))}
-
-
-def _families(kind: pa.DataType) -> tuple[str, ...]:
-    """The families under which values of a type are blinded."""
-    if pa.types.is_string(kind):
-        return ("text", "uuid")
-    if pa.types.is_integer(kind) or pa.types.is_decimal(kind):
-        return ("number",)
-    known = {"bool": "boolean", "date32[day]": "date"}
-    return ("timestamp",) if pa.types.is_timestamp(kind) else (known.get(str(kind), ""),)
 
 
 def _meeting(asked: NDArray[np.uint8], found: NDArray[np.uint8]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -92,14 +78,10 @@ class Coded:
     blinding: str
     digests: NDArray[np.uint8]
 
-
-def _arguments(coded: Coded, alias: str, _: ShardRows) -> Mapping[str, Any] | None:
-    if alias != coded.column.alias:
-        return None
-    column = coded.column
-    return {
-        "column": column.name, "family": key_family(column), "blinding": coded.blinding, "digests": coded.digests,
-    }  # fmt: skip
+    def arguments(self, alias: str, _: ShardRows) -> Mapping[str, Any] | None:
+        """The question for their names, for the shards of its table."""
+        named = {"column": self.column.name, "family": key_family(self.column), "blinding": self.blinding}
+        return {**named, "digests": self.digests} if alias == self.column.alias else None
 
 
 class CategoryNames:
@@ -107,7 +89,7 @@ class CategoryNames:
 
     def __init__(self, client: Client, coded: Iterable[Coded]):
         self.coded = list(coded)
-        self._asked = [client.ask("categories.names", partial(_arguments, each)) for each in self.coded]
+        self._asked = [client.ask("categories.names", each.arguments) for each in self.coded]
 
     def read(self) -> list[list[str | None]]:
         """Column by column in the order of digests; None where no party says."""
