@@ -22,7 +22,7 @@ from tablepuppet.party.arguments import Means, fits
 from tablepuppet.prep.encode import NO_DIGESTS, TableSteps
 from tablepuppet.prep.known import Statistics, WantedColumn
 from tablepuppet.prep.label_sums import Folds, LabelSums
-from tablepuppet.prep.moments import Mapped, Moments, NotYetKnown, Ranks
+from tablepuppet.prep.moments import Moments, NotYetKnown, Ranks
 from tablepuppet.prep.program import needed_for
 from tablepuppet.prep.selected import is_category, is_date
 from tablepuppet.prep.specs import FARTHEST, Clipped, Exponent, Scale, StepSpec
@@ -93,24 +93,6 @@ class Column:
         return len(self.digests) + len(self.more)
 
 
-@dataclass(frozen=True)
-class _Order:
-    """The values of a column in order: the ends, where they are known with its sums, and others as they are found."""
-
-    summary: NumberSummary
-    inner: Callable[[float], float]  # the value at a rank
-
-    @property
-    def count(self) -> float:
-        """Joined rows with a value."""
-        return self.summary.count
-
-    def value(self, rank: float) -> float:
-        """The value at a rank."""
-        end = {0.0: self.summary.minimum, self.count - 1: self.summary.maximum}.get(rank, math.nan)
-        return self.inner(rank) if math.isnan(end) else end
-
-
 class Attempt:
     """All columns, and the steps that were fitted so far."""
 
@@ -133,7 +115,7 @@ class Attempt:
         self.columns[column.name] = self.sources[column.name] = each
         self.program.setdefault(column.alias, [])
         if not is_text and not self.statistics.is_noisy:
-            each.ranks = lambda: _Order(self.statistics.number(column), partial(self.statistics.rank, column))
+            each.ranks = lambda: Ranks.of(self.statistics.number(column), partial(self.statistics.rank, column))
 
     def replace(self, column: OutputColumn, made: OutputColumn, *, keep: bool) -> None:
         """Select what an expression makes of a column."""
@@ -259,7 +241,7 @@ class Attempt:
                 f"{self.statistics.owners(column.alias)}".rstrip()
             )
 
-        return _Order(self._summary(column), unknown)
+        return Ranks.of(self._summary(column), unknown)
 
     def is_unchanged(self, column: Column) -> bool:
         """Whether a column is as it was read."""
@@ -319,7 +301,7 @@ class Attempt:
         self.emit(column, step)
         column.moments = None
         if inner is not None:
-            column.ranks = lambda: Mapped(inner(), step.value)
+            column.ranks = lambda: inner().mapped(step.value)
 
     def add(self, like: Column, name: str, kind: Kind = "number", **known: object) -> Column:
         """A new column in the table of another; LearnError if there is one of that name."""

@@ -8,10 +8,8 @@ as they were read are enough; all columns are asked for in one trip.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
 
 import numpy as np
 
@@ -20,19 +18,6 @@ from tablepuppet.prep.statistics import NumberSummary
 
 class NotYetKnown(Exception):  # noqa: N818 - a step waits, nothing is wrong
     """A statistic is wanted and will be asked for."""
-
-
-def together(wanted: Iterable[Callable[[], float]]) -> list[float]:
-    """All of these statistics; unknown ones are wanted together."""
-    found, waits = [], False
-    for each in wanted:
-        try:
-            found.append(each())
-        except NotYetKnown:
-            waits = True
-    if waits:
-        raise NotYetKnown
-    return found
 
 
 @dataclass(frozen=True)
@@ -87,84 +72,57 @@ def of_flag(rows: float, share: float) -> Moments:
     return Moments(rows, rows, share, rows * share * (1 - share))
 
 
-class Ranks(Protocol):
+@dataclass(frozen=True)
+class Ranks:
     """The order statistics of a column over joined rows; missing values are left out."""
 
-    @property
-    def count(self) -> float:
-        """Joined rows with a value."""
-        ...
+    count: float  # joined rows with a value
+    value: Callable[[float], float]  # that at a rank, from 0
 
-    def value(self, rank: float) -> float:
-        """The value at a rank, from 0."""
-        ...
-
-
-@dataclass(frozen=True)
-class Mapped:
-    """After a rising function."""
-
-    inner: Ranks
-    function: Callable[[float], float]
+    @classmethod
+    def of(cls, summary: NumberSummary, between: Callable[[float], float]) -> Ranks:
+        """From the ends, where they are known with a column's sums, and a function for ranks between them."""
+        ends = {0.0: summary.minimum, summary.count - 1: summary.maximum}
+        known = {rank: end for rank, end in ends.items() if not math.isnan(end)}
+        return cls(summary.count, lambda rank: known[rank] if rank in known else between(rank))
 
     @property
-    def count(self) -> float:
-        """Joined rows with a value."""
-        return self.inner.count
-
-    def value(self, rank: float) -> float:
-        """The value at a rank."""
-        return self.function(self.inner.value(rank))
-
-
-@dataclass(frozen=True)
-class Filled:
-    """With one more value, in this number of rows.
-
-    With S the order statistics before and m rows that are filled with c, the value at rank r is c, but no more than
-    S(r) and no less than S(r - m).
-    """
-
-    inner: Ranks
-    missing: float
-    fill: float
+    def least(self) -> float:
+        """The lowest value."""
+        return self.value(0.0)
 
     @property
-    def count(self) -> float:
-        """Joined rows with a value."""
-        return self.inner.count + self.missing
+    def most(self) -> float:
+        """The highest value."""
+        return self.value(self.count - 1)
 
-    def value(self, rank: float) -> float:
-        """The value at a rank."""
-        no_more = partial(self.inner.value, rank) if rank < self.inner.count else lambda: math.inf
-        no_less = partial(self.inner.value, rank - self.missing) if rank >= self.missing else lambda: -math.inf
-        most, least = together([no_more, no_less])
-        return max(min(self.fill, most), least)
+    def mapped(self, function: Callable[[float], float]) -> Ranks:
+        """After a rising function."""
+        return Ranks(self.count, lambda rank: function(self.value(rank)))
 
+    def filled(self, missing: float, fill: float) -> Ranks:
+        """With one more value, in this number of rows.
 
-@dataclass(frozen=True)
-class Shortened:
-    """Without the ``below`` lowest rows; ``count`` are left."""
+        With S the order statistics before and m rows that are filled with c, the value at rank r is c, but no more
+        than S(r) and no less than S(r - m).
+        """
 
-    inner: Ranks
-    below: float
-    count: float
+        def value(rank: float) -> float:
+            most = self.value(rank) if rank < self.count else math.inf
+            least = self.value(rank - missing) if rank >= missing else -math.inf
+            return max(min(fill, most), least)
 
-    def value(self, rank: float) -> float:
-        """The value at a rank."""
-        return self.inner.value(rank + self.below)
+        return Ranks(self.count + missing, value)
 
+    def shortened(self, below: float, count: float) -> Ranks:
+        """Without the ``below`` lowest rows; ``count`` are left."""
+        return Ranks(count, lambda rank: self.value(rank + below))
 
-def quantile_of(ranks: Ranks, share: float) -> float:
-    """The quantile as NumPy's ``linear``."""
-    if not math.isfinite(ranks.count) or ranks.count < 1:
-        return math.nan
-    place = (ranks.count - 1) * share
-    below = math.floor(place)
-    low, high = together(partial(ranks.value, rank) for rank in (below, min(below + 1, ranks.count - 1)))
-    return float(np.quantile(np.array([low, high]), place - below))
-
-
-def quantiles_of(ranks: Ranks, shares: Iterable[float]) -> list[float]:
-    """Several quantiles."""
-    return together(partial(quantile_of, ranks, share) for share in shares)
+    def quantile(self, share: float) -> float:
+        """The quantile as NumPy's ``linear``."""
+        if not math.isfinite(self.count) or self.count < 1:
+            return math.nan
+        place = (self.count - 1) * share
+        below = math.floor(place)
+        ends = [self.value(rank) for rank in (below, min(below + 1, self.count - 1))]
+        return float(np.quantile(ends, place - below))

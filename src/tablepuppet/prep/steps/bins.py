@@ -10,9 +10,8 @@ import numpy as np
 
 from tablepuppet.prep.attempt import Attempt, Column, Dropped, bounded
 from tablepuppet.prep.encode import NO_DIGESTS
-from tablepuppet.prep.moments import quantiles_of, together
 from tablepuppet.prep.specs import MOST_CODES, Cut, Lookup
-from tablepuppet.prep.steps.step import PrepStep, is_whole
+from tablepuppet.prep.steps.step import PrepStep, is_whole, setting
 
 How = Literal["width", "height"]
 Encode = Literal["onehot", "ordinal"]
@@ -25,15 +24,9 @@ class Bin(PrepStep):
     ``encode`` says whether a bin becomes a column of 0 and 1, or its number. Edges that are equal are one.
     """
 
-    n: int = 5
-    how: How = "width"
-    encode: Encode = "onehot"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.need(is_whole(self.n, 2) and self.n <= MOST_CODES // 2, "n is a whole number of at least 2", "n")
-        self.need(self.how in get_args(How), "how is 'width' or 'height'", "how")
-        self.need(self.encode in get_args(Encode), "encode is 'onehot' or 'ordinal'", "encode")
+    n: int = setting(5, "a whole number of at least 2", lambda n: is_whole(n, 2, MOST_CODES // 2))
+    how: How = setting("width", "'width' or 'height'", get_args(How).__contains__)
+    encode: Encode = setting("onehot", "'onehot' or 'ordinal'", get_args(Encode).__contains__)
 
     @property
     def instead_of_noise(self) -> str:
@@ -44,10 +37,9 @@ class Bin(PrepStep):
         """Learn the edges."""
         ranks = attempt.ranks(column)
         if self.how == "width":
-            least, most = together([lambda: ranks.value(0.0), lambda: ranks.value(ranks.count - 1)])
-            edges = np.linspace(least, most, self.n + 1)
+            edges = np.linspace(ranks.least, ranks.most, self.n + 1)
         else:
-            edges = np.array(quantiles_of(ranks, np.linspace(0.0, 1.0, self.n + 1).tolist()))
+            edges = np.array([ranks.quantile(share) for share in np.linspace(0.0, 1.0, self.n + 1).tolist()])
         edges = np.unique([bounded(each) for each in edges.tolist()])
         if len(edges) < 2:
             raise Dropped("has one value only")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from tablepuppet.prep.attempt import Attempt, Column, bounded
-from tablepuppet.prep.moments import Shortened, quantiles_of
+from tablepuppet.prep.moments import Ranks
 from tablepuppet.prep.specs import FARTHEST, Clipped, Outside, Without
-from tablepuppet.prep.steps.step import PrepStep, is_number
+from tablepuppet.prep.steps.step import PrepStep, is_number, setting
 
 Method = Literal["iqr", "sd"]
 Action = Literal["flag", "clip", "null"]
@@ -59,8 +59,8 @@ class Winsorize(PrepStep):
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn the quantiles."""
-        low, high = quantiles_of(attempt.ranks(column), [self.low, self.high])
-        clip_to(column, attempt, low, high)
+        ranks = attempt.ranks(column)
+        clip_to(column, attempt, ranks.quantile(self.low), ranks.quantile(self.high))
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,9 @@ class Outliers(PrepStep):
     makes them missing. The usual factor is 1.5, and 3 of deviations.
     """
 
-    method: Method = "iqr"
-    action: Action = "flag"
-    factor: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.need(self.method in get_args(Method), "method is 'iqr' or 'sd'", "method")
-        self.need(self.action in get_args(Action), "action is 'flag', 'clip' or 'null'", "action")
-        self.need(
-            self.factor is None or (is_number(self.factor) and self.factor >= 0), "factor is a number from 0", "factor"
-        )
+    method: Method = setting("iqr", "'iqr' or 'sd'", get_args(Method).__contains__)
+    action: Action = setting("flag", "'flag', 'clip' or 'null'", get_args(Action).__contains__)
+    factor: float | None = setting(None, "a number from 0", lambda factor: is_number(factor, 0))
 
     @property
     def instead_of_noise(self) -> str:
@@ -94,7 +86,8 @@ class Outliers(PrepStep):
             known = attempt.usable(column)
             low, high = known.mean - factor * known.std, known.mean + factor * known.std
         else:
-            first, third = quantiles_of(attempt.ranks(column), [0.25, 0.75])
+            ranks = attempt.ranks(column)
+            first, third = ranks.quantile(0.25), ranks.quantile(0.75)
             low, high = first - factor * (third - first), third + factor * (third - first)
         low, high = bounded(low), bounded(high)
         if self.action == "clip":
@@ -120,9 +113,9 @@ def take_out(column: Column, attempt: Attempt, low: float, high: float) -> None:
     column.moments, column.is_filled = None, False
     if inner is not None:
 
-        def ranks() -> Shortened:
+        def ranks() -> Ranks:
             below = attempt.sums(column.alias, probe, below_chain)
             left = attempt.sums(column.alias, column.name, left_chain).count
-            return Shortened(inner(), round(below.mean * below.count), left)
+            return inner().shortened(round(below.mean * below.count), left)
 
         column.ranks = ranks

@@ -15,7 +15,7 @@ from tablepuppet.prep.moments import Moments
 from tablepuppet.prep.selected import is_public
 from tablepuppet.prep.specs import MOST_CODES, Hashed, Lookup, Other
 from tablepuppet.prep.statistics import CategorySummary
-from tablepuppet.prep.steps.step import PrepStep, is_whole
+from tablepuppet.prep.steps.step import PrepStep, is_whole, setting
 from tablepuppet.sql.types import KEY_LIKE, family
 
 ID_ROWS, ID_SHARE = 50, 0.95  # text with more distinct values than this share of its base rows is an id, not a category
@@ -87,14 +87,8 @@ class OneHot(CategoryStep):
     the relation's ``max_categories`` is left out. Missing is all zeros.
     """
 
-    min_count: int | None = None
-    max_categories: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("min_count", "max_categories"):
-            value = getattr(self, name)
-            self.need(value is None or is_whole(value, 1), f"{name} is a whole number of at least 1", name)
+    min_count: int | None = setting(None, "a whole number of at least 1", lambda count: is_whole(count, 1))
+    max_categories: int | None = setting(None, "a whole number of at least 1", lambda most: is_whole(most, 1))
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Choose the categories that have columns of their own."""
@@ -160,11 +154,7 @@ class Ordinal(Recode):
 class Hash(CategoryStep):
     """Categories in ``n`` columns of 0 and 1, by their digests; nothing is learned, and a new category has one too."""
 
-    n: int = 32
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.need(is_whole(self.n, 2) and self.n <= MOST_CODES, f"n is a whole number from 2 to {MOST_CODES:,}", "n")
+    n: int = setting(32, f"a whole number from 2 to {MOST_CODES:,}", lambda n: is_whole(n, 2, MOST_CODES))
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Nothing is learned."""

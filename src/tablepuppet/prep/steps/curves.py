@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tablepuppet.prep.attempt import Attempt, Column
-from tablepuppet.prep.moments import Mapped, Shortened
+from tablepuppet.prep.moments import Ranks
 from tablepuppet.prep.specs import Exponent, Logarithm
-from tablepuppet.prep.steps.step import PrepStep, is_number
+from tablepuppet.prep.steps.step import PrepStep, is_number, setting
 
 LEAST = 1e-300  # of a number that has a logarithm
 
@@ -20,11 +20,7 @@ class Log(PrepStep):
 
     advice: ClassVar[str] = ""
 
-    offset: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.need(is_number(self.offset) and abs(self.offset) <= 1e100, "offset is a number", "offset")
+    offset: float = setting(0.0, "a number", lambda offset: is_number(offset, -1e100, 1e100))
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Nothing is learned."""
@@ -36,11 +32,9 @@ class Log(PrepStep):
         if inner is not None and before is not None:
             count, chain = before.count, attempt.chain(column)
 
-            def ranks() -> Mapped:
+            def ranks() -> Ranks:
                 left = attempt.sums(column.alias, column.name, chain).count  # those without were the lowest
-                return Mapped(
-                    Shortened(inner(), count - left, left), lambda value: math.log(max(value + offset, LEAST))
-                )
+                return inner().shortened(count - left, left).mapped(lambda value: math.log(max(value + offset, LEAST)))
 
             column.ranks = ranks
 
@@ -51,15 +45,7 @@ class Power(PrepStep):
 
     advice: ClassVar[str] = ""
 
-    exponent: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.need(
-            is_number(self.exponent) and 1e-3 <= self.exponent <= 1e3,
-            "exponent is a number from 0.001 to 1000",
-            "exponent",
-        )
+    exponent: float = setting(0.5, "a number from 0.001 to 1000", lambda exponent: is_number(exponent, 1e-3, 1e3))
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Nothing is learned."""

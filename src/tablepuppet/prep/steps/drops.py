@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from tablepuppet.prep.attempt import Attempt, Column, Dropped, Kind
 from tablepuppet.prep.steps.categories import MOST_LISTED
-from tablepuppet.prep.steps.step import PrepStep, is_number
+from tablepuppet.prep.steps.step import PrepStep, is_number, setting
 
 LEAVE_OUT = "leave such columns out of SELECT"
 
@@ -20,11 +20,7 @@ class DropConstant(PrepStep):
     usual: ClassVar[tuple[Kind, ...]] = ("number", "flag", "text")
     advice: ClassVar[str] = LEAVE_OUT
 
-    variance: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.need(is_number(self.variance) and self.variance >= 0, "variance is a number from 0", "variance")
+    variance: float = setting(0.0, "a number from 0", lambda variance: is_number(variance, 0))
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Look at the variance."""
@@ -55,11 +51,7 @@ class DropMissing(PrepStep):
     usual: ClassVar[tuple[Kind, ...]] = ("number", "text")
     advice: ClassVar[str] = LEAVE_OUT
 
-    share: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.need(is_number(self.share) and 0 <= self.share <= 1, "share is a number from 0 to 1", "share")
+    share: float = setting(0.5, "a number from 0 to 1", lambda share: is_number(share, 0, 1))
 
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Count those missing."""

@@ -8,10 +8,10 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 
 from tablepuppet.prep.attempt import Attempt, Column, Kind, bounded
-from tablepuppet.prep.moments import Filled, of_flag, quantile_of
+from tablepuppet.prep.moments import of_flag
 from tablepuppet.prep.specs import Fill, FillCode, Missing
 from tablepuppet.prep.steps.categories import list_categories
-from tablepuppet.prep.steps.step import PrepStep, is_number
+from tablepuppet.prep.steps.step import PrepStep, is_number, setting
 
 Strategy = Literal["mean", "median", "mode", "constant"]
 
@@ -27,23 +27,17 @@ class Impute(PrepStep):
 
     takes: ClassVar[tuple[Kind, ...]] = ("number", "text")
 
-    strategy: Strategy = "mean"
-    fill: float | str | None = None
+    strategy: Strategy = setting("mean", f"one of {', '.join(get_args(Strategy))}", get_args(Strategy).__contains__)
+    fill: float | str | None = setting(
+        None, "a number or a text", lambda fill: isinstance(fill, str) or is_number(fill)
+    )
     indicator: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.need(
-            self.strategy in get_args(Strategy), f"strategy is one of {', '.join(get_args(Strategy))}", "strategy"
-        )
         needs_fill = self.strategy == "constant"
         self.need(self.fill is not None or not needs_fill, "strategy='constant' needs fill, such as fill=0")
         self.need(self.fill is None or needs_fill, "fill goes with strategy='constant'", "strategy")
-        self.need(
-            self.fill is None or isinstance(self.fill, str) or is_number(self.fill),
-            "fill is a number or a text",
-            "fill",
-        )
 
     @property
     def instead_of_noise(self) -> str:
@@ -70,14 +64,14 @@ class Impute(PrepStep):
         attempt.emit(column, Fill(column.name, value))
         column.moments, column.is_filled = before.filled(value), True
         if inner is not None:
-            column.ranks = lambda: Filled(inner(), before.missing, value)
+            column.ranks = lambda: inner().filled(before.missing, value)
 
     def _value(self, column: Column, attempt: Attempt) -> float:
         match self.strategy:
             case "mean":
                 return attempt.usable(column).mean
             case "median":
-                return quantile_of(attempt.ranks(column), 0.5)
+                return attempt.ranks(column).quantile(0.5)
             case "mode":
                 self.need(
                     attempt.is_unchanged(column),

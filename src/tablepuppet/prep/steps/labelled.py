@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,15 @@ from tablepuppet.prep.label_sums import Folds, LabelSums
 from tablepuppet.prep.moments import Moments
 from tablepuppet.prep.specs import MOST_CODES, FoldLookup, Lookup
 from tablepuppet.prep.steps.categories import list_categories
-from tablepuppet.prep.steps.step import PrepStep, is_number, is_whole
+from tablepuppet.prep.steps.step import PrepStep, is_number, is_whole, setting
 
 Floats = NDArray[np.float64]
 MOST_FOLDS = 100
+
+
+def _folds(default: int) -> Any:
+    allowed = f"a whole number from 2 to {MOST_FOLDS:,}, or 1: nothing is left out"
+    return setting(default, allowed, lambda folds: is_whole(folds, 1, MOST_FOLDS))
 
 
 @dataclass(frozen=True)
@@ -36,19 +41,10 @@ class LabelStep(PrepStep):
     usual: ClassVar[tuple[Kind, ...]] = ("text",)
     advice: ClassVar[str] = "it learns from true labels; use OneHot or Recode"
 
-    folds: int = 5
+    folds: int = _folds(5)
     smooth: float | Literal["auto"] = "auto"
-    shuffle: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole = is_whole(self.folds, 1) and self.folds <= MOST_FOLDS
-        self.need(whole, f"folds is a whole number from 2 to {MOST_FOLDS:,}, or 1: nothing is left out", "folds")
-        self.need(isinstance(self.shuffle, bool), "shuffle is True or False", "shuffle")
-        self.need(
-            is_whole(self.seed, 0) and self.seed < 1 << 32, "seed is a whole number from 0 and below 2**32", "seed"
-        )
+    shuffle: bool = setting(True, "True or False", lambda shuffle: isinstance(shuffle, bool))
+    seed: int = setting(0, "a whole number from 0 and below 2**32", lambda seed: is_whole(seed, 0, (1 << 32) - 1))
 
     @property
     def leaves_out(self) -> bool:
@@ -95,11 +91,11 @@ class TargetEncode(LabelStep):
     from get what was learned from ``folds - 1`` of the ``folds`` parts of the table; with ``folds=1`` from all rows.
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        auto = isinstance(self.smooth, str) and self.smooth == "auto"
-        right = auto or (is_number(self.smooth) and self.smooth >= 0)  # type: ignore[operator]
-        self.need(right, "smooth is 'auto', or a number from 0", "smooth")
+    smooth: float | Literal["auto"] = setting(
+        "auto",
+        "'auto', or a number from 0",
+        lambda smooth: smooth == "auto" if isinstance(smooth, str) else is_number(smooth, 0),
+    )
 
     def numbers(self, column: Column, attempt: Attempt, found: LabelSums) -> tuple[Floats, Floats]:
         """Means, drawn towards the mean of all rows."""
@@ -125,12 +121,8 @@ class WOE(LabelStep):
     was learned from the other folds, as in `TargetEncode`.
     """
 
-    folds: int = 1
-    smooth: float | Literal["auto"] = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.need(is_number(self.smooth) and float(self.smooth) >= 0, "smooth is a number from 0", "smooth")
+    folds: int = _folds(1)
+    smooth: float | Literal["auto"] = setting(0.5, "a number from 0", lambda smooth: is_number(smooth, 0))
 
     def numbers(self, column: Column, attempt: Attempt, found: LabelSums) -> tuple[Floats, Floats]:
         """Logarithms of two shares."""

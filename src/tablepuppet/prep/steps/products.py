@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from tablepuppet.prep.attempt import Attempt, Column
 from tablepuppet.prep.specs import Product
-from tablepuppet.prep.steps.step import PrepStep, is_whole
+from tablepuppet.prep.steps.step import PrepStep, is_whole, setting
 
 MOST_DEGREE = 5
 
@@ -22,13 +22,8 @@ class Polynomial(PrepStep):
 
     advice: ClassVar[str] = ""
 
-    degree: int = 2
+    degree: int = setting(2, f"a whole number from 2 to {MOST_DEGREE}", lambda degree: is_whole(degree, 2, MOST_DEGREE))
     interaction_only: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        right = is_whole(self.degree, 2) and self.degree <= MOST_DEGREE
-        self.need(right, f"degree is a whole number from 2 to {MOST_DEGREE}", "degree")
 
     def run(self, attempt: Attempt) -> None:
         """Make products of columns that do not wait."""

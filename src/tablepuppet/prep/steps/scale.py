@@ -11,7 +11,6 @@ import numpy as np
 from tablepuppet.errors import LearnError
 from tablepuppet.party.arguments import Scales, fits
 from tablepuppet.prep.attempt import Attempt, Column, bounded
-from tablepuppet.prep.moments import quantiles_of, together
 from tablepuppet.prep.specs import Scale
 from tablepuppet.prep.steps.step import PrepStep, is_number
 
@@ -52,9 +51,8 @@ class MinMax(PrepStep):
     def fit(self, column: Column, attempt: Attempt) -> None:
         """Learn the ends."""
         ranks = attempt.ranks(column)
-        least, most = together([lambda: ranks.value(0.0), lambda: ranks.value(ranks.count - 1)])
-        scale = (most - least) / (self.high - self.low) or 1.0
-        scale_by(attempt, column, least - self.low * scale, scale)
+        scale = (ranks.most - ranks.least) / (self.high - self.low) or 1.0
+        scale_by(attempt, column, ranks.least - self.low * scale, scale)
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,7 @@ class Robust(PrepStep):
         """Learn median and percentiles."""
         low, high = self.quantile_range
         ranks = attempt.ranks(column)
-        least, middle, most = quantiles_of(ranks, [low / 100, 0.5, high / 100])
-        scale_by(attempt, column, middle, most - least or 1.0)
+        scale_by(attempt, column, ranks.quantile(0.5), ranks.quantile(high / 100) - ranks.quantile(low / 100) or 1.0)
 
 
 def scale_by(attempt: Attempt, column: Column, centre: float, scale: float) -> None:

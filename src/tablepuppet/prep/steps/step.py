@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
@@ -10,6 +11,11 @@ from typing import Any, ClassVar, Self
 from tablepuppet.errors import LearnError
 from tablepuppet.prep.attempt import Attempt, Column, Kind, Selector
 from tablepuppet.spelling import check_names
+
+
+def setting(default: Any, allowed: str, fits: Callable[[Any], bool]) -> Any:
+    """A setting with its allowed values, in words and as a test; None is allowed too where it is the default."""
+    return field(default=default, metadata={"allowed": allowed, "fits": fits})
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,10 @@ class PrepStep:
             )
         if listed is not None:
             object.__setattr__(self, "columns", tuple(map(_read, listed)))
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if "fits" in each.metadata and not (value is None and each.default is None):
+                self.need(each.metadata["fits"](value), f"{each.name} is {each.metadata['allowed']}", each.name)
 
     @property
     def name(self) -> str:
@@ -86,11 +96,11 @@ def _read(item: str | Selector) -> str | Selector:
     return item
 
 
-def is_number(value: object) -> bool:
-    """Whether a setting is a number."""
-    return isinstance(value, Real) and not isinstance(value, bool)
+def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
+    """Whether a setting is a number within limits."""
+    return isinstance(value, Real) and not isinstance(value, bool) and bool(least <= value <= most)
 
 
-def is_whole(value: object, least: int) -> bool:
-    """Whether a setting is a whole number of at least ``least``."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+def is_whole(value: Any, least: int, most: float = math.inf) -> bool:
+    """Whether a setting is a whole number within limits."""
+    return isinstance(value, Integral) and is_number(value, least, most)
