@@ -33,6 +33,8 @@ from sklearn.preprocessing import (
 import tablepuppet as tp
 from tablepuppet import prep
 from tablepuppet.prep.days import DatePart
+from tablepuppet.prep.program import Shapes
+from tablepuppet.prep.specs import Missing, Product
 from tablepuppet.prep.steps.bins import How
 from tablepuppet.prep.steps.bounds import Method
 from tests.relations import Parties, federation, materialised, warnings_of
@@ -337,3 +339,11 @@ def test_inverse(name: str) -> None:
     with pytest.raises(tp.LearnError, match=r"'s.y' is no encoded column"):
         found.matrix.encoding.inverse("s.y", [1.0])
     assert not math.isnan(values.sum())
+
+
+def test_a_step_makes_a_new_column_or_none() -> None:
+    """An output that is there already is refused, that of the column itself too; one without letters is a name."""
+    for step in (Missing("x", "x"), Product(["x", "w"], "x"), Product(["x", "w"], "w")):
+        with pytest.raises(tp.PartyError, match="which is there already"):
+            Shapes.of(["x", "w"], {}, [step])
+    assert Shapes.of(["x", "w"], {}, [Product(["x", "w"], "")]).numbers == ["x", "w", ""]

@@ -303,15 +303,16 @@ class Attempt:
         if inner is not None:
             column.ranks = lambda: inner().mapped(step.value)
 
-    def add(self, like: Column, name: str, kind: Kind = "number", **known: object) -> Column:
-        """A new column in the table of another; LearnError if there is one of that name."""
+    def make(self, like: Column, step: StepSpec, kind: Kind = "number", **known: object) -> None:
+        """Let parties make a column in the table of another; LearnError if there is one of that name."""
+        name = step.writes
         if name in self.columns or name in self.sources:
             raise LearnError(
                 f"{self.step}: it would make a column {name!r}, which there is already; rename that in SELECT"
             )
-        column = Column(OutputColumn(name, like.alias, "", "DOUBLE"), kind, False, **known)  # type: ignore[arg-type]
-        self.columns[name] = column
-        return column
+        made = OutputColumn(name, like.alias, "", "DOUBLE")
+        self.columns[name] = Column(made, kind, False, **known)  # type: ignore[arg-type]
+        self.emit(like, step)
 
 
 def _matches(column: Column, item: str) -> bool:

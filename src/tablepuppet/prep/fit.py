@@ -41,7 +41,6 @@ class Foresight:
 
     needs: Needs
     trips: int
-    columns: list[str]  # encoded ones, if no column is left out and each text has two categories
     used: list[tuple[str, list[OutputColumn]]]  # by step, the selected columns that it works on
     labelled: list[tuple[str, OutputColumn]]  # by step, a column whose categories get means of the label
     widths: dict[str, int]  # encoded columns at most, by alias
@@ -91,14 +90,12 @@ def foresee(pipeline: Pipeline, plan: Plan, max_categories: int) -> Foresight:
     statistics = Foreseen(plan)
     attempt = settle(pipeline, statistics, max_categories)
     trips = 1 + statistics.trips + (MOST_TRIPS - 2) * statistics.refined
-    names, widths = [], {}
+    widths = {}
     for alias in dict.fromkeys(column.alias for column in plan.query.features):
         numbers, categories, _ = encoders(attempt, alias)
-        names += [name for number in numbers for name in number.names]
-        names += [name for category in categories for name in category.names]
         lists = sum(len(each.digests) > 0 for each in categories)
         widths[alias] = len(numbers) + sum(len(each.more) for each in categories) + lists * max_categories
-    return Foresight(statistics.needs, trips, names, attempt.used, list(dict.fromkeys(attempt.labelled)), widths)
+    return Foresight(statistics.needs, trips, attempt.used, list(dict.fromkeys(attempt.labelled)), widths)
 
 
 def selecting(pipeline: Pipeline, plan: Plan, max_categories: int) -> Query:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +35,9 @@ class CodedColumn:
     blinded: Blinded | None = None
 
 
+AnyColumn = NumberColumn | CodedColumn
+
+
 @dataclass
 class Frame:
     """Columns by name, read when a step or a caller needs them."""
@@ -45,7 +48,7 @@ class Frame:
     categories: Mapping[str, tuple[str, NDArray[np.uint8]]]  # family, and the digests that have codes
     private: bool = False  # numbers are within the policy's bounds, and those that are not finite are missing
     few: set[str] = field(default_factory=set, init=False)  # columns that fewer rows than min_group had before a fill
-    _changed: dict[str, NumberColumn | CodedColumn] = field(default_factory=dict, init=False)
+    _changed: dict[str, AnyColumn] = field(default_factory=dict, init=False)
 
     def number(self, name: str) -> NumberColumn:
         """A column of numbers."""
@@ -74,20 +77,13 @@ class Frame:
         is_coded = isinstance(self._changed[name], CodedColumn) if name in self._changed else name in self.categories
         return self.coded(name).missing if is_coded else ~self.number(name).present
 
-    def put(self, name: str, column: NumberColumn | CodedColumn) -> None:
+    def put(self, name: str, column: AnyColumn) -> None:
         """Change or add a column."""
         self._changed[name] = column
 
     def drop(self, name: str) -> None:
         """Forget what a column has become."""
         self._changed.pop(name, None)
-
-    def change(self, name: str, function: Callable[[Floats], Floats]) -> None:
-        """Apply a function to the values of a column; results that are not numbers are missing."""
-        column = self.number(name)
-        with np.errstate(all="ignore"):
-            values = function(column.values)
-        self.put(name, NumberColumn(values, column.present & ~(np.isnan(values) & ~np.isnan(column.values))))
 
     def has_few(self, column: NumberColumn) -> bool:
         """Whether fewer rows than ``min_group`` have a number."""

@@ -190,7 +190,7 @@ class Known(Statistics):
 
     def number(self, column: OutputColumn) -> NumberSummary:
         """Of a column as it was read."""
-        if self._summaries is None:
+        if self._summaries is None:  # cached_property of Python 3.11 locks: fits that share trips would wait forever
             self._summaries = self._numbers.read()
         return self._summaries[column.name]
 

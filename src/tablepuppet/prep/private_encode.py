@@ -310,12 +310,11 @@ def fit_numbers(
     by_alias: dict[str, list[OutputColumn]] = {}
     for column in columns:
         by_alias.setdefault(column.alias, []).append(column)
-    replies = client.ask(
-        "private.ranges",
-        lambda alias, _: {
-            "columns": [column.name for column in by_alias[alias]], "multiplier": noise.multipliers[alias],
-        } if alias in by_alias else None,
-    ).read()  # fmt: skip
+    asked = {
+        alias: {"columns": [column.name for column in listed], "multiplier": noise.multipliers[alias]}
+        for alias, listed in by_alias.items()
+    }
+    replies = client.ask("private.ranges", lambda alias, _: asked.get(alias)).read()
     found: dict[str, NumberSummary | None] = {}
     open_: dict[str, list[tuple[OutputColumn, float, float]]] = {}
     for alias, listed in by_alias.items():
@@ -357,15 +356,16 @@ def mean_and_spread(count: float, total: float, squares: float, sigma: float) ->
 def _fit_moments(
     client: Client, columns: Mapping[str, Sequence[tuple[OutputColumn, float, float]]], rows: float, noise: EncoderNoise
 ) -> dict[str, NumberSummary | None]:
-    replies = client.ask(
-        MOMENTS,
-        lambda alias, _: {
-            "columns": [column.name for column, _, _ in columns[alias]],
-            "lows": np.array([low for _, low, _ in columns[alias]]),
-            "highs": np.array([high for _, _, high in columns[alias]]),
+    asked = {
+        alias: {
+            "columns": [column.name for column, _, _ in listed],
+            "lows": np.array([low for _, low, _ in listed]),
+            "highs": np.array([high for _, _, high in listed]),
             "multiplier": noise.multipliers[alias],
-        } if alias in columns else None,
-    ).read()  # fmt: skip
+        }
+        for alias, listed in columns.items()
+    }
+    replies = client.ask(MOMENTS, lambda alias, _: asked.get(alias)).read()
     found: dict[str, NumberSummary | None] = {}
     for alias, listed in columns.items():
         sums = np.sum([reply["sums"] for reply in replies[alias]], axis=0)

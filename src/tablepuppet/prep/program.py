@@ -90,7 +90,10 @@ def run(steps: Sequence[StepSpec], frame: Frame) -> None:
     check_memory(9 * len(frame.table.view(frame.view).row_ids) * len(touched))
     for step in steps:
         check_time()
-        step.run(frame)
+        if isinstance(step, Drop):
+            frame.drop(step.column)
+        else:
+            frame.put(step.writes, step.run(frame))
 
 
 def _check_folds(steps: Sequence[StepSpec], frame: Frame) -> None:

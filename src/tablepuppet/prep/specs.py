@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.prep.days import PART_BOUNDS, DatePart, date_part
-from tablepuppet.prep.frame import CodedColumn, Floats, Frame, NumberColumn
+from tablepuppet.prep.frame import AnyColumn, CodedColumn, Floats, Frame, NumberColumn
 from tablepuppet.prep.given_bounds import Bounds
 
 FARTHEST = 1e155  # of a number in a step: its square is an ordinary number
@@ -63,8 +63,8 @@ class FittedStep(msgspec.Struct, frozen=True, tag_field="kind"):
         """
         return size
 
-    def run(self, frame: Frame) -> None:
-        """Change the rows of a party."""
+    def run(self, frame: Frame) -> AnyColumn:
+        """What it makes of a party's rows: the column that it writes."""
         raise NotImplementedError
 
     def bounds(self, known: Mapping[str, Bounds]) -> Bounds | None:
@@ -102,9 +102,12 @@ class NumberFunction(ColumnStep, frozen=True):
         """The function's value for one number."""
         return float(self.values(np.array([value]))[0])
 
-    def run(self, frame: Frame) -> None:
-        """Apply the function."""
-        frame.change(self.column, self.values)
+    def run(self, frame: Frame) -> AnyColumn:
+        """The function's values; those that are not numbers are missing."""
+        before = frame.number(self.column)
+        with np.errstate(all="ignore"):
+            values = self.values(before.values)
+        return NumberColumn(values, before.present & ~(np.isnan(values) & ~np.isnan(before.values)))
 
     def bounds(self, known: Mapping[str, Bounds]) -> Bounds | None:
         """The function's values for the bounds before."""
@@ -184,13 +187,14 @@ class Fill(ColumnStep, frozen=True, tag="fill"):
     linear = True
     value: Value
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: Frame) -> AnyColumn:
         column = frame.number(self.column)
-        if not column.present.all():
-            if frame.has_few(column):
-                frame.few.add(self.column)
-            values = np.where(column.present, column.values, self.value)
-            frame.put(self.column, NumberColumn(values, np.ones_like(column.present)))
+        if column.present.all():
+            return column
+        if frame.has_few(column):
+            frame.few.add(self.column)
+        values = np.where(column.present, column.values, self.value)
+        return NumberColumn(values, np.ones_like(column.present))
 
     def bounds(self, known: Mapping[str, Bounds]) -> Bounds | None:
         low, high = known[self.column]
@@ -209,10 +213,10 @@ class Without(ColumnStep, frozen=True, tag="without"):
     def size_after(self, size: int, has_digests: bool) -> int:
         return _rising(self, size)
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: Frame) -> AnyColumn:
         column = frame.number(self.column)
         inside = (column.values >= self.low) & (column.values <= self.high)
-        frame.put(self.column, NumberColumn(column.values, column.present & inside))
+        return NumberColumn(column.values, column.present & inside)
 
     def bounds(self, known: Mapping[str, Bounds]) -> Bounds | None:
         return Clipped(self.column, self.low, self.high).bounds(known)
@@ -234,8 +238,8 @@ class Missing(ColumnStep, frozen=True, tag="missing"):
     wants = "either"
     output: str
 
-    def run(self, frame: Frame) -> None:
-        _put_flag(frame, self.output, frame.missing(self.column))
+    def run(self, frame: Frame) -> AnyColumn:
+        return _flag(frame.missing(self.column))
 
     def bounds(self, known: Mapping[str, Bounds]) -> Bounds | None:
         return FLAG
@@ -248,17 +252,16 @@ class Outside(ColumnStep, frozen=True, tag="outside"):
     high: Value
     output: str
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: Frame) -> AnyColumn:
         column = frame.number(self.column)
-        odd = column.present & ((column.values < self.low) | (column.values > self.high))
-        _put_flag(frame, self.output, odd)
+        return _flag(column.present & ((column.values < self.low) | (column.values > self.high)))
 
     def bounds(self, known: Mapping[str, Bounds]) -> Bounds | None:
         return FLAG
 
 
-def _put_flag(frame: Frame, name: str, is_set: NDArray[np.bool_]) -> None:
-    frame.put(name, NumberColumn(is_set.astype(np.float64), np.ones_like(is_set)))
+def _flag(is_set: NDArray[np.bool_]) -> NumberColumn:
+    return NumberColumn(is_set.astype(np.float64), np.ones_like(is_set))
 
 
 class Part(ColumnStep, frozen=True, tag="date_part"):
@@ -267,10 +270,10 @@ class Part(ColumnStep, frozen=True, tag="date_part"):
     part: DatePart
     output: str
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: Frame) -> AnyColumn:
         column = frame.number(self.column)
         values = date_part(column.values, self.part)
-        frame.put(self.output, NumberColumn(values, column.present & ~np.isnan(values)))
+        return NumberColumn(values, column.present & ~np.isnan(values))
 
     def bounds(self, known: Mapping[str, Bounds]) -> Bounds | None:
         if self.part in PART_BOUNDS:
@@ -290,11 +293,11 @@ class Product(FittedStep, frozen=True, tag="product"):
         """The columns that it reads."""
         return self.factors
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: Frame) -> AnyColumn:
         factors = [frame.number(name) for name in self.factors]
         with np.errstate(all="ignore"):
             values = reduce(np.multiply, [each.values for each in factors])
-        frame.put(self.output, NumberColumn(values, np.logical_and.reduce([each.present for each in factors])))
+        return NumberColumn(values, np.logical_and.reduce([each.present for each in factors]))
 
     def bounds(self, known: Mapping[str, Bounds]) -> Bounds | None:
         def times(one: Bounds, other: Bounds) -> Bounds:
@@ -319,12 +322,12 @@ class Cut(ColumnStep, frozen=True, tag="cut"):
             raise PartyError(f"bins of column {self.column[:100]!r} need edges that rise")
         return len(self.edges) - 1
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: Frame) -> AnyColumn:
         column = frame.number(self.column)
         inner = np.array(self.edges[1:-1], np.float64)
         codes = np.searchsorted(inner, column.values, side="right").astype(np.int32)
         codes[~column.present] = -1
-        frame.put(self.column, CodedColumn(codes, ~column.present))
+        return CodedColumn(codes, ~column.present)
 
 
 class FillCode(ColumnStep, frozen=True, tag="fill_code"):
@@ -338,10 +341,10 @@ class FillCode(ColumnStep, frozen=True, tag="fill_code"):
             raise self.refusal(f"has no code {self.code}")
         return max(size, self.code + 1)
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: Frame) -> AnyColumn:
         column = frame.coded(self.column)
         codes = np.where(column.missing, np.int32(self.code), column.codes)
-        frame.put(self.column, CodedColumn(codes, np.zeros_like(column.missing)))
+        return CodedColumn(codes, np.zeros_like(column.missing))
 
 
 class Other(ColumnStep, frozen=True, tag="other"):
@@ -354,10 +357,10 @@ class Other(ColumnStep, frozen=True, tag="other"):
             raise self.refusal("has no categories that are not listed")
         return size + 1
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: Frame) -> AnyColumn:
         column, (_, listed) = frame.coded(self.column), frame.categories[self.column]
         codes = np.where((column.codes < 0) & ~column.missing, np.int32(len(listed)), column.codes)
-        frame.put(self.column, CodedColumn(codes, column.missing))
+        return CodedColumn(codes, column.missing)
 
 
 class Hashed(ColumnStep, frozen=True, tag="hashed"):
@@ -371,12 +374,12 @@ class Hashed(ColumnStep, frozen=True, tag="hashed"):
             raise self.refusal("has no categories to hash")
         return self.size
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: Frame) -> AnyColumn:
         column = frame.coded(self.column)
         assert column.blinded is not None, "it was checked"
         words = np.ascontiguousarray(column.blinded.digests[:, :8]).view("<u8").ravel()
         codes = np.append((words % np.uint64(self.size)).astype(np.int32), np.int32(-1))[column.blinded.codes]
-        frame.put(self.column, CodedColumn(codes, column.missing))
+        return CodedColumn(codes, column.missing)
 
 
 class Lookup(ColumnStep, frozen=True, tag="lookup"):
@@ -392,7 +395,7 @@ class Lookup(ColumnStep, frozen=True, tag="lookup"):
             raise self.refusal("needs a number for each of its codes")
         return NUMBERS
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: Frame) -> AnyColumn:
         column = frame.coded(self.column)
         table = np.array([*self.values, 0.0 if self.other is None else self.other])
         values = table[column.codes]  # the code -1 finds the last
@@ -400,7 +403,7 @@ class Lookup(ColumnStep, frozen=True, tag="lookup"):
         present = np.where(column.missing, self.missing is not None, present)
         if self.missing is not None:
             values = np.where(column.missing, self.missing, values)
-        frame.put(self.column, NumberColumn(values, present))
+        return NumberColumn(values, present)
 
     def bounds(self, known: Mapping[str, Bounds]) -> Bounds | None:
         values = [*self.values, *(each for each in (self.other, self.missing) if each is not None)]
@@ -428,13 +431,13 @@ class FoldLookup(ColumnStep, frozen=True, tag="fold_lookup"):
             raise self.refusal("needs numbers for each of its folds")
         return self.full.size_after(size, has_digests)
 
-    def run(self, frame: Frame) -> None:
+    def run(self, frame: Frame) -> AnyColumn:
         column = frame.coded(self.column)
         folds = fold_numbers(frame.table.view(frame.view).row_ids, self.folds, self.seed, self.shuffle)
         other, missing = np.array(self.other), np.array(self.missing)
         table = np.column_stack([np.reshape(self.values, (self.folds, -1)), other])  # the code -1 finds the last
         values = np.where(column.missing, missing[folds], table[folds, column.codes])
-        frame.put(self.column, NumberColumn(values, np.ones(len(values), bool)))
+        return NumberColumn(values, np.ones(len(values), bool))
 
 
 class Drop(ColumnStep, frozen=True, tag="drop"):
@@ -442,9 +445,6 @@ class Drop(ColumnStep, frozen=True, tag="drop"):
 
     linear = True
     wants = "either"
-
-    def run(self, frame: Frame) -> None:
-        frame.drop(self.column)
 
 
 StepSpec = (

@@ -95,8 +95,7 @@ class Outliers(PrepStep):
         elif self.action == "null":
             take_out(column, attempt, low, high)
         else:
-            attempt.add(column, f"{column.name}_outlier", "flag", is_filled=True)
-            attempt.emit(column, Outside(column.name, low, high, f"{column.name}_outlier"))
+            attempt.make(column, Outside(column.name, low, high, f"{column.name}_outlier"), "flag", is_filled=True)
 
 
 def clip_to(column: Column, attempt: Attempt, low: float, high: float) -> None:

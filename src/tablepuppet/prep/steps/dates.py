@@ -44,7 +44,6 @@ class DateParts(PrepStep):
         self.need(attempt.is_unchanged(column), f"{named} is changed by an earlier step; put DateParts first")
         attempt.moments(column)  # it may be empty
         for part in self.parts:
-            attempt.add(column, f"{column.name}_{part}")
-            attempt.emit(column, Part(column.name, part, f"{column.name}_{part}"))
+            attempt.make(column, Part(column.name, part, f"{column.name}_{part}"))
         if not self.keep:
             attempt.hide(column)

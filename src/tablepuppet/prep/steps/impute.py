@@ -98,5 +98,4 @@ class Impute(PrepStep):
     def _flag(self, column: Column, attempt: Attempt, missing: float) -> None:
         rows = attempt.statistics.rows
         known = of_flag(rows, missing / rows) if column.is_source else None
-        attempt.add(column, f"{column.name}_missing", "flag", moments=known, is_filled=True)
-        attempt.emit(column, Missing(column.name, f"{column.name}_missing"))
+        attempt.make(column, Missing(column.name, f"{column.name}_missing"), "flag", moments=known, is_filled=True)

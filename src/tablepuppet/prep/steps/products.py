@@ -42,8 +42,8 @@ class Polynomial(PrepStep):
         for each in factors:
             powers[each.name] = powers.get(each.name, 0) + 1
         name = "*".join(each if power == 1 else f"{each}^{power}" for each, power in powers.items())
-        attempt.add(factors[0], name, is_filled=all(each.is_filled for each in factors))
-        attempt.emit(factors[0], Product([each.name for each in factors], name))
+        product = Product([each.name for each in factors], name)
+        attempt.make(factors[0], product, is_filled=all(each.is_filled for each in factors))
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,8 @@ def _read(item: str | Selector) -> str | Selector:
 
 def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
     """Whether a setting is a number within limits."""
-    return isinstance(value, Real) and not isinstance(value, bool) and bool(least <= value <= most)
+    is_real = isinstance(value, Real) and not isinstance(value, bool)
+    return is_real and bool(least <= value <= most)
 
 
 def is_whole(value: Any, least: int, most: float = math.inf) -> bool:
