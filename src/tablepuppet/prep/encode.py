@@ -267,9 +267,7 @@ def build(
     noise is added to is bounded as without steps.
     """
     private, named = private or table.must_hide, [*columns, *(name for name, _ in categories)]
-    frame, shapes = read_frame(
-        table, "encode.build", view, encoding, columns, categories, steps, digests, private
-    )  # fmt: skip
+    frame, shapes = read_frame(table, "encode.build", view, encoding, columns, categories, steps, digests, private)
     if means.shape != (len(shapes.numbers),) or scales.shape != means.shape:
         raise PartyError(f"party {table.grant.party!r}: encode.build needs a mean and a scale for each of its columns")
     rows = len(table.view(view).row_ids)

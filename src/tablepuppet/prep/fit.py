@@ -27,7 +27,7 @@ from tablepuppet.prep.private_encode import EncoderNoise
 from tablepuppet.prep.program import Shapes, needed_for
 from tablepuppet.prep.selected import LABELLED, check_across, check_label_means, check_without_noise
 from tablepuppet.prep.specs import Drop, Fill, Scale, StepSpec
-from tablepuppet.prep.steps.categories import ID_HELP, check_few, is_id, list_categories
+from tablepuppet.prep.steps.categories import ID_HELP, is_id, list_categories
 from tablepuppet.prep.steps.drops import drop_if_same
 from tablepuppet.prep.steps.map import with_maps
 from tablepuppet.runs.events import Events
@@ -174,11 +174,10 @@ def finish(attempt: Attempt) -> None:
 def _finish_text(column: Column, attempt: Attempt) -> None:
     """One column per category, unless it looks like an id, has too many, or is the same everywhere."""
     if not len(column.digests):
-        found = attempt.statistics.categories(column.column, attempt.max_categories)
-        rows = attempt.statistics.base_rows(column.alias)
-        if column.name not in attempt.statistics.plan.query.categorical and is_id(found.distinct, rows):
+        statistics = attempt.statistics
+        distinct = statistics.categories(column.column, attempt.max_categories).distinct
+        if column.name not in statistics.plan.query.categorical and is_id(distinct, statistics.base_rows(column.alias)):
             raise Dropped(f"looks like an id: {ID_HELP}")
-        check_few(found, attempt.max_categories)
         drop_if_same(column, attempt)
         list_categories(column, attempt, attempt.max_categories)
     column.kind = "coded"

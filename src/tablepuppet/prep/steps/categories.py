@@ -37,12 +37,6 @@ def by_frequency(found: CategorySummary) -> NDArray[np.intp]:
     return np.lexsort((found.ties if len(found.ties) else np.arange(found.distinct), -found.weights))
 
 
-def check_few(found: CategorySummary, most: int) -> None:
-    """Leave a column out that has too many categories."""
-    if found.distinct > most:
-        raise Dropped(f"has {found.distinct:,} or more categories; raise max_categories ({most}) or use an expression")
-
-
 def list_categories(column: Column, attempt: Attempt, most: int | None) -> NDArray[np.float64]:
     """Give every category of a column a code; joined rows by code.
 
@@ -50,8 +44,12 @@ def list_categories(column: Column, attempt: Attempt, most: int | None) -> NDArr
     """
     _check_category(column, attempt)
     if column.kind == "text" and not len(column.digests):
-        found = attempt.statistics.categories(column.column, MOST_LISTED if most is None else most)
-        check_few(found, MOST_LISTED if most is None else most)
+        most = MOST_LISTED if most is None else most
+        found = attempt.statistics.categories(column.column, most)
+        if found.distinct > most:
+            raise Dropped(
+                f"has {found.distinct:,} or more categories; raise max_categories ({most}) or use an expression"
+            )
         if not found.distinct:
             raise Dropped("is empty")
         order = by_frequency(found)
