@@ -88,7 +88,7 @@ class Foresight:
 def foresee(pipeline: Pipeline, plan: Plan, max_categories: int) -> Foresight:
     """Run a pipeline over numbers that are made up; LearnError if a step does not fit its columns."""
     statistics = Foreseen(plan)
-    attempt = settle(pipeline, statistics, max_categories)
+    attempt = run_until_known(pipeline, statistics, max_categories)
     trips = 1 + statistics.trips + (MOST_TRIPS - 2) * statistics.refined
     widths = {}
     for alias in dict.fromkeys(column.alias for column in plan.query.features):
@@ -105,7 +105,7 @@ def selecting(pipeline: Pipeline, plan: Plan, max_categories: int) -> Query:
     return with_maps(plan.query, dict(plan.tables), pipeline.maps, Attempt(Foreseen(plan), max_categories))
 
 
-def settle(pipeline: Pipeline, statistics: Statistics, max_categories: int) -> Attempt:
+def run_until_known(pipeline: Pipeline, statistics: Statistics, max_categories: int) -> Attempt:
     """Run all steps again and again, and ask for what is wanted in between, until nothing is."""
     while True:
         attempt = Attempt(statistics, max_categories)
@@ -135,7 +135,7 @@ def fit_encoding(
         refuse_with_noise(pipeline)
         texts = [column for column, _ in foreseen.needs.categories.values()]
         statistics = NoisyKnown(client, identity, texts, noise)
-    attempt = settle(pipeline, statistics, max_categories)
+    attempt = run_until_known(pipeline, statistics, max_categories)
     order = {name: place for place, name in enumerate(attempt.sources)}
     for column, reason in sorted(attempt.dropped.values(), key=lambda each: order.get(each[0].name, len(order))):
         drop_column(column.column, reason, events)

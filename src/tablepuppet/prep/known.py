@@ -190,11 +190,9 @@ class Known(Statistics):
 
     def number(self, column: OutputColumn) -> NumberSummary:
         """Of a column as it was read."""
+        if self._summaries is None:  # cached_property of Python 3.11 locks: fits that share trips would wait forever
+            self._summaries = self._numbers.read()
         return self._summaries[column.name]
-
-    @cached_property
-    def _summaries(self) -> dict[str, NumberSummary]:
-        return self._numbers.read()
 
     def categories(self, column: OutputColumn, most: int | None) -> CategorySummary:
         """Of a column as it was read."""

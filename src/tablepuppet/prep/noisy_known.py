@@ -9,7 +9,6 @@ zero: so sensitivities are the same as without steps.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from tablepuppet.operators.client import Client
 from tablepuppet.prep.attempt import Dropped
 from tablepuppet.prep.known import Statistics, Wanted, WantedColumn
 from tablepuppet.prep.label_sums import Folds, LabelSums
-from tablepuppet.prep.private_encode import EncoderNoise, NoisyTexts, fit_numbers, spread_evenly
+from tablepuppet.prep.private_encode import EncoderNoise, ask_categories, fit_numbers, read_categories, spread_evenly
 from tablepuppet.prep.program import bounds_after
 from tablepuppet.prep.selected import is_category
 from tablepuppet.prep.statistics import CategorySummary, NumberSummary
@@ -34,7 +33,8 @@ class NoisyKnown(Statistics):
     def __init__(self, client: Client, blinding: str, texts: Iterable[OutputColumn], noise: EncoderNoise):
         super().__init__(client.plan, client.owners)
         self.rows, query = float(max(len(client.mapping), 1)), client.plan.query
-        self._texts = NoisyTexts(client, texts, blinding, noise)
+        self._texts, self._noise = dict[str, CategorySummary](), noise
+        self._asked = {column.name: ask_categories(client, column, blinding, noise) for column in texts}
         numbers = [column for column in query.features if not is_category(column, query.categorical)]
         self._numbers = fit_numbers(client, numbers, self.rows, noise)
 
@@ -51,10 +51,11 @@ class NoisyKnown(Statistics):
 
     def categories(self, column: OutputColumn, most: int | None) -> CategorySummary:
         """The categories that a policy lists, or that enough rows have; others count as missing."""
-        found = self._texts.read(column)
-        if not found.distinct:
+        if column.name not in self._texts:
+            self._texts[column.name] = read_categories(self._asked[column.name], column, self._noise)
+        if not self._texts[column.name].distinct:
             raise Dropped("has no category that enough rows have")
-        return replace(found, missing=1.0)
+        return self._texts[column.name]
 
     def derived(self, wanted: WantedColumn) -> Any:
         """After steps: from bounds, as if values were spread evenly between them; codes as if all were as frequent."""

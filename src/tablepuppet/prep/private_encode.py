@@ -12,8 +12,8 @@ gives the bounds of a number, or lists the categories of a column, nothing is re
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -268,26 +268,19 @@ class EncoderNoise:
         self.tails[alias] = self.tails.get(alias, 0) + tail
 
 
-class NoisyTexts:
-    """The categories of texts that policies list, or that enough rows have: asked for when made."""
+def ask_categories(client: Client, column: OutputColumn, blinding: str, noise: EncoderNoise) -> Pending:
+    """Ask for the categories of a text that policies list, or that enough rows have."""
+    asked = {"column": column.name, "family": key_family(column), "blinding": blinding}
+    given = {**asked, "multiplier": noise.multipliers[column.alias]}
+    return client.ask(CATEGORIES, lambda alias, _: given if alias == column.alias else None)
 
-    def __init__(self, client: Client, columns: Iterable[OutputColumn], blinding: str, noise: EncoderNoise):
-        self._noise, self._read = noise, dict[str, CategorySummary]()
-        self._asked = {column.name: self._ask(client, column, blinding) for column in columns}
 
-    def read(self, column: OutputColumn) -> CategorySummary:
-        """Over all shards; how many rows have none is not known."""
-        if column.name not in self._read:
-            replies = self._asked[column.name].read()[column.alias]
-            if not all(reply["known"] for reply in replies):
-                self._noise.use(column.alias, tail=True)
-            self._read[column.name] = merge_categories([{**reply, "missing": 0.0, "top": 0.0} for reply in replies])
-        return self._read[column.name]
-
-    def _ask(self, client: Client, column: OutputColumn, blinding: str) -> Pending:
-        asked = {"column": column.name, "family": key_family(column), "blinding": blinding}
-        given = {**asked, "multiplier": self._noise.multipliers[column.alias]}
-        return client.ask(CATEGORIES, lambda alias, _: given if alias == column.alias else None)
+def read_categories(asked: Pending, column: OutputColumn, noise: EncoderNoise) -> CategorySummary:
+    """These categories over all shards; how many rows have none is not known, some may. Noise is counted as used."""
+    replies = asked.read()[column.alias]
+    if not all(reply["known"] for reply in replies):
+        noise.use(column.alias, tail=True)
+    return replace(merge_categories([{**reply, "missing": 0.0, "top": 0.0} for reply in replies]), missing=1.0)
 
 
 def spread_evenly(rows: float, low: float, high: float) -> NumberSummary:
