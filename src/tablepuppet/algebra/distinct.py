@@ -150,8 +150,8 @@ class DistinctRows:
         wanted = self._by_table(self._directions)
         images |= {alias: cells.times(wanted[alias]) for alias, cells in products.cells.items()}
         found = products.gathered(images, self._directions.shape[1], {})
-        found += self._array.recipe.shift @ self._directions
-        return found
+        shift = self._array.recipe.shift @ self._directions
+        return found + shift if shift.any() else found
 
     def ask_nearest(self, centres: Array) -> Nearest:
         """Ask for the nearest of some centres, (k, d), of every row."""
