@@ -12,7 +12,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -181,6 +180,7 @@ class Known(Statistics):
             for name, (column, most) in needs.categories.items()
         }
         self._distributions = Distributions(client, needs.ranks.values()) if needs.ranks else None
+        self._summaries: dict[str, NumberSummary] | None = None
         self._read: dict[str, CategorySummary] = {}
         self._labels: AskedLabels | None = None
 
