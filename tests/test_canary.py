@@ -20,9 +20,9 @@ from adbc_driver_postgresql import dbapi
 
 import tablepuppet as tp
 from tablepuppet.federation import PartyEntry
-from tablepuppet.prep.encode import apply_encoding
-from tablepuppet.prep.fit import fit_encoding
-from tablepuppet.prep.pipeline import DEFAULT
+from tablepuppet.prep.encode.encode import apply_encoding
+from tablepuppet.prep.pipelines.fit import fit_encoding
+from tablepuppet.prep.pipelines.pipeline import DEFAULT
 from tests import mariadb_server
 from tests.relations import Message, federation, record_wire, write_party
 

@@ -34,7 +34,7 @@ from tablepuppet.baselines.pooled import joined_tables
 from tablepuppet.baselines.tabnets import DESIGNS, Design, DesignBudget, Trained, train
 from tablepuppet.learn.split.tabnet import TabNetShape
 from tablepuppet.party.request import Reply, Request
-from tablepuppet.prep.encode import apply_encoding
+from tablepuppet.prep.encode.encode import apply_encoding
 from tablepuppet.wire.engine import Engine
 from tablepuppet.wire.protocol import LostError
 from tablepuppet.wire.transport import Transport

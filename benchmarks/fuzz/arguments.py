@@ -22,8 +22,8 @@ from msgspec import Meta
 from tablepuppet.party.arguments import LARGEST, Within, fits
 from tablepuppet.party.ops import Op
 from tablepuppet.party.spec import AnySpec, Bottom, Linear, Network
-from tablepuppet.prep.program import Shapes as StepShapes
-from tablepuppet.prep.specs import (
+from tablepuppet.prep.encode.program import Shapes as StepShapes
+from tablepuppet.prep.encode.specs import (
     Cut,
     Exponent,
     Fill,

@@ -29,7 +29,7 @@ from benchmarks.learning.movielens import main_metric, movielens, write_movielen
 from benchmarks.learning.synthetic import Shape, synthetic, write_synthetic
 from tablepuppet.baselines.pooled import joined_tables
 from tablepuppet.demo import LABEL, SQL, build_databases
-from tablepuppet.prep.encode import Encoding, apply_encoding
+from tablepuppet.prep.encode.encode import Encoding, apply_encoding
 
 RESULT = ROOT / "benchmarks" / "results" / "networks.json"
 SIZES = (1_000, 5_000, 15_000, 50_000)

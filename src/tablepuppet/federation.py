@@ -27,8 +27,8 @@ from tablepuppet.party.request import Request
 from tablepuppet.party.service import Party
 from tablepuppet.party.settings_file import read_settings
 from tablepuppet.party.tls_files import read_tls_files
-from tablepuppet.prep.fit import foresee, selecting
-from tablepuppet.prep.pipeline import DEFAULT, Pipeline
+from tablepuppet.prep.pipelines.fit import foresee, selecting
+from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.privacy.trial_identity import TrialAuthority
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Events, Reader

@@ -29,7 +29,7 @@ from tablepuppet.learn.private.planned_releases import Planning
 from tablepuppet.learn.settings import SettingError
 from tablepuppet.party.request import Request
 from tablepuppet.party.settings_file import read_settings
-from tablepuppet.prep.pipeline import DEFAULT, Pipeline
+from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.relation import Relation, check_split
 from tablepuppet.run_folder import RunFolder
 from tablepuppet.runs import interrupts

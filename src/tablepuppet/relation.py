@@ -22,24 +22,24 @@ from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.rosters import make_rosters
 from tablepuppet.party.request import Request
-from tablepuppet.prep.correlation import ColumnMatrix, correlation, covariance
-from tablepuppet.prep.crosstab import Crosstab, crosstab
-from tablepuppet.prep.describe import Description, describe
-from tablepuppet.prep.encode import Encoding
-from tablepuppet.prep.fit import Foresight, fit_encoding, foresee
-from tablepuppet.prep.groups import GroupMeans, group_means
-from tablepuppet.prep.histograms import Histogram, histogram
-from tablepuppet.prep.label import joined_labels
-from tablepuppet.prep.noisy_describe import NoisyDescription, noisy_describe, noisy_histogram, noisy_quantile
-from tablepuppet.prep.noisy_profile import noisy_profile
-from tablepuppet.prep.noisy_statistics import NoiseRequest
-from tablepuppet.prep.outliers import FoundOutliers, outlier_by_iqr, outlier_by_sd
-from tablepuppet.prep.pipeline import DEFAULT, Pipeline
-from tablepuppet.prep.private_encode import EncoderNoise
-from tablepuppet.prep.profile import profile
-from tablepuppet.prep.profile_page import Profile
-from tablepuppet.prep.quantiles import Quantiles, quantile
-from tablepuppet.prep.selected import check_without_noise, find_columns
+from tablepuppet.prep.columns.label import joined_labels
+from tablepuppet.prep.columns.selected import check_without_noise, find_columns
+from tablepuppet.prep.encode.encode import Encoding
+from tablepuppet.prep.encode.private_encode import EncoderNoise
+from tablepuppet.prep.explore.correlation import ColumnMatrix, correlation, covariance
+from tablepuppet.prep.explore.crosstab import Crosstab, crosstab
+from tablepuppet.prep.explore.describe import Description, describe
+from tablepuppet.prep.explore.groups import GroupMeans, group_means
+from tablepuppet.prep.explore.histograms import Histogram, histogram
+from tablepuppet.prep.explore.noisy_describe import NoisyDescription, noisy_describe, noisy_histogram, noisy_quantile
+from tablepuppet.prep.explore.noisy_profile import noisy_profile
+from tablepuppet.prep.explore.noisy_statistics import NoiseRequest
+from tablepuppet.prep.explore.outliers import FoundOutliers, outlier_by_iqr, outlier_by_sd
+from tablepuppet.prep.explore.profile import profile
+from tablepuppet.prep.explore.profile_page import Profile
+from tablepuppet.prep.explore.quantiles import Quantiles, quantile
+from tablepuppet.prep.pipelines.fit import Foresight, fit_encoding, foresee
+from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.privacy.funds import PartysFunds
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.events import Events

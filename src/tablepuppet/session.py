@@ -24,7 +24,7 @@ from tablepuppet.party.reply_check import check_reply, keys_returned
 from tablepuppet.party.request import Request, Step
 from tablepuppet.party.returns import Asked
 from tablepuppet.party.snapshot import MOST_ROWS
-from tablepuppet.prep.pipeline import DEFAULT, Pipeline
+from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.runs.events import Events
 from tablepuppet.sql.plan import Plan, Scan
 from tablepuppet.wire.closing import closer

@@ -19,7 +19,7 @@ from tablepuppet.algebra.distinct import DistinctRows
 from tablepuppet.party.config import Limits
 from tablepuppet.party.limits import CallerLimits
 from tablepuppet.party.policy import EVERY_USE, ColumnRule, Policy, TableRule, Use
-from tablepuppet.prep import alike
+from tablepuppet.prep.encode import alike
 from tests.party.policed import ROWS, open_party, write_file
 from tests.party.policed import federation as policed
 from tests.relations import Message, Parties, federation, record_wire

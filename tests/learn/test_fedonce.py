@@ -14,7 +14,7 @@ import tablepuppet as tp
 from tablepuppet.baselines.pooled import joined_tables
 from tablepuppet.learn.split.nat import NatSettings, NatTraining, principal_components, targets_of
 from tablepuppet.learn.split.once import InputRows
-from tablepuppet.prep.encode import encoded
+from tablepuppet.prep.encode.encode import encoded
 from tests.learn.materialised import ALL, JOIN, predictions, shop
 from tests.relations import federation, write_party
 from tests.wire.losing import losing

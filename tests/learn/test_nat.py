@@ -21,7 +21,7 @@ from tablepuppet.learn.split.nat import (
 from tablepuppet.learn.split.table import Batched, TorchTable
 from tablepuppet.learn.tables.layers import Dense, DenseRows
 from tablepuppet.party.spec import Mlp
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 torch: Any = pytest.importorskip("torch")
 

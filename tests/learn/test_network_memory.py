@@ -16,7 +16,7 @@ from tablepuppet.learn.tables.network import NetworkTable
 from tablepuppet.party.allowance import Allowance, allowed
 from tablepuppet.party.bounded import MemoryAccount
 from tablepuppet.party.spec import Bottom, Cnn, Mlp
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 pytest.importorskip("torch", reason="networks need the extra `deep`")
 MIB = 1 << 20

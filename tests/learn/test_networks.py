@@ -16,7 +16,7 @@ from tablepuppet.baselines import Centralized
 from tablepuppet.baselines.pooled import joined_tables
 from tablepuppet.learn.network.lbfgs import two_loop
 from tablepuppet.learn.tables.network import NetworkTable
-from tablepuppet.prep.label import ask_classes, ask_numbers, joined_classes, joined_numbers
+from tablepuppet.prep.columns.label import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tests.learn.materialised import ALL, JOIN, Array, shop, side_by_side
 from tests.relations import federation, record_wire
 

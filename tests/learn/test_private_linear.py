@@ -26,8 +26,8 @@ from tablepuppet.party.added_noise import GramNoise, SumNoise
 from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.policy import ColumnRule
 from tablepuppet.party.spec import Linear
-from tablepuppet.prep.encode import EncodedShard
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encode import EncodedShard
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tablepuppet.privacy.accountant import gaussian_epsilon
 from tests.privacy.bounded import bounded_federation
 from tests.relations import federation, multipliers, party_of, record_wire, warnings_of

@@ -22,8 +22,8 @@ from tablepuppet.party.ledger import Budget, Ledger
 from tablepuppet.party.local_table import Charge, LocalTable, RelationRows
 from tablepuppet.party.release_log import Unlogged
 from tablepuppet.party.spec import Linear, Network
-from tablepuppet.prep.encode import EncodedShard
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encode import EncodedShard
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.noise import sampling_epsilon
 

@@ -13,7 +13,7 @@ from tablepuppet.learn.tables.linear import LinearRows
 from tablepuppet.learn.tables.model import RowModel
 from tablepuppet.learn.tables.network import NetworkTable
 from tablepuppet.learn.tables.noisy import predicted
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 torch = pytest.importorskip("torch", reason="networks need the extra `deep`")
 

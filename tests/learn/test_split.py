@@ -21,7 +21,7 @@ from tablepuppet.learn.split.narrow import widened
 from tablepuppet.learn.split.table import TorchTable
 from tablepuppet.operators.batches import batches
 from tablepuppet.party.request import Reply, Request
-from tablepuppet.prep.label import ask_classes, ask_numbers, joined_classes, joined_numbers
+from tablepuppet.prep.columns.label import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tablepuppet.runs.saved_files import sealed
 from tests.learn.materialised import ALL, JOIN, Array, shop
 from tests.party.policed import federation as federation_of

@@ -16,7 +16,7 @@ import tablepuppet as tp
 from tablepuppet.baselines.pooled import joined_tables
 from tablepuppet.operators.batches import batches
 from tablepuppet.party.request import Reply, Request
-from tablepuppet.prep.label import ask_classes, ask_numbers, joined_classes, joined_numbers
+from tablepuppet.prep.columns.label import ask_classes, ask_numbers, joined_classes, joined_numbers
 from tests.learn.materialised import ALL, JOIN, shop
 from tests.party.policed import federation as federation_of
 from tests.party.policed import open_party, write_file

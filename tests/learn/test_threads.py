@@ -18,7 +18,7 @@ import tablepuppet as tp
 from benchmarks.learning.trips import counted
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.pieces import cores
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tests.relations import federation
 
 ROWS = 60

@@ -18,8 +18,8 @@ from tablepuppet.mapping.table_mapping import MappedTable, ShardRows, TableMappi
 from tablepuppet.operators.joined_rows import JoinedRows
 from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.operators.merged import merged
-from tablepuppet.prep.alike import first_of_each
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.alike import first_of_each
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 LOSSES: dict[str, Loss] = {"logistic": Logistic(), "softmax": Softmax(3), "squared": Squared()}
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 
 import tablepuppet as tp
 from tablepuppet.federation import PartyEntry
-from tablepuppet.prep import describe as describe_module
+from tablepuppet.prep.explore import describe as describe_module
 from tests.relations import COLUMNS, World, federation, oracle, statistics, worlds, write_party
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tablepuppet as tp
-from tablepuppet.prep.cells import LISTED, NEXT_NONE, Cells, ColumnWords
-from tablepuppet.prep.ordered import DEPTHS, Bucket, image, values_of
+from tablepuppet.prep.columns.ordered import DEPTHS, Bucket, image, values_of
+from tablepuppet.prep.explore.cells import LISTED, NEXT_NONE, Cells, ColumnWords
 from tests.party.policed import CANARY, PIN, audit_lines, open_party, write_file
 from tests.party.policed import federation as policed
 from tests.prep.test_describe import as_number

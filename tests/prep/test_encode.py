@@ -14,9 +14,9 @@ import pytest
 from numpy.typing import NDArray
 
 import tablepuppet as tp
-from tablepuppet.prep.encode import Encoding, apply_encoding
-from tablepuppet.prep.fit import fit_encoding
-from tablepuppet.prep.pipeline import DEFAULT
+from tablepuppet.prep.encode.encode import Encoding, apply_encoding
+from tablepuppet.prep.pipelines.fit import fit_encoding
+from tablepuppet.prep.pipelines.pipeline import DEFAULT
 from tests.relations import Parties, federation, hide_order, materialised, party_of, warnings_of
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
 import tablepuppet as tp
-from tablepuppet.prep.encoded_table import EncodedTable, sums_by_code
+from tablepuppet.prep.encode.encoded_table import EncodedTable, sums_by_code
 
 
 def table(rows: int, numbers: int, sizes: tuple[int, ...], seed: int = 0) -> EncodedTable:

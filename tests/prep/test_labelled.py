@@ -27,11 +27,11 @@ from tablepuppet.jobs import Run
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import Policy, TableRule
 from tablepuppet.party.service import HERE
-from tablepuppet.prep.frame import Frame
-from tablepuppet.prep.label_sums import AskedLabels, ColumnCodes, Folds, fold_of_rows
-from tablepuppet.prep.pipeline import Pipeline
-from tablepuppet.prep.program import run
-from tablepuppet.prep.specs import Cut, FoldLookup, Lookup, fold_numbers
+from tablepuppet.prep.encode.frame import Frame
+from tablepuppet.prep.encode.program import run
+from tablepuppet.prep.encode.specs import Cut, FoldLookup, Lookup, fold_numbers
+from tablepuppet.prep.pipelines.label_sums import AskedLabels, ColumnCodes, Folds, fold_of_rows
+from tablepuppet.prep.pipelines.pipeline import Pipeline
 from tests.relations import Parties, federation, materialised, party_of, places, record_wire
 from tests.small_job import write_job
 from tests.wire.services import calling, served

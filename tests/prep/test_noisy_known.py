@@ -16,11 +16,22 @@ import tablepuppet as tp
 from tablepuppet import prep
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import ColumnRule, Policy, TableRule
-from tablepuppet.prep.days import date_part
-from tablepuppet.prep.pipeline import STEPS, refuse_with_noise
-from tablepuppet.prep.private_encode import EncoderNoise
-from tablepuppet.prep.program import bounds_after
-from tablepuppet.prep.specs import Clipped, Exponent, Fill, Logarithm, Lookup, Missing, Part, Product, Scale, Without
+from tablepuppet.prep.columns.days import date_part
+from tablepuppet.prep.encode.private_encode import EncoderNoise
+from tablepuppet.prep.encode.program import bounds_after
+from tablepuppet.prep.encode.specs import (
+    Clipped,
+    Exponent,
+    Fill,
+    Logarithm,
+    Lookup,
+    Missing,
+    Part,
+    Product,
+    Scale,
+    Without,
+)
+from tablepuppet.prep.pipelines.pipeline import STEPS, refuse_with_noise
 from tests.privacy.bounded import bounded_federation
 from tests.relations import Parties, federation, party_of, record_wire, warnings_of
 

@@ -18,10 +18,10 @@ import tablepuppet as tp
 from tablepuppet.cli.commands import app
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.policy import ColumnRule
-from tablepuppet.prep.noisy_describe import NoisyDescription
-from tablepuppet.prep.noisy_distribution import COARSE, FINE, NoisyDistribution
-from tablepuppet.prep.private_bins import BINS, COUNTS
-from tablepuppet.prep.private_encode import CATEGORIES, MOMENTS
+from tablepuppet.prep.encode.private_encode import CATEGORIES, MOMENTS
+from tablepuppet.prep.explore.noisy_describe import NoisyDescription
+from tablepuppet.prep.explore.noisy_distribution import COARSE, FINE, NoisyDistribution
+from tablepuppet.prep.explore.private_bins import BINS, COUNTS
 from tablepuppet.privacy.accountant import gaussian_epsilon
 from tests.learn.test_budget_check import World
 from tests.party.policed import federation as policed

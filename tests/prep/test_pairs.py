@@ -16,7 +16,7 @@ from scipy.stats import chi2_contingency
 from sklearn.metrics import mutual_info_score
 
 import tablepuppet as tp
-from tablepuppet.prep.pooled import OTHER, Grid, rare
+from tablepuppet.prep.explore.pooled import OTHER, Grid, rare
 from tests.party.policed import audit_lines, open_party, write_file
 from tests.party.policed import federation as policed
 from tests.prep.test_describe import as_number

@@ -20,8 +20,8 @@ from tablepuppet.jobs import Run
 from tablepuppet.party.ledger import Budget
 from tablepuppet.party.limits import CallerLimits
 from tablepuppet.party.policy import Policy, TableRule
-from tablepuppet.prep.fit import foresee
-from tablepuppet.prep.pipeline import DEFAULT, Pipeline
+from tablepuppet.prep.pipelines.fit import foresee
+from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tests.relations import Parties, federation, materialised, party_of, record_wire, warnings_of
 from tests.small_job import write_job
 from tests.wire.services import calling, served

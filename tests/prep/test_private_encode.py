@@ -19,9 +19,9 @@ from tablepuppet.party.databases.urls import open_database
 from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.policy import ColumnRule, Policy, TableRule
 from tablepuppet.party.service import Party
-from tablepuppet.prep import private_encode
-from tablepuppet.prep.encode import Encoding
-from tablepuppet.prep.private_encode import BINS, EncoderNoise, bins_of, range_of
+from tablepuppet.prep.encode import private_encode
+from tablepuppet.prep.encode.encode import Encoding
+from tablepuppet.prep.encode.private_encode import BINS, EncoderNoise, bins_of, range_of
 from tablepuppet.privacy.shares import TAIL
 from tests.privacy.bounded import KEY, bounded_federation
 from tests.relations import Parties, in_process, party_of, record_wire, warnings_of

@@ -32,11 +32,11 @@ from sklearn.preprocessing import (
 
 import tablepuppet as tp
 from tablepuppet import prep
-from tablepuppet.prep.days import DatePart
-from tablepuppet.prep.program import Shapes
-from tablepuppet.prep.specs import Missing, Product
-from tablepuppet.prep.steps.bins import How
-from tablepuppet.prep.steps.bounds import Method
+from tablepuppet.prep.columns.days import DatePart
+from tablepuppet.prep.encode.program import Shapes
+from tablepuppet.prep.encode.specs import Missing, Product
+from tablepuppet.prep.pipelines.steps.bins import How
+from tablepuppet.prep.pipelines.steps.bounds import Method
 from tests.relations import Parties, federation, materialised, warnings_of
 
 Floats = NDArray[np.float64]

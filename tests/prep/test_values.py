@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import tablepuppet as tp
-from tablepuppet.prep.values import numbers
+from tablepuppet.prep.columns.values import numbers
 
 
 @pytest.mark.parametrize(

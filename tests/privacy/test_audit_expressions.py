@@ -20,7 +20,7 @@ from tablepuppet.party.added_noise import PredictionNoise, SampleNoise
 from tablepuppet.party.policy import Policy
 from tablepuppet.party.spec import Linear, Network
 from tablepuppet.party.spec import Spec as Model
-from tablepuppet.prep.specs import Fill, Missing, Scale, StepSpec
+from tablepuppet.prep.encode.specs import Fill, Missing, Scale, StepSpec
 from tablepuppet.privacy.accountant import gaussian_epsilon
 from tablepuppet.privacy.noise import gaussian_sigma
 from tests.privacy.audit import least_gaussian_epsilon

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 import tablepuppet as tp
 from benchmarks.fuzz.worlds import CALLER, SESSION, World, difference
 from tablepuppet.party.policy import ColumnRule, Policy, TableRule
-from tablepuppet.prep.noisy_distribution import COARSE, FINE, NoisyDistribution
+from tablepuppet.prep.explore.noisy_distribution import COARSE, FINE, NoisyDistribution
 from tablepuppet.privacy.accountant import gaussian_epsilon
 from tablepuppet.privacy.noise import gaussian_sigma
 from tests.privacy.audit import least_epsilon, least_gaussian_epsilon

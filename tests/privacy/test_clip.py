@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tablepuppet.privacy import clip
 from tablepuppet.privacy.noise import MOST_STEPS, gaussian_grid, gaussian_sigma, summed_steps
 

@@ -15,7 +15,7 @@ import tablepuppet.learn.party_ops
 from tablepuppet.algebra.row_ops import largest_of_rows
 from tablepuppet.party.allowance import Allowance, allowed
 from tablepuppet.party.limits import CallerLimits
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tests.wire.hostile import Attacker, accounts, write_bank
 
 ROWS = 60

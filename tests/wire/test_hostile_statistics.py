@@ -13,9 +13,9 @@ import tablepuppet as tp
 import tablepuppet.learn.party_ops
 from tablepuppet.party.allowance import Allowance, allowed
 from tablepuppet.party.limits import CallerLimits
-from tablepuppet.prep.frame import Frame
-from tablepuppet.prep.program import run
-from tablepuppet.prep.specs import Scale, StepSpec
+from tablepuppet.prep.encode.frame import Frame
+from tablepuppet.prep.encode.program import run
+from tablepuppet.prep.encode.specs import Scale, StepSpec
 from tests.wire.hostile import Attacker, accounts, write_bank
 
 ROWS = 60
@@ -105,7 +105,7 @@ def test_time_is_looked_at_within_an_op(
 
     monkeypatch.setattr("tablepuppet.party.local_table.check_time", ends_later)
     for module in ("correlation", "distribution", "pooled"):
-        monkeypatch.setattr(f"tablepuppet.prep.{module}.check_time", ends_later)
+        monkeypatch.setattr(f"tablepuppet.prep.explore.{module}.check_time", ends_later)
     with pytest.raises(tp.PartyError, match="time is up"):
         attacker.run("s", op, view="v", **given)
 

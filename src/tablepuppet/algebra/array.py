@@ -29,7 +29,7 @@ from tablepuppet.algebra.operator import ProductOperator, RowScaled
 from tablepuppet.algebra.recipes import Term, affine, composed
 from tablepuppet.algebra.row_ops import Largest
 from tablepuppet.errors import LearnError
-from tablepuppet.prep.encode import encoder_names
+from tablepuppet.prep.encode.encode import encoder_names
 from tablepuppet.spelling import did_you_mean
 
 Array = NDArray[np.float64]

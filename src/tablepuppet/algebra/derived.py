@@ -12,7 +12,7 @@ from tablepuppet.algebra.ops import applied
 from tablepuppet.algebra.placement import Placement
 from tablepuppet.algebra.products import TableProducts
 from tablepuppet.errors import LearnError
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 
 class Derived(TableProducts):

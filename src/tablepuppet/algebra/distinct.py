@@ -6,7 +6,7 @@ Parties are asked as little as a program of many rounds needs:
   than T_i V of such a message, and reveal no more. Images and sums are then computed here; sums are not if a policy has
   its party check how many rows they are over (``min_rows``). A table that sends sums only is not asked for cells.
 - Joined rows whose base rows are alike in every table are one row with a weight (operators/merged.py). Base rows are
-  compared by their cells if these are here, else at their party (prep/alike.py).
+  compared by their cells if these are here, else at their party (prep/encode/alike.py).
 
 By the plans ``parties`` and ``heuristic`` every table computes at its parties, in every round.
 """
@@ -27,8 +27,8 @@ from tablepuppet.arrays import Scalar
 from tablepuppet.mapping.table_mapping import Floats, Index, MappedTable, ShardRows, TableMapping
 from tablepuppet.operators.merged import MergedRows, merge
 from tablepuppet.pieces import over_pieces
-from tablepuppet.prep.alike import AlikeRows, first_of_each
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.alike import AlikeRows, first_of_each
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.integer[Any]]

@@ -14,7 +14,7 @@ from scipy.sparse import coo_array
 from tablepuppet.algebra.placement import PricedStep, Run, gram_order
 from tablepuppet.algebra.products import ByTable, TableProducts
 from tablepuppet.mapping.table_mapping import Floats, ShardRows, TableMapping
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
 NARROW = 2  # columns that are quicker to move by themselves than by a matrix of counts

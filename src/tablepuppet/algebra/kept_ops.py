@@ -32,8 +32,8 @@ from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import IMAGE, OUTPUTS, WIDTH, Numbers
-from tablepuppet.prep.encode import encoded
-from tablepuppet.prep.encoded_table import check_length
+from tablepuppet.prep.encode.encode import encoded
+from tablepuppet.prep.encode.encoded_table import check_length
 
 Array = NDArray[np.float64]
 Row = Annotated[NDArray[np.float64], Within(dimensions=(1,), size=10_000)]

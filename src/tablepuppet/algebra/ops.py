@@ -41,8 +41,8 @@ from tablepuppet.party.local_table import LocalTable, RelationRows
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ANY, IMAGE, OUTPUTS, ROWS, WIDTH, Numbers
-from tablepuppet.prep.encode import EncodedShard, encoded, encoded_for_noise
-from tablepuppet.prep.encoded_table import EncodedTable, check_length
+from tablepuppet.prep.encode.encode import EncodedShard, encoded, encoded_for_noise
+from tablepuppet.prep.encode.encoded_table import EncodedTable, check_length
 from tablepuppet.privacy.clip import blocks, kept_shares
 
 Array = NDArray[np.float64]

@@ -28,8 +28,8 @@ from tablepuppet.algebra.row_sums import RowSums
 from tablepuppet.errors import LearnError, PartyError, PrivacyError, TablePuppetError
 from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.operators.lou import LearningOverUnion
-from tablepuppet.prep.encode import Encoding
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encode import Encoding
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tablepuppet.sql.catalog import Shard
 from tablepuppet.sql.expression import columns_of
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from tablepuppet.algebra.recipes import Recipe
 from tablepuppet.errors import LearnError
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.encode import Encoding
+from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.wire.engine import Engine
 

@@ -33,7 +33,7 @@ from tablepuppet.mapping.table_mapping import SCATTER_CHUNK, Floats, Index, Mapp
 from tablepuppet.operators.secure_sum import Bounds
 from tablepuppet.party.arguments import LARGEST
 from tablepuppet.pieces import on_all_cores, over_pieces, pieces
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
 Number = TypeVar("Number", bound=np.floating[Any])

@@ -21,8 +21,8 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ROWS, Numbers
-from tablepuppet.prep.encode import encoded
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encode import encoded
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
 Whole = NDArray[np.int64]

@@ -20,9 +20,9 @@ from tablepuppet.algebra.placement import Placement
 from tablepuppet.algebra.products import TableProducts
 from tablepuppet.errors import LearnError, PrivacyError
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.encode import Encoding, NumberEncoder, apply_encoding
-from tablepuppet.prep.selected import is_public
-from tablepuppet.prep.statistics import NumberStatistics
+from tablepuppet.prep.columns.selected import is_public
+from tablepuppet.prep.columns.statistics import NumberStatistics
+from tablepuppet.prep.encode.encode import Encoding, NumberEncoder, apply_encoding
 
 Array = NDArray[np.float64]
 

@@ -19,7 +19,7 @@ from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.learner import label_of
 from tablepuppet.learn.learners.not_fitted import NotFittedError
 from tablepuppet.learn.loss.measures import class_measures, number_measures
-from tablepuppet.prep.encode import Encoding, apply_encoding
+from tablepuppet.prep.encode.encode import Encoding, apply_encoding
 
 if TYPE_CHECKING:
     from tablepuppet.relation import Relation

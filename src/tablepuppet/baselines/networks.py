@@ -18,8 +18,8 @@ from tablepuppet.learn.tables.parameters import TableParameters, first_parameter
 from tablepuppet.mapping.table_mapping import Floats, MappedTable, ShardRows, TableMapping
 from tablepuppet.operators.batches import Batch
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.encode import Encoding
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encode import Encoding
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
 

@@ -11,8 +11,8 @@ from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.learn.tables.stored import Held
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.encode import Encoding, encoded
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encode import Encoding, encoded
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
 

@@ -3,7 +3,7 @@
 Two joined rows have the same scores under every linear model, and the same nearest centre, if their base rows have
 equal encoded values in each table. Where columns have few values, such as ages, ratings or codes, a relation of
 millions of joined rows has only thousands of different ones, and a pass over them costs as little. Input: which base
-rows are alike (prep/alike.py). Output: rows with weights, over the same base rows, so nothing that parties hold
+rows are alike (prep/encode/alike.py). Output: rows with weights, over the same base rows, so nothing that parties hold
 changes.
 """
 

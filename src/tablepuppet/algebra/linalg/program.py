@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tablepuppet.algebra.array import LazyArray
 from tablepuppet.errors import LearnError
-from tablepuppet.prep.label import is_continuous
+from tablepuppet.prep.columns.label import is_continuous
 from tablepuppet.runs.events import one_run
 from tablepuppet.spelling import names_checked
 

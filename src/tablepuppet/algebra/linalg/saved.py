@@ -25,7 +25,7 @@ from tablepuppet.algebra.linalg.estimates import Estimates
 from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.algebra.recipes import Recipe
 from tablepuppet.errors import ConfigError, LearnError, NotPickledError
-from tablepuppet.prep.encoding_file import encoding_arrays, encoding_facts, read_encoding
+from tablepuppet.prep.encode.encoding_file import encoding_arrays, encoding_facts, read_encoding
 from tablepuppet.runs.saved_files import (
     ARRAYS,
     SECRETS,

@@ -25,7 +25,7 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Category, Use
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, LARGEST_SQUARE, Asked, Numbers, Plain, Wrong
-from tablepuppet.prep.values import numbers
+from tablepuppet.prep.columns.values import numbers
 from tablepuppet.sql.query import OutputColumn
 
 Array = NDArray[np.float64]

@@ -31,8 +31,8 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.policy import Category, Use
 from tablepuppet.party.release import Release
-from tablepuppet.prep.label import CLASS_LABELS, NUMBER_LABELS, Question, sent_classes
-from tablepuppet.prep.values import numbers
+from tablepuppet.prep.columns.label import CLASS_LABELS, NUMBER_LABELS, Question, sent_classes
+from tablepuppet.prep.columns.values import numbers
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.label import (
     MOST_CLASSES,

@@ -19,12 +19,12 @@ from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.settings import check_whole
 from tablepuppet.mapping.digests import number_digests
-from tablepuppet.prep.distribution import Distributions
-from tablepuppet.prep.pooled import check_number
-from tablepuppet.prep.quantiles import quantiles_of
-from tablepuppet.prep.rows_below import rows_below
-from tablepuppet.prep.selected import check_without_noise, find_column
-from tablepuppet.prep.statistics import CategoryStatistics
+from tablepuppet.prep.columns.selected import check_without_noise, find_column
+from tablepuppet.prep.columns.statistics import CategoryStatistics
+from tablepuppet.prep.explore.distribution import Distributions
+from tablepuppet.prep.explore.pooled import check_number
+from tablepuppet.prep.explore.quantiles import quantiles_of
+from tablepuppet.prep.explore.rows_below import rows_below
 from tablepuppet.relation import Relation
 from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
 from tablepuppet.spelling import names_checked, unknown_key

@@ -24,7 +24,7 @@ from tablepuppet.learn.settings import CALLBACKS, WHOLE, Configured, Kind, setti
 from tablepuppet.learn.store.fitted import Fitted
 from tablepuppet.learn.store.model_file import save
 from tablepuppet.learn.tables.stored import Storable
-from tablepuppet.prep.encode import Encoding, encoder_names
+from tablepuppet.prep.encode.encode import Encoding, encoder_names
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Event, one_run

@@ -22,8 +22,8 @@ from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.learner import Learner, label_of
 from tablepuppet.learn.learners.linear import LinearLearner
 from tablepuppet.learn.settings import check_whole
-from tablepuppet.prep.selected import check_across, check_without_noise, find_category
-from tablepuppet.prep.sent_columns import SentColumns
+from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_category
+from tablepuppet.prep.columns.sent_columns import SentColumns
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run
 from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown

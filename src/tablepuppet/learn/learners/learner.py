@@ -42,7 +42,7 @@ from tablepuppet.learn.threads import one_thread
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.joined_rows import SCORES, JoinedRows
 from tablepuppet.operators.rosters import make_rosters
-from tablepuppet.prep.encode import apply_encoding
+from tablepuppet.prep.encode.encode import apply_encoding
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run
 from tablepuppet.runs.table_view import Records

@@ -31,8 +31,8 @@ from tablepuppet.learn.solve.solvers import ADMM, SGD, chosen_solver
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.operators.merged import merged
 from tablepuppet.party.spec import Linear
-from tablepuppet.prep.alike import AlikeRows
-from tablepuppet.prep.encode import apply_encoding
+from tablepuppet.prep.encode.alike import AlikeRows
+from tablepuppet.prep.encode.encode import apply_encoding
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run
 from tablepuppet.runs.table_view import NamedNumbers, Records

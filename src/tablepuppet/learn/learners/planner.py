@@ -31,7 +31,7 @@ from tablepuppet.learn.solve.allowance import VALIDATION, Costs, RoundAllowance
 from tablepuppet.learn.solve.schedule import Schedule
 from tablepuppet.operators.client import Client
 from tablepuppet.party.spec import Spec
-from tablepuppet.prep.pipeline import DEFAULT, Pipeline, refuse_noisy_labels, refuse_with_noise
+from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline, refuse_noisy_labels, refuse_with_noise
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.sql.plan import Plan

@@ -11,7 +11,7 @@ from typing import Any
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.folds import Fold
-from tablepuppet.prep.pipeline import DEFAULT, STEPS, Pipeline
+from tablepuppet.prep.pipelines.pipeline import DEFAULT, STEPS, Pipeline
 from tablepuppet.relation import Relation
 from tablepuppet.spelling import did_you_mean
 

@@ -23,13 +23,13 @@ from tablepuppet.learn.learners.learner import Learner, label_of
 from tablepuppet.learn.learners.slice_lattice import Found, Lattice, Pair, Scoring
 from tablepuppet.learn.settings import check_whole
 from tablepuppet.operators.client import Client
-from tablepuppet.prep.category_names import Coded, ask_public_names
-from tablepuppet.prep.days import as_date, shown_date
-from tablepuppet.prep.distribution import Distributions
-from tablepuppet.prep.pooled import check_number
-from tablepuppet.prep.quantiles import quantiles_of
-from tablepuppet.prep.selected import check_across, check_without_noise, find_column, is_date
-from tablepuppet.prep.sent_columns import SentCategories, SentColumns
+from tablepuppet.prep.columns.category_names import Coded, ask_public_names
+from tablepuppet.prep.columns.days import as_date, shown_date
+from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_column, is_date
+from tablepuppet.prep.columns.sent_columns import SentCategories, SentColumns
+from tablepuppet.prep.explore.distribution import Distributions
+from tablepuppet.prep.explore.pooled import check_number
+from tablepuppet.prep.explore.quantiles import quantiles_of
 from tablepuppet.relation import Relation
 from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
 from tablepuppet.spelling import did_you_mean, names_checked

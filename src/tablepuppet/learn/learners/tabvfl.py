@@ -35,7 +35,7 @@ from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.party.spec import Bottom, TabNet
-from tablepuppet.prep.encode import Encoding, apply_encoding
+from tablepuppet.prep.encode.encode import Encoding, apply_encoding
 from tablepuppet.relation import Relation
 from tablepuppet.runs.table_view import Records
 from tablepuppet.spelling import names_checked

@@ -20,7 +20,7 @@ from tablepuppet.learn.loss.measures import class_measures, number_measures, pro
 from tablepuppet.learn.loss.softmax import Softmax
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.joined_rows import SCORES, Block
-from tablepuppet.prep.label import (
+from tablepuppet.prep.columns.label import (
     ask_classes,
     ask_numbers,
     check_classes,

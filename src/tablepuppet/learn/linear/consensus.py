@@ -36,7 +36,7 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import Numbers, Plain
 from tablepuppet.party.spec import Linear
-from tablepuppet.prep.encode import Encoding, encoded
+from tablepuppet.prep.encode.encode import Encoding, encoded
 
 Array = NDArray[np.float64]
 AUTO_PULL = 0.3  # share of the curvature that each shard would have in a standardised column if all were equal

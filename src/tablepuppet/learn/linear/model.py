@@ -29,7 +29,7 @@ from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.joined_rows import Column, JoinedRows
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.spec import Linear
-from tablepuppet.prep.encode import Encoding
+from tablepuppet.prep.encode.encode import Encoding
 
 Array = NDArray[np.float64]
 

@@ -42,8 +42,8 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import IMAGE, PRODUCTS, SQUARE
 from tablepuppet.party.spec import Linear
-from tablepuppet.prep.encode import encoded, encoded_for_noise
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encode import encoded, encoded_for_noise
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
 

@@ -42,8 +42,8 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import IMAGE, SQUARE, THETA
 from tablepuppet.party.spec import Network
-from tablepuppet.prep.encode import encoded
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encode import encoded
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
 AUTO_RHO = 1.5  # times the mean curvature of the loss at the start

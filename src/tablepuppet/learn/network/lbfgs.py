@@ -28,7 +28,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import IMAGE, PRODUCTS
-from tablepuppet.prep.encode import encoded
+from tablepuppet.prep.encode.encode import encoded
 
 Array = NDArray[np.float64]
 MEMORY = 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tablepuppet.prep.selected import is_category
+from tablepuppet.prep.columns.selected import is_category
 from tablepuppet.sql.catalog import described
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import OutputColumn

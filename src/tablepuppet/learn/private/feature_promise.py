@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.noise.plan import Noise, NoisyReleases
 from tablepuppet.learn.private.encoder_releases import EncoderReleases
-from tablepuppet.prep.private_encode import EncoderNoise
+from tablepuppet.prep.encode.private_encode import EncoderNoise
 from tablepuppet.privacy.accountant import Spending, gaussian_epsilon, group_epsilon
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.privacy.shares import SLACK, TAIL_DELTA, Shares, epsilon_of, tail_delta

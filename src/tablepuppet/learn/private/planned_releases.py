@@ -17,11 +17,11 @@ from tablepuppet.learn.noise.plan import NoisyReleases
 from tablepuppet.learn.private.encoder_releases import known_columns
 from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.usefulness import TableSize
-from tablepuppet.prep.fit import foresee
-from tablepuppet.prep.label import MOST_CLASSES
-from tablepuppet.prep.pipeline import DEFAULT, Pipeline
-from tablepuppet.prep.private_encode import BINS
-from tablepuppet.prep.selected import is_category
+from tablepuppet.prep.columns.label import MOST_CLASSES
+from tablepuppet.prep.columns.selected import is_category
+from tablepuppet.prep.encode.private_encode import BINS
+from tablepuppet.prep.pipelines.fit import foresee
+from tablepuppet.prep.pipelines.pipeline import DEFAULT, Pipeline
 from tablepuppet.privacy.accountant import Spending
 from tablepuppet.privacy.funds import label_mark
 from tablepuppet.privacy.label import number_variance

@@ -18,7 +18,7 @@ from tablepuppet.learn.noise.plan import FeatureNoise, StepNoise
 from tablepuppet.learn.private.encoder_releases import EncoderReleases, known_columns, statistics_of
 from tablepuppet.learn.private.feature_promise import ENCODERS, FeaturePromise
 from tablepuppet.learn.solve.solvers import Stepping
-from tablepuppet.prep.private_encode import EncoderNoise
+from tablepuppet.prep.encode.private_encode import EncoderNoise
 from tablepuppet.privacy.accountant import addable, noise_multiplier
 from tablepuppet.privacy.noise import sampling_epsilon
 from tablepuppet.privacy.settings import Privacy

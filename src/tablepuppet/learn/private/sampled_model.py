@@ -17,7 +17,7 @@ from tablepuppet.mapping.table_mapping import Floats
 from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.joined_rows import JoinedRows
 from tablepuppet.party.spec import Spec
-from tablepuppet.prep.encode import Encoding
+from tablepuppet.prep.encode.encode import Encoding
 
 Array = NDArray[np.float64]
 

@@ -37,8 +37,8 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import IMAGE, SQUARE, THETA
 from tablepuppet.party.spec import Spec
-from tablepuppet.prep.encode import encoded, encoded_for_noise
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encode import encoded, encoded_for_noise
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tablepuppet.privacy.clip import blocks, by_row
 
 Array = NDArray[np.float64]

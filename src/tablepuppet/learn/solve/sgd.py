@@ -29,7 +29,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import NEXT_IMAGE, PER_OUTPUT, SQUARE, Numbers
-from tablepuppet.prep.encode import encoded
+from tablepuppet.prep.encode.encode import encoded
 
 Array = NDArray[np.float64]
 

@@ -18,7 +18,7 @@ from tablepuppet.learn.settings import Kind
 from tablepuppet.learn.split.bottoms import register as register
 from tablepuppet.party.arguments import Layers, described, fits
 from tablepuppet.party.spec import FIELD_NAMES, OWN_FIELDS, Bottom, Cnn, Mlp, Registered, Side, TabNet
-from tablepuppet.prep.encode import Encoding
+from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.spelling import names_checked
 from tablepuppet.sql.query import OutputColumn
 

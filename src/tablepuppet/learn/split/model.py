@@ -24,7 +24,7 @@ from tablepuppet.operators.client import Client, Replies
 from tablepuppet.operators.joined_rows import SCORES, Block, JoinedRows
 from tablepuppet.operators.lou import Instead
 from tablepuppet.party.spec import Bottom
-from tablepuppet.prep.encode import Encoding
+from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.wire.engine import Engine
 
 Array = NDArray[np.float64]

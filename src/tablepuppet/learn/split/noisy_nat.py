@@ -31,8 +31,8 @@ from tablepuppet.party.arguments import NotNegative, Rates, Seed
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
-from tablepuppet.prep.encode import encoded_for_noise
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encode import encoded_for_noise
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tablepuppet.privacy.clip import blocks
 
 Array = NDArray[np.float64]

@@ -38,8 +38,8 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import THETA
 from tablepuppet.party.spec import Bottom, Cnn, Mlp
-from tablepuppet.prep.encode import encoded
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encode import encoded
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -29,8 +29,8 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import OUTPUTS, ROWS, ROWS_ASKED, THETA, WIDTH, Asked, Length, Numbers, Wrong
 from tablepuppet.party.spec import Bottom, Hiding, Mlp
-from tablepuppet.prep.encode import encoded, encoded_for_noise
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encode import encoded, encoded_for_noise
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
 Places = NDArray[np.int32]

@@ -33,7 +33,7 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import SQUARE, THETA, Numbers
 from tablepuppet.party.spec import Bottom, Hiding, TabNet
-from tablepuppet.prep.encode import encoded
+from tablepuppet.prep.encode.encode import encoded
 
 Array = NDArray[np.float64]
 Places = NDArray[np.int32]

@@ -23,7 +23,7 @@ from tablepuppet.learn.tables.network import need_torch
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
 from tablepuppet.party.spec import Bottom, Cnn, Hiding, Mlp, TabNet
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 if TYPE_CHECKING:
     from torch import Tensor

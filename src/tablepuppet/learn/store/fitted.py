@@ -11,7 +11,7 @@ from tablepuppet.learn.private.feature_promise import FeaturePromise
 from tablepuppet.learn.private.promise import Uses
 from tablepuppet.learn.private.report import PrivacyReport
 from tablepuppet.learn.tables.stored import Held, Storable, Stored
-from tablepuppet.prep.encode import Encoding
+from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.relation import Relation
 from tablepuppet.wire.engine import Engine
 

@@ -29,7 +29,7 @@ from tablepuppet.learn.registry import LEARNERS
 from tablepuppet.learn.store.fitted import Connected, Fitted
 from tablepuppet.learn.store.model_folder import FACTS, ModelFolder
 from tablepuppet.learn.tables.stored import KeepingParty, KeptNoise, Stored, keep_only
-from tablepuppet.prep.encoding_file import encoding_arrays, encoding_facts, read_encoding
+from tablepuppet.prep.encode.encoding_file import encoding_arrays, encoding_facts, read_encoding
 from tablepuppet.runs import interrupts
 from tablepuppet.runs.saved_files import damage_explained, read_content, read_facts
 from tablepuppet.wire.engine import Engine

@@ -23,7 +23,7 @@ from tablepuppet.operators.client import Client, Pending
 from tablepuppet.operators.joined_rows import SCORES, Block, Column, JoinedRows
 from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.party.spec import Spec
-from tablepuppet.prep.encode import Encoding
+from tablepuppet.prep.encode.encode import Encoding
 
 Array = NDArray[np.float64]
 

@@ -21,7 +21,7 @@ from tablepuppet.learn.tables.stored import KeepingParty, KeptNoise, Stored
 from tablepuppet.mapping.table_mapping import Floats, ShardRows
 from tablepuppet.operators.client import Client, Replies
 from tablepuppet.operators.lou import Instead, LearningOverUnion
-from tablepuppet.prep.encode import Encoding
+from tablepuppet.prep.encode.encode import Encoding
 
 Array = NDArray[np.float64]
 

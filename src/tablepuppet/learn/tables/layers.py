@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tablepuppet.privacy.clip import clipped_layers, lengths_of
 
 Array = NDArray[np.float64]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tablepuppet.party.allowance import check_memory
 from tablepuppet.party.spec import Linear
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 from tablepuppet.privacy.clip import clipped
 
 Array = NDArray[np.float64]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tablepuppet.learn.tables.linear import LinearTable
 from tablepuppet.learn.tables.network import NetworkTable
 from tablepuppet.party.spec import AnySpec, Linear, Spec
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
 

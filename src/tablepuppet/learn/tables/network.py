@@ -21,7 +21,7 @@ from tablepuppet.learn.tables.layers import Dense, DenseRows
 from tablepuppet.learn.threads import one_thread
 from tablepuppet.party.allowance import check_memory, check_reply, check_time
 from tablepuppet.party.spec import Network
-from tablepuppet.prep.encoded_table import EncodedTable, check_length
+from tablepuppet.prep.encode.encoded_table import EncodedTable, check_length
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,7 +20,7 @@ from tablepuppet.learn.tables.parameters import TableParameters
 from tablepuppet.party.added_noise import PredictionNoise, SampleNoise, SumNoise
 from tablepuppet.party.allowance import check_time
 from tablepuppet.party.local_table import LocalTable
-from tablepuppet.prep.encoded_table import EncodedTable, check_length
+from tablepuppet.prep.encode.encoded_table import EncodedTable, check_length
 from tablepuppet.privacy.clip import blocks, clipped, zeroed
 
 Array = NDArray[np.float64]

@@ -27,7 +27,7 @@ from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ASKED_IMAGE, IMAGE, THETA
 from tablepuppet.party.spec import Spec
-from tablepuppet.prep.encode import encoded, encoded_for_noise
+from tablepuppet.prep.encode.encode import encoded, encoded_for_noise
 
 Array = NDArray[np.float64]
 Places = NDArray[np.int32]

@@ -18,7 +18,7 @@ from tablepuppet.operators.client import Client, Pending, Replies
 from tablepuppet.operators.joined_rows import SCORES, JoinedRows
 from tablepuppet.operators.lou import Instead, LearningOverUnion
 from tablepuppet.party.spec import AnySpec
-from tablepuppet.prep.encode import Encoding
+from tablepuppet.prep.encode.encode import Encoding
 
 Array = NDArray[np.float64]
 

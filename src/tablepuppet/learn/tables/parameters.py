@@ -19,7 +19,7 @@ from tablepuppet.learn.tables.model import TableModel, model_of
 from tablepuppet.party.kept import KeptPart
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.spec import Spec
-from tablepuppet.prep.encoded_table import EncodedTable
+from tablepuppet.prep.encode.encoded_table import EncodedTable
 
 Array = NDArray[np.float64]
 Memory = TypeVar("Memory")

@@ -18,7 +18,7 @@ from tablepuppet.operators.loj import LearningOverJoin
 from tablepuppet.operators.lou import LearningOverUnion
 from tablepuppet.party.added_noise import PredictionNoise
 from tablepuppet.party.spec import Spec
-from tablepuppet.prep.encode import Encoding
+from tablepuppet.prep.encode.encode import Encoding
 from tablepuppet.wire.engine import Engine
 
 Array = NDArray[np.float64]

@@ -15,7 +15,7 @@ from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
 from tablepuppet.party.release import Release
 from tablepuppet.party.returns import EACH, THETA, ByName, Word
-from tablepuppet.prep.encode import EncodedShard
+from tablepuppet.prep.encode.encode import EncodedShard
 
 ASKED = "validation, `save`, `tp.load`, `tp.forget`"
 FINGERPRINT = Word(r"(?:[0-9a-f]{64})?")  # of what is kept; empty if nothing is

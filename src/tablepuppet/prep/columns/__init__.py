@@ -1,0 +1,1 @@
+"""Columns of tables, as parties count and send them."""

@@ -1,0 +1,179 @@
+"""Columns that parties send to the coordinator, one number per base row, to be compared across tables.
+
+Only tables whose policy says ``cross_statistics`` send them (release COLUMNS). A sent column has one number for each
+row that takes part; the coordinator gathers it to joined rows with the mapping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.mapping.digests import number_digests
+from tablepuppet.operators.client import Client, Pending
+from tablepuppet.party.allowance import check_reply
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import ROWS, Codes, Digests, Numbers, Plain
+from tablepuppet.pieces import PIECE, on_all_cores, pieces
+from tablepuppet.prep.columns.statistics import AskedColumns, KeyFamily, categories_of, key_family, released_numbers
+from tablepuppet.sql.query import OutputColumn
+
+
+@op(
+    "columns.numbers",
+    asked="`correlation`, `crosstab`, `group_means`, columns of two tables; folds by groups, `slice_finder`",
+    releases=Release.COLUMNS,
+    columns=("columns",),
+    returns={"values": Numbers((ROWS, "columns"), finite=False), "least": Plain(int, 0)},
+)
+def sent_numbers(table: LocalTable, view: str, columns: Sequence[str]) -> Values:
+    """The numbers of columns for every row that takes part, NaN where there is none; and the policy's ``min_group``."""
+    rows = table.view(view)
+    check_reply(8 * len(rows.row_ids) * len(columns))
+    values = np.full((len(rows.row_ids), len(columns)), np.nan)
+    for place, name in enumerate(columns):
+        found, present = released_numbers(table, view, name)
+        values[present, place] = found[present]
+    return {"values": values, "least": table.grant.rules.min_group}
+
+
+@op(
+    "columns.codes",
+    asked="`correlation`, `crosstab`, `group_means`, columns of two tables; folds by groups, `slice_finder`",
+    releases=Release.COLUMNS | Release.KEY_DIGESTS | Release.HISTOGRAMS,
+    columns=("column",),
+    returns={"digests": Digests(ROWS), "codes": Codes("digests", more=1), "least": Plain(int, 0)},
+)
+def sent_codes(table: LocalTable, view: str, column: str, family: KeyFamily, blinding: str) -> Values:
+    """The category of every row that takes part as a number, with digests in their order; the last one is missing."""
+    found = categories_of(table, view, column, family, blinding)
+    least = table.grant.rules.min_group
+    return {"digests": found.digests, "codes": found.codes.astype(np.int32), "least": least}
+
+
+MOST_CELLS = 4  # times the joined rows: of more combinations of categories and base rows, few would be filled
+
+
+@dataclass(frozen=True)
+class SentColumn:
+    """A column over all base rows of a table, and how many of them a group must have."""
+
+    column: OutputColumn
+    values: NDArray[np.float64]
+    least: int
+
+
+@dataclass(frozen=True)
+class SentCategories:
+    """The category of every base row; those at ``len(digests)`` are missing."""
+
+    column: OutputColumn
+    codes: NDArray[np.int64]
+    digests: NDArray[np.uint8]
+    least: int
+    blinding: str  # the name that digests are made under
+
+
+@dataclass(frozen=True)
+class Meetings:
+    """Which categories of one column meet which base rows of a table, and in how many joined rows."""
+
+    categories: NDArray[np.integer[Any]]
+    rows: NDArray[np.integer[Any]]
+    counts: NDArray[np.integer[Any]]
+
+
+class SentColumns:
+    """Columns that are sent once, however many statistics need them: asked for at first, read on first use."""
+
+    def __init__(self, client: Client):
+        self._client = client
+        self._asked_numbers: dict[str, AskedColumns] = {}
+        self._asked_codes: dict[str, tuple[str, Pending]] = {}  # with the name that digests are made under
+        self._numbers: dict[str, SentColumn] = {}
+        self._codes: dict[str, SentCategories] = {}
+        self._meetings: dict[tuple[str, str], Meetings] = {}
+
+    def ask_numbers(self, columns: Iterable[OutputColumn]) -> None:
+        """Ask for numeric columns that have not been asked for."""
+        new = [column for column in columns if column.name not in self._asked_numbers]
+        if new:
+            asked = AskedColumns(self._client, "columns.numbers", new)
+            self._asked_numbers |= dict.fromkeys((column.name for column in new), asked)
+
+    def ask_codes(self, columns: Iterable[OutputColumn]) -> None:
+        """Ask for categories that have not been asked for; digests of each column have a blinding of their own."""
+        for column in columns:
+            if column.name not in self._asked_codes:
+                self._asked_codes[column.name] = self._ask_codes(column)
+
+    def _ask_codes(self, column: OutputColumn) -> tuple[str, Pending]:
+        blinding = self._client.new_name()
+        given = {"column": column.name, "family": key_family(column), "blinding": blinding}
+        return blinding, self._client.ask("columns.codes", lambda alias, _: given if alias == column.alias else None)
+
+    def numbers(self, column: OutputColumn) -> SentColumn:
+        """A numeric column."""
+        self.ask_numbers([column])
+        if column.name not in self._numbers:
+            asked, alias = self._asked_numbers[column.name], column.alias
+            replies, place = asked.replies.read()[alias], asked.by_alias[alias].index(column)
+            values = np.full(self._client.mapping.tables[alias].rows, np.nan)
+            for shard, reply in zip(self._client.shards(alias), replies, strict=True):
+                values[shard.slice] = reply["values"][:, place]
+            self._numbers[column.name] = SentColumn(column, values, _least(replies))
+        return self._numbers[column.name]
+
+    def codes(self, column: OutputColumn) -> SentCategories:
+        """The categories of a column over all shards: equal digests are one category."""
+        self.ask_codes([column])
+        if column.name not in self._codes:
+            blinding, pending = self._asked_codes[column.name]
+            replies = pending.read()[column.alias]
+            lists = [np.zeros((0, 16), np.uint8), *(reply["digests"] for reply in replies)]
+            numbers, size = number_digests(lists)
+            found = np.full(self._client.mapping.tables[column.alias].rows, size, np.int64)
+            for shard, reply, known in zip(self._client.shards(column.alias), replies, numbers[1:], strict=True):
+                found[shard.slice] = np.append(known, size)[reply["codes"]]
+            first = np.unique(np.concatenate(numbers), return_index=True)[1]
+            digests = np.concatenate(lists)[first]
+            self._codes[column.name] = SentCategories(column, found, digests, _least(replies), blinding)
+        return self._codes[column.name]
+
+    def meetings(self, column: OutputColumn, alias: str) -> Meetings:
+        """The categories of a column, the missing one too, and the base rows of another table that they are joined to.
+
+        Statistics of any column of that table follow from it, without another pass over the joined rows.
+        """
+        if (column.name, alias) not in self._meetings:
+            codes = self.codes(column)
+            self._meetings[column.name, alias] = _meetings(self._client, codes, alias)
+        return self._meetings[column.name, alias]
+
+
+def _least(replies: Sequence[Mapping[str, Any]]) -> int:
+    """The largest ``min_group`` of shards."""
+    return max((reply["least"] for reply in replies), default=0)
+
+
+def _meetings(client: Client, found: SentCategories, alias: str) -> Meetings:
+    near, far = client.mapping.tables[found.column.alias], client.mapping.tables[alias]
+    cells = (len(found.digests) + 1) * far.rows
+    if cells >= MOST_CELLS * len(client.mapping):  # few of them would be filled, or there are no rows
+        groups = client.mapping.gather(found.column.alias, found.codes)
+        return Meetings(groups, far.index, np.ones(len(groups), np.int64))
+    starts = found.codes * far.rows  # (base rows of the column's table,): where the cells of its category begin
+
+    def count(part: slice) -> NDArray[np.int64]:
+        return np.bincount(starts.take(near.index[part], mode="clip") + far.index[part], minlength=cells)
+
+    parts = pieces(len(client.mapping), size=max(PIECE, 4 * cells))
+    counts = np.asarray(np.sum(on_all_cores(count, parts), axis=0, dtype=np.int64))
+    filled = np.flatnonzero(counts)
+    return Meetings(*np.divmod(filled, far.rows), counts[filled])

@@ -1,0 +1,1 @@
+"""Rows as numbers: what a party builds of its columns for a learner."""

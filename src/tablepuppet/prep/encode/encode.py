@@ -1,0 +1,348 @@
+"""Encodings: how columns become the numbers that a learner uses, at the party that owns them.
+
+An `Encoding` is a fitted pipeline: steps for each table (specs.py), then a mean and a scale for each number and the
+digests of categories for each text. fit.py fits one. The coordinator holds these numbers and digests; the values and
+the encoded table stay at the party.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tablepuppet.errors import LearnError, PartyError
+from tablepuppet.mapping.table_mapping import ShardRows
+from tablepuppet.operators.client import Client
+from tablepuppet.party.allowance import check_memory
+from tablepuppet.party.arguments import Means, Scales
+from tablepuppet.party.local_table import LocalTable, RelationRows
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.policy import Use
+from tablepuppet.party.release import Release
+from tablepuppet.prep.columns.category_names import CategoryNames, Coded
+from tablepuppet.prep.columns.selected import is_public
+from tablepuppet.prep.columns.statistics import KeyFamily, check_family, key_family
+from tablepuppet.prep.columns.values import numbers
+from tablepuppet.prep.encode.encoded_table import EncodedTable, KnownCategories
+from tablepuppet.prep.encode.frame import Frame
+from tablepuppet.prep.encode.program import Shapes, inverse, run, to_predict
+from tablepuppet.prep.encode.specs import StepSpec
+from tablepuppet.runs.events import Events
+from tablepuppet.spelling import did_you_mean
+from tablepuppet.sql.query import OutputColumn
+
+SIZE = 16  # bytes of a digest
+NO_DIGESTS = np.zeros((0, SIZE), np.uint8)
+FARTHEST = 1e6  # scales off the mean: private encoders take what lies further as that far
+
+
+@dataclass(frozen=True)
+class NumberEncoder:
+    """value -> (value - mean) / scale; a missing value is the mean.
+
+    Over the joined rows that it was fitted on, the result has the mean ``centre`` and the mean square ``square``.
+    """
+
+    column: OutputColumn
+    mean: float
+    scale: float
+    centre: float = 0.0
+    square: float = 1.0
+
+    @property
+    def names(self) -> list[str]:
+        """The name of its encoded column."""
+        return [self.column.qualified]
+
+
+@dataclass(frozen=True)
+class CategoryEncoder:
+    """One 0/1 column per category, the most frequent first; a missing or unknown category is all zeros.
+
+    Codes after those of the digests, such as that of pooled categories or of bins, have a text in ``more``.
+    """
+
+    column: OutputColumn
+    digests: NDArray[np.uint8]  # by code
+    shares: tuple[float, ...] = ()  # of the joined rows, by code; a loaded model has none
+    more: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many codes there are."""
+        return len(self.digests) + len(self.more)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its encoded columns."""
+        return [f"{self.column.qualified}={code}" for code in range(self.size)]
+
+
+@dataclass(frozen=True)
+class TableSteps:
+    """What a party does with columns of a table before they are encoded, and the columns that it reads for that."""
+
+    numbers: tuple[OutputColumn, ...] = ()
+    categories: tuple[tuple[OutputColumn, NDArray[np.uint8]], ...] = ()  # with the digests that have codes
+    steps: tuple[StepSpec, ...] = ()
+
+    @property
+    def columns(self) -> list[OutputColumn]:
+        """All that is read."""
+        return [*self.numbers, *(column for column, _ in self.categories)]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """The fitted pipeline of a relation, kept with the model. ``id`` names the secret by which categories are blinded.
+
+    ``steps`` are those of tables that have any: others are encoded as they are. ``private`` encoders accept every
+    number, since an error would reveal that there is an unknown one. ``described`` are the pipeline's steps for people.
+    """
+
+    id: str
+    numbers: Mapping[str, tuple[NumberEncoder, ...]]  # by alias
+    categories: Mapping[str, tuple[CategoryEncoder, ...]]
+    private: bool = False
+    steps: Mapping[str, TableSteps] = field(default_factory=dict)
+    described: tuple[str, ...] = ()
+    iv_: Mapping[str, float] = field(default_factory=dict)  # information values of columns that `WOE` has encoded
+
+    def to_predict(self) -> Encoding:
+        """The same for rows that were not learned from."""
+        tables = {alias: replace(table, steps=to_predict(table.steps)) for alias, table in self.steps.items()}
+        return replace(self, steps=tables)
+
+    def names(self, alias: str) -> list[str]:
+        """Encoded columns of a table: numbers, then categories."""
+        encoders: list[NumberEncoder | CategoryEncoder] = [*self.numbers[alias], *self.categories[alias]]
+        return [name for encoder in encoders for name in encoder.names]
+
+    def columns(self, alias: str) -> int:
+        """Columns of a table that are encoded."""
+        return len(self.numbers[alias]) + len(self.categories[alias])
+
+    def table(self, alias: str) -> TableSteps:
+        """What a table's party reads, and does before it encodes."""
+        if alias in self.steps:
+            return self.steps[alias]
+        categories = tuple((each.column, each.digests) for each in self.categories[alias])
+        return TableSteps(tuple(each.column for each in self.numbers[alias]), categories)
+
+    @property
+    def encoded(self) -> list[OutputColumn]:
+        """The selected columns that it reads."""
+        return [column for alias in self.numbers for column in self.table(alias).columns]
+
+    def kept(self, columns: Iterable[OutputColumn]) -> list[OutputColumn]:
+        """The columns that it reads; the others were left out when it was fitted."""
+        encoded = {(each.alias, each.name) for each in self.encoded}
+        return [column for column in columns if (column.alias, column.name) in encoded]
+
+    def means(self, alias: str) -> NDArray[np.float64]:
+        """The means of a table's encoded columns over the joined rows that the encoders were fitted on."""
+        centres = [encoder.centre for encoder in self.numbers[alias]]
+        return np.array(centres + [share for encoder in self.categories[alias] for share in encoder.shares])
+
+    def squares(self, alias: str) -> NDArray[np.float64]:
+        """The mean squares of these columns."""
+        squares = [encoder.square for encoder in self.numbers[alias]]
+        return np.array(squares + [share for encoder in self.categories[alias] for share in encoder.shares])
+
+    def largest_square(self, alias: str) -> float:
+        """The largest mean square of a column: 1 if all are standardised."""
+        return max([1.0, *(encoder.square for encoder in self.numbers[alias])])
+
+    def largest(self, alias: str) -> float:
+        """Its root."""
+        return math.sqrt(self.largest_square(alias))
+
+    def inverse(self, name: str, values: ArrayLike) -> NDArray[np.float64]:
+        """Values of an encoded column of numbers in the units of the column that it was made of.
+
+        Scaling, logarithms and powers are undone; what clipping or filling has changed stays changed. Raises LearnError
+        for a column that is made of several, or of categories.
+        """
+        for alias, listed in self.numbers.items():
+            for encoder in listed:
+                if name in (encoder.column.qualified, encoder.column.name):
+                    steps = self.table(alias).steps
+                    return inverse(steps, encoder.column.name, np.asarray(values, float) * encoder.scale + encoder.mean)
+        known = [each for alias in self.numbers for each in self.names(alias)]
+        if name in known:
+            raise LearnError(f"column {name!r} is one category of several: it has no inverse")
+        raise LearnError(f"{name!r} is no encoded column{did_you_mean(name, known)}")
+
+
+def drop_column(column: OutputColumn, reason: str, events: Events) -> None:
+    """Tell that a column is no feature."""
+    message = f"column {column.qualified} {reason}; it is left out"
+    events.emit("warning", "column.dropped", message, column=column.qualified, reason=reason)
+
+
+def encoder_names(client: Client, encoding: Encoding) -> dict[str, list[str | None]]:
+    """What the categories of public columns are called, by ``alias.column`` in the order of codes."""
+    encoders = [each for listed in encoding.categories.values() for each in listed]
+    public = [each for each in encoders if len(each.digests) and is_public(client.plan, each.column)]
+    names = CategoryNames(client, [Coded(each.column, encoding.id, each.digests) for each in public]).read()
+    found = {each.column.qualified: [*known, *each.more] for each, known in zip(public, names, strict=True)}
+    return found | {each.column.qualified: list(each.more) for each in encoders if not len(each.digests)}
+
+
+def apply_encoding(client: Client, encoding: Encoding) -> None:
+    """Let parties encode their rows of a relation, if they have not; the result stays there under the encoding's id."""
+    if encoding.id in client.encodings:
+        return
+    for alias in encoding.numbers:
+        client.widths[alias, encoding.id] = len(encoding.names(alias))
+
+    def arguments(alias: str, _: ShardRows) -> Mapping[str, Any] | None:
+        if alias not in encoding.numbers:
+            return None
+        kept, table = encoding.numbers[alias], encoding.table(alias)
+        return {
+            "encoding": encoding.id,
+            "means": np.array([encoder.mean for encoder in kept]),
+            "scales": np.array([encoder.scale for encoder in kept]),
+            "private": encoding.private,
+            **read_arguments(table),
+        }
+
+    client.ask("encode.build", arguments)
+    client.encodings.add(encoding.id)
+
+
+def read_arguments(table: TableSteps) -> dict[str, Any]:
+    """The columns that an op reads, and the steps that it runs over them."""
+    found: dict[str, Any] = {
+        "columns": [column.name for column in table.numbers],
+        "categories": [(column.name, key_family(column)) for column, _ in table.categories],
+        **{f"digests{place}": digests for place, (_, digests) in enumerate(table.categories)},
+    }
+    return found | ({"steps": list(table.steps)} if table.steps else {})
+
+
+@dataclass(frozen=True)
+class EncodedShard:
+    """What ``encode.build`` keeps at a party: encoded rows, the rows they are, and whether they may get noise.
+
+    ``private`` ones are of any numbers, none further than `FARTHEST` from the mean, and null records are all zeros.
+    """
+
+    data: EncodedTable
+    view: RelationRows
+    private: bool
+
+
+@op(
+    "encode.build",
+    asked="encoders",
+    releases=Release.COUNTS,
+    columns=("columns", "categories"),
+    use=Use.FEATURE,
+    returns={},
+)
+def build(
+    table: LocalTable,
+    view: str,
+    encoding: str,
+    columns: Sequence[str],
+    means: Means,
+    scales: Scales,
+    categories: Sequence[tuple[str, KeyFamily]],
+    private: bool = False,
+    steps: Sequence[StepSpec] = (),
+    **digests: NDArray[np.uint8],
+) -> Values:
+    """Run ``steps`` over the rows of a relation, encode them, and keep them for the learner's ops.
+
+    ``digests`` are the known categories. There is a mean and a scale for each column of numbers that the steps leave.
+    Rows of a table whose policy demands noise are encoded for noise, whatever the caller says. What steps make of a row
+    depends on its own cells and on arguments only, and null records are all zeros after them: so a row's part of what
+    noise is added to is bounded as without steps.
+    """
+    private, named = private or table.must_hide, [*columns, *(name for name, _ in categories)]
+    frame, shapes = read_frame(table, "encode.build", view, encoding, columns, categories, steps, digests, private)
+    if means.shape != (len(shapes.numbers),) or scales.shape != means.shape:
+        raise PartyError(f"party {table.grant.party!r}: encode.build needs a mean and a scale for each of its columns")
+    rows = len(table.view(view).row_ids)
+    check_memory(rows * (8 * len(shapes.numbers) + 4 * len(shapes.coded)))
+    run(steps, frame)
+    dense = np.empty((rows, len(shapes.numbers)))
+    for place, name in enumerate(shapes.numbers):
+        column = frame.number(name)
+        values, present = column.values, column.present
+        if private:
+            present = present & np.isfinite(values)
+        with np.errstate(over="ignore", invalid="ignore"):
+            dense[:, place] = np.where(present, (values - means[place]) / scales[place], 0.0)
+        frame.drop(name)
+    coded = [frame.coded(name).codes for name in shapes.coded]
+    if private:
+        np.clip(dense, -FARTHEST, FARTHEST, out=dense)
+        nulls = table.null_rows(named, view)
+        dense[nulls] = 0.0
+        coded = [np.where(nulls, np.int32(-1), codes) for codes in coded]
+    lists = tuple(
+        KnownCategories(name, kind, listed)
+        for name, (kind, listed) in frame.categories.items()
+        if name in shapes.coded and len(listed)
+    )
+    data = EncodedTable(dense, tuple(coded), tuple(shapes.coded.values()), lists)
+    table.state[f"{view}/{encoding}"] = EncodedShard(data, table.view(view), private)
+    return {}
+
+
+def encoded(table: LocalTable, view: str, encoding: str) -> EncodedTable:
+    """The encoded rows of a relation, for an op."""
+    return _encoded(table, view, encoding).data
+
+
+def encoded_for_noise(table: LocalTable, view: str, encoding: str) -> EncodedTable:
+    """The same for what leaves with noise: each row once, null records all zeros; refused by what was asked before."""
+    found = _encoded(table, view, encoding)
+    table.rows_once(view)
+    if not found.private:
+        raise table.grant.refusal("require_dp", "its rows were not encoded for noise; fit the model again")
+    return found.data
+
+
+def _encoded(table: LocalTable, view: str, encoding: str) -> EncodedShard:
+    found = table.state.get(f"{view}/{encoding}")
+    if not isinstance(found, EncodedShard) or found.view is not table.view(view):  # rows may be announced again
+        raise PartyError(f"party {table.grant.party!r} has not encoded the rows of this relation; fit the model again")
+    return found
+
+
+def read_frame(
+    table: LocalTable, op_name: str, view: str, blinding: str, columns: Sequence[str],
+    categories: Sequence[tuple[str, str]], steps: Sequence[StepSpec], digests: Mapping[str, NDArray[np.uint8]],
+    private: bool = False,
+) -> tuple[Frame, Shapes]:  # fmt: skip
+    """The columns that an op reads, and the shapes of those that steps leave; no row is read yet.
+
+    PartyError unless columns are of types that can be read so, and steps fit them.
+    """
+    where = f"party {table.grant.party!r}: {op_name}"
+    if set(digests) != {f"digests{place}" for place in range(len(categories))}:
+        raise PartyError(f"{where} needs digests for each of its categories")
+    if any(each.ndim != 2 or each.shape[1] != SIZE for each in digests.values()):
+        raise PartyError(f"{where} needs digests of {SIZE} bytes")
+    if len({*columns, *(name for name, _ in categories)}) < len(columns) + len(categories):
+        raise PartyError(f"{where} reads each column once")
+    for name, kind in categories:
+        check_family(table, name, kind)
+    if steps:
+        for name in columns:
+            numbers(table.snapshot.outputs[name].slice(0, 0))
+    known = {name: (kind, digests[f"digests{place}"]) for place, (name, kind) in enumerate(categories)}
+    try:
+        shapes = Shapes.of(columns, {name: len(listed) for name, (_, listed) in known.items()}, steps)
+    except PartyError as error:
+        raise PartyError(f"{where}: {error}") from None
+    return Frame(table, view, blinding, known, private), shapes

@@ -1,0 +1,91 @@
+"""An encoding in files: facts as JSON, and digests of categories as arrays. It contains no value of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.prep.encode.encode import NO_DIGESTS, CategoryEncoder, Encoding, NumberEncoder, TableSteps
+from tablepuppet.prep.encode.specs import StepSpec
+from tablepuppet.sql.query import OutputColumn
+
+
+def encoding_arrays(encoding: Encoding) -> dict[str, NDArray[Any]]:
+    """The digests of an encoding, by name."""
+    tables = {alias: encoding.table(alias) for alias in encoding.numbers}
+    return {
+        f"digests/{alias}/{column.name}": digests
+        for alias, table in tables.items()
+        for column, digests in table.categories
+    }
+
+
+def encoding_facts(encoding: Encoding) -> dict[str, Any]:
+    """An encoding without its digests, which are arrays."""
+    return {
+        "id": encoding.id,
+        "private": encoding.private,
+        "described": encoding.described,
+        "iv": dict(encoding.iv_),
+        "numbers": {
+            alias: [
+                _column(e.column) | {"mean": e.mean, "scale": e.scale, "centre": e.centre, "square": e.square}
+                for e in encoders
+            ]
+            for alias, encoders in encoding.numbers.items()
+        },
+        "categories": {
+            alias: [_column(e.column) | {"listed": len(e.digests) > 0, "more": e.more} for e in encoders]
+            for alias, encoders in encoding.categories.items()
+        },
+        "steps": {
+            alias: {
+                "numbers": [_column(column) for column in table.numbers],
+                "categories": [_column(column) for column, _ in table.categories],
+                "steps": msgspec.to_builtins(table.steps),
+            }
+            for alias, table in encoding.steps.items()
+        },
+    }
+
+
+def _column(column: OutputColumn) -> dict[str, Any]:
+    return {"name": column.name, "alias": column.alias, "expression": column.expression, "type": column.type}
+
+
+def read_encoding(facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> Encoding:
+    """The encoding that was written."""
+
+    def column(entry: dict[str, Any]) -> OutputColumn:
+        return OutputColumn(entry["name"], entry["alias"], entry["expression"], entry["type"])
+
+    def digests(alias: str, entry: dict[str, Any]) -> NDArray[np.uint8]:
+        return np.asarray(arrays[f"digests/{alias}/{entry['name']}"])
+
+    def number(entry: dict[str, Any]) -> NumberEncoder:
+        return NumberEncoder(column(entry), *(entry[name] for name in ("mean", "scale", "centre", "square")))
+
+    def category(alias: str, entry: dict[str, Any]) -> CategoryEncoder:
+        known = digests(alias, entry) if entry["listed"] else NO_DIGESTS
+        return CategoryEncoder(column(entry), known, more=tuple(entry["more"]))
+
+    def table(alias: str, entry: dict[str, Any]) -> TableSteps:
+        return TableSteps(
+            tuple(map(column, entry["numbers"])),
+            tuple((column(each), digests(alias, each)) for each in entry["categories"]),
+            msgspec.convert(entry["steps"], tuple[StepSpec, ...]),
+        )
+
+    return Encoding(
+        facts["id"],
+        {alias: tuple(map(number, listed)) for alias, listed in facts["numbers"].items()},
+        {alias: tuple(category(alias, each) for each in listed) for alias, listed in facts["categories"].items()},
+        facts["private"],
+        {alias: table(alias, entry) for alias, entry in facts["steps"].items()},
+        tuple(facts["described"]),
+        dict(facts.get("iv", {})),
+    )

@@ -1,0 +1,142 @@
+"""Lists of fitted steps (specs.py), applied to names, to rows, to bounds, and backwards to encoded values.
+
+`Shapes` applies them to names alone: which columns exist, and whether they contain numbers or codes. So a step that
+does not fit is refused before a row is read. The coordinator does the same, and knows which columns a party will
+create.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tablepuppet.errors import PartyError
+from tablepuppet.party.allowance import check_memory, check_time
+from tablepuppet.prep.columns.given_bounds import Bounds
+from tablepuppet.prep.encode.frame import Floats, Frame
+from tablepuppet.prep.encode.specs import NUMBERS, Drop, FoldLookup, StepSpec, within
+
+
+@dataclass
+class Shapes:
+    """The columns that steps leave, in order: `NUMBERS`, or how many codes there are."""
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    unchanged: set[str] = field(default_factory=set)  # categories that no step has changed yet
+
+    @classmethod
+    def of(cls, numbers: Iterable[str], categories: Mapping[str, int], steps: Iterable[StepSpec]) -> Shapes:
+        """The shapes after ``steps``, from columns of numbers and columns of categories with their numbers of codes.
+
+        Raises PartyError if a step does not fit.
+        """
+        found = cls(dict.fromkeys(numbers, NUMBERS) | dict(categories), set(categories))
+        for step in steps:
+            found.follow(step)
+        return found
+
+    @property
+    def numbers(self) -> list[str]:
+        """Columns of numbers."""
+        return [name for name, size in self.sizes.items() if size == NUMBERS]
+
+    @property
+    def coded(self) -> dict[str, int]:
+        """Columns of codes, with how many."""
+        return {name: size for name, size in self.sizes.items() if size != NUMBERS}
+
+    def follow(self, step: StepSpec) -> None:
+        """One step more; a column that gets codes or numbers instead is placed after the existing ones."""
+        for each in step.reads:
+            if each not in self.sizes:
+                raise PartyError(f"a step reads column {each[:100]!r}, which is not there")
+            if step.wants != "either" and (self.sizes[each] == NUMBERS) != (step.wants == "numbers"):
+                raise PartyError(f"a step needs {step.wants} in column {each[:100]!r}")
+        name = step.writes
+        if isinstance(step, Drop):
+            del self.sizes[name]
+        elif hasattr(step, "output"):
+            if name in self.sizes:
+                raise PartyError(f"a step makes column {name[:100]!r}, which is there already")
+            self.sizes[name] = NUMBERS
+        else:
+            before, after = self.sizes[name], step.size_after(self.sizes[name], name in self.unchanged)
+            if (before == NUMBERS) != (after == NUMBERS):
+                del self.sizes[name]
+            self.sizes[name] = after
+            self.unchanged.discard(name)
+
+
+def needed_for(steps: Sequence[StepSpec], names: Iterable[str]) -> list[StepSpec]:
+    """Those of the steps that some columns depend on."""
+    wanted = set(names)
+    found: list[StepSpec] = []
+    for step in reversed(steps):
+        if step.writes in wanted and not isinstance(step, Drop):
+            wanted.update(step.reads)
+            found.append(step)
+    return found[::-1]
+
+
+def to_predict(steps: Iterable[StepSpec]) -> tuple[StepSpec, ...]:
+    """The steps for rows that were not learned from: what folds have of their own is for training rows."""
+    return tuple(step.full if isinstance(step, FoldLookup) else step for step in steps)
+
+
+def run(steps: Sequence[StepSpec], frame: Frame) -> None:
+    """Run steps that fit over a party's rows."""
+    _check_folds(steps, frame)
+    touched = {step.writes for step in steps} | {name for step in steps for name in step.reads}
+    check_memory(9 * len(frame.table.view(frame.view).row_ids) * len(touched))
+    for step in steps:
+        check_time()
+        if isinstance(step, Drop):
+            frame.drop(step.column)
+        else:
+            frame.put(step.writes, step.run(frame))
+
+
+def _check_folds(steps: Sequence[StepSpec], frame: Frame) -> None:
+    """PartyError for folds that single out a few rows: numbers by fold are of the caller's choice.
+
+    Two ways to deal the rows would cut each other's folds.
+    """
+    grant = frame.table.grant
+    dealt = {(step.folds, step.seed, step.shuffle) for step in steps if isinstance(step, FoldLookup)}
+    if len(dealt) > 1:
+        raise PartyError(
+            f"party {grant.party!r}: steps with folds must deal rows alike, by the same folds, seed and shuffle"
+        )
+    for folds, _, _ in dealt:
+        least = folds * grant.rules.min_group
+        if int(frame.table.view(frame.view).firsts.sum()) < least:
+            raise PartyError(
+                f"party {grant.party!r}, table {grant.table!r}: {folds} folds need {least:,} rows that take part, the "
+                "`min_group` of its policy in each, and there are fewer; take fewer folds, or folds=1"
+            )
+
+
+def bounds_after(steps: Iterable[StepSpec], known: Mapping[str, Bounds]) -> dict[str, Bounds]:
+    """Bounds by column after steps; ``known`` are the bounds of numeric columns as they are read.
+
+    With noise, the result of a step is scaled by these bounds and not by statistics, each of which would cost a
+    release. They need not hold for every value: parties clip values far outside.
+
+    >>> from tablepuppet.prep.encode.specs import Clipped, Scale
+    >>> bounds_after([Scale("x", 2.0, 4.0), Clipped("x", 0.0, 9.0)], {"x": (-2.0, 10.0)})
+    {'x': (0.0, 2.0)}
+    """
+    found = dict(known)
+    for step in steps:
+        bounds = step.bounds(found)
+        if bounds is not None:
+            found[step.writes] = (within(bounds[0]), within(bounds[1]))
+    return found
+
+
+def inverse(steps: Sequence[StepSpec], name: str, values: Floats) -> Floats:
+    """What a column was before steps, from what it is after them; LearnError where steps cannot be undone."""
+    for step in reversed(steps):
+        if step.writes == name:
+            values = step.undo(values)
+    return values

@@ -1,0 +1,1 @@
+"""Statistics of the joined rows, for whoever looks at them."""

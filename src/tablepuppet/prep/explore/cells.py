@@ -1,0 +1,163 @@
+"""Cells of a column: how a party divides the ordered words (ordered.py) of its rows before it counts them.
+
+Input: a column of a shard, with how often each row is joined. Output: cells, which the op in distribution.py releases.
+
+If the column is not public, every released cell has at least `least` distinct base rows: smaller buckets are pooled
+with their neighbours. The cells of one column over the same rows form a tree, in which each node is the sum of its
+children. So no number of answers reveals anything smaller than a cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.policy import Level
+from tablepuppet.pieces import over_pieces
+from tablepuppet.prep.columns.ordered import DEPTHS, FAN, Bucket, Words, around, image
+from tablepuppet.prep.columns.statistics import released_numbers
+
+LISTED = 1024  # values of a public column that are listed rather than cut further
+SAMPLED = 4 * LISTED  # values that are checked first, to see whether there are few distinct ones
+LEAST = 5  # base rows of a cell of a column that is not public, where the policy's min_group is lower
+NEXT_NONE = -1  # a cell that is not cut further
+CELL = np.dtype([("lows", np.uint64), ("highs", np.uint64), ("nexts", np.int16), ("weights", np.float64)])
+"""Smallest and largest word of a cell, next byte to refine or -1, and joined rows."""
+Cells = NDArray[np.void]
+"""Cells of one bucket, of type `CELL`, in increasing order."""
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """Rows at one end of a run that are too few for a cell of their own."""
+
+    rows: int = 0
+    weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Neighbouring buckets that are released as one cell; at most one of them, ``heavy``, may be refined."""
+
+    low: int
+    high: int
+    weight: float
+    heavy: Bucket | None = None
+    left: _Edge = _Edge()  # what the run has below its heavy bucket, and above it
+    right: _Edge = _Edge()
+
+    @property
+    def next(self) -> int:
+        """The last byte of the heavy bucket; -1 if there is none, or it is a single word."""
+        return self.heavy.prefix % FAN if self.heavy and self.heavy.depth < DEPTHS else NEXT_NONE
+
+
+@dataclass(frozen=True)
+class ColumnWords:
+    """The values that rows of a relation have in a column."""
+
+    words: Words
+    weights: NDArray[np.float64] | None  # None: one for each
+    firsts: NDArray[np.bool_]  # of rows that are listed again, only the first counts; not needed of a public column
+    least: int | None  # different rows of a cell; None: any
+
+    @classmethod
+    def of(cls, table: LocalTable, view: str, name: str, asked: Sequence[Bucket]) -> ColumnWords:
+        """A column; for a public one, rows outside of the asked buckets are not needed."""
+        rows = table.view(view)
+        values, present = released_numbers(table, view, name)
+        least = None if table.level(name) is Level.PUBLIC else max(table.grant.rules.min_group, LEAST)
+        near = None if least is not None else around(values, asked)
+        chosen = present if near is None else present & near
+        part = slice(None) if chosen.all() else chosen
+        weights = None if rows.is_each_joined_once else rows.counts[part].astype(np.float64)
+        return cls(image(values[part]), weights, rows.firsts if least is None else rows.firsts[part], least)
+
+    def _sums(self, places: NDArray[np.integer], chosen: NDArray[np.bool_] | slice, size: int) -> NDArray[np.float64]:
+        """The joined rows of chosen rows, by their places."""
+        weights = None if self.weights is None else self.weights[chosen]
+        return np.bincount(places, weights, minlength=size).astype(np.float64)
+
+    def cells(self, bucket: Bucket) -> Cells:
+        """The cells of one bucket; none of a bucket that was not released before."""
+        if self.least is None:
+            return self._exact(bucket)
+        whole = int(np.count_nonzero(self.firsts))
+        total = len(self.words) if self.weights is None else self.weights.sum()
+        run = _Run(0, Bucket().high, float(total), Bucket()) if whole >= self.least else None
+        for depth in range(bucket.depth):
+            if run is None:
+                break
+            wanted = bucket.prefix >> 8 * (bucket.depth - 1 - depth)
+            run = next((each for each in self._cut(run) if each.heavy and each.heavy.prefix == wanted), None)
+        runs = [] if run is None else self._cut(run)
+        return np.array([(each.low, each.high, each.next, each.weight) for each in runs], CELL)
+
+    def _exact(self, bucket: Bucket) -> Cells:
+        """Values, if they are few, else the buckets one byte deeper."""
+        some = self.words[:: max(1, len(self.words) // SAMPLED)]
+        if len(np.unique(some[bucket.chosen(some)])) <= LISTED:  # else they are not few
+            chosen = bucket.chosen(self.words)
+            few = _few(self.words[chosen])
+            if few is not None:
+                listed, places = few
+                order = np.argsort(listed)
+                sums = self._sums(places, chosen, len(listed))[order]
+                return _cells(listed[order], listed[order], np.full(len(listed), NEXT_NONE), sums)
+
+        def count(part: slice) -> NDArray[np.float64]:
+            return self._sums(bucket.children(self.words[part]), part, FAN + 1)
+
+        sums = np.sum([np.zeros(FAN + 1), *(each for _, each in over_pieces(count, len(self.words)))], axis=0)[:FAN]
+        bytes_ = np.flatnonzero(sums)
+        width = np.uint64(1 << (56 - 8 * bucket.depth))  # words of a child
+        lows = np.uint64(bucket.low) + bytes_.astype(np.uint64) * width
+        nexts = bytes_ if bucket.depth + 1 < DEPTHS else np.full(len(bytes_), NEXT_NONE)
+        return _cells(lows, lows + (width - np.uint64(1)), nexts, sums[bytes_])
+
+    def _cut(self, run: _Run) -> list[_Run]:
+        """The runs into which the heavy bucket of a run is divided, left to right; first and last get its edges."""
+        assert run.heavy is not None
+        assert self.least is not None
+        chosen = run.heavy.chosen(self.words)
+        bytes_ = run.heavy.children(self.words[chosen])
+        weights = self._sums(bytes_, chosen, FAN)
+        rows = np.bincount(bytes_[self.firsts[chosen]], minlength=FAN)
+        found: list[_Run] = []
+        low, before, heavy = run.low if run.left.rows else None, run.left, None
+        left, high = _Edge(), run.low
+        for byte in np.flatnonzero(weights).tolist():
+            child = run.heavy.child(byte)
+            low = child.low if low is None else low
+            if rows[byte] >= self.least:
+                heavy, left = child, before
+            before = _Edge(before.rows + int(rows[byte]), before.weight + float(weights[byte]))
+            high = child.high
+            if before.rows >= self.least:
+                found.append(_Run(low, high, before.weight, heavy, left))
+                low, before, heavy, left = None, _Edge(), None, _Edge()
+        rest = _Edge(before.rows + run.right.rows, before.weight + run.right.weight)
+        if rest.weight:  # too few rows for a cell of their own: part of the last one, as the run has enough
+            last = found.pop()
+            high = run.high if run.right.rows else high
+            found.append(_Run(last.low, high, last.weight + rest.weight, last.heavy, last.left, rest))
+        return found
+
+
+def _cells(*columns: NDArray[Any]) -> Cells:
+    return np.rec.fromarrays(list(columns), dtype=CELL)
+
+
+def _few(words: Words) -> tuple[Words, NDArray[np.int32]] | None:
+    """(the different words, the place of each word among them), if they are few; a sample shows whether they are."""
+    step = len(words) // (4 * LISTED)
+    if step > 1 and len(np.unique(words[::step])) > LISTED:
+        return None
+    found = pa.array(words).dictionary_encode()  # by hashing: much quicker than sorting
+    return (found.dictionary.to_numpy(), found.indices.to_numpy()) if len(found.dictionary) <= LISTED else None

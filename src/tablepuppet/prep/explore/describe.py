@@ -1,0 +1,152 @@
+"""`relation.describe()`: summary statistics of the joined rows; it releases no row.
+
+Dates and timestamps are computed as days since 1970-01-01, by parties and coordinator; they are shown as dates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from tablepuppet.operators.client import Client
+from tablepuppet.prep.columns.category_names import Coded, ask_public_names
+from tablepuppet.prep.columns.days import DATES, as_date, shown_date
+from tablepuppet.prep.columns.selected import check_without_noise, is_date
+from tablepuppet.prep.columns.statistics import CategoryStatistics, CategorySummary, NumberStatistics
+from tablepuppet.prep.explore.distribution import Distributions
+from tablepuppet.prep.explore.quantiles import quantiles_of
+from tablepuppet.runs.events import Events
+from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, arrow_table, shown
+from tablepuppet.sql.query import OutputColumn
+from tablepuppet.sql.types import KEY_LIKE, NUMERIC, Family, family
+
+COUNTED = (*KEY_LIKE, Family.FLOAT)  # families whose values can be distinguished by digests
+MOST_FLOATS = 1 << 17  # of a shard whose different floats are compared with those of others
+_QUARTILES = {"q25": 0.25, "median": 0.5, "q75": 0.75}
+_DATES = {name: f"{name}_date" for name in ("mean", "min", *_QUARTILES, "max")}
+_SCHEMA = pa.schema(
+    [
+        ("column", pa.string()),
+        ("table", pa.string()),
+        ("type", pa.string()),
+        ("count", pa.int64()),
+        ("missing", pa.int64()),
+        ("mean", pa.float64()),
+        ("std", pa.float64()),
+        ("min", pa.float64()),
+        *((name, pa.float64()) for name in _QUARTILES),
+        ("max", pa.float64()),
+        ("skew", pa.float64()),
+        ("kurtosis", pa.float64()),
+        ("distinct", pa.int64()),
+        ("top", pa.string()),
+        ("top_share", pa.float64()),
+        *((name, pa.timestamp("us")) for name in _DATES.values()),
+    ]
+)
+
+
+class Description(ShownAsTable):
+    """Statistics per column over joined rows: a readable table, and Arrow by `to_arrow`."""
+
+    def __init__(self, rows: list[dict[str, Any]], not_finite: Sequence[str] = ()):
+        self._table, self._not_finite = arrow_table(rows, _SCHEMA), not_finite
+
+    def to_arrow(self) -> pa.Table:
+        """One row per column; what does not apply to a column is null.
+
+        ``mean``, ``min``, ``q25``, ``median``, ``q75`` and ``max`` of dates and timestamps are days since 1970-01-01;
+        ``mean_date``, ``min_date`` and so on are the same as timestamps (UTC), null outside of the years 1 to 9999.
+        """
+        return self._table
+
+    def facts(self, column: str) -> dict[str, str]:
+        """What is known of one column, by name, as it is shown."""
+        row = next(row for row in self._table.to_pylist() if row["column"] == column)
+        return {name: shown(value) for name, value in _for_people(row).items()}
+
+    def table_view(self) -> TableView:
+        """One row per column, for people."""
+        fields = [field for field in _SCHEMA if field.name not in _DATES.values()]
+        sides: dict[str, Align] = {
+            field.name.replace("_", " "): "left" if pa.types.is_string(field.type) else "right" for field in fields
+        }
+        rows = [[shown(value) for value in _for_people(row).values()] for row in self._table.to_pylist()]
+        odd = ", ".join(self._not_finite)
+        remark = f" (NaN or infinite values, and so without mean and other numbers: {odd}; filter them in WHERE)"
+        return TableView(f"Joined rows{remark if odd else ''}", sides, rows)
+
+
+def _for_people(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with dates as dates."""
+    dates = {name: row.pop(place) for name, place in _DATES.items()}
+    kind = family(row["type"])
+    if kind in DATES:
+        row |= {name: shown_date(value, kind) for name, value in dates.items() if value is not None}
+        row["std"] = None if row["std"] is None else f"{row['std']:,.4g} days"
+    return row
+
+
+def describe(
+    client: Client, columns: Iterable[OutputColumn], categorical: frozenset[str], events: Events,
+    numbers: NumberStatistics | None = None,
+) -> Description:  # fmt: skip
+    """Statistics of every column, over joined rows; ``numbers`` has those of numbers, with shape, if known."""
+    listed = list(columns)
+    check_without_noise(client.plan, listed, "describe")
+    done = events.progress("describe", "computing statistics at the parties", len(listed))
+    numeric = [column for column in listed if family(column.type) in NUMERIC]
+    asked_numbers = numbers or NumberStatistics(client, numeric, shape=True)
+    asked_quartiles = Distributions(client, numeric)
+    asked = {column.name: _ask_categories(client, column) for column in listed if family(column.type) in COUNTED}
+    summaries, rows = asked_numbers.read(), []
+    categories = [each for each in asked.values() if is_category(each.column, categorical)]
+    names = ask_public_names(client, [Coded(e.column, e.blinding, e.read().top_digest) for e in categories])
+    quartiles = quantiles_of(asked_quartiles, list(_QUARTILES.values()))
+    tops = {name: texts[0] for name, texts in names.by_column().items()}
+    for column in listed:
+        row: dict[str, Any] = {"column": column.name, "table": column.alias, "type": column.type}
+        if column.name in summaries:
+            found = summaries[column.name]
+            row |= {"count": round(found.count), "missing": found.missing}
+            row |= {"mean": found.mean, "std": found.std(1), "min": found.minimum, "max": found.maximum}
+            row |= {name: each.value for name, each in zip(_QUARTILES, quartiles[column.name], strict=True)}
+            row |= {"skew": found.skew, "kurtosis": found.kurtosis}
+            if is_date(column):
+                row |= {place: as_date(row[name]) for name, place in _DATES.items()}
+        if column.name in asked:
+            with_share = is_category(column, categorical)
+            counted, shards = asked[column.name].read(), len(client.shards(column.alias))
+            row |= _categories(counted, len(client.mapping), row.get("count"), with_share)
+            if shards > 1 and len(counted.digests) < counted.distinct:
+                row["distinct"] = None  # shards were not compared
+            row |= {"top": tops.get(column.name)}
+        rows.append(row)
+        done(len(rows))
+    return Description(rows, [column.name for column in numeric if summaries[column.name].not_finite])
+
+
+def is_category(column: OutputColumn, categorical: frozenset[str]) -> bool:
+    """Whether a column is shown as categories: texts, and those that the query lists."""
+    return column.name in categorical or family(column.type) is Family.TEXT
+
+
+def _ask_categories(client: Client, column: OutputColumn) -> CategoryStatistics:
+    """Distinct values; digests are asked for only where shards must be compared, of floats not too many."""
+    several = MOST_FLOATS if family(column.type) is Family.FLOAT else None
+    most = several if len(client.shards(column.alias)) > 1 else 0
+    return CategoryStatistics(client, column, client.new_name(), most)
+
+
+def _categories(found: CategorySummary, joined_rows: int, numbers: int | None, with_share: bool) -> dict[str, Any]:
+    """Counts of a column's categories. ``numbers`` counts the values of a column of numbers that are not missing.
+
+    Some of these may be too rare to be released as categories: then the number of distinct values is not known.
+    """
+    counted = round(joined_rows - found.missing)
+    count = counted if numbers is None else numbers
+    distinct = found.distinct if count == counted else None
+    row: dict[str, Any] = {"count": count, "missing": joined_rows - count, "distinct": distinct}
+    return row | ({"top_share": found.top / count if count else None} if with_share else {})

@@ -1,0 +1,187 @@
+"""`relation.histogram()`: the histogram of a column over joined rows.
+
+For a public column the bins are those of `numpy.histogram`: equally wide between minimum and maximum, in two trips. For
+other columns the extremes are not released: their bins are cells with enough rows each (distribution.py), and contain
+about equally many rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError, PartyError
+from tablepuppet.operators.client import Client
+from tablepuppet.party.arguments import List
+from tablepuppet.party.grant import refusal
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.policy import Level
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import JOINED, Asked, Numbers, Wrong
+from tablepuppet.prep.columns.days import shown_value
+from tablepuppet.prep.columns.ordered import values_of
+from tablepuppet.prep.columns.selected import check_without_noise, find_number, is_public
+from tablepuppet.prep.columns.statistics import AskedColumns, NumberStatistics, NumberSummary, present_numbers
+from tablepuppet.prep.explore.distribution import Distribution, Distributions
+from tablepuppet.prep.explore.statistics_promise import Spent
+from tablepuppet.runs.table_view import Align, ShownAsTable, TableView
+from tablepuppet.sql.query import OutputColumn
+from tablepuppet.sql.types import family
+
+MOST_BINS = 10_000
+BAR = 30  # letters of the longest bar
+Bins = Annotated[int, Meta(ge=1, le=MOST_BINS)]
+
+
+@dataclass(frozen=True)
+class BinCounts:
+    """Joined rows by column and bin."""
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is such an array."""
+        Numbers(("columns", "bins"), least=0.0, most=JOINED).check(value, asked, reply)
+        if asked.joined is not None and (value.sum(axis=1) > asked.joined).any():
+            raise Wrong("has counts of more rows than are joined")
+
+
+@op(
+    "statistics.bins",
+    asked="`describe`, `quantile`, `histogram`",
+    releases=Release.STATISTICS | Release.HISTOGRAMS,
+    columns=("columns",),
+    returns={"counts": BinCounts()},
+)
+def count_bins(table: LocalTable, view: str, columns: Sequence[str], lows: List, highs: List, bins: Bins) -> Values:
+    """Joined rows in equally wide bins of public columns: of any others, bins of a caller's choice could be cut until
+    they reveal single values.
+    """
+    if lows.shape != (len(columns),) or highs.shape != lows.shape or not (lows < highs).all():
+        raise PartyError(f"party {table.grant.party!r}: bins need a low and a higher number for each column")
+    for name in columns:
+        if table.level(name) is not Level.PUBLIC:
+            reason = "is not public: its histogram has bins of the party's choice"
+            raise refusal(table.grant.party, "level", reason, table.grant.table, [name])
+    counts = np.zeros((len(columns), bins))
+    for place, (name, low, high) in enumerate(zip(columns, lows, highs, strict=True)):
+        values, weights = present_numbers(table, view, name)
+        inside = np.isfinite(values)
+        counts[place] = np.histogram(values[inside], bins, (float(low), float(high)), weights=weights[inside])[0]
+    return {"counts": counts}
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Histogram(ShownAsTable):
+    """Joined rows by bins: ``counts[i]`` of ``edges[i]`` up to ``edges[i + 1]``, in the last bin including it.
+
+    ``exact``: bins are equally wide and counts are those of `numpy.histogram`; else each bin has enough rows to be
+    released, and if a table has several shards, rows are assumed to be evenly distributed in their bins. With a
+    `Privacy` bins are equally wide, ``noise`` is the standard deviation of noise in every count, and ``spent`` what it
+    has cost.
+    """
+
+    column: OutputColumn
+    edges: NDArray[np.float64]
+    counts: NDArray[np.float64]
+    missing: int
+    exact: bool
+    noise: float = 0.0
+    spent: Spent | None = None
+
+    def to_arrow(self) -> pa.Table:
+        """One row per bin: low, high, count."""
+        return pa.table({"low": self.edges[:-1], "high": self.edges[1:], "count": self.counts})
+
+    def table_view(self) -> TableView:
+        """One row per bin, with a bar."""
+        most = max(self.counts.max(initial=0.0), 1.0)
+        rows = [
+            [self.label(low), self.label(high), f"{round(count):,}", "█" * round(BAR * max(count, 0.0) / most)]
+            for low, high, count in zip(self.edges[:-1], self.edges[1:], self.counts, strict=True)
+        ]
+        sides: dict[str, Align] = {"from": "right", "to": "right", "joined rows": "right", "": "left"}
+        noise = f", each count ± {self.noise:,.3g}; {self.spent}" if self.spent else ""
+        return TableView(f"{self.column.name}{noise}", sides, rows)
+
+    def label(self, value: float) -> str:
+        """A value as it is shown."""
+        return shown_value(value, family(self.column.type))
+
+
+def histogram(client: Client, name: str, bins: int) -> Histogram:
+    """The histogram of one column."""
+    column = find_number(client.plan, name, "histogram")
+    check_without_noise(client.plan, [column], "histogram")
+    return histograms(client, [column], bins)[column.name]
+
+
+def checked_bins(bins: Any) -> int:
+    """LearnError unless it is a number of bins."""
+    if not isinstance(bins, Integral) or isinstance(bins, bool) or not 1 <= int(bins) <= MOST_BINS:
+        raise LearnError(f"histogram: bins is a whole number from 1 to {MOST_BINS:,}, not {bins!r}")
+    return int(bins)
+
+
+def histograms(
+    client: Client, columns: Sequence[OutputColumn], bins: int, numbers: NumberStatistics | None = None
+) -> dict[str, Histogram]:
+    """By column; ``numbers`` are statistics of the columns, if they were asked for before."""
+    bins = checked_bins(bins)
+    public = [column for column in columns if is_public(client.plan, column)]
+    asked = numbers or NumberStatistics(client, columns)
+    cells = Distributions(client, [column for column in columns if column not in public])
+    known = asked.read()
+    found = _count(client, [column for column in public if known[column.name].count], known, bins)
+    cells.refine(lambda each: np.flatnonzero(each.cells["weights"] * bins > each.total))
+    for name, each in cells.read().items():
+        found[name] = _of_cells(each, bins, known[name].missing)
+    nothing = (np.zeros(0), np.zeros(0))
+    for column in public:  # without a value it has no bins
+        found.setdefault(column.name, Histogram(column, *nothing, known[column.name].missing, exact=True))
+    return {column.name: found[column.name] for column in columns}
+
+
+def _count(
+    client: Client, columns: Sequence[OutputColumn], known: dict[str, NumberSummary], bins: int
+) -> dict[str, Histogram]:
+    """Counts in equally wide bins between minimum and maximum; of all finite values, if one is not."""
+    for column in columns:
+        if known[column.name].not_finite:
+            raise LearnError(f"histogram: column {column.name!r} has NaN or infinite values; filter them in WHERE")
+    ends = {column.name: [known[column.name].minimum, known[column.name].maximum] for column in columns}
+    edges = {name: np.histogram_bin_edges(np.array(pair), bins) for name, pair in ends.items()}
+
+    def ranges(listed: Sequence[OutputColumn]) -> dict[str, Any]:
+        lows, highs = (np.array([edges[column.name][end] for column in listed]) for end in (0, -1))
+        return {"lows": lows, "highs": highs, "bins": bins}
+
+    counts = AskedColumns(client, "statistics.bins", columns, ranges).read("counts")
+    return {
+        column.name: Histogram(
+            column, edges[column.name], np.sum(counts[column.name], axis=0), known[column.name].missing, exact=True
+        )
+        for column in columns
+    }
+
+
+def _of_cells(known: Distribution, bins: int, missing: int) -> Histogram:
+    """Bins that end where cells end, with at least their share of the rows each."""
+    if not known.total:
+        return Histogram(known.column, np.zeros(0), np.zeros(0), missing, exact=False)
+    low = int(known.cells["lows"].min())
+    points, below = known.curve(low, known.highest)
+    kept = [0]
+    for place in range(1, len(points)):
+        if below[place] - below[kept[-1]] >= known.total / bins:
+            kept.append(place)
+    kept[-1] = len(points) - 1 if len(kept) > 1 else kept[-1]
+    kept = kept if len(kept) > 1 else [0, len(points) - 1]
+    words = np.array([min(low + int(points[place]), known.highest) for place in kept], np.uint64)
+    return Histogram(known.column, values_of(words), np.diff(below[kept]), missing, exact=False)

@@ -1,0 +1,226 @@
+"""`relation.profile()`: an overview of the joined rows: every column, how columns depend on each other, and warnings.
+
+Input: the statistics of this package, each if policies allow it. Output: a `Profile`, which a notebook shows and `save`
+writes as one self-contained page (profile_page.py). It contains values of public columns only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError, PrivacyError
+from tablepuppet.operators.client import Client
+from tablepuppet.prep.columns.category_names import CategoryNames, Coded, ask_public_names
+from tablepuppet.prep.columns.selected import check_without_noise, find_category, is_number, sends_across
+from tablepuppet.prep.columns.sent_columns import SentColumns
+from tablepuppet.prep.columns.statistics import CategoryStatistics, CategorySummary, NumberStatistics
+from tablepuppet.prep.explore.correlation import ColumnMatrix, correlation
+from tablepuppet.prep.explore.crosstab import Crosstab, count_pairs
+from tablepuppet.prep.explore.describe import describe, is_category
+from tablepuppet.prep.explore.groups import sums_by_group
+from tablepuppet.prep.explore.histograms import Histogram, histograms
+from tablepuppet.prep.explore.pooled import label_categories
+from tablepuppet.prep.explore.profile_page import CategoryBars, Profile, Warned
+from tablepuppet.runs.events import Events
+from tablepuppet.sql.query import OutputColumn, Query
+
+BINS = 30
+SHOWN = 8  # categories with bars
+MUCH_MISSING, SKEWED, RARE, LEAKS, FENCE = 0.2, 2.0, 0.01, 0.95, 3.0
+FEW = 10  # different values up to which a number's tail is no matter
+FEW_CLASSES = 20  # different whole numbers up to which a label counts as classes
+Row = dict[str, Any]
+
+
+def profile(client: Client, query: Query, max_categories: int, events: Events) -> Profile:
+    """Ask for everything that a profile shows."""
+    columns, joined = query.outputs, len(client.mapping)
+    known = NumberStatistics(client, [column for column in columns if is_number(column)], shape=True)
+    sent = SentColumns(client)
+    asked = {
+        column.name: CategoryStatistics(client, column, client.new_name(), max_categories)
+        for column in columns
+        if is_category(column, query.categorical)
+    }
+    description = describe(client, columns, query.categorical, events, known)
+    rows: dict[str, Row] = {row["column"]: row for row in description.to_arrow().to_pylist()}
+    numbers = [
+        c for c in columns if is_number(c) and c.name not in query.categorical and rows[c.name]["std"] is not None
+    ]
+    finite = [c for c in numbers if np.isfinite(rows[c.name]["std"]) and abs(rows[c.name]["mean"]) < 1e150]
+    counted = {name: each.read() for name, each in asked.items()}
+    names = _ask_names(client, asked, counted)
+    compared = _Compared.all_of(client, query, rows)
+    for each in compared:
+        each.ask(client, sent)
+    drawn = histograms(client, finite, BINS, known)
+    bars = _bars(asked, counted, names)
+    varied = [c for c in finite if rows[c.name]["std"] > 0]
+    correlations = _correlations(client, varied, events, known, sent)
+    warnings = [each for column in columns for each in _column_warnings(rows[column.name], drawn, joined)]
+    warnings += list(_category_warnings(counted, max_categories))
+    warnings += list(_label_warnings(client, compared, correlations, max_categories, sent))
+    return Profile(query.sql, joined, description, drawn, bars, correlations, warnings)
+
+
+def _most_frequent(found: CategorySummary) -> NDArray[np.intp]:
+    return np.argsort(-found.weights, kind="stable")[:SHOWN]
+
+
+def _ask_names(
+    client: Client, asked: Mapping[str, CategoryStatistics], counted: Mapping[str, CategorySummary]
+) -> CategoryNames:
+    """Ask for the names of the most frequent categories of public columns."""
+    frequent = {name: found.digests[_most_frequent(found)] for name, found in counted.items()}
+    return ask_public_names(client, [Coded(each.column, each.blinding, frequent[name]) for name, each in asked.items()])
+
+
+def _bars(
+    asked: Mapping[str, CategoryStatistics], counted: Mapping[str, CategorySummary], names: CategoryNames
+) -> dict[str, CategoryBars]:
+    """The most frequent categories, by name where it is known."""
+    texts, bars = names.by_column(), {}
+    for name, found in counted.items():
+        if len(found.digests):
+            places = _most_frequent(found)
+            lines = label_categories(asked[name].column, texts.get(name, [None] * len(places)))
+            bars[name] = CategoryBars(lines, found.weights[places].tolist(), float(found.weights.sum()))
+    return bars
+
+
+def _correlations(
+    client: Client, columns: Sequence[OutputColumn], events: Events, known: NumberStatistics, sent: SentColumns
+) -> ColumnMatrix | None:
+    """Of pairs in one table only, where tables do not allow more; None where nothing is allowed."""
+    if len(columns) < 2:
+        return None
+    across = sends_across(client.plan, {column.alias for column in columns})
+    try:
+        return correlation(client, [column.name for column in columns], across, events, "profile", known, sent)
+    except (PrivacyError, LearnError) as error:
+        events.emit("warning", "profile.part", f"the profile has no correlations: {error}", part="correlation")
+        return None
+
+
+def _column_warnings(row: Row, histograms: Mapping[str, Histogram], joined: int) -> Iterator[Warned]:
+    name, count = row["column"], row["count"]
+    if not count:
+        yield Warned(name, "empty", "no joined row has a value")
+        return
+    if row["distinct"] == 1 or row["std"] == 0.0:
+        yield Warned(name, "constant", "has one value only")
+    if row["missing"] > MUCH_MISSING * joined:
+        yield Warned(name, "missing", f"is missing in {row['missing'] / joined:.0%} of the joined rows")
+    varied = row["distinct"] is None or row["distinct"] > FEW
+    if varied and row["skew"] is not None and abs(row["skew"]) > SKEWED:
+        side = "right" if row["skew"] > 0 else "left"
+        yield Warned(name, "skewed", f"has a long tail to the {side} (skew {row['skew']:.1f}); a logarithm may help")
+    if name in histograms and None not in (row["q25"], row["q75"]):
+        far = _beyond(histograms[name], row["q25"], row["q75"])
+        if far > 0:
+            yield Warned(
+                name, "outliers", f"{far / count:.2%} of the values or more lie {FENCE:g} IQR beyond a quartile"
+            )
+
+
+def _beyond(found: Histogram, low: float, high: float) -> float:
+    """Joined rows in bins completely beyond the fences; 0 if half of the column is one value."""
+    width = high - low
+    if not width > 0:
+        return 0.0
+    outside = (found.edges[1:] < low - FENCE * width) | (found.edges[:-1] > high + FENCE * width)
+    return float(found.counts[outside].sum())
+
+
+def _category_warnings(counted: Mapping[str, CategorySummary], most: int) -> Iterator[Warned]:
+    for name, found in counted.items():
+        if found.distinct > most:
+            yield Warned(name, "high cardinality", f"has {found.distinct:,} categories or more; learners take {most}")
+            continue
+        rare = found.weights < RARE * max(found.weights.sum(), 1.0)
+        if rare.any():
+            share = found.weights[rare].sum() / found.weights.sum()
+            few = f"{np.count_nonzero(rare):,} of {found.distinct:,} categories"
+            message = f"{few} have less than {RARE:.0%} of the rows each, {share:.1%} together"
+            yield Warned(name, "rare categories", message)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A feature and the label, and whether each counts as categories."""
+
+    column: OutputColumn
+    label: OutputColumn
+    is_category: bool
+    is_class: bool
+
+    @classmethod
+    def all_of(cls, client: Client, query: Query, rows: Mapping[str, Row]) -> list[_Compared]:
+        """The features that may be compared with the label: of another table only if both send their columns."""
+        label = query.label
+        if label is None or not rows[label.name]["count"]:
+            return []
+        distinct = rows[label.name]["distinct"]
+        is_few = distinct is not None and distinct <= FEW_CLASSES
+        is_class = not is_number(label) or label.name in query.categorical or is_few
+        return [
+            cls(column, label, is_category(column, query.categorical), is_class)
+            for column in query.features
+            if column.alias == label.alias or sends_across(client.plan, (column.alias, label.alias))
+        ]
+
+    def ask(self, client: Client, sent: SentColumns) -> None:
+        """Ask for columns of two tables, so that all are sent in one trip; nothing if they cannot be compared."""
+        pair = (self.column, self.label)
+        coded = [each for each, is_coded in zip(pair, (self.is_category, self.is_class), strict=True) if is_coded]
+        if self.column.alias == self.label.alias or not coded:
+            return
+        with suppress(PrivacyError, LearnError):
+            check_without_noise(client.plan, pair, "profile")
+            for each in coded:
+                find_category(client.plan, each.name, "profile")
+            sent.ask_codes(coded)
+            sent.ask_numbers([each for each in pair if each not in coded])
+
+
+def _label_warnings(
+    client: Client, compared: Sequence[_Compared], correlations: ColumnMatrix | None, most: int, sent: SentColumns
+) -> Iterator[Warned]:
+    """Features that predict the label almost perfectly: usually they were made from it, or are known only after it."""
+    for each in compared:
+        with suppress(PrivacyError, LearnError):  # too many categories, or not allowed: nothing is known then
+            association = _association(client, each, correlations, most, sent)
+            if association is not None and association[1] > LEAKS:
+                message = f"{association[0]} with {each.label.name} is {association[1]:.3f}"
+                yield Warned(each.column.name, "tells the label", message)
+
+
+def _association(
+    client: Client, compared: _Compared, correlations: ColumnMatrix | None, most: int, sent: SentColumns
+) -> tuple[str, float] | None:
+    """(measure, how strongly a feature and the label depend on each other, from 0 to 1); None if not known."""
+    column, label = compared.column.name, compared.label.name
+    if compared.is_category and compared.is_class:
+        counts = count_pairs(client, column, label, most, sent).counts
+        return "Cramér's V", Crosstab((column, label), [], [], counts).cramers_v
+    if compared.is_category or compared.is_class:
+        number, by = (label, column) if compared.is_category else (column, label)
+        return "correlation ratio", _ratio(sums_by_group(client, number, by, most, sent).sums)
+    if correlations is None or not {column, label} <= set(correlations.columns):
+        return None
+    return "correlation", abs(correlations[column, label])
+
+
+def _ratio(sums: NDArray[np.float64]) -> float:
+    """The square root of the share of a number's variance that is between groups; NaN if it has no variance."""
+    counts, means, within = sums[sums[:, 0] > 0].T
+    mean = float(counts @ means) / max(float(counts.sum()), 1.0)
+    between = float(counts @ (means - mean) ** 2)
+    total = between + float(within.sum())
+    return float(np.sqrt(between / total)) if total > 0 else float("nan")

@@ -1,0 +1,237 @@
+"""A `Profile` and its page: HTML with its own style and drawings, which needs no network; every text is escaped.
+
+Input: statistics. Output: a whole page for a file, or a part of one for a notebook. Nothing is computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tablepuppet.errors import ConfigError, without_controls
+from tablepuppet.prep.explore.correlation import ColumnMatrix
+from tablepuppet.prep.explore.describe import Description
+from tablepuppet.prep.explore.histograms import Histogram
+from tablepuppet.prep.explore.noisy_describe import NoisyDescription
+from tablepuppet.prep.explore.statistics_promise import Spent
+from tablepuppet.runs.table_view import ShownAsTable, TableView
+
+WIDTH, HEIGHT = 300, 90  # of a drawing
+MOST_PAIRS = 40  # columns of a heat map
+FACTS = ("mean", "std", "min", "q25", "median", "q75", "max", "skew", "kurtosis", "distinct", "top", "top_share")
+
+STYLE = """
+.tp-profile { font: 14px/1.45 system-ui, sans-serif; color: inherit; max-width: 76em; }
+.tp-profile h1 { font-size: 1.5em; margin: 0 0 .3em; } .tp-profile h2 { font-size: 1.15em; margin: 1.6em 0 .6em; }
+.tp-profile pre { white-space: pre-wrap; border-left: 3px solid #8885; padding: .2em .8em; opacity: .8; }
+.tp-profile ul { list-style: none; padding: 0; margin: 0; }
+.tp-profile li { padding: .25em 0; border-top: 1px solid #8883; }
+.tp-profile .kind { display: inline-block; min-width: 9.5em; font-weight: 600; color: #b8560c; }
+.tp-profile .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(21em, 1fr)); gap: 1em; }
+.tp-profile .card { border: 1px solid #8885; border-radius: 8px; padding: .7em .9em; break-inside: avoid; }
+.tp-profile .card h3 { font-size: 1em; margin: 0; overflow-wrap: anywhere; }
+.tp-profile .small { opacity: .65; font-size: .88em; }
+.tp-profile dl { display: grid; grid-template-columns: auto 1fr auto 1fr; gap: 0 .7em; margin: .5em 0 0; }
+.tp-profile dl { font-size: .88em; }
+.tp-profile dt { opacity: .65; } .tp-profile dd { margin: 0; overflow-wrap: anywhere; }
+.tp-profile dd { font-variant-numeric: tabular-nums; }
+.tp-profile svg { width: 100%; height: auto; display: block; margin-top: .5em; }
+.tp-profile .bar { fill: #3b7dd8; } .tp-profile svg text { fill: currentColor; font-size: 10px; }
+.tp-profile .missing { height: 5px; background: #3b7dd855; border-radius: 3px; margin-top: .5em; overflow: hidden; }
+.tp-profile .missing i { display: block; height: 100%; background: #d9534f; }
+.tp-profile .heat { overflow-x: auto; } .tp-profile .heat svg { min-width: 30em; max-width: 60em; }
+"""
+
+
+@dataclass(frozen=True)
+class Warned:
+    """Something to watch out for."""
+
+    column: str
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True)
+class CategoryBars:
+    """The most frequent categories, and how many joined rows have any."""
+
+    names: list[str]
+    counts: list[float]
+    total: float
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Profile(ShownAsTable):
+    """What there is to know of the joined rows before learning from them.
+
+    ``description``, ``histograms`` and ``correlations`` are the statistics; ``warnings`` what to watch out for. With a
+    `Privacy`, ``spent`` is what they have cost, and there are no correlations.
+    """
+
+    sql: str
+    joined_rows: int
+    description: Description | NoisyDescription
+    histograms: dict[str, Histogram]
+    categories: dict[str, CategoryBars]
+    correlations: ColumnMatrix | None
+    warnings: list[Warned]
+    note: str = ""
+    spent: Spent | None = None
+
+    def save(self, path: str | Path) -> Path:
+        """Write one HTML file that needs nothing else, and return its path."""
+        place = Path(path).expanduser()
+        try:
+            place.write_text(page(self), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"profile: {str(place)!r} cannot be written: {error.strerror}") from error
+        return place
+
+    def table_view(self) -> TableView:
+        """The warnings, one row each."""
+        rows = [[each.column, each.kind, each.message] for each in self.warnings]
+        title = f"Profile of {self.joined_rows:,} joined rows: {len(rows)} warnings; save('page.html') has all of it"
+        title += "" if self.spent is None else f"; with noise: {self.spent}"
+        return TableView(title, {"column": "left", "warning": "left", "": "left"}, rows)
+
+    def _repr_html_(self) -> str:
+        return fragment(self)
+
+
+def page(found: Profile) -> str:
+    """A whole HTML document."""
+    body = "body { margin: 2em; background: #fff; color: #1b1f24; }"
+    dark = "@media (prefers-color-scheme: dark) { body { background: #15181c; color: #e6e8ea; } }"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Profile of the joined rows</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{body}{dark}</style></head><body>{fragment(found)}</body></html>\n"
+    )
+
+
+def fragment(found: Profile) -> str:
+    """The same as a part of another page."""
+    rows = found.description.to_arrow().to_pylist()
+    parts = [
+        f"<h1>Profile of {found.joined_rows:,} joined rows</h1>",
+        f'<div class="small">{len(rows)} columns of {len({row["table"] for row in rows})} tables</div>',
+        f"<pre>{_text(found.sql.strip())}</pre>",
+        f'<div class="small">{_text(found.note)}</div>' if found.note else "",
+        _warnings(found.warnings),
+        '<h2>Columns</h2><div class="cards">',
+        *(_card(row, found) for row in rows),
+        "</div>",
+        _heat_map(found.correlations),
+    ]
+    return f'<style>{STYLE}</style><div class="tp-profile">{"".join(parts)}</div>'
+
+
+def _text(text: str) -> str:
+    return escape(without_controls(text) if "\n" not in text else "\n".join(map(without_controls, text.splitlines())))
+
+
+def _warnings(warnings: Sequence[Warned]) -> str:
+    if not warnings:
+        return "<h2>Warnings</h2><div>none</div>"
+    lines = (
+        f'<li><span class="kind">{_text(each.kind)}</span> <b>{_text(each.column)}</b> {_text(each.message)}</li>'
+        for each in warnings
+    )
+    return f"<h2>{len(warnings)} warnings</h2><ul>{''.join(lines)}</ul>"
+
+
+def _card(row: Mapping[str, Any], found: Profile) -> str:
+    name, share = row["column"], row["missing"] / max(row["count"] + row["missing"], 1)
+    shown_facts = found.description.facts(name)
+    facts = "".join(
+        f"<dt>{fact.replace('_', ' ')}</dt><dd>{_text(shown_facts[fact])}</dd>"
+        for fact in FACTS
+        if shown_facts.get(fact)
+    )
+    drawing = ""
+    if name in found.histograms and len(found.histograms[name].counts):
+        drawing = _histogram(found.histograms[name])
+    elif name in found.categories:
+        drawing = _bars(found.categories[name])
+    missing = f'<div class="missing" title="{share:.1%} missing"><i style="width: {share:.2%}"></i></div>'
+    missing += f'<div class="small">{_text(shown_facts["count"])} values, {_text(shown_facts["missing"])} missing</div>'
+    head = f'<h3>{_text(name)} <span class="small">{_text(row["table"])} · {_text(row["type"])}</span></h3>'
+    return f'<div class="card">{head}{drawing}{missing}<dl>{facts}</dl></div>'
+
+
+def _histogram(found: Histogram) -> str:
+    """Bars whose area is the joined rows; very wide bins at the ends are cut."""
+    edges, counts = found.edges, found.counts
+    first, last = float(edges[0]), float(edges[-1])
+    if not found.exact and len(edges) > 4:  # the outermost cells may reach very far
+        inner = max(float(edges[-2] - edges[1]), 1e-300)
+        first, last = max(first, float(edges[1]) - inner / 8), min(last, float(edges[-2]) + inner / 8)
+    span = max(last - first, 1e-300)
+    widths = np.maximum(np.diff(edges) / span, 1e-9)
+    heights = np.maximum(counts, 0.0) / widths  # noise may make a count negative
+    heights = heights / max(float(heights.max()), 1e-300) * HEIGHT
+    bars = []
+    for low, high, height in zip(edges[:-1], edges[1:], heights, strict=True):
+        left, right = (min(max((float(each) - first) / span, 0.0), 1.0) * WIDTH for each in (low, high))
+        size = max(right - left - 0.6, 0.4)
+        bars.append(
+            f'<rect class="bar" x="{left:.1f}" y="{HEIGHT - height:.1f}" width="{size:.1f}" height="{height:.1f}"/>'
+        )
+    ends = (found.label(first), found.label(last)) if found.exact else ("≈ " + found.label(first), found.label(last))
+    labels = (
+        f'<text x="0" y="{HEIGHT + 12}">{_text(ends[0])}</text>'
+        f'<text x="{WIDTH}" y="{HEIGHT + 12}" text-anchor="end">{_text(ends[1])}</text>'
+    )
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 16}" role="img" aria-label="histogram">{"".join(bars)}{labels}</svg>'
+
+
+def _bars(found: CategoryBars) -> str:
+    """One bar per category, with its share."""
+    line, most = 16, max([*found.counts, 1.0])
+    parts = []
+    for number, (name, count) in enumerate(zip(found.names, found.counts, strict=True)):
+        y, size = number * line, 150 * count / most
+        short = name if len(name) <= 17 else f"{name[:16]}…"
+        parts.append(
+            f'<text x="0" y="{y + 11}">{_text(short)}</text>'
+            f'<rect class="bar" x="125" y="{y + 3}" width="{size:.1f}" height="10"/>'
+            f'<text x="{130 + size:.1f}" y="{y + 11}">{count / max(found.total, 1.0):.1%}</text>'
+        )
+    return f'<svg viewBox="0 0 {WIDTH + 20} {line * len(found.names) + 4}" role="img">{"".join(parts)}</svg>'
+
+
+def _heat_map(found: ColumnMatrix | None) -> str:
+    """Correlations as colours: red goes along, blue against; empty where nothing is known."""
+    if found is None or len(found.columns) < 2:
+        return ""
+    names, size = found.columns[:MOST_PAIRS], 26
+    left, top = 130, 90
+    cells = []
+    for i, first in enumerate(names):
+        cells.append(f'<text x="{left - 6}" y="{top + i * size + 17}" text-anchor="end">{_text(first[:20])}</text>')
+        x = left + i * size + 16
+        cells.append(f'<text x="{x}" y="{top - 6}" transform="rotate(-45 {x} {top - 6})">{_text(first[:16])}</text>')
+        for j, second in enumerate(names):
+            value = float(found.values[i, j])
+            if np.isnan(value):
+                continue
+            colour = "#d9534f" if value > 0 else "#3b7dd8"
+            text = f"{_text(first)}, {_text(second)}: {value:.3f}"
+            spot = f'x="{left + j * size}" y="{top + i * size}" width="{size - 1}" height="{size - 1}"'
+            number = (
+                f'<text x="{left + j * size + 12.5}" y="{top + i * size + 16}" text-anchor="middle">{value:.1f}</text>'
+            )
+            cells.append(
+                f'<rect {spot} fill="{colour}" fill-opacity="{abs(value):.3f}"><title>{text}</title></rect>{number}'
+            )
+    side = len(names) * size
+    more = "" if len(names) == len(found.columns) else f'<div class="small">the first {MOST_PAIRS} columns</div>'
+    width, height = left + side + 70, top + side + 8
+    drawing = f'<svg viewBox="0 0 {width} {height}" role="img" style="max-width: {width}px">{"".join(cells)}</svg>'
+    return f'<h2>Correlation</h2>{more}<div class="heat">{drawing}</div>'

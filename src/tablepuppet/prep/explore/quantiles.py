@@ -1,0 +1,162 @@
+"""`relation.quantile()`: quantiles over joined rows, as NumPy's ``linear``, from histograms that parties refine.
+
+They are exact for public columns. For others the value at a rank is estimated within the smallest cell that has enough
+rows (distribution.py), and ``exact`` is False. All columns and quantiles are refined together, in at most eight trips.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError
+from tablepuppet.operators.client import Client
+from tablepuppet.prep.columns.days import as_date, shown_value
+from tablepuppet.prep.columns.selected import check_without_noise, find_numbers, is_date
+from tablepuppet.prep.explore.distribution import Distribution, Distributions
+from tablepuppet.prep.explore.statistics_promise import Spent
+from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned, arrow_table
+from tablepuppet.spelling import unknown_key
+from tablepuppet.sql.query import OutputColumn
+from tablepuppet.sql.types import Family, family
+
+_SCHEMA = pa.schema(
+    [
+        ("column", pa.string()),
+        ("table", pa.string()),
+        ("type", pa.string()),
+        ("quantile", pa.float64()),
+        ("value", pa.float64()),
+        ("exact", pa.bool_()),
+        ("date", pa.timestamp("us")),
+    ]
+)
+_NOISY = pa.schema([*_SCHEMA, ("low", pa.float64()), ("high", pa.float64())])
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """The value below which a share of the joined rows lies; NaN if no row has a value.
+
+    With a `Privacy`, ``low`` and ``high`` are how far noise may have moved it, at two standard deviations.
+    """
+
+    value: float
+    exact: bool
+    low: float | None = None
+    high: float | None = None
+
+
+class Quantiles(ShownAsTable):
+    """Quantiles by column: ``found["price"]`` is an array in the order that was asked for; `to_arrow` has all."""
+
+    def __init__(
+        self, shares: Sequence[float], found: Mapping[OutputColumn, Sequence[Quantile]], spent: Spent | None = None
+    ):
+        self.shares, self._found, self.spent = list(shares), dict(found), spent
+
+    def __getitem__(self, column: str) -> NDArray[np.float64]:
+        for each, values in self._found.items():
+            if column in (each.name, each.qualified):
+                return np.array([value.value for value in values])
+        raise unknown_key("quantile", column, [each.name for each in self._found])
+
+    def to_arrow(self) -> pa.Table:
+        """One row per column and quantile; dates are days since 1970-01-01, and timestamps in ``date``.
+
+        With a `Privacy` there are ``low`` and ``high`` too.
+        """
+        rows = [
+            {
+                "column": column.name, "table": column.alias, "type": column.type, "quantile": share,
+                "value": each.value, "exact": each.exact, "low": each.low, "high": each.high,
+                "date": as_date(each.value) if is_date(column) else None,
+            }
+            for column, values in self._found.items()
+            for share, each in zip(self.shares, values, strict=True)
+        ]  # fmt: skip
+        return arrow_table(rows, _SCHEMA if self.spent is None else _NOISY)
+
+    def table_view(self) -> TableView:
+        """One row per column, one column per quantile; estimates are marked."""
+        rows = [
+            [column.name, column.alias, *(_cell(column, value) for value in values)]
+            for column, values in self._found.items()
+        ]
+        title = "Quantiles of the joined rows" + ("" if self.spent is None else f" with noise: {self.spent}")
+        return TableView(title, aligned(("column", "table"), (f"{share:g}" for share in self.shares)), rows)
+
+
+def _cell(column: OutputColumn, found: Quantile) -> str:
+    kind = family(column.type)
+    if math.isnan(found.value):
+        return "hidden by noise" if found.low is not None else ""
+    if found.low is not None and found.high is not None:
+        return with_interval(found.value, found.low, found.high, kind)
+    return ("" if found.exact else "≈ ") + shown_value(found.value, kind)
+
+
+def with_interval(value: float, low: float, high: float, kind: Family) -> str:
+    """A noisy value for people, with how far noise may have moved it."""
+    return f"{shown_value(value, kind)} ({shown_value(low, kind)} to {shown_value(high, kind)})"
+
+
+def quantile(client: Client, shares: float | Sequence[float], columns: Sequence[str] | None) -> Quantiles:
+    """Quantiles of numeric columns over the joined rows."""
+    listed = checked_shares(shares)
+    found = find_numbers(client.plan, columns, "quantile")
+    check_without_noise(client.plan, found, "quantile")
+    read = quantiles_of(Distributions(client, found), listed)
+    return Quantiles(listed, {column: read[column.name] for column in found})
+
+
+def checked_shares(shares: float | Sequence[float]) -> list[float]:
+    """Quantiles as a list; LearnError unless each is from 0 to 1."""
+    listed = list(shares) if isinstance(shares, Sequence | np.ndarray) and not isinstance(shares, str) else [shares]
+    for share in listed:
+        if not isinstance(share, Real) or isinstance(share, bool) or not 0 <= share <= 1:
+            raise LearnError(f"quantile: a quantile is a number from 0 to 1, such as 0.5 for the median, not {share!r}")
+    return [float(share) for share in listed]
+
+
+def quantiles_of(asked: Distributions, shares: Sequence[float]) -> dict[str, list[Quantile]]:
+    """Quantiles of columns, by name and in the order of shares; their histograms are refined for it."""
+    asked.refine(lambda known: _ranked_cells(known, shares))
+    return {name: [_quantile_of(each, share) for share in shares] for name, each in asked.read().items()}
+
+
+def _ranked_cells(known: Distribution, shares: Iterable[float]) -> Iterable[int]:
+    """The cells that may hold a quantile that is looked for."""
+    if not known.total:
+        return
+    ranks = {rank for share in shares for rank in _ranks(share, known.total)[:2]}
+    if known.may_have_nan:
+        ranks.add(known.total - 1)
+    for low, high in {known.around(rank) for rank in ranks}:
+        if low != high:
+            yield from known.open_cells(low, high)
+
+
+def _ranks(share: float, count: float) -> tuple[float, float, float]:
+    """(the rank below, the rank above, how far between them): NumPy's method ``linear``."""
+    place = (count - 1) * share
+    below = math.floor(place)
+    return below, min(below + 1, count - 1), place - below
+
+
+def _quantile_of(known: Distribution, share: float) -> Quantile:
+    """A quantile, as precisely as the cells allow."""
+    if not known.total:
+        return Quantile(math.nan, exact=True)
+    if known.may_have_nan and math.isnan(known.value(known.total - 1)[0]):
+        return Quantile(math.nan, exact=True)  # as in NumPy
+    below, above, part = _ranks(share, known.total)
+    (low, is_low), (high, is_high) = known.value(below), known.value(above)
+    with np.errstate(invalid="ignore"):
+        return Quantile(float(np.quantile(np.array([low, high]), part)), is_low and is_high)

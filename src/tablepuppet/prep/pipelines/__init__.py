@@ -1,0 +1,1 @@
+"""Pipelines: how the steps that prepare columns are fitted over all shards."""

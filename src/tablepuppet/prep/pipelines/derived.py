@@ -1,0 +1,148 @@
+"""Statistics of the columns that a pipeline's steps create, at the party: sums of numbers, and counts of codes.
+
+What such sums reveal depends on numbers that the caller chose: bounds, edges, exponents. So for columns that are not
+public, each distinct choice counts as a refined histogram (``limits.max_refinements``). The policy's ``min_group``
+applies as for other statistics: if too few rows have a number, or a code, it is returned as if there were none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import PartyError
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.policy import Level, Use
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import JOINED, Asked, Numbers
+from tablepuppet.prep.columns.statistics import KeyFamily, centred_sums, check_sums
+from tablepuppet.prep.encode.encode import read_frame
+from tablepuppet.prep.encode.frame import CodedColumn, Frame, NumberColumn
+from tablepuppet.prep.encode.program import Shapes, needed_for, run
+from tablepuppet.prep.encode.specs import Missing, Outside, StepSpec
+from tablepuppet.prep.explore.distribution import mark_of_rows
+
+
+@dataclass(frozen=True)
+class DerivedSums:
+    """For each wanted column of numbers, the sums that ``statistics.numbers`` returns for columns as they are read."""
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is such an array."""
+        check_sums(value, len(wanted_numbers(asked.arguments)), asked, reply)
+
+
+@dataclass(frozen=True)
+class DerivedWeights:
+    """Joined rows by code, of one wanted column of codes after the other."""
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is such an array."""
+        codes = sum(wanted_codes(asked.arguments).values())
+        Numbers((codes,), least=0.0, most=JOINED).check(value, asked, reply)
+
+
+def _shapes(arguments: Mapping[str, Any]) -> Shapes:
+    """The columns that steps leave, as the coordinator asked for them."""
+    sizes = {name: len(arguments[f"digests{place}"]) for place, (name, _) in enumerate(arguments["categories"])}
+    steps = needed_for(arguments.get("steps", ()), arguments["wanted"])
+    return Shapes.of(arguments["columns"], sizes, steps)
+
+
+def wanted_numbers(arguments: Mapping[str, Any]) -> list[str]:
+    """The columns of numbers that are asked for, in order."""
+    known = _shapes(arguments).numbers
+    return [name for name in arguments["wanted"] if name in known]
+
+
+def wanted_codes(arguments: Mapping[str, Any]) -> dict[str, int]:
+    """The columns of codes that are asked for, in order, with how many codes."""
+    known = _shapes(arguments).coded
+    return {name: known[name] for name in arguments["wanted"] if name in known}
+
+
+@op(
+    "prep.sums",
+    asked="pipelines whose statistics depend on earlier steps",
+    releases=Release.STATISTICS | Release.HISTOGRAMS,
+    columns=("columns", "categories"),
+    use=Use.FEATURE,
+    returns={"sums": DerivedSums(), "weights": DerivedWeights()},
+)
+def derived_sums(
+    table: LocalTable, view: str, blinding: str, columns: Sequence[str], categories: Sequence[tuple[str, KeyFamily]],
+    wanted: Sequence[str], steps: Sequence[StepSpec] = (), **digests: NDArray[np.uint8],
+) -> Values:  # fmt: skip
+    """Sums of ``wanted`` columns after ``steps``, each row as often as it is joined."""
+    steps = needed_for(steps, wanted)
+    frame, shapes = read_frame(table, "prep.sums", view, blinding, columns, categories, steps, digests)
+    if len(set(wanted)) < len(wanted) or not set(wanted) <= shapes.sizes.keys():
+        raise PartyError(f"party {table.grant.party!r}: prep.sums takes names of existing columns, each once")
+    _count(table, view, wanted, steps)
+    run(steps, frame)
+    flags = {step.output for step in steps if isinstance(step, Outside | Missing)}
+    sums = []
+    for name in (name for name in wanted if name in shapes.numbers):
+        column, is_flag = frame.number(name), name in flags
+        if not is_flag and frame.few & _read_for(steps, [name]):  # what a step has filled is as it was before
+            column = NumberColumn(column.values, np.zeros_like(column.present))
+        sums.append(_sums(frame, column, is_flag=is_flag, is_public=not _hidden(table, steps, name)))
+    weights = [_weights(table, view, frame.coded(name), shapes.coded[name]) for name in wanted if name in shapes.coded]
+    return {"sums": np.array(sums, np.float64).reshape(-1, 8), "weights": np.concatenate([np.zeros(0), *weights])}
+
+
+def _sums(frame: Frame, column: NumberColumn, *, is_flag: bool, is_public: bool) -> list[float]:
+    """The sums of a column; a flag counts as constant if too few rows have it set, or not set."""
+    rows, values, grant = frame.table.view(frame.view), column.values, frame.table.grant
+    present = np.zeros_like(column.present) if frame.has_few(column) else column.present
+    if is_flag:
+        set_ = int(np.count_nonzero((values == 1.0) & rows.firsts))
+        rest = int(np.count_nonzero(rows.firsts)) - set_
+        if not (grant.is_group(set_) and grant.is_group(rest)):
+            values = np.full_like(values, float(set_ > rest))
+    weights = rows.counts.astype(np.float64)
+    values = values[present]
+    ends = [float(values.min()), float(values.max())] if is_public and len(values) else [math.nan, math.nan]
+    return [*centred_sums(values, weights[present]), float(weights.sum()), *ends]
+
+
+def _weights(table: LocalTable, view: str, column: CodedColumn, size: int) -> NDArray[np.float64]:
+    rows, has = table.view(view), column.codes >= 0
+    found = np.bincount(column.codes[has], rows.counts[has], minlength=size).astype(np.float64)
+    groups = np.bincount(column.codes[has & rows.firsts], minlength=size)
+    return np.where(table.grant.is_group(groups), found, 0.0)
+
+
+def _read_for(steps: Sequence[StepSpec], names: Sequence[str]) -> set[str]:
+    """The columns that steps read for some columns, and these."""
+    return {*names, *(each for step in needed_for(steps, names) for each in step.reads)}
+
+
+def _hidden(table: LocalTable, steps: Sequence[StepSpec], name: str) -> list[str]:
+    """The columns that are not public among those that a column is made of."""
+    return sorted(
+        each
+        for each in _read_for(steps, [name])
+        if each in table.snapshot.scan.outputs and table.level(each) is not Level.PUBLIC
+    )
+
+
+def _count(table: LocalTable, view: str, wanted: Sequence[str], steps: Sequence[StepSpec]) -> None:
+    """Count each choice of numbers by which columns that are not public are changed before they are summed."""
+    found = []
+    for name in wanted:
+        chain = needed_for(steps, [name])
+        if not all(step.linear for step in chain):
+            choice = hashlib.sha256(msgspec.msgpack.encode(chain)).hexdigest()
+            found += [f"{table.snapshot.scan.outputs[each]} {choice}" for each in _hidden(table, steps, name)]
+    if found and not table.is_repeat:
+        mark = mark_of_rows(table, view)
+        table.refine([f"{each} {mark}" for each in found])

@@ -1,0 +1,281 @@
+"""Sums of the label by the categories of a column, over joined rows: `TargetEncode` and `WOE` learn from them.
+
+The label is in one table and the category often in another, so the coordinator computes the sums. The label's table
+sends labels (label.py); the category's table sends codes, one small number per base row, if its policy allows that
+(``cross_statistics``). The results are sent to the category's table as the numbers of a step, if the label's policy
+allows that (``label_means``).
+
+A group whose mean is sent has at least ``min_group`` distinct base rows in both tables. The same holds for the pooled
+rest and for the parts of folds. Categories with fewer rows are pooled and have no mean of their own. If a row of the
+label's table is joined with several categories, groups overlap, and differences of their sums may concern fewer rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tablepuppet.errors import LearnError, PartyError
+from tablepuppet.mapping.table_mapping import MappedTable
+from tablepuppet.operators.client import Client, Pending
+from tablepuppet.party.allowance import check_reply
+from tablepuppet.party.local_table import LocalTable
+from tablepuppet.party.ops import Values, op
+from tablepuppet.party.policy import Use
+from tablepuppet.party.release import Release
+from tablepuppet.party.returns import ROWS, Asked, Numbers, Plain, Wrong
+from tablepuppet.prep.columns.label import ask_classes, ask_numbers, joined_classes, joined_numbers
+from tablepuppet.prep.columns.statistics import KeyFamily
+from tablepuppet.prep.encode.encode import read_frame
+from tablepuppet.prep.encode.program import needed_for, run
+from tablepuppet.prep.encode.specs import StepSpec, fold_numbers
+from tablepuppet.prep.pipelines.derived import wanted_codes
+from tablepuppet.sql.query import OutputColumn
+from tablepuppet.sql.types import NUMERIC, family
+
+Floats = NDArray[np.float64]
+NO_CODE = -1  # of a category that is not listed
+
+
+@dataclass(frozen=True)
+class DerivedCodes:
+    """The code of each wanted column for every row: `NO_CODE`, a listed code, or one code more if it is missing."""
+
+    def check(self, value: Any, asked: Asked, reply: Mapping[str, Any]) -> None:
+        """Raise `Wrong` unless it is such an array."""
+        Numbers((ROWS, "wanted"), "i", least=NO_CODE).check(value, asked, reply)
+        sizes = np.array(list(wanted_codes(asked.arguments).values()))
+        if value.size and (value.max(axis=0) > sizes).any():
+            raise Wrong("has codes that were not asked for")
+
+
+@op(
+    "prep.codes",
+    asked="pipelines with `TargetEncode` or `WOE`",
+    releases=Release.COLUMNS | Release.HISTOGRAMS,
+    columns=("columns", "categories"),
+    use=Use.FEATURE,
+    returns={"codes": DerivedCodes(), "least": Plain(int, 0)},
+)
+def sent_codes(
+    table: LocalTable, view: str, blinding: str, columns: Sequence[str], categories: Sequence[tuple[str, KeyFamily]],
+    wanted: Sequence[str], steps: Sequence[StepSpec] = (), **digests: NDArray[np.uint8],
+) -> Values:  # fmt: skip
+    """The codes of ``wanted`` columns after ``steps``, for every row that takes part; and the policy's ``min_group``.
+
+    A code that fewer rows have is sent as one that is not listed.
+    """
+    steps = needed_for(steps, wanted)
+    frame, shapes = read_frame(table, "prep.codes", view, blinding, columns, categories, steps, digests)
+    if len(set(wanted)) < len(wanted) or not set(wanted) <= shapes.coded.keys():
+        raise PartyError(f"party {table.grant.party!r}: prep.codes takes names of columns of codes, each once")
+    rows = table.view(view)
+    check_reply(4 * len(rows.row_ids) * len(wanted))
+    run(steps, frame)
+    found = np.empty((len(rows.row_ids), len(wanted)), np.int32)
+    for place, name in enumerate(wanted):
+        column, size = frame.coded(name), shapes.coded[name]
+        codes = np.where(column.missing, np.int32(size), column.codes)
+        groups = np.bincount(codes[rows.firsts & (codes >= 0)], minlength=size + 1)
+        few = np.append(~table.grant.is_group(groups), False)  # the last is NO_CODE
+        found[:, place] = np.where(few[codes], np.int32(NO_CODE), codes)
+    return {"codes": found, "least": table.grant.rules.min_group}
+
+
+@dataclass(frozen=True)
+class Folds:
+    """How base rows are dealt to folds; one fold: they are not."""
+
+    count: int
+    seed: int = 0
+    shuffle: bool = True
+
+
+@dataclass(frozen=True)
+class ColumnCodes:
+    """The codes of a column over the base rows of its table, and the rows that its policy asks of a group."""
+
+    alias: str
+    codes: NDArray[np.int64]  # (rows,): those missing have the code ``size``, those not listed ``size + 1``
+    size: int
+    least: int
+
+
+@dataclass(frozen=True)
+class LabelSums:
+    """Joined rows, mean of the label and squares about it, by category; the last is for missing categories.
+
+    The first line is over all rows. Then, if there are folds, there is one line for each, over the rows of the others.
+    Categories that are pooled have no rows here. ``prior_*`` are over all categories, those pooled too.
+    """
+
+    counts: Floats  # (lines, size + 1)
+    means: Floats
+    squares: Floats
+    prior_counts: Floats  # (lines,)
+    prior_means: Floats
+    prior_squares: Floats
+    weights: Floats  # (folds, size + 2): all joined rows, by fold of their base row; those not listed are last
+    has_two_values: bool  # the label; it is 0 or 1 then
+
+
+class AskedLabels:
+    """The labels of a relation, asked for when made."""
+
+    def __init__(self, client: Client, label: OutputColumn):
+        self._client, self.label = client, label
+        self._is_number = family(label.type) in NUMERIC
+        self._asked: Pending = (ask_numbers if self._is_number else ask_classes)(client, label)
+        self._sums: dict[str, tuple[Floats, Floats]] = {}
+
+    @cached_property
+    def _found(self) -> tuple[Floats, bool]:
+        """(the label of every joined row, whether it has two values); of two the larger one is 1, the other 0."""
+        if not self._is_number:
+            classes = joined_classes(self._client, self.label, self._asked)
+            if len(classes.values) > 2:
+                raise LearnError(
+                    f"label {self.label.qualified} has {len(classes.values)} classes, and its mean by category needs "
+                    "two, or numbers; learn one class against the others: SELECT label = 'class' AS label"
+                )
+            return classes.numbers.astype(np.float64), True
+        values = joined_numbers(self._client, self.label, self._asked)
+        low, high = values.min(), values.max()
+        if low < high and ((values == low) | (values == high)).all():
+            return (values == high).astype(np.float64), True
+        return values, False
+
+    def of(self, column: ColumnCodes, folds: Folds) -> LabelSums:
+        """The label's sums by category of a column."""
+        values, has_two = self._found
+        fold = fold_of_rows(self._client, column.alias, folds)
+        parts = self._parts(column, fold, folds.count)
+        weights = self._client.mapping.counts(column.alias).astype(np.float64)
+        mean = float(values.mean())
+        sums, squares = self._at_base_rows(column.alias, values - mean)
+        cells, shape = column.codes * folds.count + fold, (column.size + 2, folds.count)
+        size = shape[0] * shape[1]
+        grid: list[Floats] = [
+            np.bincount(cells, each, size).reshape(shape).astype(np.float64) for each in (weights, sums, squares)
+        ]
+        left = _left(parts, folds.count)  # (lines, size + 1, folds)
+        count, total, square = [np.einsum("cf,lcf->lc", each[:-1], left) for each in grid]
+        means, about = _centred(count, total, square)
+        whole = [each.sum(axis=0) for each in grid]  # by fold
+        apart = np.ones((len(left), folds.count)) if self.least(column) > 1 else _other_folds(folds.count)
+        prior_count, prior_total, prior_square = [apart @ each for each in whole]
+        prior_means, prior_about = _centred(prior_count, prior_total, prior_square)
+        return LabelSums(
+            count, mean + means, about, prior_count, mean + prior_means, prior_about, grid[0].T, has_two
+        )  # fmt: skip
+
+    def least(self, column: ColumnCodes) -> int:
+        """Different base rows that a group must have, in the tables of the label and of the category."""
+        shards = self._client.plan.tables[self.label.alias].shards
+        return max(column.least, *(shard.min_group for shard in shards))
+
+    def _at_base_rows(self, alias: str, values: Floats) -> tuple[Floats, Floats]:
+        """(sums of the values, sums of their squares) at the base rows of a table."""
+        if alias not in self._sums:
+            scatter = self._client.mapping.scatter_sum
+            self._sums[alias] = scatter(alias, values), scatter(alias, values**2)
+        return self._sums[alias]
+
+    def _parts(self, column: ColumnCodes, fold: NDArray[np.intp], folds: int) -> NDArray[np.intp]:
+        """Into how many parts the folds of each category are put together; 0 if it is pooled.
+
+        As many as possible so that each part has enough different base rows, in both tables, or none at all.
+        """
+        least, codes = self.least(column), column.codes
+        parts = np.full(column.size + 1, folds)
+        if least <= 1:
+            return parts
+        parts[:] = 0
+        for count in range(folds, min(folds, 2) - 1, -1):
+            shape = (column.size + 2, count)
+            grids = self._different_rows(column.alias, codes * count + fold % count, shape)
+            fits = np.all([(grid == 0) | (grid >= least) for grid in grids], axis=(0, 2))[:-1]
+            parts[(parts == 0) & fits] = count
+        rows = np.min(self._different_rows(column.alias, codes, (column.size + 2,)), axis=0)[:-1]
+        while True:
+            pooled = np.append(parts == 0, True)[codes].astype(np.int64)
+            rest = [int(grid[1]) for grid in self._different_rows(column.alias, pooled, (2,))]
+            kept = np.flatnonzero((parts > 0) & (rows > 0))
+            if not len(kept) or all(each == 0 or each >= least for each in rest):
+                return parts
+            parts[kept[np.argmin(rows[kept])]] = 0  # what is left of all rows would reveal the few that are pooled
+
+    def _different_rows(self, alias: str, cells: NDArray[np.int64], shape: tuple[int, ...]) -> list[NDArray[np.int64]]:
+        """How many different base rows there are by cell, in the category's table and in the label's."""
+        mapping, size = self._client.mapping, int(np.prod(shape))
+        pairs = [(base_rows(mapping.tables[alias]), cells)]
+        if alias != self.label.alias:
+            labelled = mapping.tables[self.label.alias]
+            pairs.append((base_rows(labelled)[labelled.index], mapping.gather(alias, cells)))
+        found = [np.unique(rows * size + each) % size for rows, each in pairs]
+        return [np.bincount(each, minlength=size).reshape(shape) for each in found]
+
+
+def base_rows(table: MappedTable) -> NDArray[np.int64]:
+    """A number for the base row at each position of a table; a row may be listed several times."""
+    found, start = np.empty(table.rows, np.int64), 0
+    for shard in table.shards:
+        known, places = np.unique(shard.row_ids, return_inverse=True)
+        found[shard.slice] = start + places
+        start += len(known)
+    return found
+
+
+def fold_of_rows(client: Client, alias: str, folds: Folds) -> NDArray[np.intp]:
+    """The fold of each base row of a table, as its parties find it."""
+    table = client.mapping.tables[alias]
+    found = np.zeros(table.rows, np.intp)
+    if folds.count > 1:
+        for shard in table.shards:
+            found[shard.slice] = fold_numbers(shard.row_ids, folds.count, folds.seed, folds.shuffle)
+    return found
+
+
+def _left(parts: NDArray[np.intp], folds: int) -> Floats:
+    """For each line and category the folds that count, (lines, categories, folds): all folds, then the other folds."""
+    numbers, some = np.arange(folds), np.maximum(parts, 1)[None, :, None]
+    others = numbers[None, None, :] % some != numbers[:, None, None] % some
+    whole = np.ones((1, len(parts), folds), bool)
+    lines = whole if folds == 1 else np.concatenate([whole, others])
+    return (lines & (parts > 0)[None, :, None]).astype(np.float64)
+
+
+def _other_folds(folds: int) -> Floats:
+    """The folds of each line, (lines, folds): all, then all but one."""
+    return np.ones((1, 1)) if folds == 1 else np.concatenate([np.ones((1, folds)), 1.0 - np.eye(folds)])
+
+
+def _centred(count: Floats, total: Floats, square: Floats) -> tuple[Floats, Floats]:
+    """(mean, squares about it) of sums and sums of squares; 0 without rows."""
+    mean = np.divide(total, count, out=np.zeros_like(total), where=count > 0)
+    return mean, np.maximum(square - count * mean**2, 0.0)
+
+
+def read_codes(client: Client, alias: str, replies: Sequence[Mapping[str, Any]], place: int, size: int) -> ColumnCodes:
+    """One of the columns that shards have sent, over all of them."""
+    found, least = np.empty(client.mapping.tables[alias].rows, np.int64), 0
+    for shard, reply in zip(client.shards(alias), replies, strict=True):
+        codes = reply["codes"][:, place].astype(np.int64)
+        found[shard.slice] = np.where(codes == NO_CODE, size + 1, codes)
+        least = max(least, reply["least"])
+    return ColumnCodes(alias, found, size, least)
+
+
+def made_up_sums(size: int, folds: Folds) -> LabelSums:
+    """Plausible sums: nobody is asked."""
+    lines = 1 if folds.count == 1 else 1 + folds.count
+    means = np.broadcast_to(0.25 + 0.5 * np.arange(size + 1) / (size + 1), (lines, size + 1))
+    counts, squares = np.full((lines, size + 1), 100.0), np.full((lines, size + 1), 20.0)
+    whole = np.full(lines, 100.0 * (size + 1))
+    weights = np.full((folds.count, size + 2), 100.0 / folds.count)
+    return LabelSums(counts, means, squares, whole, np.full(lines, 0.5), whole / 4, weights, True)

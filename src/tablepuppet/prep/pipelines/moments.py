@@ -1,0 +1,128 @@
+"""What is known about a column of numbers without asking again: moments and order statistics, updated step by step.
+
+Sums after a fill or a scaling are computed from those before. Order statistics can be computed through every increasing
+function, through a fill, and if values at the ends become missing. So for most pipelines, the statistics of the columns
+as they were read are enough; all columns are asked for in one trip.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tablepuppet.prep.columns.statistics import NumberSummary
+
+
+class NotYetKnown(Exception):  # noqa: N818 - a step waits, nothing is wrong
+    """A statistic is wanted and will be asked for."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Joined rows, those with a value, their mean and the sum of squares about it."""
+
+    rows: float
+    count: float
+    mean: float
+    squares: float
+
+    @classmethod
+    def of(cls, summary: NumberSummary) -> Moments:
+        """Those of a column as it was read."""
+        return cls(summary.rows, summary.count, summary.mean, summary.squares)
+
+    @property
+    def missing(self) -> float:
+        """Joined rows without a value."""
+        return self.rows - self.count
+
+    @property
+    def std(self) -> float:
+        """Standard deviation (ddof 0) of the rows with a value."""
+        return math.sqrt(self.squares / self.count) if self.count else math.nan
+
+    @property
+    def square(self) -> float:
+        """The mean square of the rows with a value."""
+        return self.squares / self.count + self.mean**2 if self.count else math.nan
+
+    def filled(self, value: float) -> Moments:
+        """With ``value`` in the rows without one.
+
+        >>> Moments(4, 2, 1.0, 2.0).filled(3.0)
+        Moments(rows=4, count=4, mean=2.0, squares=6.0)
+        """
+        if value == self.mean or not self.missing:
+            return Moments(self.rows, self.rows, self.mean, self.squares)
+        away = value - self.mean
+        mean = self.mean + self.missing / self.rows * away
+        return Moments(self.rows, self.rows, mean, self.squares + self.count * self.missing / self.rows * away**2)
+
+    def scaled(self, centre: float, scale: float) -> Moments:
+        """Of (value - centre) / scale; exactly 0 and 1 if it is standardised so."""
+        squares = self.count if scale == self.std else self.squares / scale**2
+        return Moments(self.rows, self.count, (self.mean - centre) / scale, squares)
+
+
+def of_flag(rows: float, share: float) -> Moments:
+    """Of a column that is 1 in a share of the rows, else 0."""
+    return Moments(rows, rows, share, rows * share * (1 - share))
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The order statistics of a column over joined rows; missing values are left out."""
+
+    count: float  # joined rows with a value
+    value: Callable[[float], float]  # that at a rank, from 0
+
+    @classmethod
+    def of(cls, summary: NumberSummary, between: Callable[[float], float]) -> Ranks:
+        """From the ends, where they are known with a column's sums, and a function for ranks between them."""
+        ends = {0.0: summary.minimum, summary.count - 1: summary.maximum}
+        known = {rank: end for rank, end in ends.items() if not math.isnan(end)}
+        return cls(summary.count, lambda rank: known[rank] if rank in known else between(rank))
+
+    @property
+    def least(self) -> float:
+        """The lowest value."""
+        return self.value(0.0)
+
+    @property
+    def most(self) -> float:
+        """The highest value."""
+        return self.value(self.count - 1)
+
+    def mapped(self, function: Callable[[float], float]) -> Ranks:
+        """After a rising function."""
+        return Ranks(self.count, lambda rank: function(self.value(rank)))
+
+    def filled(self, missing: float, fill: float) -> Ranks:
+        """With one more value, in this number of rows.
+
+        With S the order statistics before and m rows that are filled with c, the value at rank r is c, but no more
+        than S(r) and no less than S(r - m).
+        """
+
+        def value(rank: float) -> float:
+            most = self.value(rank) if rank < self.count else math.inf
+            least = self.value(rank - missing) if rank >= missing else -math.inf
+            return max(min(fill, most), least)
+
+        return Ranks(self.count + missing, value)
+
+    def shortened(self, below: float, count: float) -> Ranks:
+        """Without the ``below`` lowest rows; ``count`` are left."""
+        return Ranks(count, lambda rank: self.value(rank + below))
+
+    def quantile(self, share: float) -> float:
+        """The quantile as NumPy's ``linear``."""
+        if not math.isfinite(self.count) or self.count < 1:
+            return math.nan
+        place = (self.count - 1) * share
+        below = math.floor(place)
+        ends = [self.value(rank) for rank in (below, min(below + 1, self.count - 1))]
+        return float(np.quantile(ends, place - below))

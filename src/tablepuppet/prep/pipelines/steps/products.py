@@ -1,0 +1,53 @@
+"""`Polynomial` and `Interactions`: products of numbers of one table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations, combinations_with_replacement
+from typing import ClassVar
+
+from tablepuppet.prep.encode.specs import Product
+from tablepuppet.prep.pipelines.attempt import Attempt, Column
+from tablepuppet.prep.pipelines.steps.step import PrepStep, is_whole, setting
+
+MOST_DEGREE = 5
+
+
+@dataclass(frozen=True)
+class Polynomial(PrepStep):
+    """Powers and products up to ``degree``, as scikit-learn's `PolynomialFeatures` without a bias, within each table.
+
+    New columns are called ``a^2`` and ``a*b``.
+    """
+
+    advice: ClassVar[str] = ""
+
+    degree: int = setting(2, f"a whole number from 2 to {MOST_DEGREE}", lambda degree: is_whole(degree, 2, MOST_DEGREE))
+    interaction_only: bool = False
+
+    def run(self, attempt: Attempt) -> None:
+        """Make products of columns that do not wait."""
+        by_table: dict[str, list[Column]] = {}
+        for column in self.selected(attempt):
+            by_table.setdefault(column.alias, []).append(column)
+        choose = combinations if self.interaction_only else combinations_with_replacement
+        for listed in by_table.values():
+            for degree in range(2, self.degree + 1):
+                for factors in choose(listed, degree):
+                    if not any(each.waits for each in factors):
+                        self._make(attempt, factors)
+
+    def _make(self, attempt: Attempt, factors: tuple[Column, ...]) -> None:
+        powers: dict[str, int] = {}
+        for each in factors:
+            powers[each.name] = powers.get(each.name, 0) + 1
+        name = "*".join(each if power == 1 else f"{each}^{power}" for each, power in powers.items())
+        product = Product([each.name for each in factors], name)
+        attempt.make(factors[0], product, is_filled=all(each.is_filled for each in factors))
+
+
+@dataclass(frozen=True)
+class Interactions(Polynomial):
+    """Products of different numbers of one table."""
+
+    interaction_only: bool = True
