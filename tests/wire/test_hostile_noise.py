@@ -16,6 +16,7 @@ from tablepuppet.errors import PartyError, TablePuppetError
 from tablepuppet.party.added_noise import GramNoise, PredictionNoise, SampleNoise, SumNoise
 from tablepuppet.party.request import Request, Step
 from tablepuppet.party.spec import Linear
+from tablepuppet.wire import journal
 from tablepuppet.wire.journal import Journal
 from tests.party.policed import limit
 from tests.wire.hostile import Attacker, write_bank
@@ -176,10 +177,16 @@ def test_a_refusal_that_cannot_be_written_ends_the_session(tmp_path: Path, monke
     attacker = analyst(tmp_path)
     attacker.begin("s")
 
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
+    written: list[Any] = []
 
-    monkeypatch.setattr("tablepuppet.wire.journal._write", full)
+    def full(*given: Any) -> None:
+        """The request is written down, and fills the disk."""
+        if written:
+            raise OSError(28, "No space left on device")
+        written.append(write(*given))
+
+    write = journal._write
+    monkeypatch.setattr(journal, "_write", full)
     with pytest.raises(PartyError, match=r"cannot write down a request \(No space left on device\)"):
         attacker.run("s", "model.apply", view="nowhere", encoding="e")
     monkeypatch.undo()
