@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tablepuppet.learn.tables.layers import DenseRows
+from tablepuppet.errors import LearnError
+from tablepuppet.learn.tables.layers import Dense, DenseRows
 from tablepuppet.learn.tables.linear import LinearRows
 from tablepuppet.learn.tables.model import RowModel
 from tablepuppet.learn.tables.network import NetworkTable
@@ -140,3 +141,13 @@ def test_null_records_add_nothing() -> None:
     network, theta = models(1, rng)[1]
     assert autograd(network, theta, table, wanted).any()
     assert not network.clipped_sums(theta, table.rows(np.arange(0)), wanted[:0], 1.0).any()
+
+
+@pytest.mark.parametrize("shape", [(5,), (7,), (10,), (8, 1), (9, 2)])
+def test_parameters_of_another_shape_are_refused_by_their_shape(shape: tuple[int, ...]) -> None:
+    """The error says how many parameters there are, before any layer is cut out of them."""
+    for last_bias, needed in ((True, 9), (False, 8)):  # 2 x 2 weights, 2 biases, 2 x 1 weights, the last bias
+        dense = Dense((2, 2, 1), by_output=False, last_bias=last_bias)
+        assert dense.parameters == needed
+        with pytest.raises(LearnError, match=rf"parameters of shape .* do not fit: {needed} are needed"):
+            dense.layers(np.zeros(shape))

@@ -158,7 +158,8 @@ class LazyArray(NDArrayOperatorsMixin, ColumnProducts):
     def norm(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """Euclidean norms of columns (axis 0), of rows (axis 1), or the Frobenius norm; one trip."""
         found = np.square(self).sum(axis=1) if _axis(axis) == 1 else self.ask_column_squares().read()
-        return np.sqrt(np.maximum(_reduced(found, axis, keepdims), 0.0))
+        norms = np.sqrt(np.maximum(_reduced(found, axis, keepdims), 0.0))
+        return norms if isinstance(norms, np.ndarray) else float(norms)
 
     # ---- columns and elements
 

@@ -146,9 +146,10 @@ class DistinctRows:
 
     def projected(self) -> Array:
         """A V for the first directions, (rows, p)."""
-        _, products, images = self._read
+        _, products, first = self._read
         wanted = self._by_table(self._directions)
-        images |= {alias: cells.times(wanted[alias]) for alias, cells in products.cells.items()}
+        images = first | {alias: cells.times(wanted[alias]) for alias, cells in products.cells.items()}
+        first.clear()  # as long as their tables, and not needed again
         found = products.gathered(images, self._directions.shape[1], {})
         shift = self._array.recipe.shift @ self._directions
         return found + shift if shift.any() else found

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from tablepuppet.errors import TablePuppetError
 from tablepuppet.learn.learners.learner import SINGLE_PRECISION_TOL, Array, label_of
@@ -37,9 +38,16 @@ from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run
 from tablepuppet.runs.table_view import NamedNumbers, Records
 
-Measured = tuple[float, dict[str, float], dict[str, float]]  # l2, metrics of two relations
 MOMENTUM, FASTEST = 0.9, 0.3  # of sgd; of a Newton step: a row far from all others is in one batch of an epoch
 DAMPING = 0.3  # of steps along columns that few rows of a batch have, such as rare categories
+
+
+class Measured(NamedTuple):
+    """Metrics of a model with one value of ``l2``, on rows that it has learned from and on others."""
+
+    l2: float
+    train: dict[str, float]
+    test: dict[str, float]
 
 
 class LinearLearner(SolverLearner):
@@ -98,8 +106,6 @@ class LinearLearner(SolverLearner):
     def along_l2(self, relation: Relation, values: Sequence[float], test: Relation) -> Iterator[Measured]:
         """Fit for one value of ``l2`` after another, measured on both relations; be that model until the next one.
 
-        Yields (l2, metrics of ``relation``, metrics of ``test``).
-
         Labels, encoders, Gram matrices and their eigenvectors are those of the first. Joined rows that are equal for
         every model are merged. Each fit starts at the solution before it, with its steps, and ends by the same
         tolerance as a fit of its own.
@@ -135,7 +141,7 @@ class LinearLearner(SolverLearner):
                 add_intercept(held_out, intercept, "the fold to measure on")
                 # as in `evaluate`: training rows may be encoded by other numbers
                 train = self.evaluate(relation) if relation.prep.leaves_out else self.measures(rows)
-                yield l2, train, self.measures(held_out)
+                yield Measured(l2, train, self.measures(held_out))
         finally:
             rows.drop()
 

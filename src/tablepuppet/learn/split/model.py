@@ -190,9 +190,10 @@ class SavedSplitModel(TableEmbeddings, SavedParameters):
         self, client: Client, aliases: Iterable[str], instead: Instead | None = None
     ) -> Callable[[], dict[str, Floats]]:
         """Ask for embeddings, and count those with noise."""
+        read = super().ask_outputs(client, aliases, instead)
         if self.spent is not None:
             self.spent.images += 1
-        return super().ask_outputs(client, aliases, instead)
+        return read
 
     def score(self, client: Client, rows: JoinedRows, *, learning: bool = False) -> None:
         """Write the scores of a relation's rows, from their embeddings."""

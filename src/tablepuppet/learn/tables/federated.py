@@ -124,9 +124,9 @@ class FederatedModel(Holders):
 
     def score(self, client: Client, rows: JoinedRows, *, learning: bool = False) -> None:
         """Write the scores of a relation's rows; noisy ones are shrunk by their share of noise."""
-        self._count_predictions()
-        found = self.ask_outputs(client, self.tables, self.instead(client) if learning else None)()
-        LearningOverJoin(rows).gather(found)
+        read = self.ask_outputs(client, self.tables, self.instead(client) if learning else None)
+        self._count_predictions()  # after parameters were fetched, which may be refused
+        LearningOverJoin(rows).gather(read())
         if self.is_noisy:
             rows.each(_calm, self.mean, self.noise_ratio)
         if self.unit != 1.0:

@@ -34,8 +34,16 @@ class Dense:
     by_output: bool = True  # the weights of a layer are stored as (out, in), as torch does; else as (in, out)
     last_bias: bool = True  # whether the last layer has a bias
 
+    @property
+    def parameters(self) -> int:
+        """How many numbers there are in the flat parameters."""
+        biases = sum(self.sizes[1:]) if self.last_bias else sum(self.sizes[1:-1])
+        return sum(into * out for into, out in pairwise(self.sizes)) + biases
+
     def layers(self, theta: Any) -> Parts:
-        """The layers, as slices of the flat parameters."""
+        """The layers, as slices of the flat parameters; LearnError if these are of another shape."""
+        if tuple(theta.shape) != (self.parameters,):
+            raise LearnError(f"parameters of shape {tuple(theta.shape)} do not fit: {self.parameters:,} are needed")
         found, start, ends = [], 0, len(self.sizes) - 2
         for number, (into, out) in enumerate(pairwise(self.sizes)):
             middle = start + into * out
@@ -43,8 +51,6 @@ class Dense:
             weights = weights.reshape(out, into).T if self.by_output else weights.reshape(into, out)
             start = middle + (out if self.last_bias or number < ends else 0)
             found.append((weights, theta[middle:start] if start > middle else None))
-        if tuple(theta.shape) != (start,):
-            raise LearnError(f"parameters of shape {tuple(theta.shape)} do not fit: {start:,} are needed")
         return found
 
     def flat(self, parts: Iterable[tuple[Floats, Floats]]) -> Floats:

@@ -26,7 +26,7 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import JOINED, ROWS, Asked, Digests, Numbers, Plain, Returns, Wrong
 from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_category
 from tablepuppet.prep.columns.sent_columns import SentColumns
-from tablepuppet.prep.columns.statistics import KeyFamily, categories_of, key_family
+from tablepuppet.prep.columns.statistics import KeyFamily, categories_of, check_family, key_family
 from tablepuppet.prep.explore.pooled import (
     MOST,
     NO_DIGESTS,
@@ -85,6 +85,8 @@ def count_cells(
     """Joined rows by the categories of two columns. Rare categories, and those that the caller names, are pooled."""
     if len(columns) != 2 or first_pool.shape[1] != 16 or second_pool.shape[1] != 16:
         raise PartyError(f"party {table.grant.party!r}: a crosstab has two columns, and pools digests of 16 bytes")
+    for name, family in zip(columns, families, strict=True):  # before any row is looked at
+        check_family(table, name, family)
     found = [categories_of(table, view, name, family, blinding) for name, family in zip(columns, families, strict=True)]
     sizes = [len(each.digests) for each in found]
     reply: Values = {"first_count": sizes[0], "second_count": sizes[1]}

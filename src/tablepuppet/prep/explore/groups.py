@@ -23,7 +23,7 @@ from tablepuppet.party.release import Release
 from tablepuppet.party.returns import ROWS, Asked, Digests, Numbers, Plain, Returns, Wrong
 from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_category, find_number
 from tablepuppet.prep.columns.sent_columns import SentColumns
-from tablepuppet.prep.columns.statistics import KeyFamily, categories_of, key_family, released_numbers
+from tablepuppet.prep.columns.statistics import KeyFamily, categories_of, check_family, key_family, released_numbers
 from tablepuppet.prep.explore.pooled import (
     MOST,
     NO_DIGESTS,
@@ -84,6 +84,7 @@ def group_sums(
     """
     if len(columns) != 2 or pool.shape[1] != 16:
         raise PartyError(f"party {table.grant.party!r}: groups have two columns, and pool digests of 16 bytes")
+    check_family(table, columns[1], family)  # before any row is looked at
     rows = table.view(view)
     values, present = released_numbers(table, view, columns[0])
     found = categories_of(table, view, columns[1], family, blinding)
