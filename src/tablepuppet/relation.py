@@ -17,9 +17,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import mark
 from tablepuppet.errors import LearnError, NotPickledError, PrivacyError
-from tablepuppet.mapping.table_mapping import ShardRows, TableMapping
-from tablepuppet.operators.client import Client, Pending
+from tablepuppet.mapping.table_mapping import TableMapping
+from tablepuppet.operators.client import Client
+from tablepuppet.operators.dealing import dealt
 from tablepuppet.operators.rosters import make_rosters
 from tablepuppet.party.request import Request
 from tablepuppet.prep.columns.label import joined_labels
@@ -464,9 +466,10 @@ class Relation:
         day that the data is the same. Without a label the first table of FROM is split.
         """
         check_split(test, seed)
-        size = round(test * self.mapping.tables[self.split_table].rows)
-        drawn = np.random.default_rng(seed).permutation(self.mapping.tables[self.split_table].rows)[:size]
-        [held_out] = self.rows_at([drawn])
+        rows = self.mapping.tables[self.split_table].rows
+        size = round(test * rows)
+        drawn = np.random.default_rng(seed).permutation(rows)[:size]
+        held_out = dealt(self.client, self.split_table, mark(rows, drawn)).astype(bool)
         if len(held_out) and size in (0, len(held_out)):
             side = "train" if size else "test"
             message = f"split: test={test:g} of {len(held_out):,} rows leaves none for the {side} side"
@@ -477,24 +480,6 @@ class Relation:
     def split_table(self) -> str:
         """The alias of the table whose rows are split: that of the label, or the first of FROM."""
         return self.query.label.alias if self.query.label else self.query.tables[0].alias
-
-    def rows_at(self, drawn: Sequence[NDArray[np.int64]]) -> list[NDArray[np.bool_]]:
-        """For each list of places in the order of the source, which rows of the table that is split stand there."""
-        alias = self.split_table
-        table = self.mapping.tables[alias]
-        asked = [self._ask_rows(alias, _ranks(each, table.shards)) for each in drawn]  # in one trip
-        found = []
-        for sampled in asked:
-            chosen = np.zeros(table.rows, bool)
-            for shard, reply in zip(self.client.shards(alias), sampled.read()[alias], strict=True):
-                chosen[shard.slice] = np.unpackbits(reply["chosen"], count=len(shard.row_ids)).astype(bool)
-            found.append(chosen)
-        return found
-
-    def _ask_rows(self, alias: str, ranks: Mapping[str, NDArray[np.int64]]) -> Pending:
-        return self.client.ask(
-            "rows.sample", lambda name, shard: {"ranks": ranks[shard.party]} if name == alias else None
-        )
 
     def parted(self, alias: str, chosen: NDArray[np.bool_]) -> tuple[Relation, Relation]:
         """(the joined rows of other rows of a table, those of the chosen ones)."""
@@ -510,13 +495,3 @@ def check_split(test: float, seed: int) -> None:
         raise LearnError(f"split: test is the share of rows to hold out, between 0 and 1, not {test!r}")
     if not isinstance(seed, Integral) or seed < 0:
         raise LearnError(f"split: seed is a whole number from 0, not {seed!r}")
-
-
-def _ranks(drawn: NDArray[np.int64], shards: Sequence[ShardRows]) -> dict[str, NDArray[np.int64]]:
-    """Which of the drawn numbers fall into each shard, counted from its start; shards stand in order of their names."""
-    found, start = {}, 0
-    for shard in sorted(shards, key=lambda each: each.party):
-        end = start + len(shard.row_ids)
-        found[shard.party] = np.sort(drawn[(drawn >= start) & (drawn < end)] - start)
-        start = end
-    return found

@@ -90,6 +90,26 @@ def test_splits_are_counted(tmp_path: Path) -> None:
     ask_order(other, "s", 3)
 
 
+def test_splits_within_classes_are_counted(tmp_path: Path) -> None:
+    """Ranks within classes count as any other, by the classes too; how a session numbers these does not matter."""
+    attacker = Attacker(write_bank(tmp_path, limits="max_splits = 2"))
+    order = np.array(order_of(attacker, "s"))
+    attacker.use("s", "v", EVERY, ONCE)
+    for classes in (EVERY % 3, 2 - EVERY % 3):
+        sizes = np.bincount(classes)
+        firsts = np.cumsum(sizes) - sizes
+        reply = attacker.run("s", "rows.sample", view="v", ranks=firsts, classes=classes)
+        chosen = np.flatnonzero(np.unpackbits(reply["chosen"], count=60))
+        assert {int(order[row]) for row in chosen} == {int(order[classes == each].min()) for each in range(3)}
+    attacker.run("s", "rows.sample", view="v", ranks=EVERY[:1], classes=EVERY // 30)
+    for other in (EVERY // 2, EVERY // 30):
+        with pytest.raises(tp.PrivacyError, match="max_splits"):
+            attacker.run("s", "rows.sample", view="v", ranks=EVERY[:2], classes=other)
+    for wrong in (EVERY[:59], EVERY.reshape(2, 30), EVERY + 0.5):
+        with pytest.raises(tp.PartyError, match=r"a class for each of the 60 rows|classes"):
+            attacker.run("s", "rows.sample", view="v", ranks=EVERY[:1], classes=wrong)
+
+
 def test_honest_splits_repeat_for_nothing(tmp_path: Path) -> None:
     """One seed and share count once, whatever is selected; a table that has got more rows has a new allowance."""
     file = write_bank(tmp_path, limits="max_splits = 1")

@@ -107,8 +107,8 @@ class Guard:
     def split(self, caller: str, grant: Grant, chosen: str, rows: int) -> None:
         """Count a choice of rows by their places in the source, of which the table has ``rows`` now."""
         reason = (
-            "used {most} distinct splits, which reveal the order of rows; split with a seed and share that were used, "
-            "over the same rows, or ask the party's operator"
+            "used {most} distinct splits, which reveal the order of rows; take a seed, share and folds that were "
+            "used, over the same rows (TargetEncode and WOE: folds=1), or ask the party's operator"
         )
         self._use("max_splits", caller, grant.table, [chosen], reason, state=f"{rows} rows ")
 

@@ -56,7 +56,7 @@ class CallerLimits(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_o
     ] = 100
     max_splits: Annotated[
         Count | None, Meta(description="distinct splits per caller and table, until its number of rows changes")
-    ] = 20
+    ] = 50
     max_refinements: Annotated[
         Count | None,
         Meta(description="refined histograms of columns that are not public, over distinct rows, per caller and table"),

@@ -78,23 +78,48 @@ def _check_enough(table: LocalTable, row_ids: NDArray[np.integer]) -> None:
         table.grant.check_rows(int(np.count_nonzero(mark(table.snapshot.rows, row_ids))))
 
 
-@op("rows.sample", asked="every relation", releases=Release.COUNTS, returns={"chosen": Bytes((BITS,), ones="ranks")})
-def sample_rows(table: LocalTable, view: str, ranks: NDArray[np.integer]) -> Values:
-    """Which of a relation's rows are at ``ranks`` in the order of the source.
+@op(
+    "rows.sample",
+    asked="`split`, rows that are held out, folds (also of `TargetEncode` and `WOE`)",
+    releases=Release.COUNTS,
+    returns={"chosen": Bytes((BITS,), ones="ranks")},
+)
+def sample_rows(
+    table: LocalTable, view: str, ranks: NDArray[np.integer], classes: NDArray[np.integer] | None = None
+) -> Values:
+    """Which of a relation's rows are at ``ranks`` in the order of the source; with ``classes``, a number for each row,
+    in the order of classes and, within a class, of the source.
 
     The coordinator draws ranks from a seed, so that the same source rows are chosen as long as the data is the same,
     whatever the row ids are. Each choice reveals one bit of every row's place, so choices are counted.
     """
     row_ids = table.view(view).row_ids
-    order = np.argsort(table.snapshot.place(row_ids))
+    places = table.snapshot.place(row_ids)
+    where = f"party {table.grant.party!r}"
+    if classes is not None and classes.shape != row_ids.shape:
+        raise PartyError(f"{where}: there must be a class for each of the {len(row_ids):,} rows that take part")
+    order = np.argsort(places, kind="stable")
+    ranked = order if classes is None else order[np.argsort(classes[order], kind="stable")]
     chosen = np.zeros(len(row_ids), bool)
     if ranks.ndim != 1 or len(ranks) > len(order) or (len(ranks) and (ranks.min() < 0 or ranks.max() >= len(order))):
-        raise PartyError(
-            f"party {table.grant.party!r}: ranks must be below the {len(order):,} rows that take part, and no more"
-        )
-    chosen[order[ranks]] = True
+        raise PartyError(f"{where}: ranks must be below the {len(order):,} rows that take part, and no more")
+    chosen[ranked[ranks]] = True
     if chosen.any() and not chosen.all() and not table.is_repeat:
         what = hashlib.sha256(np.sort(table.snapshot.position(row_ids)).tobytes())
         what.update(np.packbits(chosen[order]).tobytes())
+        if classes is not None:
+            what.update(_numbered(classes[order]).tobytes())
         table.split_by(what.hexdigest())
     return {"chosen": np.packbits(chosen)}
+
+
+def _numbered(classes: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Classes by numbers in the order in which they first appear: whatever a session numbered them by.
+
+    >>> _numbered(np.array([7, 3, 7, 9])).tolist()
+    [0, 1, 0, 2]
+    """
+    _, first, inverse = np.unique(classes, return_index=True, return_inverse=True)
+    place = np.empty(len(first), np.int64)
+    place[np.argsort(first)] = np.arange(len(first))
+    return place[inverse]

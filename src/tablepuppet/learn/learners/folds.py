@@ -22,6 +22,8 @@ from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.learner import Learner, label_of
 from tablepuppet.learn.learners.linear import LinearLearner
 from tablepuppet.learn.settings import check_whole
+from tablepuppet.operators.dealing import dealt, dealt_to_groups
+from tablepuppet.prep.columns.label import ask_classes, base_classes
 from tablepuppet.prep.columns.selected import check_across, check_without_noise, find_category
 from tablepuppet.prep.columns.sent_columns import SentColumns
 from tablepuppet.relation import Relation
@@ -183,59 +185,48 @@ class Folding:
     def _drawn(self, share: float) -> NDArray[np.bool_]:
         """A share of the rows: the first ones of an order that the seed gives."""
         order = np.random.default_rng([self._seed, 1]).permutation(self.rows)[: round(share * self.rows)]
-        if self.alias == self._relation.split_table:
-            return self._relation.rows_at([order])[0]
-        return mark(self.rows, order)
+        return dealt(self._relation.client, self.alias, mark(self.rows, order)).astype(bool)
+
+
+# Folds are dealt by the places of rows in their sources: the same in every process, and every day.
 
 
 def _by_rows(relation: Relation, folds: int, rng: np.random.Generator) -> tuple[str, NDArray[np.int64]]:
-    """Rows of the label's table, dealt by their places in the source: the same every day."""
+    """Rows of the label's table."""
     rows = relation.mapping.tables[relation.split_table].rows
     if rows < folds:
         raise LearnError(f"the label's table has {rows:,} rows in the relation, fewer than {folds} folds")
-    drawn = np.array_split(rng.permutation(rows), folds)
-    part_of = np.zeros(rows, np.int64)
-    for number, chosen in enumerate(relation.rows_at(drawn)):
-        part_of[chosen] = number
-    return relation.split_table, part_of
+    numbers = np.empty(rows, np.int64)
+    for number, drawn in enumerate(np.array_split(rng.permutation(rows), folds)):
+        numbers[drawn] = number
+    return relation.split_table, dealt(relation.client, relation.split_table, numbers)
 
 
 def _by_groups(relation: Relation, name: str, folds: int, rng: np.random.Generator) -> tuple[str, NDArray[np.int64]]:
     """Rows of a column's table, of which those with one value stay together; those without a value are one group."""
-    column, codes = _category(relation, name, "groups")
-    if codes.max() + 1 < folds:
-        raise LearnError(f"groups: column {column.name!r} has {codes.max() + 1} groups, fewer than {folds} folds")
-    dealt = rng.permutation(np.arange(codes.max() + 1) % folds)
-    return column.alias, dealt[codes]
+    client = relation.client
+    column = find_category(client.plan, name, "groups")
+    check_without_noise(client.plan, [column], "groups")
+    check_across(client.plan, [column], "groups")
+    _, codes = np.unique(SentColumns(client).codes(column).codes, return_inverse=True)
+    groups = int(codes.max(initial=-1)) + 1
+    if groups < folds:
+        raise LearnError(f"groups: column {column.name!r} has {groups} groups, fewer than {folds} folds")
+    numbers = rng.permutation(np.arange(groups) % folds)
+    return column.alias, dealt_to_groups(client, column.alias, numbers, codes)
 
 
 def _by_classes(
     relation: Relation, label: OutputColumn, folds: int, rng: np.random.Generator
 ) -> tuple[str, NDArray[np.int64]]:
-    """Rows of the label's table, each class dealt evenly."""
-    _, codes = _category(relation, label.name, "stratified")
-    fewest = int(np.bincount(codes).min())
-    if fewest < folds:
-        raise LearnError(f"stratified: a class has {fewest:,} rows, fewer than {folds} folds; take fewer folds")
-    part_of, start = np.zeros(len(codes), np.int64), 0
-    for code in range(int(codes.max()) + 1):
-        rows = rng.permutation(np.flatnonzero(codes == code))
-        part_of[rows] = (start + np.arange(len(rows))) % folds  # goes on where the last class ended
-        start += len(rows)
-    return label.alias, part_of
-
-
-def _category(relation: Relation, name: str, step: str) -> tuple[OutputColumn, NDArray[np.int64]]:
-    """A column, and the category of each base row of its table, if policies allow to send it.
-
-    They are numbered as they first appear: digests are in another order in each session.
-    """
+    """Rows of the label's table, each class dealt evenly, in the order of class values."""
     client = relation.client
-    column = find_category(client.plan, name, step)
-    check_without_noise(client.plan, [column], step)
-    check_across(client.plan, [column], step)
-    codes = SentColumns(client).codes(column).codes
-    _, first, numbers = np.unique(codes, return_index=True, return_inverse=True)
-    place = np.empty(len(first), np.int64)
-    place[np.argsort(first)] = np.arange(len(first))
-    return column, place[numbers]
+    check_without_noise(client.plan, [label], "stratified")
+    classes = base_classes(client, label, ask_classes(client, label), least=1).numbers.astype(np.int64)
+    counts = np.bincount(classes)
+    if counts.min() < folds:
+        raise LearnError(f"stratified: a class has {counts.min():,} rows, fewer than {folds} folds; take fewer folds")
+    numbers = np.arange(len(classes)) % folds  # a class goes on where the last one ended
+    for part in np.split(numbers, np.cumsum(counts)[:-1]):
+        rng.shuffle(part)
+    return label.alias, dealt(client, label.alias, numbers, classes)

@@ -129,7 +129,7 @@ def sent_classes(classes: pa.Array) -> tuple[list[Any], str]:
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of a relation's label, sorted, and the class number of every joined row."""
+    """The classes of a relation's label, sorted, and the class number of every row."""
 
     values: NDArray[Any]
     numbers: NDArray[np.integer]
@@ -184,6 +184,12 @@ def check_classes(label: OutputColumn) -> None:
 
 def joined_classes(client: Client, label: OutputColumn, asked: Pending, least: int = 2) -> Classes:
     """The class of every joined row; LearnError if labels are missing, or if classes are too few or too many."""
+    found = base_classes(client, label, asked, least)
+    return Classes(found.values, client.mapping.gather(label.alias, found.numbers))
+
+
+def base_classes(client: Client, label: OutputColumn, asked: Pending, least: int = 2) -> Classes:
+    """The same of every base row of the label's table."""
     replies = asked.read()[label.alias]
     owners = client.owners(label.alias)
     _refuse_missing(sum(reply["missing"] for reply in replies), label, owners)
@@ -205,7 +211,7 @@ def joined_classes(client: Client, label: OutputColumn, asked: Pending, least: i
         take(np.searchsorted(values, np.array(listed)).astype(narrow), reply["codes"])
         for listed, reply in zip(classes, replies, strict=True)
     ]
-    return Classes(values, client.mapping.gather(label.alias, _one(numbered)))
+    return Classes(values, _one(numbered))
 
 
 def is_continuous(classes: NDArray[Any]) -> bool:

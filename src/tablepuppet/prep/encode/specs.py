@@ -413,8 +413,9 @@ class Lookup(ColumnStep, frozen=True, tag="lookup"):
 class FoldLookup(ColumnStep, frozen=True, tag="fold_lookup"):
     """A lookup with different numbers for the rows of each fold, learned without these rows.
 
-    Folds are parts of the base rows of a shard that take part (`fold_numbers`). ``values`` has the numbers of one fold
-    after those of another, ``other`` and ``missing`` one number for each fold. ``full`` is for rows to predict.
+    Folds are parts of the base rows of a shard that take part, by their places in the source (`fold_numbers`).
+    ``values`` has the numbers of one fold after those of another, ``other`` and ``missing`` one number for each fold.
+    ``full`` is for rows to predict.
     """
 
     wants = "codes"
@@ -433,7 +434,8 @@ class FoldLookup(ColumnStep, frozen=True, tag="fold_lookup"):
 
     def run(self, frame: Frame) -> AnyColumn:
         column = frame.coded(self.column)
-        folds = fold_numbers(frame.table.view(frame.view).row_ids, self.folds, self.seed, self.shuffle)
+        places = frame.table.snapshot.place(frame.table.view(frame.view).row_ids)
+        folds = fold_numbers(places, self.folds, self.seed, self.shuffle)
         other, missing = np.array(self.other), np.array(self.missing)
         table = np.column_stack([np.reshape(self.values, (self.folds, -1)), other])  # the code -1 finds the last
         values = np.where(column.missing, missing[folds], table[folds, column.codes])
@@ -453,17 +455,17 @@ StepSpec = (
 )  # fmt: skip
 
 
-def fold_numbers(row_ids: NDArray[np.integer], folds: int, seed: int, shuffle: bool) -> NDArray[np.intp]:
-    """The fold of each row, as scikit-learn's `KFold` deals rows in the order of their ids; equal ids are one row.
+def fold_numbers(places: NDArray[np.integer], folds: int, seed: int, shuffle: bool) -> NDArray[np.intp]:
+    """The fold of each row, as scikit-learn's `KFold` deals rows in the order of places; equal places are one row.
 
     >>> fold_numbers(np.array([7, 3, 9, 3, 5]), 2, 0, shuffle=False).tolist()
     [1, 0, 1, 0, 0]
     """
-    known, places = np.unique(row_ids, return_inverse=True)
+    known, ranks = np.unique(places, return_inverse=True)
     order = np.arange(len(known))
     if shuffle:
         np.random.RandomState(seed).shuffle(order)
     found = np.empty(len(known), np.intp)
     for number, part in enumerate(np.array_split(order, folds)):
         found[part] = number
-    return found[places]
+    return found[ranks]

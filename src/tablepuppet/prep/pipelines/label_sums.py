@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.arrays import mark
 from tablepuppet.errors import LearnError, PartyError
 from tablepuppet.mapping.table_mapping import MappedTable
 from tablepuppet.operators.client import Client, Pending
+from tablepuppet.operators.dealing import dealt
 from tablepuppet.party.allowance import check_reply
 from tablepuppet.party.local_table import LocalTable
 from tablepuppet.party.ops import Values, op
@@ -132,6 +134,7 @@ class AskedLabels:
         self._is_number = family(label.type) in NUMERIC
         self._asked: Pending = (ask_numbers if self._is_number else ask_classes)(client, label)
         self._sums: dict[str, tuple[Floats, Floats]] = {}
+        self._dealt: dict[tuple[str, Folds], NDArray[np.int64]] = {}
 
     @cached_property
     def _found(self) -> tuple[Floats, bool]:
@@ -153,7 +156,7 @@ class AskedLabels:
     def of(self, column: ColumnCodes, folds: Folds) -> LabelSums:
         """The label's sums by category of a column."""
         values, has_two = self._found
-        fold = fold_of_rows(self._client, column.alias, folds)
+        fold = self._folds(column.alias, folds)
         parts = self._parts(column, fold, folds.count)
         weights = self._client.mapping.counts(column.alias).astype(np.float64)
         mean = float(values.mean())
@@ -174,6 +177,11 @@ class AskedLabels:
             count, mean + means, about, prior_count, mean + prior_means, prior_about, grid[0].T, has_two
         )  # fmt: skip
 
+    def _folds(self, alias: str, folds: Folds) -> NDArray[np.int64]:
+        if (alias, folds) not in self._dealt:
+            self._dealt[alias, folds] = fold_of_rows(self._client, alias, folds)
+        return self._dealt[alias, folds]
+
     def least(self, column: ColumnCodes) -> int:
         """Different base rows that a group must have, in the tables of the label and of the category."""
         shards = self._client.plan.tables[self.label.alias].shards
@@ -186,7 +194,7 @@ class AskedLabels:
             self._sums[alias] = scatter(alias, values), scatter(alias, values**2)
         return self._sums[alias]
 
-    def _parts(self, column: ColumnCodes, fold: NDArray[np.intp], folds: int) -> NDArray[np.intp]:
+    def _parts(self, column: ColumnCodes, fold: NDArray[np.int64], folds: int) -> NDArray[np.intp]:
         """Into how many parts the folds of each category are put together; 0 if it is pooled.
 
         As many as possible so that each part has enough different base rows, in both tables, or none at all.
@@ -231,14 +239,22 @@ def base_rows(table: MappedTable) -> NDArray[np.int64]:
     return found
 
 
-def fold_of_rows(client: Client, alias: str, folds: Folds) -> NDArray[np.intp]:
-    """The fold of each base row of a table, as its parties find it."""
+def fold_of_rows(client: Client, alias: str, folds: Folds) -> NDArray[np.int64]:
+    """The fold of each base row of a table, as its parties find it by the places of rows in their sources.
+
+    Parties say which rows are in which fold: that counts as splits.
+    """
     table = client.mapping.tables[alias]
-    found = np.zeros(table.rows, np.intp)
-    if folds.count > 1:
-        for shard in table.shards:
-            found[shard.slice] = fold_numbers(shard.row_ids, folds.count, folds.seed, folds.shuffle)
-    return found
+    if folds.count == 1:
+        return np.zeros(table.rows, np.int64)
+    rows = base_rows(table)
+    _, first = np.unique(rows, return_index=True)
+    again = ~mark(table.rows, first)  # rows that are listed before
+    parts = [len(np.unique(shard.row_ids)) for shard in sorted(client.shards(alias), key=lambda shard: shard.party)]
+    listed = [fold_numbers(np.arange(size), folds.count, folds.seed, folds.shuffle) for size in parts]
+    numbers = np.concatenate([np.zeros(0, np.int64), *listed, np.zeros(np.count_nonzero(again), np.int64)])
+    found = dealt(client, alias, numbers, again.astype(np.int64) if again.any() else None)
+    return found[first][rows]
 
 
 def _left(parts: NDArray[np.intp], folds: int) -> Floats:
