@@ -32,20 +32,15 @@ class Exchange:
 
     def __init__(self, model: SplitModel, aliases: list[str] | None = None, hide: float = 0.0, seed: int = 0):
         self.model, self.hide, self.seed = model, hide, seed % 2**53
-        chosen = model.tables if aliases is None else aliases
-        self.alone = [alias for alias in model.alone if alias in chosen]
-        self.together = [alias for alias in model.together if alias in chosen]
+        self.tables = [alias for alias in model.tables if aliases is None or alias in aliases]  # those that learn
+        self.alone = [alias for alias in self.tables if alias in model.alone]
+        self.together = [alias for alias in self.tables if alias in model.together]
         self._normed = [alias for alias in self.together if isinstance(model.spec_of(alias), TabNet)]
         widths = {alias: (model.spec_of(alias).outputs,) for alias in self.tables}
         self.last = LastValues(model.lou.client, widths, model.lou.wire)
         self.sums: dict[str, BatchSums] = {}  # of the batch under way, of tables whose batch norm is over shards
         self.rebuilt: dict[str, Array] = {}  # gradients of reconstruction errors in the batch under way, over shards
         self.missed: dict[str, NDArray[np.bool_]] = {}  # base rows of the batch that substitutes stand in for
-
-    @property
-    def tables(self) -> list[str]:
-        """The tables that learn."""
-        return [*self.alone, *self.together]
 
     def __call__(
         self, done: Batch | None, gradients: Mapping[str, Floats], following: Batch | None, lr: float

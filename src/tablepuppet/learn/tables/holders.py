@@ -33,9 +33,9 @@ class Holders(TableOutputs):
         self.encoding, self.wire, self.unit = encoding, wire, unit
         self._name = client.new_name()
         self.lou = LearningOverUnion(client, wire)
-        tables = [alias for alias in client.mapping.tables if encoding.names(alias) and client.shards(alias)]
-        self.alone = [alias for alias in tables if self.lou.shards(alias) == 1]
-        self.together = [alias for alias in tables if alias not in self.alone]
+        self._tables = [alias for alias in client.mapping.tables if encoding.names(alias) and client.shards(alias)]
+        self.alone = [alias for alias in self._tables if self.lou.shards(alias) == 1]
+        self.together = [alias for alias in self._tables if alias not in self.alone]
         self._shared: dict[str, TableParameters] = {}
         self._changes = client.outbox.changes
         self._last_outputs: dict[tuple[str, str, str], Floats] = {}  # by view, alias and party
@@ -65,8 +65,8 @@ class Holders(TableOutputs):
 
     @property
     def tables(self) -> list[str]:
-        """Tables with at least one encoded column."""
-        return [*self.alone, *self.together]
+        """Tables with at least one encoded column, in the order of the query, whoever holds their parameters."""
+        return self._tables
 
     def width(self, alias: str) -> int:
         """Encoded columns of a table."""
