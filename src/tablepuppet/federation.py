@@ -34,7 +34,7 @@ from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Events, Reader
 from tablepuppet.runs.notebook_progress import default_readers
 from tablepuppet.runs.table_view import Records
-from tablepuppet.session import FederationSettings, Session
+from tablepuppet.session import FederationSettings, Opening, Session
 from tablepuppet.spelling import attributes_explained, class_checked, names_checked
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.parse import parse
@@ -122,7 +122,7 @@ class Planned:
 
     plan: Plan
     max_categories: int
-    nonces: list[Mapping[str, str]] = field(default_factory=list)  # of parties, by their names: for one opening each
+    openings: list[Opening] = field(default_factory=list)  # for one relation each
     prep: Pipeline = DEFAULT
 
 
@@ -247,8 +247,8 @@ class Federation:
                 self.events.emit("warning", "catalog.empty", message, party=party)
         return found
 
-    def _describe(self) -> tuple[Catalog, dict[str, str]]:
-        """What all parties publish, and the nonces of those elsewhere, to open one relation with."""
+    def _describe(self) -> tuple[Catalog, Opening]:
+        """What all parties publish, and what to open one relation with."""
         parties = self.engine.parties
         replies = call_all(self.engine, [(party, Request("describe")) for party in parties])
         named = {party: reply[0] for party, reply in zip(parties, replies, strict=True)}  # by the federation's names
@@ -261,7 +261,7 @@ class Federation:
             )
         nonces = {party: reply["nonce"] for party, reply in named.items() if reply.get("nonce")}
         shards = (replace(shard, party=party) for party, reply in named.items() for shard in reply["tables"])
-        return Catalog(shards), nonces
+        return Catalog(shards), Opening(nonces, next(iter(marks)))
 
     @names_checked
     def sql(
@@ -307,7 +307,7 @@ class Federation:
             raise QueryError("sql takes the query as text, and the label as the name of a selected column")
         if isinstance(categorical, str) or isinstance(drop, str):
             raise QueryError("categorical and drop take lists of column names, such as drop=['a']")
-        catalog, nonces = self._describe()
+        catalog, opening = self._describe()
         query = parse(text, catalog, label, categorical, drop, where_selected=where_selected)
         planned, pipeline = plan(query, catalog), DEFAULT if prep is None else prep
         if not isinstance(pipeline, Pipeline):
@@ -315,14 +315,14 @@ class Federation:
         if prep is not None:  # so that what does not fit is refused before a party reads
             planned = plan(selecting(pipeline, planned, max_categories), catalog)
             foresee(pipeline, planned, max_categories)
-        return Planned(planned, max_categories, [nonces], pipeline)
+        return Planned(planned, max_categories, [opening], pipeline)
 
     def open(self, planned: Planned) -> Relation:
         """The relation of a plan; parties read their tables now."""
         when_lost = WhenLost(self._stand_in, self.timeout, self._lost_or_back)
         settings = FederationSettings(self.wire, self._memory_limit, planned.max_categories, when_lost, planned.prep)
-        nonces = planned.nonces.pop() if planned.nonces else self._describe()[1]
-        return Relation(Session(planned.plan, self.engine, self.events, settings, nonces))
+        opening = planned.openings.pop() if planned.openings else self._describe()[1]
+        return Relation(Session(planned.plan, self.engine, self.events, settings, opening))
 
     @property
     def traffic(self) -> list[dict[str, Any]]:

@@ -113,8 +113,9 @@ class Relation:
         """The way to the shards of this relation."""
         session = self._session
         return Client(
-            session.engine, session.outbox, self._view, session.plan, self.mapping, session.rows_read, session.secured
-        )
+            session.engine, session.outbox, self._view, session.plan, self.mapping, session.rows_read, session.key,
+            session.secured,
+        )  # fmt: skip
 
     @property
     def query(self) -> Query:

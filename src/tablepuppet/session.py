@@ -47,13 +47,24 @@ class FederationSettings:
     prep: Pipeline = DEFAULT
 
 
+@dataclass(frozen=True)
+class Opening:
+    """What parties gave with their catalogs, to open one relation with.
+
+    ``nonces`` are of parties elsewhere, by their names. ``key`` is a mark of the blinding key that all parties have: it
+    differs for another key, and reveals nothing else of it.
+    """
+
+    nonces: Mapping[str, str]
+    key: str
+
+
 class Session:
     """The snapshots of one query at all its parties, freed when nothing refers to them any more."""
 
-    def __init__(
-        self, plan: Plan, engine: Engine, events: Events, settings: FederationSettings, nonces: Mapping[str, str]
-    ):
+    def __init__(self, plan: Plan, engine: Engine, events: Events, settings: FederationSettings, opening: Opening):
         self.plan, self.engine, self.events, self.settings = plan, engine, events, settings
+        nonces, self.key = opening.nonces, opening.key
         self._nonces = tuple(sorted(nonces[party] for party in plan.parties if party in nonces))
         self.id = engine.new_session()
         self._views = itertools.count()

@@ -186,7 +186,8 @@ def test_who_keeps_it_is_in_the_folder(urls: dict[str, str], tmp_path: Path, nam
     ("facts", "secrets"),
     [
         ({"content": ".."}, None), ({"content": "/tmp"}, None), ({"kept": {"o": 3}}, None),
-        ({"kept": {"o": {"party": ["p"], "fingerprint": ""}}}, None), ({}, {"p0": "zz"}), ({}, {"p0": 5}),
+        ({"kept": {"o": {"party": ["p"], "fingerprint": ""}}}, None), ({}, {"categories": "zz"}),
+        ({}, {"categories": 5}),
     ],
 )  # fmt: skip
 def test_a_folder_that_somebody_made_up(

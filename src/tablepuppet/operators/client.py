@@ -56,6 +56,7 @@ class Client:
     plan: Plan
     mapping: TableMapping
     rows_read: Mapping[tuple[str, str], int]  # (party, alias) -> rows of the snapshot
+    key: str  # a mark of the blinding key of all parties
     secured: SecureTables = field(default_factory=SecureTables)  # of the session
     encodings: set[str] = field(default_factory=set, init=False)  # that shards have built over these rows
     widths: dict[tuple[str, str], int] = field(default_factory=dict, init=False)  # by alias and encoding

@@ -462,6 +462,10 @@ class Party:
         """Use the secret of a saved model for its categories."""
         self._category_secrets[blinding] = secret
 
+    def has_adopted(self, blinding: str) -> bool:
+        """Whether it uses the secret of a saved model for categories."""
+        return blinding in self._category_secrets
+
     def close(self, caller: str, session: str) -> None:
         """Free everything that a session holds, the parts of its models too."""
         with self._lock:

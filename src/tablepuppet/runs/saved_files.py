@@ -45,7 +45,7 @@ def read_facts(path: Path, format_: int) -> dict[str, Any]:
 
 
 def read_content(inside: Path, facts: Mapping[str, Any]) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Arrays, and secrets of categories by party; ConfigError unless they are those that facts were written with."""
+    """Arrays, and secrets by name; ConfigError unless they are those that facts were written with."""
     for name in (ARRAYS, SECRETS):
         with damage_explained(inside / name):
             if sha256((inside / name).read_bytes()).hexdigest() != facts["files"][name]:

@@ -29,6 +29,10 @@ class CategorySecrets(Protocol):
         """Use the secret of a saved model."""
         ...
 
+    def has_adopted(self, blinding: str) -> bool:
+        """Whether it uses the secret of a saved model."""
+        ...
+
 
 @dataclass(frozen=True)
 class Capabilities:

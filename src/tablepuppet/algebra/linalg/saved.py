@@ -1,8 +1,8 @@
 """Models of `tp.linalg` as folders: ``linalg.json``, ``arrays.npz`` and ``secrets.json``.
 
 A model is a frozen dataclass of numbers, texts, arrays, and the preparation of its columns. Nothing in a folder is
-executed when it is read. ``secrets.json`` contains the keys under which categories are blinded, for databases that were
-opened in this process, as for learners.
+executed when it is read. ``secrets.json`` contains the secret under which categories are blinded, for databases that
+were opened in this process, as for learners.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from tablepuppet.algebra.linalg.estimates import Estimates
 from tablepuppet.algebra.preparation import Preparation
 from tablepuppet.algebra.recipes import Recipe
 from tablepuppet.errors import ConfigError, LearnError, NotPickledError
-from tablepuppet.prep.encode.encoding_file import encoding_arrays, encoding_facts, read_encoding
+from tablepuppet.prep.encode.encoding_file import (
+    adopt_category_secrets,
+    category_secrets,
+    encoding_arrays,
+    encoding_facts,
+    read_encoding,
+)
 from tablepuppet.runs.saved_files import (
     ARRAYS,
     SECRETS,
@@ -38,7 +44,7 @@ from tablepuppet.runs.saved_files import (
 from tablepuppet.runs.table_view import NamedNumbers
 from tablepuppet.wire.engine import Engine
 
-FORMAT = 2
+FORMAT = 3
 FACTS = "linalg.json"
 MOST_SHOWN = 10  # numbers of a list where a model is printed
 Facts = dict[str, Any]
@@ -79,7 +85,7 @@ class LinalgModel:
             draft.mkdir()
             np.savez(draft / ARRAYS, **arrays)  # type: ignore[arg-type]
             with open(os.open(draft / SECRETS, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8") as stream:
-                json.dump(_secrets(self.preparation), stream)
+                json.dump(category_secrets(self.preparation.encoding, self.preparation.engine), stream)
             (draft / FACTS).write_text(sealed(facts, draft, str), encoding="utf-8")
             if place.exists():
                 shutil.rmtree(place)
@@ -111,7 +117,7 @@ def is_saved(path: str | Path) -> bool:
 def load(path: str | Path, engine: Engine) -> Any:
     """The model in a folder, to predict over relations of a federation.
 
-    Raises ConfigError if it cannot be read, LearnError if the federation lacks a party of it.
+    Raises ConfigError if it cannot be read.
     """
     place = Path(path)
     facts = read_facts(place / FACTS, FORMAT)
@@ -120,25 +126,8 @@ def load(path: str | Path, engine: Engine) -> Any:
         model = _read(facts["model"], arrays, engine)
         if not isinstance(model, LinalgModel):
             raise TypeError("no model")
-    for party, secret in known.items():
-        holder = engine.capabilities(party).category_secrets if party in engine.parties else None
-        if holder is None:
-            raise LearnError(f"the model was fitted with party {party!r} in its process, which this federation lacks")
-        holder.adopt_category_secret(model.preparation.encoding.id, bytes.fromhex(secret))
+        adopt_category_secrets(model.preparation.encoding, known, engine)
     return model
-
-
-def _secrets(preparation: Preparation) -> dict[str, str]:
-    """The keys of categories by party, of databases that were opened in this process."""
-    encoding = preparation.encoding
-    if not any(encoding.table(alias).categories for alias in encoding.numbers):
-        return {}
-    found = {}
-    for party in preparation.engine.parties:
-        known = preparation.engine.capabilities(party).category_secrets
-        if known is not None:
-            found[party] = known.category_secret(preparation.encoding.id).hex()
-    return found
 
 
 def _written(value: Any, arrays: dict[str, NDArray[Any]]) -> Any:

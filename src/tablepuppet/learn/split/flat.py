@@ -69,7 +69,8 @@ class FlatModule:
         """The flat parameters as a tensor; in ``training``, one that gradients are computed for."""
         if theta.shape != (self.size,):
             raise LearnError(f"parameters of shape {theta.shape} do not fit: {self.size:,} are needed")
-        found: Tensor = need_torch().from_numpy(theta).to(self.dtype)
+        own = theta if theta.flags.writeable else theta.copy()  # torch warns of arrays as the wire delivers them
+        found: Tensor = need_torch().from_numpy(own).to(self.dtype)
         if training:
             found = found.clone() if found.data_ptr() == theta.ctypes.data else found
             found.requires_grad_()

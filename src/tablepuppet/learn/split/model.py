@@ -177,10 +177,7 @@ class SavedSplitModel(TableEmbeddings, SavedParameters):
         return [self.stored.kept[alias].party] if alias in self.stored.kept else []
 
     def _thetas(self, aliases: Iterable[str]) -> dict[str, Array]:
-        listed, thetas = list(aliases), dict(self.stored.thetas)
-        if set(listed) - set(thetas):
-            thetas |= self.stored.fetched(self.engine, self._shape)
-        return {alias: thetas[alias] for alias in listed}
+        return self.to_send(aliases)
 
     def noise_of(self, alias: str, theta: Array | None = None) -> dict[str, Any]:
         """Embeddings get noise as in the run that fitted the model."""

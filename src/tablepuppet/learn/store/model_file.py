@@ -1,11 +1,11 @@
 """A model as a folder: what the coordinator knows, and the parameters of parties in this process.
 
 ``model.json`` holds settings, encoders, classes and history, and names the folder inside with the rest: ``arrays.npz``,
-parameters and digests of categories, and ``secrets.json``, readable by the owner only, under which categories of
-parties in this process are blinded: without it a new process could not recognise a category. Parties elsewhere keep
-their own parameters; ``model.json`` then holds who, and the fingerprint of what is kept. Digests of all three are in
-it: a file that is not as it was written is refused. No value of a row is in any of them, but for the names of
-categories of public columns.
+parameters and digests of categories, and ``secrets.json``, readable by the owner only, under which parties in this
+process blind categories: without it a new process could not recognise one. Parties elsewhere keep their own
+parameters; ``model.json`` then holds who, and the fingerprint of what is kept. Digests of all three are in it: a file
+that is not as it was written is refused. No value of a row is in any of them, but for the names of categories of public
+columns.
 
 Saving is atomic: parties store a new part next to the old one, new files are written, one rename replaces
 ``model.json``, then parties delete the old part.
@@ -14,7 +14,7 @@ Saving is atomic: parties store a new part next to the old one, new files are wr
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -29,12 +29,17 @@ from tablepuppet.learn.registry import LEARNERS
 from tablepuppet.learn.store.fitted import Connected, Fitted
 from tablepuppet.learn.store.model_folder import FACTS, ModelFolder
 from tablepuppet.learn.tables.stored import KeepingParty, KeptNoise, Stored, keep_only
-from tablepuppet.prep.encode.encoding_file import encoding_arrays, encoding_facts, read_encoding
+from tablepuppet.prep.encode.encoding_file import (
+    adopt_category_secrets,
+    category_secrets,
+    encoding_arrays,
+    encoding_facts,
+    read_encoding,
+)
 from tablepuppet.runs import interrupts
 from tablepuppet.runs.saved_files import damage_explained, read_content, read_facts
-from tablepuppet.wire.engine import Engine
 
-FORMAT = 7
+FORMAT = 8
 
 
 def save(learner: Fitted, path: str | Path) -> None:
@@ -56,7 +61,9 @@ def save(learner: Fitted, path: str | Path) -> None:
         saved, before = folder.begin(part), _handle(folder.facts)
         try:
             stored = model.store(saved, part)
-            folder.write(_facts(learner, stored, saved), _arrays(learner, stored), _secrets(learner))
+            folder.write(
+                _facts(learner, stored, saved), _arrays(learner, stored), category_secrets(learner.encoding_, engine)
+            )
         except BaseException as error:
             # A run that lost a party or was stopped may be resumed, and then needs what parties have stored.
             resumable = isinstance(error, PartyError) or interrupts.received() is not None
@@ -71,22 +78,19 @@ def save(learner: Fitted, path: str | Path) -> None:
 def load(path: str | Path, federation: Connected) -> Fitted:
     """The learner that `save` wrote, ready to predict over relations of ``federation``.
 
-    Raises LearnError if a party is missing, or no longer keeps its part of the model.
+    Tables may have more shards now, or fewer, and parties other names. Raises LearnError if a party that keeps a part
+    of the model is missing, or no longer keeps it.
     """
     folder = ModelFolder(Path(path))
     facts = read_facts(folder.path / FACTS, FORMAT)
     with damage_explained(folder.path / FACTS):
         _check(facts)
         arrays, texts = read_content(folder.path / facts["content"], facts)
-        secrets = {party: bytes.fromhex(secret) for party, secret in texts.items()}
         stored = _stored(facts, arrays)
+    stored = stored.located(federation.engine)
+    with damage_explained(folder.path / FACTS):
         learner = _learner(facts, arrays, stored, federation)
-    _check_parties(federation.engine, stored, secrets)
-    for party, secret in secrets.items():
-        known = federation.engine.capabilities(party).category_secrets
-        assert known is not None, "it was checked"
-        known.adopt_category_secret(learner.encoding_.id, secret)
-    stored.check(federation.engine)
+        adopt_category_secrets(learner.encoding_, texts, federation.engine)
     return learner
 
 
@@ -127,18 +131,6 @@ def _check(facts: Mapping[str, Any]) -> None:
             f"the model is a {known.learner}, which is no learner of this version of tablepuppet: import the module "
             "that has the class, or install the version that saved it"
         )
-
-
-def _check_parties(engine: Engine, stored: Stored, secrets: Iterable[str]) -> None:
-    for party in (*secrets, *stored.parties):
-        if party not in engine.parties:
-            raise LearnError(f"the model needs party {party!r}, which this federation does not have")
-    for party in secrets:
-        if engine.capabilities(party).category_secrets is None:
-            raise LearnError(f"the model was fitted with party {party!r} in its process, which is elsewhere now")
-    for party in stored.parties:
-        if not engine.is_service(party):
-            raise LearnError(f"party {party!r} keeps its part of the model as a service, which this federation lacks")
 
 
 def _handle(facts: Mapping[str, Any]) -> Stored:
@@ -193,13 +185,3 @@ def _facts(learner: Fitted, stored: Stored, saved: str) -> dict[str, Any]:
         "noise": None if stored.noise is None else asdict(stored.noise),
         "encoding": encoding_facts(learner.encoding_),
     }
-
-
-def _secrets(learner: Fitted) -> dict[str, str]:
-    """The category secrets of parties in this process; one elsewhere keeps its own."""
-    found = {}
-    for party in learner.parties_:
-        known = learner.engine_.capabilities(party).category_secrets
-        if known is not None:
-            found[party] = known.category_secret(learner.encoding_.id).hex()
-    return found

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tablepuppet.errors import PrivacyError
 from tablepuppet.learn.noise.plan import Noise
 from tablepuppet.learn.noise.predictions import calmed
 from tablepuppet.learn.tables.outputs import parties_of
@@ -36,7 +38,21 @@ class SavedParameters(ABC):
 
     def parameters(self) -> dict[str, Array]:
         """Parameters by table; parties are asked for those that they store."""
-        return dict(self.stored.thetas) | self.stored.fetched(self.engine, self._shape)
+        return dict(self.stored.thetas) | self.stored.fetched(self.engine, self._shape, self.stored.kept)
+
+    def to_send(self, aliases: Iterable[str]) -> dict[str, Array]:
+        """The parameters of tables whose shards in a relation are not those that store them."""
+        listed = list(aliases)
+        kept = [alias for alias in listed if alias not in self.stored.thetas]
+        try:
+            thetas = {**self.stored.thetas, **self.stored.fetched(self.engine, self._shape, kept)}
+        except PrivacyError as error:
+            raise PrivacyError(
+                f"{error}; the relation has other shards of table {', '.join(map(repr, kept))} than the one that keeps "
+                "its parameters, and they would be sent there: predict over that shard alone, or fit it again over all",
+                rule=error.rule,
+            ) from error
+        return {alias: thetas[alias] for alias in listed}
 
     @property
     def keepers(self) -> list[str]:
@@ -68,10 +84,7 @@ class SavedModel(SavedParameters):
         lou = LearningOverUnion(client, self.wire)
         present = {alias for alias in known if client.shards(alias)}
         at_home = [a for a, kept in self.stored.kept.items() if parties_of(client, a) == [kept.party]]
-        thetas = dict(self.stored.thetas)
-        if present - set(at_home) - set(thetas):  # shards that did not train: theta is sent to them
-            thetas |= self.stored.fetched(self.engine, self._shape)
-        sent = {alias: theta for alias, theta in thetas.items() if alias in present and alias not in at_home}
+        sent = self.to_send(alias for alias in known if alias in present and alias not in at_home)
         noise = self.stored.noise
         if noise is not None:
             assert self.spent is not None, "it comes with the noise"

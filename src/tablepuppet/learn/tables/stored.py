@@ -57,35 +57,41 @@ class Stored:
         """The parties that store parameters."""
         return list(dict.fromkeys(kept.party for kept in self.kept.values()))
 
-    def fetched(self, engine: Engine, shape: Callable[[str], tuple[int, ...]]) -> dict[str, Array]:
-        """The parameters that parties keep, each of its table's ``shape``; PrivacyError where a policy forbids it."""
-        asked = {"part": self.part, "noisy": self.noise is not None}
-        replies = ask_shelves(engine, self.parties, Step("parts.parameters", "", asked))
-        missing = [alias for alias, kept in self.kept.items() if alias not in replies[kept.party]]
+    def fetched(
+        self, engine: Engine, shape: Callable[[str], tuple[int, ...]], aliases: Iterable[str]
+    ) -> dict[str, Array]:
+        """The parameters that parties keep of tables, each of its ``shape``; PrivacyError where a policy forbids it."""
+        asked, wanted = {"part": self.part, "noisy": self.noise is not None}, {a: self.kept[a] for a in aliases}
+        parties = dict.fromkeys(kept.party for kept in wanted.values())
+        replies = ask_shelves(engine, parties, Step("parts.parameters", "", asked))
+        missing = [alias for alias, kept in wanted.items() if alias not in replies[kept.party]]
         if missing:
-            raise _gone(missing[0], self.kept[missing[0]].party)
-        for alias, kept in self.kept.items():
+            raise _gone(missing[0], wanted[missing[0]].party)
+        for alias, kept in wanted.items():
             if (found := replies[kept.party][alias].shape) != shape(alias):
                 raise PartyError(
                     f"party {kept.party!r} keeps parameters of table {alias!r} of shape {found}, not {shape(alias)}; "
                     "ask its operator, or fit and save the model again"
                 )
-        return {alias: replies[kept.party][alias] for alias, kept in self.kept.items()}
+        return {alias: replies[kept.party][alias] for alias, kept in wanted.items()}
 
     def copied(self, engine: Engine, saved: str, part: str) -> Stored:
         """A copy at the parties, as part of another saved model."""
         step = Step("parts.copy", "", {"part": self.part, "saved": saved, "to": part})
         return replace(self, part=part, kept=self._kept_after(engine, step))
 
-    def check(self, engine: Engine) -> None:
-        """LearnError unless every party still keeps its part, and it is the one that was saved."""
-        found = self._kept_after(engine, Step("parts.check", "", {"part": self.part}))
-        for alias, kept in self.kept.items():
-            if found[alias] != kept:
-                raise LearnError(
-                    f"party {kept.party!r} keeps another part for table {alias!r} than this model was saved with; fit "
-                    "and save it again"
-                )
+    def located(self, engine: Engine) -> Stored:
+        """The same, by the names that the federation has now for the parties that keep parts.
+
+        LearnError unless one keeps each part, and it is the one that was saved.
+        """
+        step, services = Step("parts.check", "", {"part": self.part}), list(filter(engine.is_service, engine.parties))
+        replies = ask_shelves(engine, [party for party in self.parties if party in services], step)
+        if any(_fingerprint(replies, kept.party, alias) != kept.fingerprint for alias, kept in self.kept.items()):
+            for party in services:  # it may have another name now
+                with suppress(TablePuppetError):
+                    replies |= {} if party in replies else ask_shelves(engine, [party], step)
+        return replace(self, kept={alias: _located(alias, kept, replies) for alias, kept in self.kept.items()})
 
     def _kept_after(self, engine: Engine, step: Step) -> dict[str, KeepingParty]:
         """What parties say that they keep; LearnError if one keeps nothing of a table."""
@@ -96,6 +102,33 @@ class Stored:
                 raise _gone(alias, kept.party)
             found[alias] = KeepingParty(kept.party, fingerprint)
         return found
+
+
+Shelves = Mapping[str, Mapping[str, Any]]
+"""What parties answer about the parts that they keep, by party."""
+
+
+def _fingerprint(replies: Shelves, party: str, alias: str) -> str:
+    """Of what a party says that it keeps of a table; empty if nothing."""
+    return str(replies[party]["kept"].get(alias, "")) if party in replies else ""
+
+
+def _located(alias: str, kept: KeepingParty, replies: Shelves) -> KeepingParty:
+    """Who keeps a part, by what parties answered."""
+    for party in sorted(replies, key=lambda party: party != kept.party):
+        if _fingerprint(replies, party, alias) == kept.fingerprint:
+            return replace(kept, party=party)
+    if kept.party not in replies:
+        raise LearnError(
+            f"the model needs party {kept.party!r}, which keeps its part for table {alias!r}: this federation has no "
+            "such service, and no other service keeps it"
+        )
+    if not _fingerprint(replies, kept.party, alias):
+        raise _gone(alias, kept.party)
+    raise LearnError(
+        f"party {kept.party!r} keeps another part for table {alias!r} than this model was saved with; fit and save it "
+        "again"
+    )
 
 
 class Storable(Protocol):

@@ -99,13 +99,15 @@ class TableSteps:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The fitted pipeline of a relation, kept with the model. ``id`` names the secret by which categories are blinded.
+    """The fitted pipeline of a relation, kept with the model. ``id`` names the secret by which categories are blinded,
+    ``key`` is a mark of the blinding key that parties derived it from.
 
     ``steps`` are those of tables that have any: others are encoded as they are. ``private`` encoders accept every
     number, since an error would reveal that there is an unknown one. ``described`` are the pipeline's steps for people.
     """
 
     id: str
+    key: str
     numbers: Mapping[str, tuple[NumberEncoder, ...]]  # by alias
     categories: Mapping[str, tuple[CategoryEncoder, ...]]
     private: bool = False
@@ -138,6 +140,11 @@ class Encoding:
     def encoded(self) -> list[OutputColumn]:
         """The selected columns that it reads."""
         return [column for alias in self.numbers for column in self.table(alias).columns]
+
+    @property
+    def has_categories(self) -> bool:
+        """Whether it reads categories, which parties recognise by their digests."""
+        return any(self.table(alias).categories for alias in self.numbers)
 
     def kept(self, columns: Iterable[OutputColumn]) -> list[OutputColumn]:
         """The columns that it reads; the others were left out when it was fitted."""
@@ -195,9 +202,13 @@ def encoder_names(client: Client, encoding: Encoding) -> dict[str, list[str | No
 
 
 def apply_encoding(client: Client, encoding: Encoding) -> None:
-    """Let parties encode their rows of a relation, if they have not; the result stays there under the encoding's id."""
+    """Let parties encode their rows of a relation, if they have not; the result stays there under the encoding's id.
+
+    LearnError if one would not recognise the categories of a loaded model.
+    """
     if encoding.id in client.encodings:
         return
+    _check_categories(client, encoding)
     for alias in encoding.numbers:
         client.widths[alias, encoding.id] = len(encoding.names(alias))
 
@@ -215,6 +226,22 @@ def apply_encoding(client: Client, encoding: Encoding) -> None:
 
     client.ask("encode.build", arguments)
     client.encodings.add(encoding.id)
+
+
+def _check_categories(client: Client, encoding: Encoding) -> None:
+    """LearnError unless all parties blind categories as those did that the encoding was fitted with.
+
+    They do if they have the same blinding key. If not, a party in this process may have the secret from a saved model.
+    """
+    for alias in encoding.numbers if encoding.key != client.key else ():
+        for shard in client.shards(alias) if encoding.table(alias).categories else ():
+            here = client.engine.capabilities(shard.party).category_secrets
+            if here is None or not here.has_adopted(encoding.id):
+                raise LearnError(
+                    f"party {shard.party!r} would recognise no category of table {alias!r}: this model blinds them "
+                    "under another blinding key than that of this federation, and services keep to theirs. Fit and "
+                    "save the model again over this federation, or open the one that it was fitted over"
+                )
 
 
 def read_arguments(table: TableSteps) -> dict[str, Any]:

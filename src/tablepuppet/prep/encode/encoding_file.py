@@ -1,4 +1,9 @@
-"""An encoding in files: facts as JSON, and digests of categories as arrays. It contains no value of a row."""
+"""An encoding in files: facts as JSON, and digests of categories as arrays. It contains no value of a row.
+
+Parties in the analyst's process have a new blinding key in every process. So the secret under which they blind the
+categories of a model is saved with it, in a file of its own; services derive it from their lasting key, and send it to
+nobody.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,9 @@ from numpy.typing import NDArray
 from tablepuppet.prep.encode.encode import NO_DIGESTS, CategoryEncoder, Encoding, NumberEncoder, TableSteps
 from tablepuppet.prep.encode.specs import StepSpec
 from tablepuppet.sql.query import OutputColumn
+from tablepuppet.wire.engine import Engine
+
+SECRET = "categories"  # its name in the file of secrets
 
 
 def encoding_arrays(encoding: Encoding) -> dict[str, NDArray[Any]]:
@@ -24,10 +32,25 @@ def encoding_arrays(encoding: Encoding) -> dict[str, NDArray[Any]]:
     }
 
 
+def category_secrets(encoding: Encoding, engine: Engine) -> dict[str, str]:
+    """What is secret of an encoding: how parties in this process, which have one key, blind its categories."""
+    here = [known for party in engine.parties if (known := engine.capabilities(party).category_secrets) is not None]
+    return {SECRET: here[0].category_secret(encoding.id).hex()} if here and encoding.has_categories else {}
+
+
+def adopt_category_secrets(encoding: Encoding, secrets: Mapping[str, str], engine: Engine) -> None:
+    """Let all parties in this process blind an encoding's categories as when it was saved, whoever they were then."""
+    for party in engine.parties if SECRET in secrets else ():
+        known = engine.capabilities(party).category_secrets
+        if known is not None:
+            known.adopt_category_secret(encoding.id, bytes.fromhex(secrets[SECRET]))
+
+
 def encoding_facts(encoding: Encoding) -> dict[str, Any]:
     """An encoding without its digests, which are arrays."""
     return {
         "id": encoding.id,
+        "key": encoding.key,
         "private": encoding.private,
         "described": encoding.described,
         "iv": dict(encoding.iv_),
@@ -82,6 +105,7 @@ def read_encoding(facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> Encodi
 
     return Encoding(
         facts["id"],
+        facts["key"],
         {alias: tuple(map(number, listed)) for alias, listed in facts["numbers"].items()},
         {alias: tuple(category(alias, each) for each in listed) for alias, listed in facts["categories"].items()},
         facts["private"],

@@ -142,6 +142,7 @@ def fit_encoding(
     found = {alias: encoders(attempt, alias) for alias in client.mapping.tables}
     encoding = Encoding(
         identity,
+        client.key,
         {alias: numbers for alias, (numbers, _, _) in found.items()},
         {alias: categories for alias, (_, categories, _) in found.items()},
         private=noise is not None,
