@@ -230,14 +230,6 @@ def test_load_takes_a_folder_and_a_federation(urls: dict[str, str], tmp_path: Pa
                 call(*given)
 
 
-def test_a_missing_party(urls: dict[str, str], tmp_path: Path) -> None:
-    """A federation without a party that the model needs is told which one."""
-    tp.LinearRegression().fit(relation_of(opened(urls), "paid")).save(tmp_path / "model")
-    fewer = {name: url for name, url in urls.items() if name != "owner1"}
-    with pytest.raises(tp.LearnError, match="'owner1'"):
-        tp.load(tmp_path / "model", opened(fewer))
-
-
 def test_no_row_value_is_saved(urls: dict[str, str], tmp_path: Path) -> None:
     """Neither the text of a category that is not public nor a number is in any file; secrets are the owner's alone."""
     shards = opened(urls).catalog().to_arrow().to_pylist()

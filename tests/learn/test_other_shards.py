@@ -69,7 +69,7 @@ def test_a_shard_more_or_less(urls: dict[str, str], tmp_path: Path, kind: str) -
         fed = tp.Federation(parties, wire="float64")
         model = tp.load(tmp_path / "one", fed)
         found.append(predicted(model, fed))
-    np.testing.assert_allclose(*found, atol=1e-9)
+    np.testing.assert_allclose(found[0], found[1], atol=1e-9)
     if kind in ("linear", "lm"):
         truth = np.concatenate([sales(seed)["y"].to_numpy() for seed in (0, 1)])
         np.testing.assert_allclose(found[0], np.sort(truth), atol=1e-4)

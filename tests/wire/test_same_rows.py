@@ -103,7 +103,7 @@ def test_folds_of_target_encoding(urls: dict[str, str], shuffle: bool) -> None:
             relation = fed.sql(SQL.format(label="y"), label="y", prep=tp.prep.Pipeline(steps))
             cells = relation.matrix() @ np.eye(4)
             found.append(cells[np.lexsort(np.round(cells, 9).T)])
-    np.testing.assert_allclose(*found, atol=1e-9)
+    np.testing.assert_allclose(found[0], found[1], atol=1e-9)
 
 
 def test_scores(urls: dict[str, str]) -> None:
@@ -122,7 +122,7 @@ def test_scores(urls: dict[str, str]) -> None:
                 tp.GridSearch(learner, {"l2": [0.01, 1.0]}, folds=3, groups="c").fit(relation).results_["mean_test_r2"],
             ]
             found.append(np.concatenate(scores).tolist())
-    np.testing.assert_allclose(*found, atol=1e-6)
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
 
 
 def test_folds_count_as_splits(urls: dict[str, str], tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def dealt(client: Client, alias: str, numbers: Listed, classes: Numbers | None =
     def arguments(bit: int, name: str, shard: ShardRows) -> Mapping[str, Any] | None:
         if name != alias:
             return None
-        return {"ranks": np.flatnonzero(own[shard.party] >> bit & 1), **sent.get(shard.party, {})}
+        return {"ranks": _narrow(np.flatnonzero(own[shard.party] >> bit & 1)), **sent.get(shard.party, {})}
 
     bits = range(int(np.max(numbers, initial=0)).bit_length())
     asked = [client.ask("rows.sample", partial(arguments, bit)) for bit in bits]  # in one trip

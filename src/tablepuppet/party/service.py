@@ -462,9 +462,9 @@ class Party:
         """Use the secret of a saved model for its categories."""
         self._category_secrets[blinding] = secret
 
-    def has_adopted(self, blinding: str) -> bool:
-        """Whether it uses the secret of a saved model for categories."""
-        return blinding in self._category_secrets
+    def knows_categories(self, blinding: str, key: str) -> bool:
+        """Whether it has the secret of a model's categories: from the saved model, or by a key of the same mark."""
+        return blinding in self._category_secrets or key == self.key_mark
 
     def close(self, caller: str, session: str) -> None:
         """Free everything that a session holds, the parts of its models too."""

@@ -29,8 +29,8 @@ class CategorySecrets(Protocol):
         """Use the secret of a saved model."""
         ...
 
-    def has_adopted(self, blinding: str) -> bool:
-        """Whether it uses the secret of a saved model."""
+    def knows_categories(self, blinding: str, key: str) -> bool:
+        """Whether it blinds categories by the secret of a model that was fitted under the blinding key of this mark."""
         ...
 
 

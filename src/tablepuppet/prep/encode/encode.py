@@ -236,7 +236,7 @@ def _check_categories(client: Client, encoding: Encoding) -> None:
     for alias in encoding.numbers if encoding.key != client.key else ():
         for shard in client.shards(alias) if encoding.table(alias).categories else ():
             here = client.engine.capabilities(shard.party).category_secrets
-            if here is None or not here.has_adopted(encoding.id):
+            if here is None or not here.knows_categories(encoding.id, encoding.key):
                 raise LearnError(
                     f"party {shard.party!r} would recognise no category of table {alias!r}: this model blinds them "
                     "under another blinding key than that of this federation, and services keep to theirs. Fit and "

@@ -34,8 +34,11 @@ def encoding_arrays(encoding: Encoding) -> dict[str, NDArray[Any]]:
 
 def category_secrets(encoding: Encoding, engine: Engine) -> dict[str, str]:
     """What is secret of an encoding: how parties in this process, which have one key, blind its categories."""
-    here = [known for party in engine.parties if (known := engine.capabilities(party).category_secrets) is not None]
-    return {SECRET: here[0].category_secret(encoding.id).hex()} if here and encoding.has_categories else {}
+    for party in engine.parties if encoding.has_categories else ():
+        known = engine.capabilities(party).category_secrets
+        if known is not None and known.knows_categories(encoding.id, encoding.key):
+            return {SECRET: known.category_secret(encoding.id).hex()}
+    return {}
 
 
 def adopt_category_secrets(encoding: Encoding, secrets: Mapping[str, str], engine: Engine) -> None:
