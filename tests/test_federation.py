@@ -31,6 +31,18 @@ ROWS = {"t": pa.table({"k": [1, 2], "x": [0.5, 1.5], "c": ["a", "b"]})}
         (["duckdb:///x"], {}, "are a dict of name and database URL, such as .*, not list"),
         ("duckdb:///x", {}, "a dict of name and database URL, such as .*, not str"),
         ({"a": Path("x.duckdb")}, {}, "party 'a': the database must be a URL as text, such as 'duckdb:///shop.db'"),
+        (
+            {"a": {"t": 3}},
+            {},
+            "party 'a': table 't' is a pandas or Polars DataFrame, an Arrow table, or a dict of columns, not int",
+        ),
+        (
+            {"a": {"t": {"x": [1, "canary"]}}},
+            {},
+            "party 'a': table 't': column 'x' does not become an Arrow column; give",
+        ),
+        ({"a": {"t": {"x": [1], "X": [2]}}}, {}, "table 't': it needs columns with different names; SQL ignores case"),
+        ({"a": {3: {"x": [1]}}}, {}, "party 'a': tables have names, such as"),
         ({"a": "duckdb:///x"}, {"wire": "float16"}, "wire='float16' must be one of float32, float64"),
         (
             {"a": "duckdb:///x"},

@@ -20,6 +20,7 @@ import msgspec
 from tablepuppet.errors import ConfigError, NotPickledError, QueryError
 from tablepuppet.party.blinding_key import read_blinding_key
 from tablepuppet.party.config import TlsPaths
+from tablepuppet.party.databases.in_memory import InMemory
 from tablepuppet.party.databases.urls import anchored, open_database
 from tablepuppet.party.delivery import Deliveries, PredictionsEntry
 from tablepuppet.party.policy import Category, Policy
@@ -35,7 +36,7 @@ from tablepuppet.runs.events import Events, Reader
 from tablepuppet.runs.notebook_progress import default_readers
 from tablepuppet.runs.table_view import Records
 from tablepuppet.session import FederationSettings, Opening, Session
-from tablepuppet.spelling import attributes_explained, class_checked, names_checked
+from tablepuppet.spelling import attributes_explained, class_checked, names_checked, shows
 from tablepuppet.sql.catalog import Catalog
 from tablepuppet.sql.parse import parse
 from tablepuppet.sql.plan import Plan, plan
@@ -127,6 +128,7 @@ class Planned:
 
 
 @class_checked
+@shows("catalog", "events", "load", "on_party_lost", "sql", "timeout", "traffic", "wire")
 @attributes_explained(
     {
         **dict.fromkeys(("query", "execute", "read_sql", "table"), "fed.sql(text, label=...) makes a relation"),
@@ -136,19 +138,20 @@ class Planned:
 class Federation:
     """Databases of several owners, seen as one catalog of tables.
 
-    ``parties`` maps a name to a database URL. ``wire`` is the precision of row vectors on the wire, ``timeout``
-    the seconds after which a silent party counts as lost, ``on_party_lost`` what happens then. ``memory_limit``
-    bounds the bytes of a mapping; by default what is free on this machine. ``tls`` and ``key_file`` are for parties
-    that are services elsewhere: the certificate to call them with (files ``cert``, ``key`` and ``ca``), and the
-    blinding key that databases opened in this process must share with them. With a ``record`` a run goes on after this
-    process has died. ``callbacks`` receive every `Event`.
+    ``parties`` maps a name to a database URL, or to tables of this program by their names: DataFrames, Arrow tables or
+    dicts of columns, such as ``{"mine": {"orders": frame}}``. ``wire`` is the precision of row vectors on the wire,
+    ``timeout`` the seconds after which a silent party counts as lost, ``on_party_lost`` what happens then.
+    ``memory_limit`` bounds the bytes of a mapping; by default what is free on this machine. ``tls`` and ``key_file``
+    are for parties that are services elsewhere: the certificate to call them with (files ``cert``, ``key`` and ``ca``),
+    and the blinding key that databases opened in this process must share with them. With a ``record`` a run goes on
+    after this process has died. ``callbacks`` receive every `Event`.
 
     Raises ConfigError for an invalid URL or setting; databases are opened when they are first asked.
     """
 
     def __init__(
         self,
-        parties: Mapping[str, str | PartyEntry],
+        parties: Mapping[str, str | PartyEntry | Mapping[str, Any]],
         *,
         wire: Wire = "float32",
         timeout: float = 60.0,
@@ -165,11 +168,12 @@ class Federation:
         self.wire, self.timeout, self.on_party_lost = wire, timeout, on_party_lost
         self._memory_limit = memory_limit
         self.events = Events([*callbacks, *default_readers()])
-        entries = {name: PartyEntry(entry) if isinstance(entry, str) else entry for name, entry in parties.items()}
+        tables = {name: InMemory(name, given) for name, given in parties.items() if isinstance(given, Mapping)}
+        entries = {name: _entry(given) for name, given in parties.items()}
         blinding_key = _blinding_key(entries, key_file)
         trial = TrialAuthority()
         here: dict[str, Transport] = {
-            name: InProcessTransport(_open_party(name, entry, blinding_key, trial))
+            name: InProcessTransport(_open_party(name, entry, tables.get(name), blinding_key, trial))
             for name, entry in entries.items()
             if not entry.is_remote
         }
@@ -341,10 +345,11 @@ def _check_settings(
     if len({str(name).lower() for name in parties}) < len(parties):
         raise ConfigError("two parties have the same name except for case, which SQL ignores; rename one")
     for name, entry in parties.items():
-        if not isinstance(entry, str | PartyEntry):
+        if not isinstance(entry, str | PartyEntry | Mapping):
             raise ConfigError(
                 f"party {name!r}: the database must be a URL as text, such as 'duckdb:///shop.db' or "
-                f"'parquet:///folder', not {type(entry).__name__}"
+                "'parquet:///folder', or a dict of tables by name, such as {'orders': frame}, not "
+                f"{type(entry).__name__}"
             )
         if (
             isinstance(entry, PartyEntry)
@@ -378,9 +383,18 @@ def _blinding_key(entries: Mapping[str, PartyEntry], key_file: str | Path | None
     return secrets.token_bytes(32)
 
 
-def _open_party(name: str, entry: PartyEntry, blinding_key: bytes, trial: TrialAuthority) -> Party:
+def _entry(given: str | PartyEntry | Mapping[str, Any]) -> PartyEntry:
+    """A party that is given by its URL or its tables only has no settings."""
+    if isinstance(given, PartyEntry):
+        return given
+    return PartyEntry(given if isinstance(given, str) else "")
+
+
+def _open_party(
+    name: str, entry: PartyEntry, tables: InMemory | None, blinding_key: bytes, trial: TrialAuthority
+) -> Party:
     policy = Policy.from_names(entry.levels, name, entry.bounds, entry.categories)
-    database = open_database(name, entry.url, "grpc+tls://host:port")
+    database = tables or open_database(name, entry.url, "grpc+tls://host:port")
     for table, target in entry.predictions.items():
         if target.problem:
             raise ConfigError(f"party {name!r}, predictions.{table}.{target.problem}")

@@ -345,8 +345,8 @@ class Run:
         """Predictions for every joined row, beside columns to know it by, else beside where it comes from."""
         relation, model = self.relation(sql, needs_label=False), self.model()
         if ids:
-            return model.predict(relation, ids=ids)
-        return model.predictions(relation).table(self._places(relation))
+            return model.predict(relation, ids=ids).to_arrow()
+        return model.predictions(relation).table(self._places(relation)).to_arrow()
 
     def deliver(self, sql: str | None, to: str, combine: Literal["mean"] | None) -> dict[str, Any]:
         """Let a party write predictions about its rows; its receipt."""

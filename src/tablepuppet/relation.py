@@ -46,7 +46,7 @@ from tablepuppet.privacy.funds import PartysFunds
 from tablepuppet.privacy.settings import Privacy
 from tablepuppet.runs.events import Events
 from tablepuppet.session import Session
-from tablepuppet.spelling import attributes_explained, names_checked
+from tablepuppet.spelling import attributes_explained, names_checked, shows
 from tablepuppet.sql.explain import Explanation, JoinSizes, ShardSize, explain
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.query import Query
@@ -75,6 +75,11 @@ ELSEWHERE = {  # what users of pandas try
 }
 
 
+@shows(
+    "columns", "correlation", "covariance", "crosstab", "describe", "events", "explain", "group_means", "histogram",
+    "label", "mapping", "matrix", "outlier_by_iqr", "outlier_by_sd", "plan", "prep", "profile", "quantile", "query",
+    "rows", "split", "with_prep",
+)  # fmt: skip
 @attributes_explained(ELSEWHERE)
 class Relation:
     """The result of a SQL query over many databases, as something to learn from.

@@ -90,6 +90,29 @@ def attributes_explained(meant: Mapping[str, str]) -> Callable[[Class], Class]:
     return explained
 
 
+def shows(*public: str) -> Callable[[Class], Class]:
+    """A class whose `dir`, and so completion in editors and notebooks, has public names only.
+
+    These are ``public``, those of its base classes, settings, and whatever a fit has learned (``coef_``). All other
+    names are for the package itself.
+    """
+
+    def shown(made: Class) -> Class:
+        listed = {*public, *getattr(made, "_public", ())}
+
+        def names(self: object) -> list[str]:
+            every = object.__dir__(self)
+            settings = getattr(self, "declared", ())
+            return sorted(
+                name for name in every if name in listed or name in settings or (name[0] != "_" and name[-1] == "_")
+            )
+
+        made._public, made.__dir__ = frozenset(listed), names  # type: ignore[attr-defined, method-assign, assignment]
+        return made
+
+    return shown
+
+
 def names_checked(function: Callable[Arguments, Result], called: str = "") -> Callable[Arguments, Result]:
     """A function or method that raises ArgumentError for an argument that it does not have, with what was meant.
 

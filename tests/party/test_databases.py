@@ -23,6 +23,7 @@ from adbc_driver_postgresql import dbapi
 
 from tablepuppet.errors import ConfigError, PartyError
 from tablepuppet.party.database import POSITION, Database, Source, SourceTable
+from tablepuppet.party.databases.in_memory import InMemory
 from tablepuppet.party.databases.sandbox import sandbox
 from tablepuppet.party.databases.urls import open_database
 from tablepuppet.sql.query import Comparison
@@ -130,7 +131,7 @@ def mysql_url(mariadb_url: str) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["duckdb", "sqlite", "postgresql", "mysql", "parquet", "csv", "arrow"])
+@pytest.fixture(params=["duckdb", "sqlite", "postgresql", "mysql", "parquet", "parts", "csv", "arrow", "memory"])
 def sample(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     """The same four rows in every kind of database."""
     names = list(COLUMNS)
@@ -145,8 +146,15 @@ def sample(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
         case "mysql":
             mariadb_server.execute(request.getfixturevalue("mysql_url"), DDL, INSERT)
             return open_database("shop", request.getfixturevalue("mysql_url"))
+        case "memory":
+            return InMemory("shop", {TABLE: arrow})
         case "parquet":
             pyarrow.parquet.write_table(arrow, tmp_path / f"{TABLE}.parquet")
+        case "parts":
+            (tmp_path / TABLE / "second").mkdir(parents=True)
+            pyarrow.parquet.write_table(arrow.slice(0, 3), tmp_path / TABLE / "a part.parquet")
+            pyarrow.parquet.write_table(arrow.slice(3), tmp_path / TABLE / "second" / "[b]*.parquet")
+            return open_database("shop", f"parquet:///{tmp_path}")
         case "csv":
             lines = ['id,"Odd ""name"" ☺",x', "3,c,0.5", "1,a,", "2,😀,2.5", "4,,-1.0", ""]
             (tmp_path / f"{TABLE}.csv").write_text("\n".join(lines))
@@ -776,6 +784,22 @@ def test_folder_names(tmp_path: Path) -> None:
     both = ["a", "file_row_number"]
     assert found == {"[q]s": (both, 2), "a?b's": (both, 2), "qs": (both, 1), "x.y": (both, 2)}
     assert read_table(database, "[q]s", {"file_row_number": "BIGINT"}) == [(7, 0), (6, 1)]
+
+
+def test_folder_of_partitions(tmp_path: Path) -> None:
+    """Folders below are columns, as DuckDB writes and reads them; a column that a file lacks is missing there."""
+    for year, rows in (("2023", pa.table({"a": [1, 2]})), ("2024", pa.table({"a": [3], "b": ["x"]}))):
+        (tmp_path / "orders" / f"year={year}").mkdir(parents=True)
+        pyarrow.parquet.write_table(rows, tmp_path / "orders" / f"year={year}" / "0.parquet")
+    (tmp_path / "orders" / "_SUCCESS").touch()
+    (tmp_path / "orders" / "_temporary").mkdir()
+    (tmp_path / "orders" / "_temporary" / "1.parquet").write_text("half written")
+    (tmp_path / "empty").mkdir()
+    database = open_database("shop", f"parquet:///{tmp_path}")
+    assert database.tables() == [SourceTable("orders", {"a": "BIGINT", "b": "VARCHAR", "year": "BIGINT"}, 3)]
+    expected = [(1, None, 2023, 0), (2, None, 2023, 1), (3, "x", 2024, 2)]
+    assert read_table(database, "orders", {"a": "BIGINT", "b": "VARCHAR", "year": "BIGINT"}) == expected
+    assert open_database("shop", f"csv:///{tmp_path}").tables() == []
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])

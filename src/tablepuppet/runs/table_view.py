@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Literal
@@ -122,15 +122,45 @@ class ShownAsTable(ABC):
         return self.table_view().html()
 
 
-class Records(list[dict[str, Any]]):
+class ArrowStream(ABC):
+    """Something that other libraries take as a table: `pl.DataFrame(it)`, `pa.table(it)`, DuckDB."""
+
+    @abstractmethod
+    def to_arrow(self) -> pa.Table:
+        """All of it as Arrow."""
+
+    def to_pandas(self) -> Any:
+        """All of it as a pandas DataFrame; pandas is needed for this only."""
+        return self.to_arrow().to_pandas()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+
+class TableResult(ShownAsTable, ArrowStream):
+    """A result that prints as a table, and that other libraries take as one.
+
+    It yields a dict for each row of `to_arrow`, which is what `pd.DataFrame(it)` reads.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.to_arrow().to_pylist())
+
+
+class Records(list[dict[str, Any]], ArrowStream):
     """A list of dicts with the same keys, which a notebook shows as a table; a plain list in all else."""
+
+    def to_arrow(self) -> pa.Table:
+        """One row for each dict; what a dict does not have is null."""
+        names = dict.fromkeys(name for record in self for name in record)
+        return pa.table({name: pa.array([record.get(name) for record in self]) for name in names})
 
     def _repr_html_(self) -> str:
         names = list(dict.fromkeys(name for record in self for name in record))
         values = {name: [record.get(name) for record in self] for name in names}
         cells = {name: [shown(value, 6) for value in column] for name, column in values.items()}
         cells = {name: column for name, column in cells.items() if any(column)}  # what no record has is left out
-        sides = {name.replace("_", " "): _side(values[name]) for name in cells}
+        sides = {name.replace("_", " "): side(values[name]) for name in cells}
         return TableView("", sides, list(zip(*cells.values(), strict=True))).html()
 
 
@@ -175,7 +205,7 @@ class NamedNumbers(dict[str, Any]):
         return TableView("", sides, rows)
 
 
-def _side(values: Sequence[Any]) -> Align:
+def side(values: Sequence[Any]) -> Align:
     """Numbers to the right, all else to the left."""
     return "right" if all(isinstance(value, int | float | None) for value in values) else "left"
 

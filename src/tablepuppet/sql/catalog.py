@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tablepuppet.errors import CatalogError
 from tablepuppet.privacy.funds import Funds
-from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
+from tablepuppet.runs.table_view import Align, TableResult, TableView, shown
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.expression import columns_of, is_column
 from tablepuppet.sql.types import widest
@@ -72,7 +72,7 @@ class VerticalTable:
         return next((name for name in self.columns if name.lower() == column.lower()), None)
 
 
-class Catalog(ShownAsTable):
+class Catalog(TableResult):
     """Vertical tables by name, as all parties of a federation publish them."""
 
     def __init__(self, shards: Iterable[Shard]):

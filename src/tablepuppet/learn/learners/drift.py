@@ -26,7 +26,7 @@ from tablepuppet.prep.explore.pooled import check_number
 from tablepuppet.prep.explore.quantiles import quantiles_of
 from tablepuppet.prep.explore.rows_below import rows_below
 from tablepuppet.relation import Relation
-from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
+from tablepuppet.runs.table_view import TableResult, TableView, shown
 from tablepuppet.spelling import names_checked, unknown_key
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import KEY_LIKE, NUMERIC, family
@@ -55,7 +55,7 @@ class ColumnDrift:
         return "none" if self.psi < SOME else "some" if self.psi < LARGE else "large"
 
 
-class Drift(ShownAsTable):
+class Drift(TableResult):
     """Drift by column, the largest index first: ``found["price"].psi``."""
 
     def __init__(self, found: Sequence[ColumnDrift]):

@@ -29,7 +29,7 @@ from tablepuppet.privacy.settings import Privacy
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import Event, one_run
 from tablepuppet.runs.events import Kind as EventKind
-from tablepuppet.spelling import attributes_explained, names_checked
+from tablepuppet.spelling import attributes_explained, names_checked, shows
 from tablepuppet.sql.plan import Plan
 from tablepuppet.sql.types import Family, family
 
@@ -64,6 +64,7 @@ def _read_privacy(settings: Any) -> Privacy | None:
 PRIVACY = Kind("a `tp.Privacy` or None", lambda _: True, _write_privacy, _read_privacy)  # `check_supported` tests it
 
 
+@shows("evaluate", "fit", "get_params", "predict", "predict_proba", "save", "set_params", "transform")
 @attributes_explained(ELSEWHERE)
 class Estimator(Configured, Fitted, BaseEstimator, ABC):  # type: ignore[misc]
     """Learns from a relation."""

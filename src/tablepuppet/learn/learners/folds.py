@@ -28,7 +28,7 @@ from tablepuppet.prep.columns.selected import check_across, check_without_noise,
 from tablepuppet.prep.columns.sent_columns import SentColumns
 from tablepuppet.relation import Relation
 from tablepuppet.runs.events import one_run
-from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, shown
+from tablepuppet.runs.table_view import Align, TableResult, TableView, shown
 from tablepuppet.spelling import names_checked, unknown_key
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.wire.in_step import own_clock
@@ -36,7 +36,7 @@ from tablepuppet.wire.in_step import own_clock
 Fold = tuple[Relation, Relation]  # to learn from, to measure on
 
 
-class Results(ShownAsTable):
+class Results(TableResult):
     """Records with the same fields as a table: ``found["test_auc"]`` is a column, `to_arrow` all of them."""
 
     def __init__(self, title: str, rows: Sequence[Mapping[str, Any]]):

@@ -14,14 +14,13 @@ from functools import partial
 from typing import Any, ClassVar, Literal, Self, cast, overload
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from tablepuppet.errors import LearnError
 from tablepuppet.learn.learners.estimator import need_relation
 from tablepuppet.learn.learners.noise_warning import warn_of_noise
 from tablepuppet.learn.learners.planner import Planner, tables_of
-from tablepuppet.learn.learners.predictions import Predictions, handed_out
+from tablepuppet.learn.learners.predictions import Predictions, PredictionTable, handed_out
 from tablepuppet.learn.learners.validation import (
     FEWEST_ROWS,
     HELD_OUT,
@@ -225,7 +224,7 @@ class Learner(Planner):
     def predict(self, relation: Relation) -> NDArray[Any]: ...
 
     @overload
-    def predict(self, relation: Relation, *, ids: Sequence[str]) -> pa.Table: ...
+    def predict(self, relation: Relation, *, ids: Sequence[str]) -> PredictionTable: ...
 
     @overload
     def predict(
@@ -243,9 +242,10 @@ class Learner(Planner):
     ) -> Any:
         """The predicted number, or the most probable class, of every joined row, in the order of ``rows()``.
 
-        With ``ids``, an Arrow table: these columns of the query's tables, named as asked (``alias.column``, or
-        ``column`` where one table only has it) and selected or not, then ``prediction``, and of classifiers
-        ``probability=<class>``. Raises PrivacyError where a policy does not give a column the use ``id``.
+        With ``ids``, a `PredictionTable`, which prints as a table and has what an Arrow table has: these columns of the
+        query's tables, named as asked (``alias.column``, or ``column`` where one table only has it) and selected or
+        not, then ``prediction``, and of classifiers ``probability=<class>``. Raises PrivacyError where a policy does
+        not give a column the use ``id``.
 
         With ``deliver_to``, a party gets the predictions about its own rows and writes them beside its own keys, where
         its operator has named a place; every other party with features must allow it. Name ``party.table`` or

@@ -14,8 +14,10 @@ from tablepuppet.errors import LearnError
 from tablepuppet.operators.delivery import Delivery
 from tablepuppet.operators.ids import joined_ids
 from tablepuppet.relation import Relation
+from tablepuppet.runs.table_view import TableResult, TableView, shown, side
 
 PREDICTION = "prediction"
+SHOWN_ROWS = 10
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Predictions:
         """The number, or the most probable class, of every row."""
         return self.values if self.classes is None else self.classes[self.values.argmax(axis=1)]
 
-    def table(self, beside: pa.Table) -> pa.Table:
+    def table(self, beside: pa.Table) -> PredictionTable:
         """The columns of ``beside``, ``prediction``, and for classifiers ``probability=<class>`` of each class."""
         found = {PREDICTION: pa.array(self.labels)}
         for place, name in enumerate(() if self.classes is None else self.classes):
@@ -40,7 +42,43 @@ class Predictions:
             raise LearnError(f"ids: a column of predictions is called {taken[0]!r} too; name the id's alias too")
         for name, column in found.items():
             beside = beside.append_column(name, column)
-        return beside
+        return PredictionTable(beside)
+
+
+class PredictionTable(TableResult):
+    """Predictions beside ids, one row per joined row: an Arrow table that is printed as a table.
+
+    Whatever an Arrow table has it has too: ``found["prediction"]``, ``found.slice(0, 3).to_pylist()``.
+    """
+
+    def __init__(self, table: pa.Table):
+        self._table = table
+
+    def to_arrow(self) -> pa.Table:
+        """The Arrow table itself."""
+        return self._table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, key: str | int | slice) -> Any:
+        return self._table[key]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # so that copies, which have no table yet, do not ask for it for ever
+            raise AttributeError(name)
+        return getattr(self._table, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self._table)})
+
+    def table_view(self) -> TableView:
+        """The first rows and how many there are."""
+        first = self._table.slice(0, SHOWN_ROWS)
+        sides = {name: side(first[name].to_pylist()) for name in first.column_names}
+        rows = [[shown(cell) for cell in row.values()] for row in first.to_pylist()]
+        more = f"; these are the first {SHOWN_ROWS}" if len(self) > SHOWN_ROWS else ""
+        return TableView(f"Predictions: {len(self):,} joined rows{more}", sides, rows)
 
 
 def handed_out(

@@ -31,7 +31,7 @@ from tablepuppet.prep.explore.distribution import Distributions
 from tablepuppet.prep.explore.pooled import check_number
 from tablepuppet.prep.explore.quantiles import quantiles_of
 from tablepuppet.relation import Relation
-from tablepuppet.runs.table_view import ShownAsTable, TableView, shown
+from tablepuppet.runs.table_view import TableResult, TableView, shown
 from tablepuppet.spelling import did_you_mean, names_checked
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import KEY_LIKE, NUMERIC, Family, family
@@ -55,7 +55,7 @@ class Slice:
         return ", ".join(f"{column} {condition}" for column, condition in self.conditions.items())
 
 
-class Slices(ShownAsTable):
+class Slices(TableResult):
     """The worst slices, the highest score first; ``mean_error`` and ``rows`` are those of the whole relation."""
 
     def __init__(self, slices: Sequence[Slice], kind: str, rows: int, mean_error: float):

@@ -24,10 +24,14 @@ class Arrow:
 
     suffixes = (".arrow", ".feather", ".ipc")
 
+    def parts(self, place: Path) -> list[Path]:
+        """The file; a folder is no table."""
+        return [] if place.is_dir() else [place]
+
     def columns(self, connection: duckdb.DuckDBPyConnection, file: Path) -> dict[str, str]:
         """From the file's schema."""
         with _opened(file) as reader:
-            return {field.name: _type(connection, field) for field in reader.schema}
+            return duckdb_types(connection, reader.schema)
 
     def rows(self, connection: duckdb.DuckDBPyConnection, file: Path) -> int:
         """From the file's footer; a stream has to be read."""
@@ -38,20 +42,28 @@ class Arrow:
 
     def sql(self, connection: duckdb.DuckDBPyConnection, file: Path, asked: Sequence[AskedColumn]) -> str:
         """A scan of the columns in memory."""
-        if asked:
-            table = _read(file, [column.stored for column in asked])
-            table = table.append_column(POSITION, _positions(table.num_rows))
-        else:
-            table = pa.table({POSITION: _positions(self.rows(connection, file))})
-        name = new_name()
-        connection.register(name, table)
-        return select(asked, POSITION, name)
+        table = _read(file, [column.stored for column in asked])
+        return numbered_scan(connection, table, asked)
+
+
+def duckdb_types(connection: duckdb.DuckDBPyConnection, schema: pa.Schema) -> dict[str, str]:
+    """Names and DuckDB types of Arrow columns."""
+    return {field.name: _type(connection, field) for field in schema}
+
+
+def numbered_scan(connection: duckdb.DuckDBPyConnection, table: pa.Table, asked: Sequence[AskedColumn]) -> str:
+    """A subquery that yields columns of an Arrow table in memory and their position."""
+    table = table.select([column.stored for column in asked]).append_column(POSITION, _positions(table.num_rows))
+    name = new_name()
+    connection.register(name, table)
+    return select(asked, POSITION, name)
 
 
 def _read(file: Path, columns: Sequence[str]) -> Any:
     with _opened(file) as reader:
         wanted = [reader.schema.get_field_index(column) for column in columns]
-    with _opened(file, included_fields=sorted(wanted)) as reader:
+    # an empty list would read all fields
+    with _opened(file, included_fields=sorted(wanted) or [0]) as reader:
         return reader.read_all()
 
 

@@ -36,6 +36,10 @@ class Csv:
     def __init__(self) -> None:
         self._scans: dict[tuple[Path, int, int], str] = {}
 
+    def parts(self, place: Path) -> list[Path]:
+        """The file; a folder is no table."""
+        return [] if place.is_dir() else [place]
+
     def columns(self, connection: duckdb.DuckDBPyConnection, file: Path) -> dict[str, str]:
         """From the header and all rows."""
         return describe(connection, self._scan(connection, file))

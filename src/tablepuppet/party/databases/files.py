@@ -1,4 +1,4 @@
-"""A party whose tables are files in a folder, each file a table named by its stem.
+"""A party whose tables are files in a folder, each file a table named by its stem; of Parquet, each folder too.
 
 The formats (`parquet_files`, `csv_files`, `arrow_files`) say how one file is read. Positions are the file's order.
 """
@@ -32,6 +32,10 @@ class Format(Protocol):
         """How names of such files end."""
         ...
 
+    def parts(self, place: Path) -> list[Path]:
+        """The files that are read for a table: of a file itself, of a folder those in it, or none."""
+        ...
+
     def columns(self, connection: duckdb.DuckDBPyConnection, file: Path) -> dict[str, str]:
         """Names and DuckDB types, in the file's order."""
         ...
@@ -56,7 +60,7 @@ class Folder:
         self.format = FORMATS[kind]()
 
     def tables(self) -> list[SourceTable]:
-        """One table per file."""
+        """One table per file, and per folder of files if the format has such."""
         with self._opened() as (connection, files):
             return [self._published(connection, name, file) for name, file in files.items()]
 
@@ -72,16 +76,17 @@ class Folder:
         if not folder.is_dir():
             raise PartyError(f"Party {self.party!r}: {folder} is not a folder; {self.kind}:/// takes a folder of files")
         files = self._files(folder)
-        with sandbox(allow(files.values())) as connection:
+        with sandbox(allow(part for file in files.values() for part in self.format.parts(file))) as connection:
             yield connection, files
 
     def _files(self, folder: Path) -> dict[str, Path]:
         files: dict[str, Path] = {}
         for file in sorted(folder.iterdir()):
             suffix = next((ending for ending in self.format.suffixes if file.name.endswith(ending)), None)
-            if suffix is None or file.name.startswith(".") or not file.is_file():
+            known = file.is_dir() or (suffix is not None and file.is_file())
+            if not known or file.name.startswith(".") or not self.format.parts(file):
                 continue
-            name = file.name.removesuffix(suffix)
+            name = file.name.removesuffix(suffix or "")
             if name in files:
                 both = f"{files[name].name} and {file.name}"
                 raise PartyError(f"Party {self.party!r}: {both} in {folder} are both table {name!r}; rename one")

@@ -35,7 +35,7 @@ from tablepuppet.prep.columns.statistics import AskedColumns, NumberStatistics, 
 from tablepuppet.prep.columns.values import numbers
 from tablepuppet.privacy.clip import blocks
 from tablepuppet.runs.events import Events
-from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned, shown
+from tablepuppet.runs.table_view import TableResult, TableView, aligned, shown
 from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
 
@@ -104,7 +104,7 @@ def _are_groups(table: LocalTable, both: NDArray[np.int64]) -> NDArray[np.bool_]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class ColumnMatrix(ShownAsTable):
+class ColumnMatrix(TableResult):
     """A number for each pair of columns; NaN where it is not known. ``found["a", "b"]`` is one of them."""
 
     title: str

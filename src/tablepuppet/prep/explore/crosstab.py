@@ -43,7 +43,7 @@ from tablepuppet.prep.explore.pooled import (
     pool_lines,
     rare,
 )
-from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned
+from tablepuppet.runs.table_view import TableResult, TableView, aligned
 from tablepuppet.sql.query import OutputColumn
 
 Floats = NDArray[np.float64]
@@ -107,7 +107,7 @@ def count_cells(
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Crosstab(ShownAsTable):
+class Crosstab(TableResult):
     """Joined rows by the categories of two columns, ``(other)`` those that are pooled; rows without a value are left
     out.
 

@@ -18,7 +18,7 @@ from tablepuppet.prep.columns.statistics import CategoryStatistics, CategorySumm
 from tablepuppet.prep.explore.distribution import Distributions
 from tablepuppet.prep.explore.quantiles import quantiles_of
 from tablepuppet.runs.events import Events
-from tablepuppet.runs.table_view import Align, ShownAsTable, TableView, arrow_table, shown
+from tablepuppet.runs.table_view import Align, TableResult, TableView, arrow_table, shown
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import KEY_LIKE, NUMERIC, Family, family
 
@@ -48,7 +48,7 @@ _SCHEMA = pa.schema(
 )
 
 
-class Description(ShownAsTable):
+class Description(TableResult):
     """Statistics per column over joined rows: a readable table, and Arrow by `to_arrow`."""
 
     def __init__(self, rows: list[dict[str, Any]], not_finite: Sequence[str] = ()):

@@ -40,7 +40,7 @@ from tablepuppet.prep.explore.pooled import (
     places_of,
     rare,
 )
-from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned, shown
+from tablepuppet.runs.table_view import TableResult, TableView, aligned, shown
 from tablepuppet.sql.query import OutputColumn
 
 Floats = NDArray[np.float64]
@@ -131,7 +131,7 @@ def _sums(values: Floats, weights: Floats, codes: NDArray[np.int64], pooled: NDA
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class GroupMeans(ShownAsTable):
+class GroupMeans(TableResult):
     """Count, mean and standard deviation (ddof 1) of a number by category, the most frequent first; ``(other)`` are
     categories that are pooled. Rows without a category or number are left out.
     """

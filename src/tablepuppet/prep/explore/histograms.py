@@ -32,7 +32,7 @@ from tablepuppet.prep.columns.selected import check_without_noise, find_number, 
 from tablepuppet.prep.columns.statistics import AskedColumns, NumberStatistics, NumberSummary, present_numbers
 from tablepuppet.prep.explore.distribution import Distribution, Distributions
 from tablepuppet.prep.explore.statistics_promise import Spent
-from tablepuppet.runs.table_view import Align, ShownAsTable, TableView
+from tablepuppet.runs.table_view import Align, TableResult, TableView
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import family
 
@@ -78,7 +78,7 @@ def count_bins(table: LocalTable, view: str, columns: Sequence[str], lows: List,
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Histogram(ShownAsTable):
+class Histogram(TableResult):
     """Joined rows by bins: ``counts[i]`` of ``edges[i]`` up to ``edges[i + 1]``, in the last bin including it.
 
     ``exact``: bins are equally wide and counts are those of `numpy.histogram`; else each bin has enough rows to be

@@ -24,7 +24,7 @@ from tablepuppet.prep.explore.noisy_statistics import NoiseRequest, NoisyStatist
 from tablepuppet.prep.explore.quantiles import Quantile, Quantiles, checked_shares, with_interval
 from tablepuppet.prep.explore.statistics_promise import Spent
 from tablepuppet.runs.events import Events
-from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned, arrow_table, shown
+from tablepuppet.runs.table_view import TableResult, TableView, aligned, arrow_table, shown
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import family
 
@@ -48,7 +48,7 @@ _SCHEMA = pa.schema(
 _SHOWN = ("count", "missing", "mean", "std", *QUARTILES)
 
 
-class NoisyDescription(ShownAsTable):
+class NoisyDescription(TableResult):
     """Noisy statistics per column over joined rows: a readable table, and Arrow by `to_arrow`.
 
     ``spent`` is what they have cost, ``left_out`` which statistics have no form with noise, and why.

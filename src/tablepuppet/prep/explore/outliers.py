@@ -22,7 +22,7 @@ from tablepuppet.prep.columns.statistics import NumberStatistics
 from tablepuppet.prep.explore.distribution import Distributions
 from tablepuppet.prep.explore.quantiles import quantiles_of
 from tablepuppet.prep.explore.rows_below import rows_below
-from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned, arrow_table
+from tablepuppet.runs.table_view import TableResult, TableView, aligned, arrow_table
 from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import family
@@ -61,7 +61,7 @@ class Outlying:
         return self.outliers / self.count if self.count else math.nan
 
 
-class FoundOutliers(ShownAsTable):
+class FoundOutliers(TableResult):
     """Outliers by column: ``found["price"].outliers`` is their number, ``.low`` and ``.high`` the bounds."""
 
     def __init__(self, rule: str, found: Sequence[Outlying]):

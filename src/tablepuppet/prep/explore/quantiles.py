@@ -21,7 +21,7 @@ from tablepuppet.prep.columns.days import as_date, shown_value
 from tablepuppet.prep.columns.selected import check_without_noise, find_numbers, is_date
 from tablepuppet.prep.explore.distribution import Distribution, Distributions
 from tablepuppet.prep.explore.statistics_promise import Spent
-from tablepuppet.runs.table_view import ShownAsTable, TableView, aligned, arrow_table
+from tablepuppet.runs.table_view import TableResult, TableView, aligned, arrow_table
 from tablepuppet.spelling import unknown_key
 from tablepuppet.sql.query import OutputColumn
 from tablepuppet.sql.types import Family, family
@@ -53,7 +53,7 @@ class Quantile:
     high: float | None = None
 
 
-class Quantiles(ShownAsTable):
+class Quantiles(TableResult):
     """Quantiles by column: ``found["price"]`` is an array in the order that was asked for; `to_arrow` has all."""
 
     def __init__(

@@ -1,0 +1,105 @@
+"""Tables in and out: DataFrames and Arrow tables are parties, and every result goes into pandas, Polars and Arrow."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, assert_type
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import tablepuppet as tp
+from tablepuppet.learn.learners.predictions import PredictionTable
+
+JOIN = "FROM orders o JOIN items i USING (item_id)"
+
+
+def tables() -> tuple[pd.DataFrame, pa.Table]:
+    rng = np.random.default_rng(5)
+    orders = pd.DataFrame(
+        {
+            "item_id": rng.integers(0, 9, 120),
+            "price": rng.normal(100, 9, 120),
+            "day": pd.date_range("2024-01-01", periods=120, freq="D"),
+            "note": pd.Categorical(rng.choice(["a", "b"], 120)),
+            "returned": rng.random(120) < 0.4,
+        },
+        index=pd.Index(range(500, 620), name="order_id"),
+    )
+    orders.loc[501, "price"] = np.nan
+    return orders, pa.table({"item_id": range(9), "kind": [f"kind {i % 3}" for i in range(9)]})
+
+
+@pytest.fixture(scope="module")
+def relation() -> tp.Relation:
+    orders, items = tables()
+    fed = tp.Federation({"mine": {"orders": orders}, "theirs": {"items": items}})
+    orders.loc[:, "price"] = 0.0  # the federation has a copy
+    return fed.sql(f"SELECT o.price, o.day, o.note, i.kind, o.returned {JOIN}", label="returned")
+
+
+def test_frames_are_parties(relation: tp.Relation) -> None:
+    """The joined rows are those of pandas' merge; a named index is a column, NaN of pandas is missing."""
+    orders, items = tables()
+    joined = orders.reset_index().merge(items.to_pandas(), on="item_id")
+    described = relation.describe().to_pandas().set_index("column")
+    assert len(relation) == len(joined)
+    assert described.loc["price", "mean"] == pytest.approx(joined["price"].mean(), abs=1e-9)
+    assert described.loc["price", "missing"] == joined["price"].isna().sum() > 0
+    found = tp.LogisticRegression().fit(relation).predict(relation, ids=["o.order_id"])
+    assert sorted(found["o.order_id"].to_pylist()) == sorted(joined["order_id"])
+
+
+@pytest.mark.parametrize("form", [pl.from_arrow, lambda table: table.to_pydict(), lambda table: table])
+def test_kinds_of_frames(form: Any) -> None:
+    """Polars, dicts of columns and Arrow tables are the same party."""
+    orders, items = tables()
+    fed = tp.Federation({"mine": {"orders": orders, "items": form(items)}})
+    assert fed.catalog().table("items").columns == {"item_id": "BIGINT", "kind": "VARCHAR"}
+    assert len(fed.sql(f"SELECT o.price, i.kind {JOIN}")) == 120
+
+
+def test_results_go_into_other_libraries(relation: tp.Relation) -> None:
+    """pandas, Polars and Arrow take every result as it is, with the same columns and rows."""
+    model = tp.LogisticRegression().fit(relation)
+    results: list[Any] = [
+        relation.describe(), relation.quantile([0.1, 0.5]), relation.correlation(), relation.crosstab("note", "kind"),
+        relation.histogram("price", 5), relation.group_means("price", "kind"), relation.outlier_by_iqr(),
+        tp.cross_validate(model, relation, folds=2), model.predict(relation, ids=["o.order_id"]),
+    ]  # fmt: skip
+    for result in results:
+        table = result.to_arrow()
+        assert pa.table(result).equals(table)
+        assert pl.DataFrame(result).shape == table.shape
+        assert len(pl.from_arrow(result)) == table.num_rows  # a series of structs, as of any stream
+        assert list(pd.DataFrame(result).columns) == table.column_names
+        assert len(pd.DataFrame(result)) == len(result.to_pandas()) == table.num_rows
+    for records in (model.history_, tp.cross_validate(model, relation, folds=2)):
+        assert pl.DataFrame(records).height == len(pd.DataFrame(records)) == len(records)
+    drift = tp.drift(relation, relation)
+    assert pl.DataFrame(drift).columns == drift.to_arrow().column_names
+    assert pd.DataFrame(drift)["psi"].max() == 0
+
+
+def test_predictions_show_as_a_table(relation: tp.Relation) -> None:
+    """`predict(ids=)` prints as a table, of which a notebook shows the first rows, and is typed."""
+    found = tp.LogisticRegression().fit(relation).predict(relation, ids=["o.order_id"])
+    assert_type(found, PredictionTable)
+    assert "120 joined rows; these are the first 10" in str(found)
+    assert found._repr_html_().count("<tr>") == 11
+    assert found.num_rows == len(found) == len(found.to_pylist())
+
+
+def test_dir_has_public_names(relation: tp.Relation) -> None:
+    """Completion offers what users call, settings and what was learned; nothing that the package has for itself."""
+    model = tp.LogisticRegression().fit(relation)
+    assert {"fit", "predict", "predict_proba", "evaluate", "save", "l2", "coef_", "history_"} <= set(dir(model))
+    assert not {"check_plan", "declared", "facts", "store_fit", "emit"} & set(dir(model))
+    assert {"describe", "split", "matrix", "columns"} <= set(dir(relation))
+    assert not {"client", "fit_encoding", "funds"} & set(dir(relation))
+    for thing in (model, relation):
+        assert all(not name.startswith("_") for name in dir(thing))
+        assert inspect.getmembers(type(thing))  # which reads what dir of the class has
