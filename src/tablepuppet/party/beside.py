@@ -19,8 +19,8 @@ from tablepuppet.errors import PartyError
 from tablepuppet.party.database import Database
 from tablepuppet.party.databases.names import find_names, find_table
 from tablepuppet.party.snapshot import Snapshot, content_hash, take_snapshot
+from tablepuppet.sql.expression import identifier
 from tablepuppet.sql.plan import Scan
-from tablepuppet.sql.scope import identifier
 from tablepuppet.sql.types import Family, family
 
 

@@ -7,14 +7,17 @@ since an expression is the only text that ever reaches its DuckDB.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 from functools import lru_cache
 
-from sqlglot import Token, Tokenizer, TokenType, exp, parse_one
+from sqlglot import exp, parse_one
 from sqlglot.errors import SqlglotError
 
 from tablepuppet.errors import QueryError
+from tablepuppet.sql.dialect import AsWritten
 from tablepuppet.sql.growth import MOST_LETTERS, Unbounded, letters
+from tablepuppet.sql.reading import Unread, aggregates, are_read_alike
 
 # Scalar, deterministic, and unable to see anything but their arguments.
 FUNCTIONS = frozenset(
@@ -22,23 +25,22 @@ FUNCTIONS = frozenset(
     abs acos acosh asin asinh atan atan2 atanh cbrt ceil ceiling cos cosh cot degrees even exp factorial floor
     gamma gcd greatest isfinite isinf isnan lcm least lgamma ln log log10 log2 mod nextafter pi pow power radians
     round sign signbit sin sinh sqrt tan tanh trunc xor
-    ascii bar bit_length chr concat concat_ws contains damerau_levenshtein editdist3 ends_with format hamming instr
-    jaccard jaro_similarity jaro_winkler_similarity left len length levenshtein lower lpad ltrim md5 ord position prefix
-    printf regexp_extract regexp_full_match regexp_matches regexp_replace repeat replace reverse right rpad rtrim
-    starts_with strip_accents strlen strpos substr substring suffix translate trim unicode upper
+    ascii bar bit_length char_length character_length chr concat concat_ws contains damerau_levenshtein editdist3
+    ends_with format hamming instr jaccard jaro_similarity jaro_winkler_similarity lcase left len length levenshtein
+    lower lpad ltrim md5 ord position
+    prefix printf regexp_extract regexp_full_match regexp_matches regexp_replace repeat replace reverse right rpad rtrim
+    starts_with strip_accents strlen strpos substr substring suffix translate trim ucase unicode upper
     century date_diff date_part date_sub date_trunc datediff datepart datesub datetrunc day dayname dayofmonth
     dayofweek dayofyear decade epoch epoch_ms epoch_ns epoch_us era hour isodow isoyear julian last_day make_date
     make_timestamp microsecond millennium millisecond minute month monthname quarter second strftime strptime
     time_bucket to_timestamp try_strptime week weekday weekofyear year yearweek
     """.split()
 )
-# Written like a call, but DuckDB's grammar or a macro that it brings along; sqlglot writes date() and if() otherwise.
-FORMS = frozenset("cast coalesce extract nullif split_part try_cast".split())
+# Written like a call, but DuckDB's grammar or a macro that it brings along.
+FORMS = frozenset("cast coalesce date extract if ifnull nullif split_part try_cast".split())
 SQLGLOT_FAULTS = (AttributeError, LookupError, TypeError, ValueError)
-"""What sqlglot raises, beside its own errors, on functions of other dialects with arguments it does not expect."""
+"""What sqlglot raises, beside its own errors, on SQL that it does not expect."""
 
-_ALLOWED = FUNCTIONS | FORMS
-_WRITTEN = _ALLOWED | frozenset("char_length character_length date if ifnull lcase ucase".split())
 _VOLATILE = frozenset(
     """
     age gen_random_uuid get_current_time get_current_timestamp nextval now rand random setseed today
@@ -51,29 +53,25 @@ _TYPES = frozenset(
     TIMESTAMPTZ TIMESTAMP_MS TIMESTAMP_NS TIMESTAMP_S TINYINT UBIGINT UINT USMALLINT UTINYINT UUID VARCHAR
     """.split()
 )
-# Words of the grammar and types that may stand before a bracket; any other word there is the name of a function.
-_GRAMMAR = frozenset(
-    """
-    all and between both case distinct else escape exclude for from glob ilike in interval is leading like not on or
-    select then to trailing union using when where zone
-    """.split()
-)
-_SIZED_TYPES = frozenset("char character dec decimal numeric string text varchar varying".split())
 _SYNTAX: tuple[type[exp.Expr], ...] = (
     exp.Column, exp.Identifier, exp.Literal, exp.RawString, exp.ByteString, exp.Boolean, exp.Null, exp.Paren, exp.Var,
     exp.And, exp.Or, exp.Not, exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ, exp.NullSafeNEQ,
     exp.Is, exp.In, exp.Between, exp.Like, exp.ILike, exp.SimilarTo, exp.Glob, exp.Escape,
     exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.DPipe,
     exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor, exp.BitwiseNot, exp.BitwiseLeftShift, exp.BitwiseRightShift,
+    exp.Pow, exp.RegexpLike, exp.StartsWith, exp.Trim, exp.Substring, exp.StrPosition,
     exp.Case, exp.If, exp.Cast, exp.DataType, exp.DataTypeParam, exp.Interval, exp.AtTimeZone,
 )  # fmt: skip
+_OPERATORS = exp.Binary | exp.Unary | exp.Between | exp.In
+_CHAINS = (exp.And, exp.Or, exp.DPipe, exp.Add | exp.Sub, exp.Mul | exp.Div | exp.IntDiv | exp.Mod)
+_KEYWORDS = frozenset(AsWritten.Tokenizer.KEYWORDS) | {"IF"}
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REASONS = (
     (exp.Query, "a subquery inside an expression is not supported yet; join the table instead"),
     (exp.Exists, "a subquery inside an expression is not supported yet; join the table instead"),
     (exp.Filter, "aggregates are not supported: the learner works on rows; aggregate in a view at the party"),
     (exp.Any, "ANY is not supported; write IN with the values, or join the table"),
     (exp.All, "ALL is not supported; write NOT IN with the values"),
-    (exp.AggFunc, "aggregates are not supported: the learner works on rows; aggregate in a view at the party"),
     (exp.Window, "window functions are not supported; compute the value in a view at the party"),
     (exp.Star, "a * is not supported inside an expression; name the column"),
     (exp.Placeholder, "query parameters are not supported; write the value"),
@@ -89,6 +87,11 @@ _REASONS = (
 )
 
 
+_AGGREGATE = "aggregates are not supported: the learner works on rows; aggregate in a view at the party"
+_VOLATILE_REASON = "the value must be the same whenever it is read; write the date, time or number itself"
+BRACKETS = "write brackets around its parts"
+
+
 class Refused(Exception):  # noqa: N818 - not an error of ours: parse.py turns it into a QueryError with a place
     """Why an expression is refused, and the node at fault where there is one."""
 
@@ -98,8 +101,53 @@ class Refused(Exception):  # noqa: N818 - not an error of ours: parse.py turns i
 
 
 def render(node: exp.Expr) -> str:
-    """Canonical DuckDB SQL of an expression: equal expressions have equal text."""
-    return node.sql(dialect="duckdb", comments=False, normalize_functions="lower")
+    """DuckDB SQL of a tree: equal expressions have equal text."""
+    return node.sql(dialect=AsWritten, comments=False, normalize_functions="lower")
+
+
+def bracketed(node: exp.Expr) -> str:
+    """The same with brackets around every operator, so that nothing depends on which of them binds first.
+
+    >>> bracketed(parse_one("NOT a IN (1) AND b % c ^ 2 > 0", dialect=AsWritten))
+    '(NOT (a IN (1))) AND ((b % (power(c, 2))) > 0)'
+    """
+    whole = exp.Paren(this=node.copy())
+    for part in reversed(list(whole.this.walk())):
+        if isinstance(part, _OPERATORS) and not _needs_none(part):
+            inner = exp.Paren()
+            part.replace(inner)
+            inner.set("this", part)
+    return render(whole.this)
+
+
+def _needs_none(part: exp.Expr) -> bool:
+    """Whether brackets cannot stand, or change nothing: operators of one kind are read from the left."""
+    around = part.parent
+    if isinstance(around, exp.Paren | exp.Escape):
+        return True
+    return part.arg_key == "this" and any(isinstance(part, kind) and isinstance(around, kind) for kind in _CHAINS)
+
+
+def written(node: exp.Expr) -> str:
+    """Canonical DuckDB SQL of an expression: without brackets, unless DuckDB would then read something else."""
+    text, safe = render(node), bracketed(node)
+    return text if is_plain_column(node) or are_read_alike([safe, text]) else safe
+
+
+def is_plain_column(node: exp.Expr) -> bool:
+    """Whether it is a column, by a name that DuckDB cannot take for anything else."""
+    inner = node.unnest()
+    return isinstance(inner, exp.Column) and (inner.this.quoted or not is_reserved(inner.name))
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a name must be in quotes: it is no plain word, or a word of SQL."""
+    return not _PLAIN.fullmatch(name) or name.upper() in _KEYWORDS
+
+
+def identifier(name: str) -> exp.Identifier:
+    """A column name, quoted only where SQL needs it."""
+    return exp.to_identifier(name, quoted=is_reserved(name))
 
 
 def and_parts(node: exp.Expr) -> Iterator[exp.Expr]:
@@ -147,11 +195,14 @@ def _check_part(part: exp.Expr) -> None:
         what = "LIKE ANY or ALL" if isinstance(part.expression, exp.Any | exp.All) else ""
     elif isinstance(part, exp.DataType):
         what = "" if part.this.name in _TYPES else f"the type {render(part)}"
-    elif isinstance(part, exp.Func) and not isinstance(part, _SYNTAX):
-        name = _called(part)
-        if part.sql_name().startswith(("CURRENT", "LOCALTIME", "SESSION")) or name in _VOLATILE:
-            raise Refused("the value must be the same whenever it is read; write the date, time or number itself", part)
-        what = "" if name in _ALLOWED else f"function {name or part.sql_name().lower()}"
+    elif isinstance(part, exp.Anonymous):
+        what = "" if (name := part.name.lower()) in FUNCTIONS | FORMS else f"function {name}"
+        if name in _VOLATILE:
+            raise Refused(_VOLATILE_REASON, part)
+        if name in aggregates():
+            raise Refused(_AGGREGATE, part)
+    elif isinstance(part, exp.Func) and part.sql_name().startswith(("CURRENT", "LOCALTIME", "SESSION")):
+        raise Refused(_VOLATILE_REASON, part)
     elif not isinstance(part, _SYNTAX):
         what = "this"
     if what:
@@ -163,31 +214,6 @@ def unsupported(what: str) -> str:
     return f"{what} is not supported in an expression; compute the value in a view at the party"
 
 
-def unlisted_call(tokens: Sequence[Token]) -> Token | None:
-    """The first name before a bracket that is no function of the list: sqlglot knows those of every dialect."""
-    for before, token, after in zip([None, *tokens], tokens, tokens[1:], strict=False):
-        word = token.token_type not in (TokenType.STRING, TokenType.NUMBER) and token.text[:1].isidentifier()
-        if after.token_type is not TokenType.L_PAREN or not (word or token.token_type is TokenType.IDENTIFIER):
-            continue
-        name = token.text.lower().split()[-1] if word else token.text.lower()
-        cast = before is not None and before.token_type in (TokenType.ALIAS, TokenType.DCOLON, TokenType.CHAR)
-        if name in _WRITTEN or (name in _SIZED_TYPES and cast):
-            continue
-        if name not in _GRAMMAR or token.token_type is TokenType.IDENTIFIER:
-            return token
-    return None
-
-
-def _called(part: exp.Expr) -> str:
-    """The name of the function as DuckDB will see it; empty for what is not written as a call."""
-    try:
-        tokens = Tokenizer(dialect="duckdb").tokenize(render(part))
-    except SQLGLOT_FAULTS:
-        return ""
-    is_call = len(tokens) > 2 and tokens[1].token_type is TokenType.L_PAREN
-    return tokens[0].text.lower() if is_call and tokens[0].text.isidentifier() else ""
-
-
 def checked(text: str) -> exp.Expr:
     """The parsed expression of ``text``; QueryError unless it is one that a party may evaluate.
 
@@ -197,16 +223,23 @@ def checked(text: str) -> exp.Expr:
     Traceback (most recent call last):
     tablepuppet.errors.QueryError: function getenv is not supported in an expression; compute the value in a view...
     """
+    return _checked(text).copy()
+
+
+@lru_cache(maxsize=4096)
+def _checked(text: str) -> exp.Expr:
     try:
-        node = parse_one(text, dialect="duckdb")
+        node = parse_one(text, dialect=AsWritten)
         check(node)
-        unlisted = unlisted_call(Tokenizer(dialect="duckdb").tokenize(text))
-    except (SqlglotError, RecursionError, *SQLGLOT_FAULTS) as error:
+        names = {column.name for column in node.find_all(exp.Column)}
+        if not is_plain_column(node) and not are_read_alike([text, bracketed(node), render(node)], names):
+            if not are_read_alike([text, bracketed(node)], names):
+                raise Refused(f"the expression could be read in two ways; {BRACKETS}")
+            node = parse_one(bracketed(node), dialect=AsWritten)
+    except (SqlglotError, RecursionError, Unread, *SQLGLOT_FAULTS) as error:
         raise QueryError("an expression of the plan cannot be parsed") from error
     except Refused as refused:
         raise QueryError(str(refused)) from refused
-    if unlisted is not None:
-        raise QueryError(unsupported(f"function {unlisted.text}"))
     if any(column.table for column in node.find_all(exp.Column)):
         raise QueryError("an expression of the plan names its columns without a table")
     return node
@@ -219,7 +252,7 @@ def is_column(text: str) -> bool:
     >>> is_column("(a)"), is_column("a + 0")
     (True, False)
     """
-    return isinstance(checked(text).unnest(), exp.Column)
+    return isinstance(_checked(text).unnest(), exp.Column)
 
 
 @lru_cache(maxsize=4096)
@@ -229,5 +262,5 @@ def columns_of(text: str) -> tuple[str, ...]:
     >>> columns_of("CASE WHEN a > 1 THEN b ELSE a END")
     ('a', 'b')
     """
-    found = checked(text).find_all(exp.Column, bfs=False)
+    found = _checked(text).find_all(exp.Column, bfs=False)
     return tuple(dict.fromkeys(column.name for column in found))

@@ -9,7 +9,7 @@ letters.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sqlglot import exp
 
@@ -31,7 +31,8 @@ def letters(node: exp.Expr) -> int:
     """A bound of the letters that one row of an expression takes, all parts of it together; raises `Unbounded`.
 
     >>> from sqlglot import parse_one
-    >>> [letters(parse_one(text, dialect="duckdb")) for text in ("x", "x || 'abc'", "repeat(x, 100)")]
+    >>> from tablepuppet.sql.dialect import AsWritten
+    >>> [letters(parse_one(text, dialect=AsWritten)) for text in ("x", "x || 'abc'", "repeat(x, 100)")]
     [64, 67, 6467]
     """
     sizes: dict[int, int] = {}
@@ -52,23 +53,26 @@ def _own(part: exp.Expr, sizes: dict[int, int]) -> int:
         return COLUMN - sum(len(each.name) for each in part.iter_expressions())
     if isinstance(part, exp.Literal | exp.Identifier):
         return len(part.name)
-    if isinstance(part, exp.Repeat):
-        return _number(part, part.args.get("times")) * sizes[id(part.this)]
-    if isinstance(part, exp.Pad):
-        return _number(part, part.expression)
-    if isinstance(part, exp.Replace):
-        return sizes[id(part.this)] * _times_longer(part, sizes)
-    if isinstance(part, exp.RegexpReplace):
-        return _replaced(part, sizes)
-    if isinstance(part, exp.TimeToStr):
-        return PER_FIELD * _size(part.args.get("format"), sizes)
-    name = part.name.lower() if isinstance(part, exp.Anonymous) else ""
-    if isinstance(part, exp.Format):
-        return _fields(part, part.this)
-    if name == "printf":
-        return _fields(part, part.expressions[0] if part.expressions else None)
-    if name == "bar":
-        return 4 * (_number(part, part.expressions[3]) if len(part.expressions) > 3 else 80)
+    if not isinstance(part, exp.Anonymous):
+        return 0
+    given = [*part.expressions, None, None, None, None]
+    match part.name.lower():
+        case "repeat":
+            return _number(part, given[1]) * _size(given[0], sizes)
+        case "lpad" | "rpad":
+            return _number(part, given[1])
+        case "replace":
+            return _size(given[0], sizes) * _times_longer(given[1], given[2], sizes)
+        case "regexp_replace":
+            return _replaced(given, sizes)
+        case "strftime":
+            return PER_FIELD * max(_size(each, sizes) for each in given[:2])  # either may be the format
+        case "concat_ws":
+            return max(len(part.expressions) - 2, 0) * _size(given[0], sizes)
+        case "format" | "printf":
+            return _fields(part, given[0])
+        case "bar":
+            return 4 * (_number(part, given[3]) if given[3] is not None else 80)
     return 0
 
 
@@ -83,20 +87,18 @@ def _size(part: exp.Expr | None, sizes: dict[int, int]) -> int:
     return 0 if part is None else sizes[id(part)]
 
 
-def _times_longer(part: exp.Replace, sizes: dict[int, int]) -> int:
+def _times_longer(old: exp.Expr | None, new: exp.Expr | None, sizes: dict[int, int]) -> int:
     """How many letters stand for one."""
-    old, new = part.expression, _size(part.args.get("replacement"), sizes)
-    least = len(old.name) if isinstance(old, exp.Literal) else 1
-    return -(-new // max(least, 1)) if new else 0
+    least, size = len(old.name) if isinstance(old, exp.Literal) else 1, _size(new, sizes)
+    return -(-size // max(least, 1)) if size else 0
 
 
-def _replaced(part: exp.RegexpReplace, sizes: dict[int, int]) -> int:
+def _replaced(given: Sequence[exp.Expr | None], sizes: dict[int, int]) -> int:
     """The text, and for each match, or each letter of it, the replacement with the groups that it quotes."""
-    text, new = sizes[id(part.this)], part.args.get("replacement")
+    text, new = _size(given[0], sizes), given[2]
     quoted = new.name.count("\\") if isinstance(new, exp.Literal) else _size(new, sizes)
     each = _size(new, sizes) + quoted * text
-    once = part.args.get("modifiers") is None
-    return each if once else each * (text + 1)
+    return each if given[3] is None else each * (text + 1)
 
 
 def _fields(part: exp.Expr, form: exp.Expr | None) -> int:

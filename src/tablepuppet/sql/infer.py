@@ -14,9 +14,8 @@ import pyarrow as pa
 
 from tablepuppet.errors import plain_text
 from tablepuppet.sql.catalog import VerticalTable
-from tablepuppet.sql.expression import columns_of
+from tablepuppet.sql.expression import columns_of, identifier, render
 from tablepuppet.sql.quiet_duckdb import scratch
-from tablepuppet.sql.scope import identifier
 from tablepuppet.sql.types import is_plain
 
 
@@ -53,4 +52,4 @@ def _inferred(expression: str, typed: tuple[tuple[str, str], ...]) -> str:
 
 def _name(column: str) -> str:
     """A column's name as it stands in an expression."""
-    return identifier(column).sql(dialect="duckdb")
+    return render(identifier(column))

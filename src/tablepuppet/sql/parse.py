@@ -14,13 +14,12 @@ from tablepuppet.errors import QueryError
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql import infer
 from tablepuppet.sql.catalog import Catalog
-from tablepuppet.sql.expression import unlisted_call, unsupported
 from tablepuppet.sql.keys import key_classes
 from tablepuppet.sql.place import SqlText
 from tablepuppet.sql.query import Branch, KeyClass, OutputColumn, Query, TableUse
 from tablepuppet.sql.scope import Bound
 from tablepuppet.sql.select import BoundSelect, SelectedColumn, bind_select
-from tablepuppet.sql.statement import selects_of, unread
+from tablepuppet.sql.statement import require_read_alike, selects_of, tree_of, unread
 from tablepuppet.sql.types import KEY_LIKE, Family, family
 
 
@@ -40,12 +39,10 @@ def parse(
     """
     sql = SqlText(text)
     try:
-        selects, distinct = selects_of(sql)
+        tree = tree_of(sql)
+        selects, distinct = selects_of(tree, sql)
         bound = [bind_select(select, sql, catalog) for select in selects]
-        unlisted = unlisted_call(sql.tokens)
-        if unlisted is not None:
-            span = (unlisted.start, unlisted.end + 1)
-            raise QueryError(unsupported(f"function {unlisted.text}"), sql=text, span=span)
+        require_read_alike(sql, tree)
         union = _Union(sql, catalog, bound)
         branches = tuple(union.branch(*each) for each in union.selects)
         outputs = union.outputs(label)

@@ -25,6 +25,10 @@ class SqlText:
         """A QueryError that underlines a node of the parsed SQL, from the ``keyword`` before it if one is given."""
         return QueryError(message, sql=self.text, span=self._from_keyword(keyword, at) if keyword else self.span(at))
 
+    def error_at(self, message: str, span: tuple[int, int]) -> QueryError:
+        """A QueryError that underlines what stands between two letters, with the brackets that belong to it."""
+        return QueryError(message, sql=self.text, span=self._balanced(*span))
+
     def span(self, node: exp.Expr | None) -> tuple[int, int]:
         """Start and end of ``node``; of what it stands in, if it has no place of its own."""
         if node is None:

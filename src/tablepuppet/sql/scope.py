@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 from sqlglot import exp
-from sqlglot.dialects.duckdb import DuckDB
 
 from tablepuppet.errors import CatalogError
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.catalog import Catalog, VerticalTable
-from tablepuppet.sql.expression import Refused, check, render
+from tablepuppet.sql.expression import Refused, check, identifier, written
 from tablepuppet.sql.place import SqlText
-
-_KEYWORDS = frozenset(DuckDB.Tokenizer.KEYWORDS) | {"IF"}
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -157,11 +152,5 @@ class Scope:
             resolved.add((alias, name))
             return exp.column(identifier(name))
 
-        text = render(node.copy().transform(strip))
+        text = written(node.copy().transform(strip))
         return Bound(text, frozenset(alias for alias, _ in resolved), frozenset(resolved), node)
-
-
-def identifier(name: str) -> exp.Identifier:
-    """A column name, quoted only where SQL needs it."""
-    plain = _PLAIN.fullmatch(name) and name.upper() not in _KEYWORDS
-    return exp.to_identifier(name, quoted=not plain)

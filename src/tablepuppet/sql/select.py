@@ -12,9 +12,9 @@ from sqlglot import exp
 
 from tablepuppet.spelling import did_you_mean
 from tablepuppet.sql.catalog import Catalog
-from tablepuppet.sql.expression import and_parts, render
+from tablepuppet.sql.expression import and_parts, identifier, render
 from tablepuppet.sql.place import SqlText
-from tablepuppet.sql.scope import Bound, Scope, ScopedTable, identifier
+from tablepuppet.sql.scope import Bound, Scope, ScopedTable
 
 _REFUSED_CLAUSES = {
     "with_": ("WITH", "WITH is not supported yet; name the tables and join them"),

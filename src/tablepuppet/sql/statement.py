@@ -13,16 +13,18 @@ from sqlglot import TokenType, exp, parse_one
 from sqlglot.errors import ParseError, SqlglotError
 
 from tablepuppet.errors import QueryError
-from tablepuppet.sql.expression import SQLGLOT_FAULTS
+from tablepuppet.sql.dialect import AsWritten
+from tablepuppet.sql.expression import BRACKETS, SQLGLOT_FAULTS, bracketed
 from tablepuppet.sql.place import SqlText
 from tablepuppet.sql.quiet_duckdb import scratch
+from tablepuppet.sql.reading import difference
 from tablepuppet.sql.select import refuse_clauses
 
 _UNREAD = "this SQL is not supported yet; write it in a simpler way"
 
 
-def selects_of(sql: SqlText) -> tuple[list[exp.Select], bool]:
-    """The SELECTs of the one statement in order, and whether equal combinations of rows count once."""
+def tree_of(sql: SqlText) -> exp.Expr:
+    """The tree of the one SELECT, or union of SELECTs, in the text."""
     kinds = _duckdb_kinds(sql)
     if not kinds:
         raise QueryError("the SQL is empty; write a SELECT over tables of the catalog")
@@ -34,10 +36,19 @@ def selects_of(sql: SqlText) -> tuple[list[exp.Select], bool]:
         raise sql.error("only SELECT is supported: a relation reads tables and changes nothing")
     _refuse_other_numbers(sql)
     try:
-        tree = parse_one(sql.text, dialect="duckdb")
+        return parse_one(sql.text, dialect=AsWritten)
     except SQLGLOT_FAULTS:
         raise sql.error(_UNREAD) from None
-    return _union_members(tree, sql)
+
+
+def require_read_alike(sql: SqlText, tree: exp.Expr) -> None:
+    """Raise unless DuckDB reads the text as the tree says: sqlglot has an order of operators of its own."""
+    found = difference(sql.text, bracketed(tree))
+    if found is not None:
+        start, length = found
+        encoded = sql.text.encode()
+        first, last = (len(encoded[:end].decode(errors="ignore")) for end in (start, start + length))
+        raise sql.error_at(f"this could be read in two ways; {BRACKETS}", (first, last))
 
 
 def unread(sql: SqlText, error: SqlglotError | RecursionError) -> QueryError:
@@ -81,13 +92,13 @@ def _refuse_other_numbers(sql: SqlText) -> None:
             raise QueryError(message, sql=sql.text, span=(token.start, after.end + 1))
 
 
-def _union_members(node: exp.Expr, sql: SqlText) -> tuple[list[exp.Select], bool]:
+def selects_of(node: exp.Expr, sql: SqlText) -> tuple[list[exp.Select], bool]:
     """The SELECTs of a union in order, and whether equal combinations of rows count once."""
     if isinstance(node, exp.Select):
         return [node], False
     refuse_clauses(node, sql)
     if isinstance(node, exp.Subquery):
-        return _union_members(node.this, sql)
+        return selects_of(node.this, sql)
     if isinstance(node, exp.Values):
         raise sql.error("VALUES is not supported: rows come from published tables")
     if not isinstance(node, exp.Query):  # SUMMARIZE, DESCRIBE: DuckDB counts them as SELECT
@@ -97,8 +108,8 @@ def _union_members(node: exp.Expr, sql: SqlText) -> tuple[list[exp.Select], bool
         raise sql.error(f"{word} is not supported; only UNION and UNION ALL combine SELECTs", node.expression, word)
     if node.args.get("by_name"):
         raise sql.error("UNION BY NAME is not supported yet; write the columns in one order", node.expression, word)
-    left, left_distinct = _union_members(node.left, sql)
-    right, right_distinct = _union_members(node.right, sql)
+    left, left_distinct = selects_of(node.left, sql)
+    right, right_distinct = selects_of(node.right, sql)
     distinct = bool(node.args.get("distinct"))
     if not distinct and (left_distinct or right_distinct):
         advice = "use one of them throughout"
